@@ -1,0 +1,40 @@
+# `make demo` and `make test` are all a newcomer needs.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint format libreoffice clean
+
+demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it
+	$(BIN)/accucompare capture fixtures/minilm.py:case --device cpu --out demo/golden --overwrite
+	$(BIN)/accucompare capture fixtures/minilm.py:faulty --device cpu --out demo/candidate --overwrite
+	$(BIN)/accucompare diff demo/golden demo/candidate --report reports/demo.xlsx --json demo/demo.json || test $$? -eq 1
+	@$(BIN)/python -c "import json; print('\nThe planted fault was found in:', json.load(open('demo/demo.json'))['first_divergence'])"
+	@echo "The report to open:             $(CURDIR)/reports/demo.xlsx"
+
+test: $(INSTALLED) libreoffice lint  ## linters, types, tests
+	$(BIN)/python -m pytest -n 2
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+libreoffice:  # one test converts the report with it
+	@command -v soffice >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends libreoffice-calc >/dev/null; \
+	  else echo "LibreOffice is not installed: the test that converts the report with it will be skipped"; fi; }
+
+clean:
+	rm -rf $(VENV) build *.egg-info demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,58 @@
+"""accucompare: layer-wise cross-device accuracy comparison for PyTorch.
+
+Importing this package imports neither torch nor pandas nor openpyxl; each public name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from accucompare.bundle.reader import Bundle, open_bundle
+    from accucompare.bundle.records import Record
+    from accucompare.capture.session import Session, capture
+    from accucompare.case import Case
+    from accucompare.compare.comparison import Comparison
+    from accucompare.compare.diff import diff
+    from accucompare.compare.tolerance import Tolerance
+    from accucompare.errors import AccucompareError
+
+_HOMES = {
+    "AccucompareError": "accucompare.errors",
+    "Bundle": "accucompare.bundle.reader",
+    "Case": "accucompare.case",
+    "Comparison": "accucompare.compare.comparison",
+    "Record": "accucompare.bundle.records",
+    "Session": "accucompare.capture.session",
+    "Tolerance": "accucompare.compare.tolerance",
+    "diff": "accucompare.compare.diff",
+    "open_bundle": "accucompare.bundle.reader",
+}
+
+__all__ = [
+    "AccucompareError",
+    "Bundle",
+    "Case",
+    "Comparison",
+    "Record",
+    "Session",
+    "Tolerance",
+    "capture",
+    "diff",
+    "open_bundle",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "capture":  # a package that can be called, see there
+        return importlib.import_module("accucompare.capture")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

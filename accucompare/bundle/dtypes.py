@@ -1,0 +1,137 @@
+"""The element types that a bundle can hold, as a table.
+
+NumPy has no bfloat16 and no fp8: such tensors are stored as their raw bits in an unsigned integer array, and the record
+keeps the true type under PyTorch's name for it (``bfloat16``). ``widen`` turns raw bits into values, always exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Kind(str, Enum):
+    """What sort of number a type holds; only tensors of one kind are compared with each other."""
+
+    FLOAT = "float"
+    COMPLEX = "complex"
+    INT = "int"
+    BOOL = "bool"
+
+
+@dataclass(frozen=True)
+class DType:
+    """One element type.
+
+    Attributes:
+        name: PyTorch's name without ``torch.``
+        kind: what sort of number it holds
+        storage: the NumPy type in the ``.npz``
+        widened: the NumPy type whose values ``widen`` returns
+        ml_dtype: the name in ``ml_dtypes`` of a type NumPy lacks, or ``""``
+        digits: significand bits, the hidden one included (0 for ints and bools)
+        largest: the largest finite value (0 for ints and bools)
+        signed: whether the highest bit is a sign (false for ``float8_e8m0fnu``)
+    """
+
+    name: str
+    kind: Kind
+    storage: np.dtype[Any]
+    widened: np.dtype[Any]
+    ml_dtype: str = ""
+    digits: int = 0
+    largest: float = 0.0
+    signed: bool = True
+
+    @property
+    def rounding(self) -> float:
+        """Unit roundoff: the largest relative error of rounding a value to this type, 2**-digits."""
+        return 2.0**-self.digits if self.digits else 0.0
+
+
+def _float(name: str, storage: str, widened: str, ml_dtype: str, digits: int, largest: float, signed: bool = True) -> DType:
+    return DType(name, Kind.FLOAT, np.dtype(storage), np.dtype(widened), ml_dtype, digits, largest, signed)
+
+
+_FLOAT16_MAX = 65504.0
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_FLOAT64_MAX = float(np.finfo(np.float64).max)
+
+DTYPES: dict[str, DType] = {
+    dtype.name: dtype
+    for dtype in (
+        _float("float64", "<f8", "<f8", "", 53, _FLOAT64_MAX),
+        _float("float32", "<f4", "<f4", "", 24, _FLOAT32_MAX),
+        _float("float16", "<f2", "<f2", "", 11, _FLOAT16_MAX),
+        _float("bfloat16", "<u2", "<f4", "bfloat16", 8, 3.3895313892515355e38),
+        _float("float8_e5m2", "u1", "<f4", "float8_e5m2", 3, 57344.0),
+        _float("float8_e5m2fnuz", "u1", "<f4", "float8_e5m2fnuz", 3, 57344.0),
+        _float("float8_e4m3fn", "u1", "<f4", "float8_e4m3fn", 4, 448.0),
+        _float("float8_e4m3fnuz", "u1", "<f4", "float8_e4m3fnuz", 4, 240.0),
+        _float("float8_e8m0fnu", "u1", "<f4", "float8_e8m0fnu", 1, 2.0**127, signed=False),
+        DType("complex128", Kind.COMPLEX, np.dtype("<c16"), np.dtype("<c16"), digits=53, largest=_FLOAT64_MAX),
+        DType("complex64", Kind.COMPLEX, np.dtype("<c8"), np.dtype("<c8"), digits=24, largest=_FLOAT32_MAX),
+        DType("complex32", Kind.COMPLEX, np.dtype("<u4"), np.dtype("<c8"), digits=11, largest=_FLOAT16_MAX),
+        *(
+            DType(name, Kind.INT, np.dtype(name).newbyteorder("<"), np.dtype(name).newbyteorder("<"))
+            for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+        ),
+        DType("bool", Kind.BOOL, np.dtype("?"), np.dtype("?")),
+    )
+}
+
+#: For each floating type, the narrower ones a candidate may run in: its weights are the golden ones rounded to it.
+ROUNDS_TO = {
+    "float64": ("float32", "float16", "bfloat16"),
+    "float32": ("float16", "bfloat16"),
+}
+
+
+@cache
+def _ml_dtype(name: str) -> np.dtype[Any]:
+    import ml_dtypes
+
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
+
+
+def widen(raw: Array, dtype: DType) -> Array:
+    """Turn stored bits into values, exactly.
+
+    Args:
+        raw: an array of ``dtype.storage``, any shape.
+        dtype: its true type.
+
+    Returns:
+        An array of the same shape and of type ``dtype.widened``; ``raw`` itself where the two types agree.
+    """
+    if dtype.storage == dtype.widened:
+        return raw
+    if dtype.name == "bfloat16":  # its bits are the upper half of a float32's
+        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype.name == "complex32":
+        pairs = np.ascontiguousarray(raw).reshape(-1).view(np.float16).astype(np.float32)
+        return pairs.view(np.complex64).reshape(raw.shape)
+    return raw.view(_ml_dtype(dtype.ml_dtype)).astype(dtype.widened)
+
+
+def round_to(values: Array, dtype: DType) -> Array:
+    """Round float64 or float32 values to a narrower floating type, to nearest even, as ``tensor.to`` does.
+
+    PyTorch rounds float64 to bfloat16 and float16 by way of float32; so does this.
+
+    Returns:
+        The raw bits, an array of ``dtype.storage``.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = values.astype(np.float32)
+        if not dtype.ml_dtype:
+            return single.astype(dtype.storage)
+        return single.astype(_ml_dtype(dtype.ml_dtype)).view(dtype.storage)

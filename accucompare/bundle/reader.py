@@ -1,0 +1,220 @@
+"""Reading a bundle: which records it holds, and their data, block by block and verified."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from accucompare.bundle.archive import Archive
+from accucompare.bundle.digests import digest
+from accucompare.bundle.dtypes import DTYPES, Array, widen
+from accucompare.bundle.manifest import Manifest, StepEntry
+from accucompare.bundle.records import Key, Record, Role
+from accucompare.bundle.sums import BLOCK
+from accucompare.errors import BundleError, RecordError
+
+
+class Bundle:
+    """A bundle opened for reading. Made by ``open_bundle``; also a context manager.
+
+    Attributes:
+        path: its directory.
+        manifest: rank 0's manifest.
+        manifests: every rank's manifest, by rank.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest = Manifest.read(path / "manifest.json")
+        self.manifests = {0: self.manifest}
+        self.missing_ranks: list[int] = []
+        for rank in range(1, self.manifest.ranks):
+            try:
+                self.manifests[rank] = Manifest.read(path / f"rank{rank}" / "manifest.json")
+            except BundleError:
+                self.missing_ranks.append(rank)
+        self._archives: dict[Path, Archive] = {}
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; the bundle can still be used, and opens them again."""
+        for archive in self._archives.values():
+            archive.close()
+        self._archives.clear()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank's capture ran to its end."""
+        return not self.missing_ranks and all(manifest.complete for manifest in self.manifests.values())
+
+    def steps(self) -> list[tuple[int, StepEntry]]:
+        """(rank, step) pairs of the finished steps, in order."""
+        return [(rank, entry) for rank, manifest in sorted(self.manifests.items()) for entry in manifest.steps]
+
+    def records(self) -> Iterator[Record]:
+        """Every record of every finished step, by rank, step and execution order.
+
+        Raises:
+            BundleError: if a step's list of records is missing or damaged.
+        """
+        for rank, entry in self.steps():
+            yield from sorted(self._read_lines(rank, f"step{entry.step}", entry), key=lambda record: record.order)
+
+    def state(self) -> Iterator[Record]:
+        """The records of the state saved by ``--save-state``: parameters, buffers and case inputs.
+
+        Raises:
+            BundleError: if the bundle was captured without it, or it is damaged.
+        """
+        state = self.manifest.state
+        if state is None:
+            raise BundleError(f"{self.path}: holds no model state; capture it with --save-state")
+        yield from self._read_lines(0, "state", StepEntry(0, state["records"], state["digest"]))
+
+    def load(self, name: str, *, call: int = 0, role: str = "output", path: str | None = None, step: int = 0, rank: int = 0) -> Array:
+        """Load one record's values.
+
+        Args:
+            name: qualified name of the module, ``""`` for the root.
+            call: call index in the step.
+            role: ``"output"`` or ``"input"``.
+            path: place in a nested value; may be left out where the call has a single record of the role.
+            step, rank: which step of which rank.
+
+        Returns:
+            The values; a type that NumPy lacks is widened exactly (bfloat16 to float32).
+
+        Raises:
+            RecordError: if there is no such record, several match, it has no data, or it is damaged.
+        """
+        return self.values(self.find(name, call=call, role=role, path=path, step=step, rank=rank))
+
+    def find(self, name: str, *, call: int = 0, role: str = "output", path: str | None = None, step: int = 0, rank: int = 0) -> Record:
+        """Find the record that ``load`` would load; arguments and errors as there."""
+        wanted = [
+            record
+            for record in self.records()
+            if (record.name, record.call, record.role, record.step, record.rank) == (name, call, Role(role), step, rank)
+            and path in (None, record.path)
+        ]
+        if len(wanted) == 1:
+            return wanted[0]
+        place = f"{self.path}: {Key(rank, step, name, call, Role(role), path or '')}"
+        if not wanted:
+            raise RecordError(f"{place}: no such record; `accucompare show {self.path}` lists them")
+        raise RecordError(f"{place}: has {len(wanted)} records; name a path: {', '.join(repr(r.path) for r in wanted[:8])}")
+
+    def values(self, record: Record) -> Array:
+        """A record's values in its own shape, widened exactly where NumPy lacks the type; verified. Errors as ``raw``."""
+        return widen(self.raw(record), DTYPES[record.dtype])
+
+    def raw(self, record: Record) -> Array:
+        """A record's stored bits in its own shape, verified against the digest.
+
+        Raises:
+            RecordError: if it has no data or is damaged.
+        """
+        raw = np.empty(record.shape, DTYPES[record.dtype].storage if record.dtype in DTYPES else "u1")
+        archive, offset = self.locate(record)
+        archive.read_into(memoryview(raw.reshape(-1).view("u1")), offset)
+        self.verify(record, digest(raw))
+        return raw
+
+    def blocks(self, record: Record, elements: int = BLOCK) -> Iterator[Array]:
+        """A record's stored bits as 1-d blocks; the array yielded is overwritten by the next one.
+
+        Raises:
+            RecordError: if it has no data, or, after the last block, if the bytes do not match the digest.
+        """
+        archive, offset = self.locate(record)
+        storage = DTYPES[record.dtype].storage
+        total = int(np.prod(record.shape, dtype=np.int64))
+        buffer = np.empty(min(elements, total), storage)
+        hasher = xxhash.xxh3_128()
+        for start in range(0, total, elements):
+            block = buffer[: min(elements, total - start)]
+            archive.read_into(memoryview(block.view("u1")), offset + start * storage.itemsize)
+            hasher.update(block.view("u1"))
+            yield block
+        self.verify(record, hasher.hexdigest())
+
+    def locate(self, record: Record) -> tuple[Archive, int]:
+        """The open archive that holds a record's data, and the offset of its first byte.
+
+        Raises:
+            RecordError: if it has no data, or its member disagrees with it.
+        """
+        if record.member is None:
+            raise RecordError(f"{self.path}: {record.key} has no data ({record.layout.value})")
+        stem = "state" if record.role in (Role.PARAM, Role.BUFFER, Role.CASE_INPUT) else f"step{record.step}"
+        path = self.path / f"rank{record.rank}" / f"{stem}.npz"
+        archive = self._archives.get(path)
+        if archive is None:
+            archive = self._archives[path] = Archive(path)
+        member = archive.member(record.member)
+        if member.shape != record.shape or member.dtype != DTYPES[record.dtype].storage:
+            raise RecordError(
+                f"{path}: member {record.member!r} is {member.dtype} {member.shape}, "
+                f"but its record {record.key} says {record.dtype} {record.shape}; one of the two is damaged"
+            )
+        return archive, member.offset
+
+    def verify(self, record: Record, found: str) -> None:
+        """Raise RecordError unless the digest found while reading is the record's."""
+        if found != record.digest:
+            path = self.path / f"rank{record.rank}" / f"step{record.step}.npz"
+            raise RecordError(f"{path}: {record.key} is corrupt (its digest does not match); capture it again")
+
+    def _read_lines(self, rank: int, stem: str, entry: StepEntry) -> list[Record]:
+        path = self.path / f"rank{rank}" / f"{stem}.jsonl"
+        hasher = xxhash.xxh3_128()
+        records: list[Record] = []
+        try:
+            with path.open("rb") as lines:
+                for number, line in enumerate(lines, 1):
+                    hasher.update(line)
+                    records.append(self._parse(line, path, number, rank, entry.step))
+        except OSError as error:
+            raise BundleError(f"{path}: cannot be read ({error.strerror}), but the manifest lists it") from None
+        if len(records) != entry.records:
+            raise BundleError(f"{path}: holds {len(records)} records, but the manifest says {entry.records}; one is damaged")
+        if hasher.hexdigest() != entry.digest:
+            raise BundleError(f"{path}: is corrupt (its digest does not match the manifest's); capture it again")
+        return records
+
+    def _parse(self, line: bytes, path: Path, number: int, rank: int, step: int) -> Record:
+        try:
+            content: Any = json.loads(line)
+            if not isinstance(content, dict):
+                raise BundleError("it is no object")
+            return Record.from_json(content, rank, step)
+        except (ValueError, RecursionError, BundleError) as error:
+            raise BundleError(f"{path}, line {number}: damaged ({error})") from None
+
+
+def open_bundle(path: str | Path) -> Bundle:
+    """Open a bundle for reading.
+
+    Args:
+        path: the directory that a capture wrote.
+
+    Raises:
+        BundleError: if it is missing, damaged, or of a newer format.
+
+    Example:
+        >>> bundle = open_bundle("golden")                              # doctest: +SKIP
+        >>> bundle.load("encoder.layers.0.fc1").shape                   # doctest: +SKIP
+        (2, 16, 64)
+    """
+    return Bundle(Path(path))

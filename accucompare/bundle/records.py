@@ -1,0 +1,156 @@
+"""One record: a tensor (or a value that is no tensor) that a module call took or gave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from accucompare.bundle.dtypes import DTYPES
+from accucompare.bundle.statistics import Statistics
+from accucompare.errors import BundleError
+
+
+class Role(str, Enum):
+    """What a record was to the module call that it belongs to."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    # In the state of a bundle captured with save_state, never in a step:
+    PARAM = "param"
+    BUFFER = "buffer"
+    CASE_INPUT = "case_input"
+
+
+class Layout(str, Enum):
+    """How a value was held; all but STRIDED and SCALAR are listed without data."""
+
+    STRIDED = "strided"
+    SCALAR = "scalar"  # a Python int, float or bool, kept as a 0-d array
+    SPARSE = "sparse"
+    META = "meta"
+    QUANTIZED = "quantized"
+    NESTED = "nested"
+    BATCHED = "batched"  # inside torch.func.vmap
+    OPAQUE = "opaque"  # an object that is neither a tensor nor a container of tensors
+    UNREADABLE = "unreadable"  # a tensor that could not be copied; `detail` says why
+
+
+class Key(NamedTuple):
+    """What a record is known by."""
+
+    rank: int
+    step: int
+    name: str
+    call: int
+    role: Role
+    path: str
+
+    def __str__(self) -> str:
+        place = f"{self.role.value}{'.' + self.path if self.path else ''}"
+        return f"{display_name(self.name)} call {self.call} {place} (step {self.step}, rank {self.rank})"
+
+
+def display_name(name: str) -> str:
+    """A qualified name as people read it: the root module's is empty, so it is shown as ``(root)``."""
+    return name or "(root)"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One tensor in a bundle.
+
+    Attributes:
+        rank, step, name, call, role, path: what it is known by (see ``Key``).
+        order: its place in the step's execution order.
+        type: the module's class name.
+        parent: (qualified name, call index) of the call that it was made in; ``None`` for the root's.
+        shape, dtype: the tensor's own; ``dtype`` is PyTorch's name without ``torch.``, or ``""`` for an opaque value.
+        layout: how it was held.
+        member: its member in the step's ``.npz``; ``None`` where no data could be kept.
+        digest: of the member's bytes, or of an opaque string (xxh3, 128 bits, hexadecimal); ``None`` where there is neither.
+        statistics: of the finite values; ``None`` without data.
+        detail: what an opaque value was, or why a tensor could not be read.
+    """
+
+    rank: int
+    step: int
+    name: str
+    call: int
+    role: Role
+    path: str
+    order: int
+    type: str
+    parent: tuple[str, int] | None
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    member: str | None = None
+    digest: str | None = None
+    statistics: Statistics | None = None
+    detail: str = ""
+
+    @property
+    def key(self) -> Key:
+        return Key(self.rank, self.step, self.name, self.call, self.role, self.path)
+
+    def to_json(self) -> dict[str, Any]:
+        """One line of ``stepN.jsonl``; rank and step are the file's."""
+        return {
+            "name": self.name,
+            "call": self.call,
+            "role": self.role.value,
+            "path": self.path,
+            "order": self.order,
+            "type": self.type,
+            "parent": self.parent,
+            "member": self.member,
+            "shape": self.shape,
+            "dtype": self.dtype,
+            "layout": self.layout.value,
+            "digest": self.digest,
+            "statistics": self.statistics.to_json() if self.statistics else None,
+            "detail": self.detail,
+        }
+
+    @classmethod
+    def from_json(cls, line: dict[str, Any], rank: int, step: int) -> Record:
+        """The inverse of ``to_json``.
+
+        Raises:
+            BundleError: if a field is missing or of the wrong type.
+        """
+        try:
+            parent = line["parent"]
+            statistics = line["statistics"]
+            record = cls(
+                rank=rank,
+                step=step,
+                name=_typed(line["name"], str),
+                call=_typed(line["call"], int),
+                role=Role(line["role"]),
+                path=_typed(line["path"], str),
+                order=_typed(line["order"], int),
+                type=_typed(line["type"], str),
+                parent=None if parent is None else (_typed(parent[0], str), _typed(parent[1], int)),
+                shape=tuple(_typed(length, int) for length in line["shape"]),
+                dtype=_typed(line["dtype"], str),
+                layout=Layout(line["layout"]),
+                member=None if line["member"] is None else _typed(line["member"], str),
+                digest=None if line["digest"] is None else _typed(line["digest"], str),
+                statistics=None if statistics is None else Statistics(**statistics),
+                detail=_typed(line["detail"], str),
+            )
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise BundleError(f"a record is malformed ({type(error).__name__}: {error})") from None
+        if record.member is not None and record.dtype not in DTYPES:
+            raise BundleError(f"record {record.key} has the unknown dtype {record.dtype!r}")
+        if any(length < 0 for length in record.shape):
+            raise BundleError(f"record {record.key} has the impossible shape {record.shape}")
+        return record
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} where {kind.__name__} is due")
+    return value

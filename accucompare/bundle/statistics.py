@@ -1,0 +1,88 @@
+"""What is said of one tensor alone: extrema, mean, L2 norm and how many values are not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from accucompare.bundle.dtypes import Array, DType, Kind, widen
+from accucompare.bundle.sums import BLOCK, as_reals, chunk_dots, chunk_sums, power_of_two_near
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Statistics over a tensor's finite values; complex tensors count as pairs of reals.
+
+    Attributes:
+        min, max: extrema, exact; ``None`` where no value is finite.
+        mean: arithmetic mean; ``None`` likewise.
+        l2: Euclidean norm; ``None`` where it exceeds float64.
+        nan: how many values are NaN.
+        inf: how many are +Inf or -Inf.
+    """
+
+    min: float | None
+    max: float | None
+    mean: float | None
+    l2: float | None
+    nan: int
+    inf: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarize(raw: Array, dtype: DType) -> Statistics:
+    """Statistics of one tensor, in float64 and block by block.
+
+    Args:
+        raw: contiguous array of ``dtype.storage``, any shape.
+        dtype: its true type.
+    """
+    stored = raw.reshape(-1)
+    low, high, nan, inf = _extrema(stored, dtype)
+    if low is None or high is None:
+        return Statistics(None, None, None, 0.0, nan, inf)
+    scale = power_of_two_near(max(abs(float(low)), abs(float(high))))
+    sums: list[float] = []
+    squares: list[float] = []
+    for block in _blocks(stored, dtype):
+        values = block.astype(np.float64)
+        if nan or inf:
+            values[~np.isfinite(values)] = 0.0
+        if scale != 1.0:
+            values *= scale
+        sums += chunk_sums(values)
+        squares += chunk_dots(values, values)
+    count = stored.size * (2 if dtype.kind is Kind.COMPLEX else 1) - nan - inf
+    l2 = math.sqrt(math.fsum(squares)) / scale
+    return Statistics(low, high, math.fsum(sums) / count / scale, l2 if math.isfinite(l2) else None, nan, inf)
+
+
+def _blocks(stored: Array, dtype: DType) -> Iterator[Array]:
+    step = BLOCK // 2 if dtype.kind is Kind.COMPLEX else BLOCK
+    for start in range(0, stored.size, step):
+        yield as_reals(widen(stored[start : start + step], dtype))
+
+
+def _extrema(stored: Array, dtype: DType) -> tuple[float | None, float | None, int, int]:
+    low: float | None = None
+    high: float | None = None
+    nan = inf = 0
+    for values in _blocks(stored, dtype):
+        if values.dtype.kind == "f":
+            least, most = values.min(), values.max()
+            if not (np.isfinite(least) and np.isfinite(most)):
+                nan += int(np.isnan(values).sum())
+                inf += int(np.isinf(values).sum())
+                values = values[np.isfinite(values)]
+                if not values.size:
+                    continue
+        least, most = values.min().item(), values.max().item()
+        low = least if low is None else min(low, least)
+        high = most if high is None else max(high, most)
+    return low, high, nan, inf

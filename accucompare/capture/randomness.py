@@ -1,0 +1,285 @@
+"""The same random numbers on every device, in every dtype: random operations draw from a CPU generator.
+
+Device generators never match (an NPU's state is 16 bytes, a CPU's 5,056), and even CPUs differ in how they fill a tensor. So,
+while a capture runs, each random operation is first done plainly, which leaves all generators as a plain run leaves them, and
+then its numbers are replaced by ones drawn in float32 on the CPU by a Mersenne Twister seeded with the seed and the
+operation's number.
+
+The operations are caught by kernels registered at a dispatch key that PyTorch leaves unused and that is switched on for the
+capturing thread only (and for the backward threads that it starts). For every other operation that key falls through, which
+costs nothing. Activation checkpointing restores the plain generators before it computes a forward again; a draw then finds its
+number by their state, so that a recomputed dropout mask is the one of the first time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import xxhash
+from torch.library import Library, fallthrough_kernel
+
+_KEY = "TESTING_ONLY_GenericMode"
+_aten = torch.ops.aten
+
+
+@dataclass
+class Draws:
+    """The random operations of one capture.
+
+    Attributes:
+        seed: of the capture.
+        count: how many draws there were.
+        unmatched: operations whose numbers still came from the device.
+    """
+
+    seed: int
+    count: int = 0
+    unmatched: set[str] = field(default_factory=set)
+    _numbers: dict[bytes, int] = field(default_factory=dict)
+
+    def generator(self, state: bytes) -> torch.Generator:
+        """The generator of the next draw, or, inside a recomputation, of the draw that found the same plain state."""
+        recomputing = torch._C._current_graph_task_id() != -1
+        number = self._numbers.get(state) if recomputing else None
+        if number is None:
+            number = self._numbers[state] = self.count
+            self.count += 1
+        return torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + number) % (1 << 63))
+
+    def forget(self) -> None:
+        """Forget the states of a finished step."""
+        self._numbers.clear()
+
+
+_active: list[Draws] = []
+_libraries: list[Library] = []  # as long as they live, so do the kernels
+
+
+@contextlib.contextmanager
+def matched_randomness(seed: int) -> Iterator[Draws | None]:
+    """Draw every random number of this thread on the CPU while the context lasts.
+
+    Yields:
+        The draws, or ``None`` where this version of torch does not let them be caught.
+    """
+    try:
+        _register()
+        switch = torch._C._IncludeDispatchKeyGuard(_key())
+    except (AttributeError, RuntimeError, TypeError):
+        yield None
+        return
+    draws = Draws(seed)
+    _active.append(draws)
+    try:
+        with switch:
+            yield draws
+    finally:
+        _active.remove(draws)
+
+
+def _key() -> torch._C.DispatchKey:
+    key = torch._C._parse_dispatch_key(_KEY)
+    if key is None:
+        raise RuntimeError(f"this torch has no dispatch key {_KEY}")
+    return key
+
+
+def _register() -> None:
+    if _libraries:
+        return
+    fallback = Library("_", "IMPL")  # type: ignore[no-untyped-call]
+    fallback.fallback(fallthrough_kernel, _KEY)  # type: ignore[no-untyped-call]
+    kernels = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for name, kernel in _kernels():
+        kernels.impl(name, kernel, _KEY)  # type: ignore[no-untyped-call]
+    _libraries.extend((fallback, kernels))
+
+
+def _kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
+    for name in ("uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_"):
+        yield name, _filling(getattr(_aten, name).default)
+    for overload in ("default", "from", "to"):
+        op = getattr(_aten.random_, overload)
+        yield _name_of(op), _filling(op)
+    yield "bernoulli_.float", _bernoulli_float_
+    yield "bernoulli_.Tensor", _bernoulli_tensor_
+    yield "bernoulli.p", _bernoulli_p
+    yield "bernoulli.out", _bernoulli_out
+    yield "native_dropout", _native_dropout
+    yield "scaled_dot_product_attention", _scaled_dot_product_attention
+    yield "randperm.generator_out", _randperm_out
+    for op in (
+        _aten.multinomial.default,
+        _aten.poisson.default,
+        _aten.binomial.default,
+        _aten._standard_gamma.default,
+        _aten._sample_dirichlet.default,
+        _aten.normal.Tensor_float,
+        _aten.normal.float_Tensor,
+        _aten.normal.Tensor_Tensor,
+    ):
+        yield _name_of(op), _on_cpu(op)
+    for op in (
+        _aten._cudnn_rnn.default,
+        _aten.rrelu_with_noise.default,
+        _aten.rrelu_with_noise_.default,
+        _aten._fused_dropout.default,
+    ):
+        yield _name_of(op), _unmatched(op)
+
+
+def _name_of(op: Any) -> str:
+    return str(op._schema.name).removeprefix("aten::") + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
+
+
+def _plainly(op: Any, *args: Any, **kwargs: Any) -> Any:
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_key())):
+        return op(*args, **kwargs)
+
+
+def _generator_for(tensor: torch.Tensor, given: torch.Generator | None) -> torch.Generator | None:
+    """The generator to draw from; ``None`` where the plain numbers shall stand.
+
+    They stand for a CPU generator of the user's own, which agrees on every device, and for tensors without data.
+    """
+    if not _active or (given is not None and given.device.type == "cpu"):
+        return None
+    if tensor.is_meta or type(tensor).__name__ == "FakeTensor" or torch._C._functorch.is_batchedtensor(tensor):
+        return None
+    return _active[-1].generator(_plain_state(tensor.device, given))
+
+
+def _plain_state(device: torch.device, given: torch.Generator | None) -> bytes:
+    if given is not None:
+        state = given.get_state()
+    elif device.type == "cpu":
+        state = torch.default_generator.get_state()
+    else:
+        state = torch.get_device_module(device).get_rng_state(device)
+    return xxhash.xxh3_128_digest(state.numpy())
+
+
+def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    drawn: torch.Tensor = _plainly(torch.rand, shape, generator=generator, dtype=torch.float32, device="cpu")
+    return drawn
+
+
+def _overwrite(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Put values drawn on the CPU in place of the plain ones, as data: to autograd, the plain operation made the tensor."""
+    tensor.detach().copy_(values)
+    return tensor
+
+
+def _filling(op: Any) -> Callable[..., torch.Tensor]:
+    """For ``tensor.normal_()`` and its like."""
+    wide = "random_" not in str(op)  # random_'s range depends on the dtype, so it is drawn in the tensor's own
+
+    def kernel(tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None) -> torch.Tensor:
+        ours = _generator_for(tensor, generator)
+        _plainly(op, tensor, *args, generator=generator)
+        if ours is None:
+            return tensor
+        dtype = torch.float32 if wide and tensor.is_floating_point() else tensor.dtype
+        return _overwrite(tensor, _plainly(op, torch.empty(tensor.shape, dtype=dtype, device="cpu"), *args, generator=ours))
+
+    return kernel
+
+
+def _bernoulli_float_(tensor: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    ours = _generator_for(tensor, generator)
+    _plainly(_aten.bernoulli_.float, tensor, p, generator=generator)
+    return tensor if ours is None else _overwrite(tensor, _uniform(tensor.shape, ours) < p)
+
+
+def _bernoulli_tensor_(tensor: torch.Tensor, p: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    ours = _generator_for(tensor, generator)
+    _plainly(_aten.bernoulli_.Tensor, tensor, p, generator=generator)
+    return tensor if ours is None else _overwrite(tensor, _uniform(tensor.shape, ours) < p.detach().cpu())
+
+
+def _bernoulli_p(tensor: torch.Tensor, p: float, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    ours = _generator_for(tensor, generator)
+    result: torch.Tensor = _plainly(_aten.bernoulli.p, tensor, p, generator=generator)
+    return result if ours is None else _overwrite(result, _uniform(tensor.shape, ours) < p)
+
+
+def _bernoulli_out(tensor: torch.Tensor, *, generator: torch.Generator | None = None, out: torch.Tensor) -> torch.Tensor:
+    ours = _generator_for(tensor, generator)
+    _plainly(_aten.bernoulli.out, tensor, generator=generator, out=out)
+    return out if ours is None else _overwrite(out, _uniform(tensor.shape, ours) < tensor.detach().cpu())
+
+
+def _native_dropout(tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    ours = _generator_for(tensor, None) if train is not False and p > 0 else None
+    result: tuple[torch.Tensor, torch.Tensor] = _plainly(_aten.native_dropout.default, tensor, p, train)
+    if ours is None:
+        return result
+    kept = (_uniform(tensor.shape, ours) < 1 - p).to(tensor.device)
+    return tensor * kept * (1 / (1 - p) if p < 1 else 0.0), kept
+
+
+def _scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> torch.Tensor:
+    """With dropout, the fused kernels draw inside; the mathematical form drops out by an operation of its own."""
+    plain = _aten.scaled_dot_product_attention.default
+    result: torch.Tensor = _plainly(plain, query, key, value, attn_mask, dropout_p, is_causal, **options)
+    if dropout_p <= 0 or not _active:
+        return result
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
+    options = {name: option for name, option in options.items() if option not in (None, False)}
+    math = _aten._scaled_dot_product_attention_math.default
+    output: torch.Tensor = math(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
+    return output
+
+
+def _randperm_out(n: int, *, generator: torch.Generator | None, out: torch.Tensor) -> torch.Tensor:
+    ours = _generator_for(out, generator)
+    _plainly(_aten.randperm.generator_out, n, generator=generator, out=out)
+    return out if ours is None else _overwrite(out, _plainly(torch.randperm, n, generator=ours, device="cpu"))
+
+
+def _on_cpu(op: Any) -> Callable[..., torch.Tensor]:
+    """For operations that take their parameters as tensors: done again on the CPU, in float32 at least."""
+
+    def kernel(*args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> torch.Tensor:
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        generators = [arg for arg in args if isinstance(arg, torch.Generator)]
+        given = generator or (generators[0] if generators else None)
+        ours = _generator_for(tensors[0], given)
+        args = tuple(arg for arg in args if not isinstance(arg, torch.Generator))
+        result: torch.Tensor = _plainly(op, *args, generator=given, **kwargs)
+        if ours is None:
+            return result
+        hosts = [_host(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+        return _plainly(op, *hosts, generator=ours, **kwargs).to(result.device, result.dtype)  # type: ignore[no-any-return]
+
+    return kernel
+
+
+def _host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.cpu().float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.cpu()
+
+
+def _unmatched(op: Any) -> Callable[..., Any]:
+    """For operations that draw inside a fused kernel: noted, so that the bundle says so."""
+    names = [argument.name for argument in op._schema.arguments]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if _active and (given.get("dropout") or given.get("training") or "dropout" in _name_of(op)):
+            _active[-1].unmatched.add(_name_of(op))
+        return _plainly(op, *args, **kwargs)
+
+    return kernel

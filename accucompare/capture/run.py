@@ -1,0 +1,166 @@
+"""Running a case under capture: what ``accucompare capture`` does."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterable
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from accucompare.bundle.reader import open_bundle
+from accucompare.bundle.writer import QUEUE_BYTES
+from accucompare.capture.session import capture
+from accucompare.capture.state import Arguments, saved_inputs
+from accucompare.case import load_case, steps_of
+from accucompare.devices import DeviceName, open_device
+from accucompare.errors import AccucompareError, CaptureError, CaseError, UsageError
+
+
+class FloatType(str, Enum):
+    """What ``--dtype`` can be."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+def capture_case(
+    target: str | None,
+    out: str | Path,
+    device: DeviceName,
+    *,
+    dtype: FloatType | None = None,
+    seed: int | None = None,
+    steps: int | None = None,
+    only: Iterable[str] = (),
+    skip: Iterable[str] = (),
+    overwrite: bool = False,
+    save_state: bool = False,
+    like: str | Path | None = None,
+    queue_bytes: int = QUEUE_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Build a case on the CPU under the seed, move it to the device, and capture its steps.
+
+    Args:
+        target: the case, see ``accucompare.case.load_case``.
+        out: directory to write the bundle to.
+        device: where to run.
+        dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
+        steps: how many; as many as the case has inputs if not given. Inputs are used again from the first if there are fewer.
+        seed, only, skip, overwrite, save_state, like, queue_bytes: as for ``accucompare.capture``.
+        progress: called with the steps done and the steps to do.
+
+    Returns:
+        The bundle's directory.
+
+    Raises:
+        CaseError: if the case cannot be found or built, or lacks inputs.
+        DeviceError: if the device is not there.
+        CaptureError: if the model raised, or the bundle cannot be written.
+    """
+    place = open_device(device)
+    if like is not None and seed is None:
+        with open_bundle(like) as source:
+            seed = source.manifest.capture.get("seed")
+    _seed_everything(seed or 0)
+    case, name = load_case(target)
+    if not isinstance(case.model, nn.Module):
+        raise CaseError(f"{name}: the case's model must be a torch.nn.Module, but is a {type(case.model).__name__}")
+    inputs = _inputs(case.inputs, like, name)
+    count = steps if steps is not None else len(inputs)
+    torch_dtype = None if dtype is None else getattr(torch, dtype.value)
+    model = case.model.to(device=place, dtype=torch_dtype)
+    options: dict[str, Any] = {
+        "seed": seed,
+        "only": only,
+        "skip": skip,
+        "overwrite": overwrite,
+        "save_state": save_state,
+        "like": like,
+    }
+    with (
+        _naming_the_model(name, Path(out)),
+        capture(model, out, queue_bytes=queue_bytes, case=name, inputs=inputs if save_state else None, **options) as session,
+    ):
+        for step in range(count):
+            args, kwargs = _moved(inputs[step % len(inputs)], place, torch_dtype)
+            _run_step(model, args, kwargs, case.loss, case.optimizer)
+            session.step()
+            if progress is not None:
+                progress(step + 1, count)
+    return Path(out)
+
+
+def _run_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Any] | None, optimizer: Any) -> None:
+    if loss is None:
+        with torch.no_grad():
+            model(*args, **kwargs)
+        return
+    loss(model(*args, **kwargs)).backward()
+    if optimizer is not None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _inputs(inputs: Any, like: str | Path | None, name: str) -> list[Arguments]:
+    saved = None
+    if like is not None:
+        with open_bundle(like) as source:
+            saved = saved_inputs(source)
+    if saved is None and inputs is None:
+        raise CaseError(f"{name}: the case has no inputs; give Case(model, inputs), or start from a bundle that has (--like)")
+    steps = saved if saved is not None else steps_of(inputs)
+    if not steps:
+        raise CaseError(f"{name}: the case's list of inputs is empty")
+    return steps
+
+
+def _moved(arguments: Arguments, device: torch.device, dtype: torch.dtype | None) -> Arguments:
+    """Fresh copies on the device, floating ones cast; the model may write into what it is given."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device, dtype if tensor.is_floating_point() else None, copy=True)
+
+    moved: Arguments = pytree.tree_map_only(torch.Tensor, move, arguments)
+    return moved
+
+
+def _seed_everything(seed: int) -> None:
+    if not 0 <= seed < 1 << 32:
+        raise UsageError(f"--seed {seed}: must be between 0 and 2**32 - 1")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@contextlib.contextmanager
+def _naming_the_model(name: str, out: Path) -> Any:
+    """Turn what the model raised into a CaptureError that names the module."""
+    try:
+        yield
+    except AccucompareError:
+        raise
+    except Exception as error:
+        stopped = _stopped(out)
+        place = f"in {stopped.get('module') or '(root)'}, step {stopped.get('step')}" if stopped else "while it was set up"
+        raise CaptureError(
+            f"{name}: the model raised {place}: {type(error).__name__}: {error}\n"
+            f"What was recorded until then is in {out}, marked incomplete; --debug shows the traceback"
+        ) from error
+
+
+def _stopped(out: Path) -> dict[str, Any]:
+    try:
+        with open_bundle(out) as bundle:
+            return bundle.manifest.stopped or {}
+    except AccucompareError:
+        return {}

@@ -1,0 +1,234 @@
+"""A capture from beginning to end: ``with accucompare.capture(model, "golden") as session``."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from accucompare.bundle.dtypes import Array
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.reader import open_bundle
+from accucompare.bundle.records import Record
+from accucompare.bundle.selection import Selection
+from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter, prepare_directory
+from accucompare.capture.environment import describe_autocast, describe_environment, describe_model, device_of, notes_on
+from accucompare.capture.hooks import Recorder
+from accucompare.capture.names import Modules, name_modules
+from accucompare.capture.randomness import Draws, matched_randomness
+from accucompare.capture.state import Arguments, restore_weights, state_records
+from accucompare.errors import CaptureError, UsageError
+
+
+class Session:
+    """A running capture. Made by ``capture``.
+
+    Attributes:
+        path: the bundle's directory.
+        step_number: of the step being recorded, from 0.
+    """
+
+    def __init__(self, path: Path, recorder: Recorder, writer: BundleWriter, draws: Draws | None, steps: int | None) -> None:
+        self.path = path
+        self._recorder = recorder
+        self._writer = writer
+        self._draws = draws
+        self._steps = steps
+
+    @property
+    def step_number(self) -> int:
+        return self._recorder.step
+
+    def step(self) -> None:
+        """End a step: what was recorded since the last one becomes readable, and calls are numbered from 0 again.
+
+        Raises:
+            CaptureError: if recording failed, for example on a full disk.
+        """
+        if self._writer.failure is not None:
+            raise self._writer.failure
+        if not self._recorder.recording:
+            return
+        self._writer.end_step(self._recorder.step)
+        self._recorder.next_step()
+        if self._draws is not None:
+            self._draws.forget()
+        if self._steps is not None and self._recorder.step >= self._steps:
+            self._recorder.recording = False
+
+    def _end(self, error: BaseException | None) -> None:
+        """Write the last step and the manifest."""
+        recorder, manifest = self._recorder, self._writer.manifest
+        manifest.model["not_called"] = recorder.not_called()
+        manifest.environment["random"] = "drawn on the device" if self._draws is None else "drawn on the CPU"
+        if self._draws is not None:
+            manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]
+        if error is not None:
+            reason = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "interrupted"
+            manifest.stopped = {"step": recorder.step, "module": recorder.innermost_call(), "error": reason}
+        if recorder.errors:
+            manifest.notes += [f"recording failed: {failure}" for failure in recorder.errors[:100]]
+            manifest.stopped = manifest.stopped or {"error": f"{len(recorder.errors)} module call(s) could not be recorded"}
+        manifest.complete = manifest.stopped is None
+        if recorder.records or (error is not None and recorder.recording and recorder.step == 0):
+            self._writer.end_step(recorder.step, partial=error is not None)
+        self._writer.close()
+        if recorder.errors:
+            warnings.warn(
+                f"accucompare could not record {len(recorder.errors)} module call(s), so {self.path} is incomplete; "
+                f"the first: {recorder.errors[0]}",
+                stacklevel=4,
+            )
+
+
+@contextlib.contextmanager
+def capture(
+    model: nn.Module,
+    out: str | Path,
+    *,
+    seed: int | None = None,
+    steps: int | None = None,
+    only: str | Iterable[str] = (),
+    skip: str | Iterable[str] = (),
+    overwrite: bool = False,
+    save_state: bool = False,
+    like: str | Path | None = None,
+    queue_bytes: int = QUEUE_BYTES,
+    case: str | None = None,
+    inputs: list[Arguments] | None = None,
+) -> Iterator[Session]:
+    """Record the inputs and outputs of every module call while the context lasts.
+
+    Random operations draw from a CPU generator under ``seed``, so that dropout agrees on every device; the global generators,
+    the model, its mode, its hooks and its parameters are left as a plain run would leave them.
+
+    Args:
+        model: any module, on any device, wrapped or not.
+        out: directory to write the bundle to.
+        seed: of the random operations; 0 if not given, or that of ``like``.
+        steps: record this many steps and no more; without it, all.
+        only, skip: globs of qualified names to record and to leave out; those of ``like`` if neither is given. The outermost
+            call's inputs are always recorded.
+        overwrite: replace an earlier bundle in ``out``.
+        save_state: save parameters, buffers and ``inputs`` too, for ``like``.
+        like: a bundle captured with ``save_state``: its weights and buffers are copied into the model before it runs, its
+            train or eval mode is set, and its seed and selection are taken over.
+        queue_bytes: how many bytes of tensors may wait to be written; the model waits when there are more.
+        case: how the manifest shall call what is run.
+        inputs: the inputs to save with ``save_state``, one entry of positional and keyword arguments a step.
+
+    Yields:
+        The session; call its ``step()`` at the end of each step, if there are several.
+
+    Raises:
+        CaptureError: if the bundle cannot be written; what was finished stays readable.
+        UsageError: if an option makes no sense.
+
+    Example:
+        >>> with capture(model, "golden", seed=0) as session:           # doctest: +SKIP
+        ...     for batch in loader:
+        ...         model(**batch)
+        ...         session.step()
+    """
+    if steps is not None and steps < 1:
+        raise UsageError(f"steps must be at least 1, but is {steps}")
+    if queue_bytes < 1:
+        raise UsageError(f"queue_bytes must be at least 1, but is {queue_bytes}")
+    modules = name_modules(model)
+    selection = Selection.of(only, skip)
+    notes = notes_on(modules)
+    if like is not None:
+        with open_bundle(like) as source:
+            notes += restore_weights(source, modules)
+            options = source.manifest.capture
+            model.train(bool(source.manifest.model.get("training")))
+            seed = options.get("seed") if seed is None else seed
+            if not (selection.only or selection.skip):
+                selection = Selection.of(options.get("only") or (), options.get("skip") or ())
+    seed = seed or 0
+    _check_selection(selection, modules)
+    device, rank, ranks = device_of(model), *_rank()
+    directory = Path(out)
+    if rank == 0:
+        prepare_directory(directory, overwrite)
+    if ranks > 1:
+        torch.distributed.barrier()
+    manifest = Manifest(
+        ranks=ranks,
+        capture={
+            "seed": seed,
+            "steps": steps,
+            "only": list(selection.only),
+            "skip": list(selection.skip),
+            "like": like and str(like),
+        },
+        environment=describe_environment(device, case),
+        model=describe_model(modules),
+        notes=notes,
+    )
+    writer = BundleWriter(directory, manifest, rank, queue_bytes)
+    with contextlib.ExitStack() as stack:
+        try:
+            if save_state:
+                records, manifest.capture["inputs"] = state_records(modules, inputs)
+                writer.write_state(records)
+            draws = stack.enter_context(matched_randomness(seed))
+            if draws is None:
+                manifest.notes.append("this version of torch does not let random operations be matched across devices")
+            if "torch._dynamo" in sys.modules:  # inner hooks of a compiled model stop firing after its first call
+                stack.enter_context(_eager_stance())
+            recorder = Recorder(modules, selection, _sink(writer, device))
+            stack.callback(recorder.remove)
+            recorder.install()
+        except BaseException:
+            with contextlib.suppress(CaptureError):
+                writer.close()
+            raise
+        session = Session(directory, recorder, writer, draws, steps)
+        try:
+            yield session
+        except BaseException as error:
+            recorder.remove()
+            with contextlib.suppress(CaptureError):  # the model's own error matters more
+                session._end(error)
+            raise
+        recorder.remove()
+        session._end(None)
+
+
+def _sink(writer: BundleWriter, device: torch.device) -> Any:
+    def sink(record: Record, array: Array | None, outermost: bool) -> None:
+        if outermost and "autocast" not in writer.manifest.environment:
+            writer.manifest.environment["autocast"] = describe_autocast(device)
+        writer.add(record, array, outermost)
+
+    return sink
+
+
+def _eager_stance() -> contextlib.AbstractContextManager[Any]:
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    if set_stance is None:  # before torch 2.6
+        return torch._dynamo.config.patch(disable=True)  # type: ignore[no-any-return]
+    stance: contextlib.AbstractContextManager[Any] = set_stance("force_eager")
+    return stance
+
+
+def _check_selection(selection: Selection, modules: Modules) -> None:
+    if not any(selection.allows(name) for name in modules.named):
+        globs = ", ".join(f"--only {glob}" for glob in selection.only) + "".join(f" --skip {glob}" for glob in selection.skip)
+        names = [name for name in modules.named if name][:5]
+        raise UsageError(f"{globs}: leaves no module to record; the model has {', '.join(names)}, … ({len(modules.named)} in all)")
+
+
+def _rank() -> tuple[int, int]:
+    """This process's rank and the number of ranks; (0, 1) unless torch.distributed is in use."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1

@@ -1,0 +1,138 @@
+"""What is run: a model, its inputs, and optionally a loss and an optimizer; and finding the one that the user means."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from accucompare.errors import CaseError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass
+class Case:
+    """A model and what to feed it.
+
+    Attributes:
+        model: a ``torch.nn.Module`` on the CPU; the capture moves it.
+        inputs: a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list of those, one a step. May be
+            ``None`` if the capture starts from a saved state (``--like``).
+        loss: called with the model's output; its result is sent backward.
+        optimizer: stepped after each backward.
+
+    Example:
+        >>> def case():                                                 # doctest: +SKIP
+        ...     return Case(MyModel().eval(), {"input_ids": torch.arange(8)[None]})
+    """
+
+    model: Any
+    inputs: Any = None
+    loss: Callable[[Any], Any] | None = None
+    optimizer: Any = None
+
+
+def load_case(target: str | None) -> tuple[Case, str]:
+    """Find and build a case.
+
+    Args:
+        target: ``file.py[:callable]`` or ``package.module[:callable]``; the callable's default is ``case``. ``None`` stands for
+            ``[tool.accucompare] case = "…"`` of the nearest pyproject.toml, and without one for ``./case.py``.
+
+    Returns:
+        The case and the target that it was found under.
+
+    Raises:
+        CaseError: if there is no such case, or it cannot be built.
+    """
+    target = target or _default_target()
+    source, _, name = target.partition(":")
+    name = name or "case"
+    module = _import(source, target)
+    function = getattr(module, name, None)
+    if not callable(function):
+        found = [key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == module.__name__]
+        raise CaseError(f"{target}: {source} has no callable {name!r}; it has {', '.join(found) or 'none'}")
+    try:
+        case = function()
+    except Exception as error:
+        raise CaseError(f"{target}: {name}() raised {_where(error)}") from error
+    if not isinstance(case, Case):
+        raise CaseError(f"{target}: {name}() must return an accucompare.Case, but returned a {type(case).__name__}")
+    return case, target
+
+
+def steps_of(inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """A case's inputs as positional and keyword arguments, one entry a step."""
+    if isinstance(inputs, list):
+        return [arguments for entry in inputs for arguments in steps_of(entry)]
+    if isinstance(inputs, tuple):
+        return [(inputs, {})]
+    if hasattr(inputs, "keys") and hasattr(inputs, "__getitem__"):
+        return [((), {str(key): inputs[key] for key in inputs.keys()})]  # noqa: SIM118 - a BatchEncoding iterates otherwise
+    return [((inputs,), {})]
+
+
+def _default_target() -> str:
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        project = folder / "pyproject.toml"
+        if project.is_file():
+            try:
+                target = tomllib.loads(project.read_text(encoding="utf-8")).get("tool", {}).get("accucompare", {}).get("case")
+            except (OSError, ValueError) as error:
+                raise CaseError(f"{project}: cannot be read ({error})") from None
+            if target is not None:
+                if not isinstance(target, str):
+                    raise CaseError(f"{project}: [tool.accucompare] case must be a string, but is {target!r}")
+                source, colon, name = target.partition(":")
+                return f"{folder / source}{colon}{name}" if source.endswith(".py") else target
+            break
+    if Path("case.py").is_file():
+        return "case.py"
+    raise CaseError("no case given: name one (`accucompare capture model.py:case`), set [tool.accucompare] case, or write ./case.py")
+
+
+def _import(source: str, target: str) -> ModuleType:
+    try:
+        if source.endswith(".py") or "/" in source:
+            return _import_file(Path(source), target)
+        sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(source)
+    except CaseError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and (source == error.name or source.startswith(error.name + ".")):
+            raise CaseError(f"{target}: no module {error.name!r}; give a file as path/to/file.py") from None
+        raise CaseError(f"{target}: cannot be imported: {_where(error)}") from error
+    except Exception as error:
+        raise CaseError(f"{target}: cannot be imported: {_where(error)}") from error
+
+
+def _import_file(path: Path, target: str) -> ModuleType:
+    if not path.is_file():
+        raise CaseError(f"{target}: there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    if spec is None or spec.loader is None:
+        raise CaseError(f"{target}: {path} is no Python file")
+    sys.path.insert(0, str(path.resolve().parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _where(error: BaseException) -> str:
+    """An exception in one line, with the last place in its traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -1,0 +1,239 @@
+"""The commands: parse, call, print, exit code. What they need is imported when they run, so that ``--help`` is instant."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import click
+
+from accucompare import __version__
+from accucompare.errors import AccucompareError, UsageError
+
+PASS, DIFFERENT, TROUBLE, INTERRUPTED = 0, 1, 2, 130
+
+
+class _Size(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions
+    """A number of bytes such as 512MiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", value.lower())
+        if match is None or not float(match[1]):
+            self.fail(f"{value!r} is no size; write it as 512MiB or 1GiB", param, ctx)
+        return int(float(match[1]) * 1024 ** " kmgt".index(match[2] or " "))
+
+
+def _epilog(*examples: str) -> str:
+    return "\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples)
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=_epilog(
+        "accucompare capture model.py --device cpu --out golden   # on the trusted machine",
+        "accucompare capture model.py --device npu                # on the NPU machine, writes npu/",
+        "accucompare diff golden/ npu/ --atol 1e-3                # anywhere, writes an Excel report",
+    ),
+)
+@click.version_option(__version__, prog_name="accucompare")
+@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+def cli(debug: bool) -> None:
+    """Find the layer where a PyTorch model's numbers change between two devices, dtypes or versions."""
+
+
+@cli.command(
+    epilog=_epilog(
+        "accucompare capture --device cpu --out golden",
+        "accucompare capture model.py:case --device npu --dtype bfloat16",
+        "accucompare capture model.py --out golden --only 'encoder.*' --skip '*.dropout'",
+        "accucompare capture model.py --out golden --save-state      # weights and inputs too, then elsewhere:",
+        "accucompare capture model.py --device npu --like golden     # same weights, inputs, seed, selection",
+    )
+)
+@click.argument("case", required=False)
+@click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="cpu, cuda, cuda:N, npu or npu:N.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32", "bfloat16", "float16"]),
+    help="Cast the model and its floating inputs to this type.  [default: as they are]",
+)
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Directory to write.  [default: the device's type]")
+@click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), help="Seed of weights and random operations.  [default: 0]")
+@click.option("--steps", type=click.IntRange(1), help="Steps to run.  [default: one for each of the case's inputs]")
+@click.option("--only", multiple=True, metavar="GLOB", help="Record only the layers that match; may be repeated.")
+@click.option("--skip", multiple=True, metavar="GLOB", help="Leave out the layers that match; may be repeated.")
+@click.option("--overwrite", is_flag=True, help="Replace an earlier bundle in the directory.")
+@click.option("--save-state", is_flag=True, help="Save weights and inputs too, for --like.")
+@click.option(
+    "--like",
+    type=click.Path(path_type=Path),
+    metavar="BUNDLE",
+    help="Start from a bundle captured with --save-state: its weights, inputs, seed, selection and mode.",
+)
+@click.option("--queue", type=_Size(), default="1GiB", show_default=True, help="Most bytes of tensors that may wait to be written.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+def capture(case: str | None, device: str, out: Path | None, queue: int, quiet: bool, **options: Any) -> int:
+    """Run CASE and record what every layer takes and gives.
+
+    CASE is file.py[:callable] or package.module[:callable]; the callable, `case` if not named, returns an accucompare.Case.
+    Without CASE, [tool.accucompare] case of the nearest pyproject.toml is run, or else ./case.py.
+    """
+    from accucompare.devices import DeviceName
+
+    name = DeviceName.parse(device)
+    directory = out if out is not None else Path(name.type)
+    _refuse_existing(directory, options["overwrite"])
+    from accucompare.devices import open_device
+
+    open_device(name)  # before anything else imports torch
+    from accucompare.capture.run import FloatType, capture_case
+    from accucompare.report.terminal import print_capture, progress_bar
+
+    options["dtype"] = FloatType(options["dtype"]) if options["dtype"] else None
+    with progress_bar("capturing", "steps", quiet) as progress:
+        capture_case(case, directory, name, queue_bytes=queue, progress=progress, **options)
+    if not quiet:
+        print_capture(directory)
+    return PASS
+
+
+@cli.command(
+    epilog=_epilog(
+        "accucompare diff golden/ npu/ --atol 1e-3",
+        "accucompare diff golden/ npu/ --rel-l2 1e-2 --cosine 0.999 --report reports/npu.xlsx",
+        "accucompare diff golden/ npu/ --tolerances limits.toml --json npu.json",
+        "accucompare diff golden/ npu/ --map 'encoder.layers.*=blocks.*' --skip '*.dropout'",
+        "",
+        "Exit code: 0 within tolerance, 1 differences, 2 trouble (nothing compared is trouble).",
+    )
+)
+@click.argument("golden", type=click.Path(path_type=Path))
+@click.argument("candidate", type=click.Path(path_type=Path))
+@click.option("--atol", type=float, help="Largest |candidate - golden|, on top of rtol * |golden|.")
+@click.option("--rtol", type=float, help="Largest |candidate - golden| / |golden|, on top of atol.")
+@click.option("--rel-l2", type=float, help="Largest relative L2 error of a tensor.")
+@click.option("--cosine", type=float, help="Smallest cosine similarity of a tensor, such as 0.999.")
+@click.option("--tolerances", type=click.Path(path_type=Path), metavar="TOML", help="Limits by layer, type, role and dtype.")
+@click.option("--map", multiple=True, metavar="OLD=NEW", help="Golden's layer OLD is the candidate's NEW; globs, or re:REGEX=NEW.")
+@click.option("--only", multiple=True, metavar="GLOB", help="Compare only the layers that match; may be repeated.")
+@click.option("--skip", multiple=True, metavar="GLOB", help="Leave out the layers that match; may be repeated.")
+@click.option(
+    "--report", type=click.Path(path_type=Path), metavar="XLSX", help="Excel report.  [default: reports/GOLDEN-vs-CANDIDATE.xlsx]"
+)
+@click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="PATH", help="Write everything as JSON, too.")
+@click.option("--keep-going", is_flag=True, help="Compare the other records when some cannot be read (still exit code 2).")
+@click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only.")
+def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | None, quiet: bool, **options: Any) -> int:
+    """Compare the bundle CANDIDATE with the bundle GOLDEN, layer by layer, and write an Excel report.
+
+    Without any tolerance, a relative L2 limit for each dtype judges (float32 1e-4, float16 1e-2, bfloat16 5e-2).
+    """
+    from accucompare.compare.diff import diff as compare
+    from accucompare.report.terminal import print_comparison, progress_bar
+
+    report = report or Path("reports") / f"{_stem(golden)}-vs-{_stem(candidate)}.xlsx"
+    if report.suffix.lower() != ".xlsx":
+        raise UsageError(f"--report {report}: must end in .xlsx")
+    with progress_bar("comparing", "bytes", quiet) as progress:
+        comparison = compare(golden, candidate, progress=progress, **options)
+    comparison.to_excel(report)
+    if json_path is not None:
+        comparison.to_json(json_path)
+    print_comparison(comparison, report, quiet)
+    if comparison.damage or not comparison.compared:
+        return TROUBLE
+    return PASS if comparison.passed else DIFFERENT
+
+
+@cli.command(
+    epilog=_epilog(
+        "accucompare show golden",
+        "accucompare show golden encoder.layers.0.fc1",
+        "accucompare show golden encoder.layers.0.fc1 --role input --slice '0, :4' --save fc1.npy",
+        "accucompare show golden '(root)' --path logits",
+    )
+)
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("name", required=False)
+@click.option("--call", type=click.IntRange(0), default=0, show_default=True, help="Call index.")
+@click.option("--role", type=click.Choice(["input", "output"]), default="output", show_default=True)
+@click.option("--path", help="Place in a nested value, as the list of records shows it.")
+@click.option("--step", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--slice", "slices", metavar="SLICE", help="Part to print or save, as in NumPy: '0, :4'.")
+@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), metavar="NPY", help="Save the values; bfloat16 becomes float32.")
+def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, **place: Any) -> int:
+    """List the records of BUNDLE, or print one tensor's values and statistics.
+
+    NAME is a layer's qualified name; the model itself is '(root)'.
+    """
+    from accucompare.bundle.reader import open_bundle
+    from accucompare.report.terminal import print_records, print_tensor
+
+    with open_bundle(bundle) as opened:
+        if name is None:
+            if save is not None or slices is not None:
+                raise UsageError("--slice and --save need the NAME of a layer")
+            print_records(opened)
+        else:
+            record = opened.find("" if name == "(root)" else name, **place)
+            print_tensor(record, opened.values(record), slices, save)
+    return PASS
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its code: 0 within tolerance, 1 differences, 2 trouble, 130 interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]  # wherever it stands
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, _interrupt)
+    code = TROUBLE
+    try:
+        result = cli.main(arguments, prog_name="accucompare", standalone_mode=False)
+        code = result if isinstance(result, int) else PASS
+        sys.stdout.flush()
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        _complain("interrupted", debug)
+        code = INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+    except AccucompareError as error:
+        _complain(str(error), debug)
+    except BrokenPipeError:  # the reader of a pipe has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        _complain(f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug", debug)
+    sys.exit(code)
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _complain(message: str, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    click.echo(f"accucompare: {message}", err=True)
+
+
+def _refuse_existing(directory: Path, overwrite: bool) -> None:
+    """Say at once, before torch is imported and the model built, that an earlier bundle is in the way."""
+    if (directory / "manifest.json").is_file() and not overwrite:
+        raise UsageError(f"{directory}: already holds a bundle; use --overwrite to replace it, or another --out")
+
+
+def _stem(path: Path) -> str:
+    return path.resolve().name or "bundle"

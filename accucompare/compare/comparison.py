@@ -1,0 +1,255 @@
+"""The result of a diff: one row per record of either bundle, and what they add up to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.records import Record
+from accucompare.compare.measure import Metrics
+from accucompare.compare.tolerance import Tolerances
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Status(str, Enum):
+    """What a row means for the verdict."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    NOT_COMPARED = "not compared"
+
+
+class Reason(str, Enum):
+    """Why a row has its status."""
+
+    IDENTICAL = "identical"
+    OK = "ok"
+    INHERITED = "inherited"
+    INTRODUCED = "introduced"
+    GLUE = "glue"
+    INPUTS_DIFFER = "inputs differ"
+    NON_FINITE = "non-finite"
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    MISSING = "missing"
+    EXTRA = "extra"
+    NOT_CALLED = "not called"
+    NOT_COMPARABLE = "not comparable"
+
+
+STATUS_OF = {
+    Reason.IDENTICAL: Status.PASS,
+    Reason.OK: Status.PASS,
+    Reason.INHERITED: Status.FAIL,
+    Reason.INTRODUCED: Status.FAIL,
+    Reason.GLUE: Status.FAIL,
+    Reason.INPUTS_DIFFER: Status.FAIL,
+    Reason.NON_FINITE: Status.FAIL,
+    Reason.SHAPE: Status.FAIL,
+    Reason.DTYPE: Status.FAIL,
+    Reason.MISSING: Status.FAIL,
+    Reason.EXTRA: Status.FAIL,
+    Reason.NOT_CALLED: Status.NOT_COMPARED,
+    Reason.NOT_COMPARABLE: Status.NOT_COMPARED,
+}
+
+#: Reasons of rows that have only one side.
+UNMATCHED = (Reason.MISSING, Reason.EXTRA)
+
+MEANING = {
+    Reason.IDENTICAL: "bit for bit the same",
+    Reason.OK: "within tolerance",
+    Reason.INHERITED: "over tolerance, and so was something that went into it",
+    Reason.INTRODUCED: "over tolerance although everything that went into the module was within",
+    Reason.GLUE: "over tolerance, made by the parent's own code from values that were within",
+    Reason.INPUTS_DIFFER: "the two models were given different data",
+    Reason.NON_FINITE: "NaN or Inf on one side only",
+    Reason.SHAPE: "the shapes differ",
+    Reason.DTYPE: "different kinds of numbers (float, int, bool)",
+    Reason.MISSING: "only golden has it",
+    Reason.EXTRA: "only the candidate has it",
+    Reason.NOT_CALLED: "a registered module that no forward called",
+    Reason.NOT_COMPARABLE: "a value without data to compare",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is said of one row.
+
+    Attributes:
+        reason: why; it decides the status.
+        tolerance: the limits that judged it, ``""`` where none did.
+        rule: where those limits come from.
+        needed: the smallest limits that would pass, rounded up, such as ``"atol 2.4e-05"``; ``""`` where none would.
+        used: measured error as a share of its limit (over 1 fails); the largest, if there are several limits.
+        detail: one sentence more, where there is something to say.
+    """
+
+    reason: Reason
+    tolerance: str = ""
+    rule: str = ""
+    needed: str = ""
+    used: float | None = None
+    detail: str = ""
+
+    @property
+    def status(self) -> Status:
+        return STATUS_OF[self.reason]
+
+    @property
+    def near(self) -> bool:
+        """Whether it passes with more than half of its tolerance used."""
+        return self.status is Status.PASS and self.used is not None and self.used > 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the report: a pair of records, or one that has no partner.
+
+    Attributes:
+        golden, candidate: the records; at least one of them is there, but for a module never called on both sides.
+        verdict: what is said of it.
+        metrics: what was measured; ``None`` where nothing could be.
+        nearest: for a record without partner, the other side's unmatched name most like its own.
+        module: the module's qualified name on golden's side (the candidate's, if only it has one).
+    """
+
+    golden: Record | None
+    candidate: Record | None
+    verdict: Verdict
+    metrics: Metrics | None = None
+    nearest: str = ""
+    module: str = ""
+
+    @property
+    def record(self) -> Record | None:
+        """Golden's record, or else the candidate's."""
+        return self.golden or self.candidate
+
+    @property
+    def status(self) -> Status:
+        return self.verdict.status
+
+    @property
+    def reason(self) -> Reason:
+        return self.verdict.reason
+
+    @property
+    def place(self) -> str:
+        """Where the row is, in words: ``encoder.0.fc1 call 0 output``."""
+        record = self.record
+        if record is None:
+            return self.module
+        path = f".{record.path}" if record.path else ""
+        call = f" call {record.call}" if record.call else ""
+        return f"{self.module or '(root)'}{call} {record.role.value}{path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that pre-flight found; ``serious`` if it alone may explain differences."""
+
+    topic: str
+    message: str
+    serious: bool = True
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two bundles, as the report shows it."""
+
+    path: Path
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two bundles compared. Made by ``accucompare.diff``.
+
+    Attributes:
+        golden, candidate: the bundles.
+        rows: every pair and every unmatched record, in golden's execution order; modules never called come last.
+        preflight: what differs about how the two were captured, the most telling first.
+        tolerances: the limits in force.
+        left_out: how many records ``only`` and ``skip`` left out, both sides together.
+        damage: records that could not be read (only with ``keep_going``; without it the first one raises).
+    """
+
+    golden: Side
+    candidate: Side
+    rows: list[Row]
+    preflight: list[Finding] = field(default_factory=list)
+    tolerances: Tolerances = field(default_factory=Tolerances)
+    left_out: int = 0
+    damage: list[str] = field(default_factory=list)
+
+    @property
+    def compared(self) -> int:
+        """How many rows are about both sides: those that pass, and those that fail for another reason than being alone."""
+        return sum(row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED for row in self.rows)
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was compared, nothing failed, and nothing was unreadable."""
+        counts = self.counts_by_status()
+        return bool(counts[Status.PASS]) and not counts[Status.FAIL] and not self.damage
+
+    @property
+    def first_divergence(self) -> Row | None:
+        """The first row that fails, in execution order; ``None`` if none does. Missing and extra records do not diverge."""
+        return next((row for row in self.rows if row.status is Status.FAIL and row.reason not in UNMATCHED), None)
+
+    def counts(self) -> Counter[Reason]:
+        """Number of rows by reason; they add up to ``len(rows)``."""
+        return Counter(row.reason for row in self.rows)
+
+    def counts_by_status(self) -> Counter[Status]:
+        return Counter(row.status for row in self.rows)
+
+    def worst(self, count: int = 10) -> list[Row]:
+        """The rows furthest over tolerance, then the largest relative L2 errors; rows without any difference left out."""
+        different = [row for row in self.rows if row.metrics and _badness(row)[1:] > (0.0, 0.0)]
+        return sorted(different, key=_badness, reverse=True)[:count]
+
+    def unmatched(self) -> list[Row]:
+        """The rows that have only one side."""
+        return [row for row in self.rows if row.reason in UNMATCHED]
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One line per row, with the columns of the report's sheet *Layers*."""
+        from accucompare.report.columns import to_dataframe
+
+        return to_dataframe(self)
+
+    def to_excel(self, path: str | Path) -> Path:
+        """Write the Excel report and return its path.
+
+        Raises:
+            ReportError: if it cannot be written.
+        """
+        from accucompare.report.excel import write_excel
+
+        return write_excel(self, Path(path))
+
+    def to_json(self, path: str | Path) -> Path:
+        """Write everything as JSON and return its path.
+
+        Raises:
+            ReportError: if it cannot be written.
+        """
+        from accucompare.report.json import write_json
+
+        return write_json(self, Path(path))
+
+
+def _badness(row: Row) -> tuple[int, float, float]:
+    metrics = row.metrics
+    assert metrics is not None
+    return (row.status is Status.FAIL) + bool(metrics.nonfinite_mismatch), row.verdict.used or 0.0, metrics.rel_l2

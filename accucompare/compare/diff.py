@@ -1,0 +1,179 @@
+"""Comparing two bundles, record by record, with a few blocks in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from accucompare.bundle.dtypes import DTYPES, Kind
+from accucompare.bundle.reader import Bundle, open_bundle
+from accucompare.bundle.records import Record
+from accucompare.bundle.selection import Selection
+from accucompare.compare.align import Pair, Renaming, align, unused
+from accucompare.compare.comparison import Comparison, Finding, Reason, Row, Side, Verdict
+from accucompare.compare.judge import Origins, judge, judge_without_data
+from accucompare.compare.measure import Metrics, measure
+from accucompare.compare.preflight import preflight
+from accucompare.compare.tolerance import EXACT, Tolerance, Tolerances, read_rules
+from accucompare.errors import RecordError
+
+#: Called with the bytes compared so far and the bytes to compare.
+Progress = Callable[[int, int], None]
+
+
+def diff(
+    golden: str | Path,
+    candidate: str | Path,
+    *,
+    atol: float | None = None,
+    rtol: float | None = None,
+    rel_l2: float | None = None,
+    cosine: float | None = None,
+    tolerances: str | Path | None = None,
+    map: str | Iterable[str] = (),
+    only: str | Iterable[str] = (),
+    skip: str | Iterable[str] = (),
+    keep_going: bool = False,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare two bundles.
+
+    Args:
+        golden: the trusted bundle's directory.
+        candidate: the directory of the bundle under test.
+        atol, rtol: largest elementwise difference, |candidate - golden| <= atol + rtol * |golden|; one given alone takes the
+            other as 0.
+        rel_l2: largest relative L2 error.
+        cosine: smallest cosine similarity. Of several limits, all must be kept; with none, a table by dtype judges.
+        tolerances: a TOML file of limits by layer; the first rule that applies wins, the limits above judge the rest.
+        map: ``OLD=NEW`` renamings of golden's layers, see ``accucompare.compare.align.Renaming``.
+        only, skip: globs of the layers to compare and to leave out (golden's names).
+        keep_going: list records that cannot be read in ``Comparison.damage`` instead of raising at the first.
+        progress: called now and then.
+
+    Raises:
+        BundleError: if a bundle is missing, damaged, or of a newer format.
+        UsageError: if a limit, a renaming or the tolerance file makes no sense.
+
+    Example:
+        >>> comparison = diff("golden", "npu", atol=1e-3)               # doctest: +SKIP
+        >>> comparison.passed, comparison.first_divergence.place        # doctest: +SKIP
+        (False, 'encoder.layers.3.fc1 output')
+    """
+    limits = Tolerance(atol, rtol, rel_l2, cosine, source="given for all layers")
+    rules = Tolerances(read_rules(tolerances) if tolerances is not None else (), limits)
+    renamings = [Renaming.parse(text) for text in ([map] if isinstance(map, str) else map)]
+    selection = Selection.of(only, skip)
+    with open_bundle(golden) as golden_bundle, open_bundle(candidate) as candidate_bundle:
+        golden_records, candidate_records = list(golden_bundle.records()), list(candidate_bundle.records())
+        findings = preflight(golden_bundle, candidate_bundle) + _unused_options(renamings, selection, golden_records)
+        pairs = align(golden_records, candidate_records, renamings)
+        chosen = [pair for pair in pairs if selection.allows(_name(pair))]
+        damage: list[str] = []
+        rows = _compare(golden_bundle, candidate_bundle, chosen, rules, damage if keep_going else None, progress)
+        rows += _never_called(golden_bundle, candidate_bundle, selection)
+        return Comparison(
+            golden=Side(golden_bundle.path, golden_bundle.manifest),
+            candidate=Side(candidate_bundle.path, candidate_bundle.manifest),
+            rows=rows,
+            preflight=findings,
+            tolerances=rules,
+            left_out=sum((pair.golden is not None) + (pair.candidate is not None) for pair in pairs)
+            - sum((pair.golden is not None) + (pair.candidate is not None) for pair in chosen),
+            damage=damage,
+        )
+
+
+def _name(pair: Pair) -> str:
+    record = pair.golden or pair.candidate
+    assert record is not None
+    return record.name
+
+
+def _unused_options(renamings: list[Renaming], selection: Selection, records: list[Record]) -> list[Finding]:
+    names = {record.name for record in records}
+    findings = [
+        Finding("map", f"--map {renaming.text} matches none of golden's layers", serious=False) for renaming in unused(renamings, names)
+    ]
+    for glob in selection.only:
+        if not any(Selection((glob,)).allows(name) for name in names):
+            findings.append(Finding("only", f"--only {glob} matches none of golden's layers", serious=False))
+    return findings
+
+
+def _compare(
+    golden: Bundle,
+    candidate: Bundle,
+    pairs: list[Pair],
+    rules: Tolerances,
+    damage: list[str] | None,
+    progress: Progress | None,
+) -> list[Row]:
+    origins = Origins()
+    rows = []
+    total, done = sum(_nbytes(pair) for pair in pairs), 0
+    for pair in pairs:
+        record = pair.golden or pair.candidate
+        assert record is not None
+        if pair.golden is None or pair.candidate is None:
+            metrics, verdict = None, Verdict(Reason.EXTRA if pair.golden is None else Reason.MISSING)
+        else:
+            try:
+                metrics, verdict = _compare_pair(golden, candidate, pair.golden, pair.candidate, rules)
+            except RecordError as error:
+                if damage is None:
+                    raise
+                damage.append(str(error))
+                metrics, verdict = None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {error}")
+        verdict = origins.trace(record, verdict)
+        rows.append(Row(pair.golden, pair.candidate, verdict, metrics, pair.nearest, record.name))
+        if progress is not None:
+            done += _nbytes(pair)
+            progress(done, total)
+    return rows
+
+
+def _nbytes(pair: Pair) -> int:
+    return sum(
+        int(np.prod(record.shape, dtype=np.int64)) * DTYPES[record.dtype].storage.itemsize
+        for record in (pair.golden, pair.candidate)
+        if record is not None and record.member is not None
+    )
+
+
+def _compare_pair(
+    golden: Bundle, candidate: Bundle, golden_record: Record, candidate_record: Record, rules: Tolerances
+) -> tuple[Metrics | None, Verdict]:
+    verdict = judge_without_data(golden_record, candidate_record)
+    if verdict is not None:
+        return None, verdict
+    golden_dtype, candidate_dtype = DTYPES[golden_record.dtype], DTYPES[candidate_record.dtype]
+    exact = golden_dtype.kind in (Kind.INT, Kind.BOOL)
+    tolerance = EXACT if exact else rules.tolerance_for(golden_record, candidate_record)
+    metrics = measure(
+        lambda: golden.blocks(golden_record),
+        lambda: candidate.blocks(candidate_record),
+        golden_dtype,
+        candidate_dtype,
+        golden_record.shape,
+        atol=tolerance.atol,
+        rtol=tolerance.rtol,
+    )
+    return metrics, judge(golden_record, candidate_record, metrics, tolerance)
+
+
+def _never_called(golden: Bundle, candidate: Bundle, selection: Selection) -> list[Row]:
+    """A row for each module that was registered but never called on both sides, or on the only side that has it."""
+    sides = [bundle.manifest.model for bundle in (golden, candidate)]
+    idle = [set(side.get("not_called") or ()) for side in sides]
+    modules = [side.get("modules") or {} for side in sides]
+    rows = []
+    for name in [*modules[0], *(name for name in modules[1] if name not in modules[0])]:
+        where = [side for side, names in zip(("golden", "candidate"), idle, strict=True) if name in names]
+        if where and selection.allows(name):
+            kind = modules[0].get(name) or modules[1].get(name)
+            detail = f"{kind}, never called" if len(where) == 2 else f"{kind}, never called in {where[0]}"
+            rows.append(Row(None, None, Verdict(Reason.NOT_CALLED, detail=detail), module=name))
+    return rows

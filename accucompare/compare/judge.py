@@ -1,0 +1,173 @@
+"""What is said of a pair: whether it passes, why, and where a difference came from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+
+from accucompare.bundle.dtypes import DTYPES, Kind
+from accucompare.bundle.records import Layout, Record, Role
+from accucompare.compare.comparison import Reason, Status, Verdict
+from accucompare.compare.measure import Metrics
+from accucompare.compare.tolerance import EXACT, Tolerance
+
+
+def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
+    """The verdict on a pair that cannot or need not be measured; ``None`` if it is to be measured.
+
+    A difference is called introduced here too, until ``Origins.trace`` has seen it.
+    """
+    if golden.layout is not candidate.layout:
+        with_data = {Layout.STRIDED, Layout.SCALAR}
+        if not {golden.layout, candidate.layout} <= with_data:
+            return Verdict(Reason.DTYPE, detail=f"golden is {_described(golden)}, the candidate {_described(candidate)}")
+    if golden.shape != candidate.shape:
+        return Verdict(Reason.SHAPE, detail=f"golden is {list(golden.shape)}, the candidate {list(candidate.shape)}")
+    if golden.member is None or candidate.member is None:
+        same = golden.detail == candidate.detail
+        detail = _described(golden) if same else f"golden is {_described(golden)}, the candidate {_described(candidate)}"
+        if golden.digest is None or candidate.digest is None:
+            return Verdict(Reason.NOT_COMPARABLE, detail=detail)
+        return Verdict(Reason.IDENTICAL if golden.digest == candidate.digest else Reason.INTRODUCED, detail=detail)
+    if DTYPES[golden.dtype].kind is not DTYPES[candidate.dtype].kind:
+        return Verdict(Reason.DTYPE, detail=f"golden is {golden.dtype}, the candidate {candidate.dtype}")
+    return None
+
+
+def _described(record: Record) -> str:
+    if record.layout is Layout.OPAQUE:
+        return record.detail
+    words = f"a {record.layout.value} {record.dtype} tensor" if record.dtype else f"a {record.layout.value} value"
+    return f"{words} ({record.detail})" if record.detail else words
+
+
+def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance) -> Verdict:
+    """The verdict on a measured pair, as if everything that went into the call were within tolerance.
+
+    ``Origins.trace`` says afterwards whether the error was inherited.
+    """
+    if golden.digest == candidate.digest and golden.dtype == candidate.dtype:
+        return Verdict(Reason.IDENTICAL, str(tolerance), tolerance.source, used=0.0)
+    if metrics.nonfinite_mismatch:
+        return Verdict(Reason.NON_FINITE, str(tolerance), tolerance.source, used=math.inf, detail=_nonfinite_detail(metrics))
+    detail = ""
+    if metrics.saturated:
+        largest = DTYPES[candidate.dtype].largest
+        detail = f"{metrics.saturated} value(s) saturated at {candidate.dtype}'s largest, {largest:g}, where golden is larger"
+    if DTYPES[golden.dtype].kind in (Kind.INT, Kind.BOOL):
+        reason = Reason.OK if metrics.max_abs == 0 else Reason.INTRODUCED
+        return Verdict(reason, str(EXACT), EXACT.source, used=math.inf if metrics.max_abs else 0.0)
+    limits = _limits(metrics, tolerance)
+    return Verdict(
+        reason=Reason.OK if all(limit.passes for limit in limits) else Reason.INTRODUCED,
+        tolerance=str(tolerance),
+        rule=tolerance.source,
+        needed=", ".join(limit.needed for limit in limits if limit.needed),
+        used=max(limit.used for limit in limits),
+        detail=detail,
+    )
+
+
+@dataclass(frozen=True)
+class _Limit:
+    passes: bool
+    used: float
+    needed: str
+
+
+def _limits(metrics: Metrics, tolerance: Tolerance) -> list[_Limit]:
+    limits = []
+    if tolerance.atol is not None or tolerance.rtol is not None:
+        assert metrics.over_tolerance is not None
+        assert metrics.tolerance_used is not None
+        assert metrics.needed_atol is not None
+        needed = f"rtol {_up(metrics.max_rel)}" if not tolerance.atol and tolerance.rtol else f"atol {_up(metrics.needed_atol)}"
+        passes = metrics.over_tolerance == 0
+        used = min(metrics.tolerance_used, 1.0) if passes else metrics.tolerance_used
+        limits.append(_Limit(passes, used, "" if math.isinf(metrics.max_rel) and needed.startswith("rtol") else needed))
+    if tolerance.rel_l2 is not None:
+        limits.append(_at_most(metrics.rel_l2, tolerance.rel_l2, f"rel_l2 {_up(metrics.rel_l2)}"))
+    if tolerance.cosine is not None:
+        limits.append(_at_most(metrics.one_minus_cosine, 1.0 - tolerance.cosine, f"cosine {_down_from_one(metrics.one_minus_cosine)}"))
+    return limits
+
+
+def _at_most(measured: float, limit: float, needed: str) -> _Limit:
+    used = measured / limit if limit else (math.inf if measured else 0.0)
+    return _Limit(measured <= limit, used, needed if math.isfinite(measured) else "")
+
+
+def _up(value: float) -> str:
+    """Three digits, rounded up: a limit of what is printed passes."""
+    return f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal(Decimal(value)):.2e}" if value else "0"
+
+
+def _down_from_one(one_minus_cosine: float) -> str:
+    """The cosine similarity with as many nines as it takes to show two digits of its distance from 1, rounded down."""
+    if not one_minus_cosine:
+        return "1"
+    digits = min(max(2 - Decimal(one_minus_cosine).adjusted() - 1, 2), 16)
+    return str((1 - Decimal(one_minus_cosine)).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_FLOOR))
+
+
+def _nonfinite_detail(metrics: Metrics) -> str:
+    parts = []
+    if metrics.golden_nan != metrics.candidate_nan:
+        parts.append(f"golden has {metrics.golden_nan} NaN, the candidate {metrics.candidate_nan}")
+    if metrics.golden_inf != metrics.candidate_inf:
+        parts.append(f"golden has {metrics.golden_inf} Inf, the candidate {metrics.candidate_inf}")
+    if metrics.saturated:
+        parts.append(f"{metrics.saturated} saturated in the candidate")
+    return "; ".join(parts) or f"NaN or Inf in {metrics.nonfinite_mismatch} different places"
+
+
+Call = tuple[int, int, str, int]
+
+
+@dataclass
+class _CallState:
+    over: bool = False  # an input of the call, or an output of a call made inside it, is over tolerance
+    has_children: bool = False
+
+
+@dataclass
+class Origins:
+    """Tells where errors come from, fed row by row in execution order.
+
+    Without a baseline or a fed capture this is what tolerances alone can tell: an output over tolerance is *introduced* by a
+    module all of whose inputs were within; it is *glue* if the module's children were within too, for then its own code made
+    the error; an input over tolerance is *glue* if everything its parent had until then was within; all else is *inherited*.
+    """
+
+    _calls: dict[Call, _CallState] = field(default_factory=dict)
+    _any_over: bool = False
+
+    def trace(self, record: Record, verdict: Verdict) -> Verdict:
+        """The verdict with its reason made exact, where the error could have come from elsewhere."""
+        call = self._calls.setdefault((record.rank, record.step, record.name, record.call), _CallState())
+        parent = None
+        if record.parent is not None:
+            parent = self._calls.get((record.rank, record.step, *record.parent))
+            if parent is not None:
+                parent.has_children = True
+        over = verdict.status is Status.FAIL
+        if verdict.reason is Reason.INTRODUCED:
+            verdict = replace(verdict, reason=self._reason(record, call, parent))
+        if over:
+            self._any_over = True
+            if record.role is Role.INPUT:
+                call.over = True
+            elif parent is not None:
+                parent.over = True
+        return verdict
+
+    def _reason(self, record: Record, call: _CallState, parent: _CallState | None) -> Reason:
+        if record.role is Role.INPUT:
+            if record.parent is None:
+                return Reason.INPUTS_DIFFER
+            earlier = parent.over if parent is not None else self._any_over
+            return Reason.INHERITED if earlier else Reason.GLUE
+        if call.over:
+            return Reason.INHERITED
+        return Reason.GLUE if call.has_children else Reason.INTRODUCED

@@ -1,0 +1,144 @@
+"""What differs about how two bundles were captured: most reported mismatches are one of these, so it is said first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from accucompare.bundle.dtypes import DTYPES
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.reader import Bundle
+from accucompare.compare.comparison import Finding
+
+
+def preflight(golden: Bundle, candidate: Bundle) -> list[Finding]:
+    """Compare two manifests; the most telling findings first."""
+    findings = [finding for check in _CHECKS for finding in check(golden, candidate)]
+    return sorted(findings, key=lambda finding: not finding.serious)
+
+
+Check = Callable[[Bundle, Bundle], Iterator[Finding]]
+
+
+def _completeness(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
+    for side, bundle in (("golden", golden), ("candidate", candidate)):
+        for rank, manifest in bundle.manifests.items():
+            if manifest.complete:
+                continue
+            stopped = manifest.stopped or {"error": "it was killed, or is still running"}
+            place = f" in {stopped['module']}" if stopped.get("module") else ""
+            place += f" of step {stopped['step']}" if stopped.get("step") is not None else ""
+            where = f" (rank {rank})" if bundle.manifest.ranks > 1 else ""
+            yield Finding("incomplete", f"{side}{where} is incomplete: stopped{place}: {stopped.get('error', 'unknown')}")
+        if bundle.missing_ranks:
+            yield Finding("incomplete", f"{side} lacks rank(s) {', '.join(map(str, bundle.missing_ranks))} of {bundle.manifest.ranks}")
+
+
+def _steps(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
+    sides = [{(rank, entry.step) for rank, entry in bundle.steps()} for bundle in (golden, candidate)]
+    if sides[0] != sides[1]:
+        counts = [f"{len(side)} step(s) of {len({rank for rank, _ in side})} rank(s)" for side in sides]
+        yield Finding("steps", f"golden holds {counts[0]}, the candidate {counts[1]}")
+
+
+def _weights(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
+    for kind in ("parameters", "buffers"):
+        ours, theirs = (bundle.manifest.model.get(kind) or {} for bundle in (golden, candidate))
+        yield from _digests(kind, ours, theirs)
+
+
+def _inputs(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
+    for step, ours in golden.manifest.inputs.items():
+        theirs = candidate.manifest.inputs.get(step)
+        if theirs is not None:
+            yield from _digests(f"inputs of step {step}", ours, theirs)
+
+
+def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any]) -> Iterator[Finding]:
+    """Findings on two tables of fingerprints by name."""
+    shared = sorted(golden.keys() & candidate.keys())
+    rounded = [name for name in shared if golden[name]["dtype"] != candidate[name]["dtype"]]
+    different = [name for name in shared if not _same_tensor(golden[name], candidate[name])]
+    if different:
+        yield Finding(what, f"{len(different)} of {len(shared)} {what} differ: {_some(different)}")
+    elif rounded:
+        dtypes = " and ".join(sorted({f"{golden[name]['dtype']} → {candidate[name]['dtype']}" for name in rounded}))
+        yield Finding(what, f"{what}: the same after rounding ({dtypes})", serious=False)
+    alone = sorted(golden.keys() ^ candidate.keys())
+    if alone and shared:
+        yield Finding(what, f"{len(alone)} {what} on one side only: {_some(alone)}")
+
+
+def _same_tensor(golden: dict[str, Any], candidate: dict[str, Any]) -> bool:
+    """Whether two fingerprints agree, under the narrower dtype where the two differ."""
+    if golden["shape"] != candidate["shape"]:
+        return False
+    narrower = min((golden["dtype"], candidate["dtype"]), key=lambda name: DTYPES[name].digits if name in DTYPES else 0)
+    found = golden["digests"].get(narrower)
+    return found is not None and found == candidate["digests"].get(narrower)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f", and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _settings(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
+    for section, key, words, serious in _SETTINGS:
+        ours, theirs = (_get(bundle.manifest, section, key) for bundle in (golden, candidate))
+        if ours != theirs:
+            yield Finding(words, f"{words}: golden {_shown(ours)}, candidate {_shown(theirs)}", serious)
+
+
+#: Settings that two captures should share: section of the manifest, dotted key, how it is called, whether it is serious.
+_SETTINGS = (
+    ("model", "training", "train mode", True),
+    ("model", "active_dropout", "active dropout modules", True),
+    ("model", "class", "model class", False),
+    ("capture", "seed", "seed", True),
+    ("environment", "autocast", "autocast", True),
+    ("capture", "only", "--only", False),
+    ("capture", "skip", "--skip", False),
+    ("environment", "random", "random operations", True),
+    ("environment", "device.type", "device", False),
+    ("environment", "versions.torch", "torch", False),
+    ("environment", "versions.torch_npu", "torch_npu", False),
+    ("environment", "versions.cann", "CANN", False),
+    ("environment", "versions.transformers", "transformers", False),
+    ("environment", "git.commit", "git commit", False),
+)
+
+
+def _flags(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
+    ours, theirs = ((bundle.manifest.environment.get("flags") or {}) for bundle in (golden, candidate))
+    for name in sorted(ours.keys() & theirs.keys()):
+        if ours[name] != theirs[name]:
+            yield Finding("flags", f"{name}: golden {_shown(ours[name])}, candidate {_shown(theirs[name])}")
+    for side, flags in (("golden", ours), ("candidate", theirs)):
+        lowered = [name for name in _REDUCED_PRECISION if flags.get(name) is True and not (ours.get(name) and theirs.get(name))]
+        if lowered:
+            yield Finding("flags", f"{side} may compute float32 in fewer bits: {', '.join(lowered)}")
+
+
+_REDUCED_PRECISION = ("cuda.matmul.allow_tf32", "cudnn.allow_tf32", "npu.matmul.allow_hf32", "npu.conv.allow_hf32")
+
+
+def _notes(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
+    for side, bundle in (("golden", golden), ("candidate", candidate)):
+        for manifest in bundle.manifests.values():
+            for note in manifest.notes:
+                yield Finding("note", f"{side}: {note}", serious=False)
+
+
+def _get(manifest: Manifest, section: str, key: str) -> Any:
+    value: Any = getattr(manifest, section)
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _shown(value: Any) -> str:
+    words = {"True": "on", "False": "off", "None": "none"}
+    return words.get(str(value), str(value))
+
+
+_CHECKS: tuple[Check, ...] = (_completeness, _weights, _inputs, _steps, _settings, _flags, _notes)

@@ -1,0 +1,169 @@
+"""What difference passes: what the user gave, a file of rules by layer, or a table by dtype."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from accucompare.bundle.dtypes import DTYPES
+from accucompare.bundle.records import Record
+from accucompare.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+#: Without any tolerance given: the largest relative L2 error that passes, by the coarser dtype of the pair. Rounding through a
+#: deep model stays well below (12 transformer layers: 6e-7 in float32, 7e-4 in float16, 6e-3 in bfloat16), most bugs do not.
+DEFAULT_REL_L2 = {
+    "float64": 1e-10,
+    "float32": 1e-4,
+    "float16": 1e-2,
+    "bfloat16": 5e-2,
+    "float8_e4m3fn": 0.25,
+    "float8_e4m3fnuz": 0.25,
+    "float8_e5m2": 0.5,
+    "float8_e5m2fnuz": 0.5,
+    "float8_e8m0fnu": 1.0,
+    "complex128": 1e-10,
+    "complex64": 1e-4,
+    "complex32": 1e-2,
+}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Limits that a pair of records must all keep; ``None`` is no limit.
+
+    Attributes:
+        atol, rtol: every element has |candidate - golden| <= atol + rtol * |golden| (one given alone takes the other as 0).
+        rel_l2: largest relative L2 error.
+        cosine: smallest cosine similarity.
+        source: where the limits come from, as the report names it.
+    """
+
+    atol: float | None = None
+    rtol: float | None = None
+    rel_l2: float | None = None
+    cosine: float | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("atol", "rtol", "rel_l2", "cosine"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+                raise UsageError(f"{name} must be a finite number that is not negative, but is {value!r}")
+        if self.cosine is not None and not 0.5 <= self.cosine <= 1.0:
+            raise UsageError(
+                f"cosine is the smallest similarity that passes, between 0.5 and 1 (such as 0.999), but is {self.cosine!r}; "
+                "it is not 1 - cosine"
+            )
+
+    @property
+    def given(self) -> bool:
+        """Whether there is any limit."""
+        return (self.atol, self.rtol, self.rel_l2, self.cosine) != (None, None, None, None)
+
+    def __str__(self) -> str:
+        limits = [f"{name} {getattr(self, name):g}" for name in ("atol", "rtol", "rel_l2", "cosine") if getattr(self, name) is not None]
+        return ", ".join(limits) or "exact"
+
+
+EXACT = Tolerance(source="integers and booleans are compared exactly")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One ``[[rule]]`` of a tolerance file: what it applies to, and the limits there."""
+
+    tolerance: Tolerance
+    layer: str = "*"
+    type: str = "*"
+    role: str = "*"
+    dtype: str = "*"
+
+    def applies_to(self, record: Record) -> bool:
+        return (
+            fnmatchcase(record.name, self.layer)
+            and fnmatchcase(record.type, self.type)
+            and fnmatchcase(record.role.value, self.role)
+            and fnmatchcase(record.dtype, self.dtype)
+        )
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """All the rules in force, asked record by record.
+
+    Attributes:
+        rules: from a file; the first that applies to the candidate's record wins.
+        otherwise: what the user gave for all other layers; the table by dtype if that holds no limit.
+    """
+
+    rules: tuple[Rule, ...] = ()
+    otherwise: Tolerance = Tolerance()
+
+    def tolerance_for(self, golden: Record, candidate: Record) -> Tolerance:
+        """The limits for a pair of floating or complex records."""
+        for rule in self.rules:
+            if rule.applies_to(candidate):
+                return rule.tolerance
+        if self.otherwise.given:
+            return self.otherwise
+        coarser = min((golden.dtype, candidate.dtype), key=lambda name: DTYPES[name].digits)
+        return Tolerance(rel_l2=DEFAULT_REL_L2[coarser], source=f"default for {coarser}")
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.rules)} rule(s) from {self.rules[0].tolerance.source.rsplit(',', 1)[0]}"] if self.rules else []
+        parts.append(str(self.otherwise) if self.otherwise.given else "default relative L2 limit of each dtype")
+        return ", then ".join(parts)
+
+
+_RULE_KEYS = [field.name for field in fields(Rule) if field.name != "tolerance"]
+_LIMIT_KEYS = ["atol", "rtol", "rel_l2", "cosine"]
+
+
+def read_rules(path: str | Path) -> tuple[Rule, ...]:
+    """Read a tolerance file.
+
+    Args:
+        path: a TOML file of ``[[rule]]`` tables. Each has globs (``layer``, ``type``, ``role``, ``dtype``; all ``"*"`` if left
+            out) and at least one limit (``atol``, ``rtol``, ``rel_l2``, ``cosine``).
+
+    Raises:
+        UsageError: if it cannot be read, or holds anything else.
+    """
+    try:
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML ({error})") from None
+    tables = content.pop("rule", [])
+    if content or not isinstance(tables, list) or not tables:
+        raise UsageError(f"{path}: must hold [[rule]] tables and nothing else, but has {sorted(content) or 'none'}")
+    return tuple(_rule(table, f"{path}, rule {number}") for number, table in enumerate(tables, 1))
+
+
+def _rule(table: Mapping[str, Any], place: str) -> Rule:
+    unknown = sorted(set(table) - {*_RULE_KEYS, *_LIMIT_KEYS})
+    if unknown:
+        raise UsageError(f"{place}: unknown key {unknown[0]!r}; known are {', '.join(_RULE_KEYS + _LIMIT_KEYS)}")
+    for key in _RULE_KEYS:
+        if not isinstance(table.get(key, ""), str):
+            raise UsageError(f"{place}: {key} must be a glob in quotes, but is {table[key]!r}")
+    try:
+        tolerance = Tolerance(**{key: table[key] for key in _LIMIT_KEYS if key in table}, source=place)
+    except UsageError as error:
+        raise UsageError(f"{place}: {error}") from None
+    if not tolerance.given:
+        raise UsageError(f"{place}: has no limit; give one of {', '.join(_LIMIT_KEYS)}")
+    return Rule(tolerance, **{key: table[key] for key in _RULE_KEYS if key in table})

@@ -1,0 +1,63 @@
+"""Ascend NPUs through torch_npu."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accucompare.errors import DeviceError
+
+
+def open_device(index: int | None) -> torch.device:
+    """Import torch_npu and check that the NPU is there.
+
+    Raises:
+        DeviceError: if torch_npu, CANN or the NPU is missing.
+    """
+    try:
+        importlib.import_module("torch_npu")
+    except ModuleNotFoundError as error:
+        if error.name != "torch_npu":
+            raise DeviceError(f"torch_npu cannot be imported ({error}); pip install accucompare[npu]") from None
+        raise DeviceError("--device npu: torch_npu is not installed; pip install accucompare[npu]") from None
+    except (ImportError, OSError, RuntimeError) as error:
+        raise DeviceError(
+            f"torch_npu is installed but cannot be loaded ({error}); is CANN there? "
+            "Run `source /usr/local/Ascend/ascend-toolkit/set_env.sh` (where CANN is installed) and try again"
+        ) from None
+    count = _npu().device_count()
+    if not _npu().is_available() or count == 0:
+        raise DeviceError("--device npu: no NPU is available; see whether `npu-smi info` lists one")
+    if index is not None and index >= count:
+        raise DeviceError(f"--device npu:{index}: there are {count} NPU(s), numbered from 0")
+    device = torch.device("npu", index or 0)
+    _npu().set_device(device)
+    return device
+
+
+def describe(index: int | None) -> dict[str, Any]:
+    return {"type": "npu", "name": _npu().get_device_name(index), "cann": _cann_version()}
+
+
+def flags() -> dict[str, Any]:
+    return {
+        "npu.matmul.allow_hf32": _npu().matmul.allow_hf32,
+        "npu.conv.allow_hf32": _npu().conv.allow_hf32,
+    }
+
+
+def _npu() -> Any:
+    return torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
+
+
+def _cann_version() -> str | None:
+    home = os.environ.get("ASCEND_TOOLKIT_HOME") or os.environ.get("ASCEND_HOME_PATH")
+    for name in ("version.cfg", "version.info"):
+        path = Path(home or "/usr/local/Ascend/ascend-toolkit/latest") / name
+        if path.is_file():
+            return path.read_text(errors="replace").strip().splitlines()[-1]
+    return None

@@ -1,0 +1,43 @@
+"""What can go wrong, as one tree. Every message says what is wrong, where, and what to do.
+
+AccucompareError
+├── UsageError          an option, a pattern or a file of options that makes no sense
+│   └── CaseError       a case that cannot be found, loaded or run
+├── DeviceError         a device that is not there, or whose software is not
+├── CaptureError        a capture that could not be finished: disk full, the model raised
+├── BundleError         a bundle that is missing, damaged, hostile or too new
+│   └── RecordError     one record of a bundle; the others may be readable
+└── ReportError         a report that cannot be written
+"""
+
+
+class AccucompareError(Exception):
+    """Root of every error that accucompare raises on purpose."""
+
+
+class UsageError(AccucompareError):
+    """An option, a pattern or a file of options that makes no sense."""
+
+
+class CaseError(UsageError):
+    """A case that cannot be found, loaded or run."""
+
+
+class DeviceError(AccucompareError):
+    """A device that is not there, or whose software is not."""
+
+
+class CaptureError(AccucompareError):
+    """A capture that could not be finished; what was finished stays readable."""
+
+
+class BundleError(AccucompareError):
+    """A bundle that is missing, damaged, hostile, or of a newer format."""
+
+
+class RecordError(BundleError):
+    """One record of a bundle that cannot be read; the others may be readable."""
+
+
+class ReportError(AccucompareError):
+    """A report that cannot be written."""

@@ -1,0 +1,78 @@
+"""The comparison as JSON, for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from accucompare.bundle.records import Record
+from accucompare.compare.comparison import Comparison, Row
+from accucompare.errors import ReportError
+
+
+def write_json(comparison: Comparison, path: Path) -> Path:
+    """Write verdict, findings, counts and every row; NaN and infinities as the strings ``"nan"``, ``"inf"``, ``"-inf"``.
+
+    Raises:
+        ReportError: if the file cannot be written.
+    """
+    first = comparison.first_divergence
+    content = {
+        "golden": str(comparison.golden.path),
+        "candidate": str(comparison.candidate.path),
+        "passed": comparison.passed,
+        "compared": comparison.compared,
+        "counts": {reason.value: count for reason, count in comparison.counts().items()},
+        "left_out": comparison.left_out,
+        "tolerance": str(comparison.tolerances),
+        "first_divergence": None if first is None else first.place,
+        "preflight": [asdict(finding) for finding in comparison.preflight],
+        "damage": comparison.damage,
+        "rows": [_row(row) for row in comparison.rows],
+    }
+    temporary = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ReportError(f"{path}: cannot be written ({error.strerror}); choose another --json") from None
+    return path
+
+
+def _row(row: Row) -> dict[str, Any]:
+    record = row.record
+    place = {} if record is None else {name: getattr(record, name) for name in ("rank", "step", "call", "role", "path", "order", "type")}
+    return {
+        "name": row.module,
+        **place,
+        "status": row.status,
+        **{name: getattr(row.verdict, name) for name in ("reason", "tolerance", "rule", "needed", "used", "detail")},
+        "nearest": row.nearest,
+        "golden": _side(row.golden),
+        "candidate": _side(row.candidate),
+        "metrics": None if row.metrics is None else asdict(row.metrics),
+    }
+
+
+def _side(record: Record | None) -> dict[str, Any] | None:
+    if record is None:
+        return None
+    statistics = record.statistics.to_json() if record.statistics else None
+    return {"name": record.name, "shape": record.shape, "dtype": record.dtype, "layout": record.layout, "statistics": statistics}
+
+
+def _plain(value: Any) -> Any:
+    """The same with every float that JSON cannot hold as a string."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _plain(child) for key, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(child) for child in value]
+    return value

@@ -1,0 +1,253 @@
+"""What the commands print: results on stdout, in 100 columns; progress on stderr, if that is a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from accucompare.bundle.dtypes import Array
+from accucompare.bundle.reader import Bundle, open_bundle
+from accucompare.bundle.records import Record, display_name
+from accucompare.compare.comparison import MEANING, Comparison, Reason, Row, Status
+from accucompare.errors import ReportError, UsageError
+
+WIDTH = 100
+_STYLE = {Status.PASS: "green", Status.FAIL: "red", Status.NOT_COMPARED: "bright_black"}
+_UNMATCHED_SHOWN = 10
+
+
+def _console() -> Console:
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    return console
+
+
+@contextlib.contextmanager
+def progress_bar(verb: str, unit: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on stderr, to be called with what is done and what is to do; ``None`` where nobody would see it."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    from rich import progress
+
+    amount = progress.DownloadColumn() if unit == "bytes" else progress.MofNCompleteColumn()
+    with progress.Progress(
+        progress.TextColumn(verb), progress.BarColumn(), amount, progress.TimeRemainingColumn(), console=console, transient=True
+    ) as bar:
+        task = bar.add_task(verb, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def print_capture(path: Path) -> None:
+    """Say what a capture wrote."""
+    with open_bundle(path) as bundle:
+        steps = bundle.steps()
+        records = sum(entry.records for _, entry in steps)
+        size = sum(file.stat().st_size for file in path.glob("rank*/*"))
+        console = _console()
+        plural = "" if len(steps) == 1 else "s"
+        console.print(f"captured {len(steps)} step{plural}, {records} records, {_size(size)} in {path}", soft_wrap=True)
+        idle = bundle.manifest.model.get("not_called") or []
+        if idle:
+            shown = ", ".join(display_name(name) for name in idle[:3]) + (f", and {len(idle) - 3} more" if len(idle) > 3 else "")
+            console.print(f"registered but never called: {shown}")
+        for note in bundle.manifest.notes:
+            console.print(f"note: {note}")
+
+
+def print_comparison(comparison: Comparison, report: Path, quiet: bool) -> None:
+    """Print the verdict, what pre-flight found, where the two first diverge, the worst rows, the counts, and the report."""
+    console = _console()
+    console.print(_verdict_line(comparison), soft_wrap=True)
+    if quiet:
+        return
+    _print_preflight(console, comparison)
+    if comparison.first_divergence is not None:
+        _print_divergence(console, comparison.first_divergence)
+    _print_worst(console, comparison)
+    _print_unmatched(console, comparison)
+    for damage in comparison.damage[:_UNMATCHED_SHOWN]:
+        console.print(Text(f"unreadable: {damage}", "red"), soft_wrap=True)
+    console.print()
+    console.print(_counts(comparison))
+    console.print(f"tolerance: {comparison.tolerances}")
+    console.print(f"report: {report}", soft_wrap=True)
+
+
+def _verdict_line(comparison: Comparison) -> Text:
+    sides = f"{comparison.candidate.path} against {comparison.golden.path}"
+    if not comparison.compared:
+        return Text.assemble(("TROUBLE", "bold red"), f"  {sides}: nothing could be compared")
+    failed = comparison.counts_by_status()[Status.FAIL]
+    if comparison.passed:
+        uncompared = comparison.counts()[Reason.NOT_COMPARABLE]
+        but = f"; {uncompared} without data could not be compared" if uncompared else ""
+        return Text.assemble(("PASS", "bold green"), f"  {sides}: all {comparison.compared} compared records within tolerance{but}")
+    if not failed:
+        return Text.assemble(("TROUBLE", "bold red"), f"  {sides}: {len(comparison.damage)} record(s) could not be read")
+    first = comparison.first_divergence
+    where = f"; first divergence: {first.place}" if first is not None else "; all of them are on one side only"
+    return Text.assemble(("FAIL", "bold red"), f"  {sides}: {failed} of {len(comparison.rows)} rows fail{where}")
+
+
+def _print_preflight(console: Console, comparison: Comparison) -> None:
+    if comparison.preflight:
+        console.print()
+        console.print(Text("Pre-flight", "bold"))
+    for finding in comparison.preflight:
+        console.print(Text(f"  {'!' if finding.serious else '·'} {finding.message}", "yellow" if finding.serious else ""))
+
+
+def _print_divergence(console: Console, row: Row) -> None:
+    console.print()
+    console.print(Text("First divergence", "bold"))
+    record = row.record
+    assert record is not None
+    dtypes = record.dtype if row.candidate is None or row.candidate.dtype == record.dtype else f"{record.dtype} → {row.candidate.dtype}"
+    console.print(Text.assemble("  ", (row.place, "bold red"), f"  ({record.type}, {dtypes} {list(record.shape)}, step {record.step})"))
+    console.print(f"  {row.reason.value}: {row.verdict.detail or MEANING[row.reason]}")
+    metrics, verdict = row.metrics, row.verdict
+    if metrics is not None:
+        console.print(
+            f"  relative L2 {metrics.rel_l2:.2e}, 1 - cosine {metrics.one_minus_cosine:.2e}, max difference {metrics.max_abs:.2e}"
+            f" at {metrics.max_abs_index} (golden {_value(metrics.golden_at_max)}, candidate {_value(metrics.candidate_at_max)})"
+        )
+        console.print(f"  limit: {verdict.tolerance} ({verdict.rule})" + (f"; would pass at {verdict.needed}" if verdict.needed else ""))
+
+
+def _print_worst(console: Console, comparison: Comparison) -> None:
+    worst = comparison.worst(8)
+    if not worst:
+        return
+    table = Table(title="Worst rows", title_justify="left", title_style="bold", box=None, padding=(0, 1), pad_edge=False)
+    table.add_column("layer", overflow="fold", ratio=1)
+    table.add_column("reason", no_wrap=True)
+    for title in ("rel L2", "1-cosine", "max abs", "would pass at"):
+        table.add_column(title, justify="right", no_wrap=title != "would pass at")
+    for row in worst:
+        metrics = row.metrics
+        assert metrics is not None
+        numbers = (f"{value:.2e}" for value in (metrics.rel_l2, metrics.one_minus_cosine, metrics.max_abs))
+        table.add_row(_place(row), Text(row.reason.value, _STYLE[row.status]), *numbers, row.verdict.needed)
+    console.print()
+    console.print(table)
+
+
+def _print_unmatched(console: Console, comparison: Comparison) -> None:
+    unmatched = comparison.unmatched()
+    if not unmatched:
+        return
+    title = f"Only on one side ({len(unmatched)})"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1), pad_edge=False)
+    table.add_column("layer", overflow="fold", ratio=1)
+    table.add_column("reason", no_wrap=True)
+    table.add_column("nearest name on the other side", overflow="fold")
+    for row in unmatched[:_UNMATCHED_SHOWN]:
+        table.add_row(_place(row), row.reason.value, Text(row.nearest))
+    console.print()
+    console.print(table)
+    if len(unmatched) > _UNMATCHED_SHOWN:
+        console.print(f"… and {len(unmatched) - _UNMATCHED_SHOWN} more in the report; --map OLD=NEW renames layers")
+
+
+def _place(row: Row) -> Text:
+    return Text(row.place + (f" (step {row.record.step})" if row.record is not None and row.record.step else ""))
+
+
+def _counts(comparison: Comparison) -> str:
+    counts = comparison.counts()
+    parts = ", ".join(f"{counts[reason]} {reason.value}" for reason in Reason if counts[reason])
+    left_out = f"; {comparison.left_out} records left out by --only and --skip" if comparison.left_out else ""
+    return f"{len(comparison.rows)} rows: {parts}{left_out}"
+
+
+def print_records(bundle: Bundle) -> None:
+    """List the records of a bundle: order, name, type, role, shape, dtype, min, max, mean, L2, NaN and Inf."""
+    console = _console()
+    several = len(bundle.steps()) > 1
+    columns = ["#", "layer", "type", "role", "shape", "dtype", "min", "max", "mean", "L2", "NaN/Inf"]
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for title in (["rank.step"] if several else []) + columns:
+        wide = title in ("layer", "type", "shape")
+        table.add_column(title, overflow="fold", justify="left" if wide or title in ("role", "dtype") else "right")
+    for record in bundle.records():
+        cells: list[str] = [f"{record.rank}.{record.step}"] if several else []
+        call = f" #{record.call}" if record.call else ""
+        role = f"{record.role.value}{'.' + record.path if record.path else ''}"
+        cells += [str(record.order), display_name(record.name) + call, record.type, role]
+        cells += ["x".join(map(str, record.shape)) or "-", record.dtype or record.detail]
+        found = record.statistics
+        if found is None:
+            cells += [record.layout.value, "", "", "", ""]
+        else:
+            cells += [_short(found.min), _short(found.max), _short(found.mean), _short(found.l2), f"{found.nan}/{found.inf}"]
+        table.add_row(*(Text(cell) for cell in cells))
+    if not bundle.complete:
+        console.print(Text(f"{bundle.path} is incomplete", "yellow"))
+    console.print(table)
+
+
+def print_tensor(record: Record, values: Array, slices: str | None, save: Path | None) -> None:
+    """Print one tensor's statistics and values, or a part of them, and save those as ``.npy`` if asked to.
+
+    Raises:
+        UsageError: if the slice makes no sense for the shape.
+        ReportError: if the file cannot be written.
+    """
+    part = values if slices is None else _sliced(values, slices)
+    console = _console()
+    console.print(f"{record.key}: {record.type}, {record.dtype} {list(record.shape)}", soft_wrap=True)
+    found = record.statistics
+    if found is not None:
+        console.print(
+            f"min {_value(found.min)}, max {_value(found.max)}, mean {_value(found.mean)}, L2 {_value(found.l2)}, "
+            f"{found.nan} NaN, {found.inf} Inf"
+        )
+    console.print(np.array2string(part, max_line_width=WIDTH, threshold=200))
+    if save is not None:
+        try:
+            with save.open("wb") as file:  # np.save would append .npy to another suffix
+                np.save(file, part, allow_pickle=False)
+        except OSError as error:
+            raise ReportError(f"{save}: cannot be written ({error.strerror})") from None
+        console.print(f"saved {part.dtype} {list(part.shape)} to {save}", soft_wrap=True)
+
+
+def _sliced(values: Array, text: str) -> Array:
+    try:
+        parts: list[Any] = [_slice_part(part.strip()) for part in text.strip().strip("[]").split(",") if part.strip()]
+        return np.asarray(values[tuple(parts)])
+    except (ValueError, IndexError) as error:
+        raise UsageError(f"--slice {text!r}: cannot be taken of shape {list(values.shape)} ({error})") from None
+
+
+def _slice_part(part: str) -> int | slice | object:
+    if part == "...":
+        return ...
+    if ":" not in part:
+        return int(part)
+    return slice(*(int(bound) if bound.strip() else None for bound in part.split(":")))
+
+
+def _value(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} GB"
