@@ -1,0 +1,200 @@
+"""The columns of the sheet *Layers*, as one table that every tabular report reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from accucompare.bundle.records import Record, display_name
+from accucompare.compare.comparison import Comparison, Row
+
+if TYPE_CHECKING:
+    import pandas
+
+Value = str | int | float | None
+
+# Number formats, as Excel writes them. Zero is shown as a bare 0, so that what is not zero stands out.
+TEXT = "@"
+COUNT = "#,##0"
+SCIENTIFIC = "0.00E+00;-0.00E+00;0"
+NUMBER = "0.00000E+00;-0.00000E+00;0"
+PERCENT = "[=0]0;[<0.0001]0.0E+00;0.00%"
+USED = '[<10]0.0%;[<100000]0"×";0.0E+00"×"'
+
+_DTYPE = {TEXT: "str", COUNT: "Int64"}  # pandas'; everything else is a float
+
+
+class Column(NamedTuple):
+    """One column.
+
+    Attributes:
+        title: its header.
+        get: its value, given the row's number (from 1) and the row; where there is nothing, text columns give ``""``, others
+            ``None``.
+        format: one of the number formats above.
+        width: in characters.
+        group: what it belongs to; neighbours of one group look alike.
+    """
+
+    title: str
+    get: Callable[[int, Row], Value]
+    format: str
+    width: float
+    group: str
+
+
+def layer(row: Row) -> str:
+    """The module that a row is about, as people read it."""
+    return display_name(row.module or (row.record.name if row.record else ""))
+
+
+def bracketed(numbers: tuple[int, ...]) -> str:
+    """A shape or an index, as PyTorch prints it: ``[2, 16, 768]``."""
+    return f"[{', '.join(map(str, numbers))}]"
+
+
+def _golden(row: Row) -> Record | None:
+    return row.golden
+
+
+def _candidate(row: Row) -> Record | None:
+    return row.candidate
+
+
+def _either(row: Row) -> Record | None:
+    return row.record
+
+
+def _of(side: Callable[[Row], Record | None], attribute: str, otherwise: Value = None) -> Callable[[int, Row], Value]:
+    read = attrgetter(attribute)
+
+    def get(number: int, row: Row) -> Value:
+        record = side(row)
+        value: Value = otherwise if record is None else read(record)
+        return value
+
+    return get
+
+
+def _metric(name: str) -> Callable[[int, Row], Value]:
+    read = attrgetter(name)
+
+    def get(number: int, row: Row) -> Value:
+        value: Value = None if row.metrics is None else read(row.metrics)
+        return value
+
+    return get
+
+
+def _count(name: str) -> Callable[[int, Row], Value]:
+    """A count that is nearly always zero, and then left out, so that what is there stands out."""
+    read = attrgetter(name)
+
+    def get(number: int, row: Row) -> Value:
+        return (row.metrics and read(row.metrics)) or None
+
+    return get
+
+
+def _statistic(side: Callable[[Row], Record | None], name: str) -> Callable[[int, Row], Value]:
+    read = attrgetter(name)
+
+    def get(number: int, row: Row) -> Value:
+        record = side(row)
+        value: Value = None if record is None or record.statistics is None else read(record.statistics)
+        return value
+
+    return get
+
+
+def _golden_shape(number: int, row: Row) -> str:
+    return bracketed(row.golden.shape) if row.golden else ""
+
+
+def _other_shape(number: int, row: Row) -> str:
+    """The candidate's shape, where it is not golden's."""
+    if row.candidate is None or (row.golden is not None and row.golden.shape == row.candidate.shape):
+        return ""
+    return bracketed(row.candidate.shape)
+
+
+def _other_name(number: int, row: Row) -> str:
+    """The candidate's qualified name, where renaming made it match another one of golden's."""
+    if row.golden is None or row.candidate is None or row.golden.name == row.candidate.name:
+        return ""
+    return display_name(row.candidate.name)
+
+
+def _where(number: int, row: Row) -> str:
+    return bracketed(row.metrics.max_abs_index) if row.metrics and row.metrics.max_abs_index is not None else ""
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("#", lambda number, row: number, COUNT, 8, "record"),
+    Column("step", _of(_either, "step"), COUNT, 7, "record"),
+    Column("rank", _of(_either, "rank"), COUNT, 7, "record"),
+    Column("layer", lambda number, row: layer(row), TEXT, 40, "record"),
+    Column("type", _of(_either, "type", ""), TEXT, 20, "record"),
+    Column("call", _of(_either, "call"), COUNT, 7, "record"),
+    Column("role", _of(_either, "role.value", ""), TEXT, 9, "record"),
+    Column("path", _of(_either, "path", ""), TEXT, 14, "record"),
+    Column("golden shape", _golden_shape, TEXT, 18, "record"),
+    Column("candidate shape", _other_shape, TEXT, 18, "record"),
+    Column("golden dtype", _of(_golden, "dtype", ""), TEXT, 11, "record"),
+    Column("candidate dtype", _of(_candidate, "dtype", ""), TEXT, 11, "record"),
+    Column("status", lambda number, row: row.status.value, TEXT, 13, "verdict"),
+    Column("reason", lambda number, row: row.reason.value, TEXT, 15, "verdict"),
+    Column("relative L2", _metric("rel_l2"), SCIENTIFIC, 12, "difference"),
+    Column("1 − cosine", _metric("one_minus_cosine"), SCIENTIFIC, 12, "difference"),
+    Column("max abs diff", _metric("max_abs"), SCIENTIFIC, 12, "difference"),
+    Column("at index", _where, TEXT, 16, "difference"),
+    Column("golden there", _metric("golden_at_max"), NUMBER, 14, "difference"),
+    Column("candidate there", _metric("candidate_at_max"), NUMBER, 14, "difference"),
+    Column("max rel diff", _metric("max_rel"), SCIENTIFIC, 12, "difference"),
+    Column("mean abs diff", _metric("mean_abs"), SCIENTIFIC, 12, "difference"),
+    Column("RMSE", _metric("rmse"), SCIENTIFIC, 12, "difference"),
+    Column("bias", _metric("bias"), SCIENTIFIC, 12, "difference"),
+    Column("max ULP", _metric("max_ulp"), COUNT, 13, "difference"),
+    Column("over tolerance", _metric("over_tolerance"), PERCENT, 11, "difference"),
+    Column("over 1e-3", _metric("over_1e3"), PERCENT, 10, "difference"),
+    Column("over 5e-3", _metric("over_5e3"), PERCENT, 10, "difference"),
+    Column("golden NaN", _count("golden_nan"), COUNT, 11, "not finite"),
+    Column("candidate NaN", _count("candidate_nan"), COUNT, 11, "not finite"),
+    Column("golden Inf", _count("golden_inf"), COUNT, 11, "not finite"),
+    Column("candidate Inf", _count("candidate_inf"), COUNT, 11, "not finite"),
+    Column("non-finite mismatch", _count("nonfinite_mismatch"), COUNT, 12, "not finite"),
+    Column("saturated", _count("saturated"), COUNT, 11, "not finite"),
+    Column("golden min", _statistic(_golden, "min"), NUMBER, 14, "golden"),
+    Column("golden max", _statistic(_golden, "max"), NUMBER, 14, "golden"),
+    Column("golden mean", _statistic(_golden, "mean"), NUMBER, 14, "golden"),
+    Column("golden L2", _statistic(_golden, "l2"), NUMBER, 14, "golden"),
+    Column("candidate min", _statistic(_candidate, "min"), NUMBER, 14, "candidate"),
+    Column("candidate max", _statistic(_candidate, "max"), NUMBER, 14, "candidate"),
+    Column("candidate mean", _statistic(_candidate, "mean"), NUMBER, 14, "candidate"),
+    Column("candidate L2", _statistic(_candidate, "l2"), NUMBER, 14, "candidate"),
+    Column("tolerance", lambda number, row: row.verdict.tolerance, TEXT, 24, "judgement"),
+    Column("rule", lambda number, row: row.verdict.rule, TEXT, 24, "judgement"),
+    Column("would pass at", lambda number, row: row.verdict.needed, TEXT, 20, "judgement"),
+    Column("tolerance used", lambda number, row: row.verdict.used, USED, 12, "judgement"),
+    Column("detail", lambda number, row: row.verdict.detail, TEXT, 48, "judgement"),
+    Column("nearest name", lambda number, row: row.nearest, TEXT, 36, "judgement"),
+    Column("candidate layer", _other_name, TEXT, 36, "judgement"),
+)
+
+
+def to_dataframe(comparison: Comparison) -> pandas.DataFrame:
+    """One line per row of the comparison, in its order, under the titles of ``COLUMNS``.
+
+    Floats stay floats, NaN and infinities included (so what was not measured is NaN too); counts are ``Int64`` with ``NA``
+    where there is none; text is ``""`` where there is none.
+    """
+    import pandas
+
+    numbered = list(enumerate(comparison.rows, 1))
+    return pandas.DataFrame(
+        {
+            column.title: pandas.Series([column.get(number, row) for number, row in numbered], dtype=_DTYPE.get(column.format, "float64"))
+            for column in COLUMNS
+        }
+    )

@@ -1,0 +1,93 @@
+"""The Excel report: *Summary*, *Layers*, *Divergence*, *Unmatched*, *Environment*."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from openpyxl import Workbook
+from openpyxl.xml import LXML
+
+from accucompare.compare.comparison import Comparison
+from accucompare.errors import ReportError
+from accucompare.report.excel_divergence import add_divergence
+from accucompare.report.excel_environment import add_environment
+from accucompare.report.excel_layers import add_layers, add_unmatched
+from accucompare.report.excel_rows import text
+from accucompare.report.excel_summary import add_summary
+
+_WRITE_ERRORS: tuple[type[Exception], ...] = (OSError,)
+if LXML:  # openpyxl writes with lxml where that is installed, which then raises errors of its own
+    from lxml.etree import LxmlError
+
+    _WRITE_ERRORS = (OSError, LxmlError)
+
+_CURE = {
+    errno.EACCES: "close it if it is open in Excel, or choose a place that you may write to",
+    errno.EPERM: "close it if it is open in Excel, or choose a place that you may write to",
+    errno.ENOSPC: "free some space, or choose another disk",
+    errno.EDQUOT: "free some space, or choose another disk",
+    errno.EROFS: "choose a place that can be written to",
+    errno.ENOTDIR: "a directory in its path is a file; choose another place",
+    errno.EEXIST: "a directory in its path is a file; choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+def write_excel(comparison: Comparison, path: Path) -> Path:
+    """Write the Excel report.
+
+    The report is written beside its place and moved there whole: a report that was there stays until the new one is complete.
+
+    Args:
+        comparison: what to report.
+        path: where to; ends in ``.xlsx``. Directories that are not there are created.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ReportError: if the path is a directory or has another suffix, or the file cannot be written.
+    """
+    if os.path.isdir(path):
+        raise ReportError(f"{path}: is a directory; name a file in it, such as {path / 'report.xlsx'}")
+    if path.suffix.lower() != ".xlsx":
+        raise ReportError(f"{path}: an Excel report's name must end in .xlsx, such as {path.stem or 'report'}.xlsx")
+    temporary = path.with_name(f".accucompare-{secrets.token_hex(6)}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(comparison, temporary)
+        os.replace(temporary, path)
+    except _WRITE_ERRORS as error:
+        cure = _CURE.get(getattr(error, "errno", None) or 0, "choose another place")
+        raise ReportError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error}); {cure}") from error
+    finally:
+        _remove(temporary)
+    return path
+
+
+def _write(comparison: Comparison, path: Path) -> None:
+    workbook = Workbook(write_only=True)
+    workbook.properties.creator = "accucompare"
+    workbook.properties.title = text(f"{comparison.golden.path.name} and {comparison.candidate.path.name} compared")
+    workbook.calculation.fullCalcOnLoad = False  # there is nothing to calculate, so closing it asks nothing
+    try:
+        add_summary(workbook, comparison)
+        add_layers(workbook, comparison.rows)
+        add_divergence(workbook, comparison.rows)
+        add_unmatched(workbook, comparison)
+        add_environment(workbook, comparison)
+        workbook.save(path)
+    except BaseException:
+        for sheet in workbook.worksheets:
+            with suppress(Exception):  # or Python complains about sheets half written when it forgets them
+                sheet.close()
+        raise
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # what stopped the writing may stop this too; the reason is already being reported
+        path.unlink(missing_ok=True)

@@ -1,0 +1,201 @@
+"""The sheet *Divergence*: the relative L2 error of every output over the execution order, as a chart and the data behind it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+from openpyxl import Workbook
+from openpyxl.chart import LineChart, Reference, Series
+from openpyxl.chart.shapes import GraphicalProperties
+from openpyxl.chart.text import RichText
+from openpyxl.drawing.line import LineProperties
+from openpyxl.drawing.text import CharacterProperties, Paragraph, ParagraphProperties, RichTextProperties
+from openpyxl.worksheet.worksheet import Worksheet
+
+from accucompare.bundle.records import Role
+from accucompare.compare.comparison import Row, Status
+from accucompare.report.columns import layer
+from accucompare.report.excel_layers import location
+from accucompare.report.excel_styles import (
+    CAPTION,
+    CELL,
+    COUNT_CELL,
+    HEADER,
+    HEADER_RIGHT,
+    LINK,
+    SCIENTIFIC_CELL,
+    SECTION,
+    add_sheet,
+    styled,
+)
+
+TITLE = "Divergence"
+MAX_POINTS = 1_000  # about one for each pixel of the chart's width
+_LABEL = 26  # characters of a layer's name under the axis
+_CHART_LINE, _HEADER_LINE = 4, 34
+_REL_L2 = re.compile(r"\brel_l2 ([0-9.]+(?:e[+-]?[0-9]+)?)")
+_COLUMNS = (
+    ("#", 8),
+    ("layer", 44),
+    ("relative L2", 16),
+    ("tolerance", 16),
+    ("over tolerance", 16),
+    ("under the axis", 40),
+    ("measured", 16),
+)
+
+
+class Point(NamedTuple):
+    """One output in the chart: its row, the row's number, and the limit on its relative L2 error."""
+
+    number: int
+    row: Row
+    error: float
+    limit: float | None
+
+
+def limit_of(row: Row) -> float | None:
+    """The limit on the relative L2 error: the one in force, or else the one that the share of tolerance used implies."""
+    given = _REL_L2.search(row.verdict.tolerance)
+    if given:
+        return float(given[1]) or None
+    used = row.verdict.used
+    if row.metrics is None or not used or not math.isfinite(used):
+        return None
+    implied = row.metrics.rel_l2 / used
+    return implied if implied > 0 and math.isfinite(implied) else None
+
+
+def points(rows: Sequence[Row]) -> list[Point]:
+    """The outputs that were measured, in execution order."""
+    return [
+        Point(number, row, row.metrics.rel_l2, limit_of(row))
+        for number, row in enumerate(rows, 1)
+        if row.metrics is not None and row.record is not None and row.record.role is Role.OUTPUT
+    ]
+
+
+def thinned(found: list[Point], most: int) -> list[Point]:
+    """At most ``most`` points: of each run of neighbours the one that fails with the largest error, or else the largest error."""
+    if len(found) <= most:
+        return found
+    run = math.ceil(len(found) / most)
+    return [max(found[start : start + run], key=_height) for start in range(0, len(found), run)]
+
+
+def _height(point: Point) -> tuple[bool, float]:
+    return point.row.status is Status.FAIL, -1.0 if math.isnan(point.error) else point.error
+
+
+def axis(shown: Sequence[Point]) -> tuple[float, float]:
+    """Powers of ten that a logarithmic axis runs between, so that every positive finite error and limit lies inside."""
+    values = [value for point in shown for value in (point.error, point.limit) if value and math.isfinite(value)]
+    if not values:
+        return 1e-8, 1.0
+    low, high = (math.floor(math.log10(value)) for value in (min(values), max(values)))
+    return 10.0 ** max(low - 1, -300), 10.0 ** min(high + 1, 300)
+
+
+def add_divergence(workbook: Workbook, rows: Sequence[Row]) -> None:
+    """Add the sheet."""
+    found = points(rows)
+    shown = thinned(found, MAX_POINTS)
+    low, high = axis(shown)
+    sheet = add_sheet(workbook, TITLE, [width for _, width in _COLUMNS])
+    sheet.row_dimensions[1].height = 26
+    sheet.row_dimensions[2].height = 44
+    sheet.merged_cells.add("A2:G2")
+    sheet.append([styled(sheet, "Relative L2 error of every output, in execution order", SECTION)])
+    sheet.append([styled(sheet, _caption(found, shown, low, high), CAPTION)])
+    for _ in range(2, _HEADER_LINE - 1):
+        sheet.append([])
+    sheet.append(
+        [styled(sheet, title, HEADER._replace(indent=1) if title in ("layer", "under the axis") else HEADER_RIGHT) for title, _ in _COLUMNS]
+    )
+    for point in shown:
+        error = high if math.isnan(point.error) else min(max(point.error, low), high)
+        name = layer(point.row)
+        sheet.append(
+            [
+                styled(sheet, point.number, COUNT_CELL),
+                styled(sheet, name, LINK._replace(indent=1), link=location(point.number), tip="Show the row in Layers"),
+                styled(sheet, error, SCIENTIFIC_CELL),
+                styled(sheet, point.limit, SCIENTIFIC_CELL),
+                styled(sheet, error if point.row.status is Status.FAIL else None, SCIENTIFIC_CELL),
+                styled(sheet, name if len(name) <= _LABEL else "…" + name[1 - _LABEL :], CELL._replace(indent=1)),
+                styled(sheet, point.error, SCIENTIFIC_CELL),
+            ]
+        )
+    if shown:
+        sheet.add_chart(_chart(sheet, len(shown), low, high), f"A{_CHART_LINE}")
+
+
+def _caption(found: Sequence[Point], shown: Sequence[Point], low: float, high: float) -> str:
+    if not found:
+        return "No output could be measured, so there is nothing to draw."
+    parts = [
+        "Tolerance: the limit on the relative L2 error where there is one; elsewhere the limit that the share of tolerance used"
+        + " implies (relative L2 / share), and none where that is unknown."
+    ]
+    if any(point.error < low for point in shown):
+        parts.append(f"A logarithmic axis has no zero: outputs without any difference are drawn at {low:.0e}; see *measured*.")
+    if any(not point.error <= high for point in shown):
+        parts.append(f"Errors that are infinite or not a number are drawn at {high:.0e}.")
+    if len(shown) < len(found):
+        run = math.ceil(len(found) / len(shown))
+        parts.append(f"{len(found):,} outputs are too many for a chart: of each {run} neighbours the worst is drawn.")
+    return " ".join(parts)
+
+
+def _chart(sheet: Worksheet, count: int, low: float, high: float) -> LineChart:
+    chart: Any = LineChart()  # its type says that there may be no legend, title or gridlines
+    chart.width, chart.height = 27.5, 15  # cm
+    chart.legend.position = "b"
+    chart.display_blanks = "span"
+    last = _HEADER_LINE + count
+    for column, line, marker in _SERIES:
+        series = Series(Reference(sheet, min_col=column, min_row=_HEADER_LINE, max_row=last), title_from_data=True)
+        series.smooth = False
+        series.graphicalProperties.line = line
+        series.marker.symbol = "circle" if marker else "none"
+        if marker:
+            series.marker.size = 6 if count <= 400 else 4
+            series.marker.graphicalProperties = GraphicalProperties(solidFill=marker, ln=LineProperties(solidFill="FFFFFF", w=3175))
+        chart.series.append(series)
+    chart.set_categories(Reference(sheet, min_col=6, min_row=_HEADER_LINE + 1, max_row=last))
+    _axes(chart, count, low, high)
+    return cast(LineChart, chart)
+
+
+# Column of the data, line, and colour of the markers. Widths are in EMU: 12,700 to the point.
+_SERIES = (
+    (3, LineProperties(solidFill="1B5FAA", w=19050), ""),
+    (4, LineProperties(solidFill="C77700", w=15875, prstDash="dash"), ""),
+    (5, LineProperties(noFill=True), "C62828"),
+)
+
+
+def _axes(chart: Any, count: int, low: float, high: float) -> None:
+    x, y = chart.x_axis, chart.y_axis
+    x.delete = y.delete = False  # openpyxl 3.1 leaves both out otherwise
+    x.title, y.title = "outputs in execution order", "relative L2 error (logarithmic)"
+    y.scaling.logBase, y.scaling.min, y.scaling.max = 10, low, high
+    y.number_format, y.majorTickMark = "0E+00", "out"
+    y.majorGridlines.spPr = GraphicalProperties(ln=LineProperties(solidFill="E5E7EB", w=6350))
+    x.crosses = "min"  # at the foot of the chart, not at 1
+    x.tickLblPos = "low"
+    x.tickLblSkip = x.tickMarkSkip = max(1, math.ceil(count / 40))
+    x.txPr, y.txPr = _small(rotation=-5_400_000), _small()
+    for each in (x, y):
+        each.title.overlay = False
+        each.graphicalProperties = GraphicalProperties(ln=LineProperties(solidFill="9CA3AF", w=9525))
+
+
+def _small(rotation: int = 0) -> RichText:
+    """Small grey letters; rotation in 60,000ths of a degree."""
+    letters = CharacterProperties(sz=800, solidFill="4B5563")
+    paragraph = Paragraph(pPr=ParagraphProperties(defRPr=letters), endParaRPr=letters)
+    return RichText(bodyPr=RichTextProperties(rot=rotation, vert="horz"), p=[paragraph])

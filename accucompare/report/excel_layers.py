@@ -1,0 +1,107 @@
+"""The long sheets: *Layers*, one row per row of the comparison, and *Unmatched*, the rows that have only one side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from openpyxl import Workbook
+from openpyxl.cell import Cell
+from openpyxl.utils import get_column_letter
+from openpyxl.worksheet.properties import Outline
+from openpyxl.worksheet.worksheet import Worksheet
+
+from accucompare.compare.comparison import Comparison, Reason, Row
+from accucompare.report.columns import COLUMNS, TEXT, Column, layer
+from accucompare.report.excel_rows import append_rows, depth
+from accucompare.report.excel_styles import GROUPS, MUTED_TEXT, Look, add_sheet, place, row_rules, scale_rules, styled
+
+LINES_PER_SHEET = 1_048_576  # Excel's limit; the header is one of them
+LAYERS = "Layers"
+UNMATCHED = "Unmatched"
+_NOTHING = {LAYERS: "Nothing: the bundles hold no record.", UNMATCHED: "Nothing: every record of either bundle has a partner."}
+_WIDEST_NAME = 56  # characters; wider would leave no room beside the frozen columns
+_LETTERS = {column.title: get_column_letter(number) for number, column in enumerate(COLUMNS, 1)}
+_UNMATCHED_TITLES = (
+    "#", "step", "rank", "reason", "layer", "nearest name", "type", "call", "role", "path",
+    "golden shape", "candidate shape", "golden dtype", "candidate dtype", "detail",
+)  # fmt: skip
+_ONE_SIDED = (Reason.MISSING, Reason.EXTRA, Reason.NOT_CALLED)
+
+Numbered = list[tuple[int, Row]]
+
+
+def location(number: int) -> str:
+    """Where the row of this number (from 1) is, as links name it."""
+    page, offset = divmod(number - 1, LINES_PER_SHEET - 1)
+    return place(_page_title(LAYERS, page), _LETTERS["layer"], offset + 2)
+
+
+def add_layers(workbook: Workbook, rows: Sequence[Row]) -> None:
+    """Add *Layers*, and *Layers 2* and so on where one sheet does not hold all rows."""
+    _add_pages(workbook, LAYERS, COLUMNS, list(enumerate(rows, 1)), colored=True)
+
+
+def add_unmatched(workbook: Workbook, comparison: Comparison) -> None:
+    """Add *Unmatched*, split likewise."""
+    by_title = {column.title: column for column in COLUMNS}
+    columns = [by_title[title] for title in _UNMATCHED_TITLES]
+    numbered = [(number, row) for number, row in enumerate(comparison.rows, 1) if row.reason in _ONE_SIDED]
+    _add_pages(workbook, UNMATCHED, columns, numbered, colored=False)
+
+
+def _page_title(title: str, page: int) -> str:
+    return f"{title} {page + 1}" if page else title
+
+
+def _add_pages(workbook: Workbook, title: str, columns: Sequence[Column], numbered: Numbered, colored: bool) -> None:
+    capacity = LINES_PER_SHEET - 1
+    for page, start in enumerate(range(0, max(len(numbered), 1), capacity)):
+        rows = numbered[start : start + capacity]
+        sheet = _add_page(workbook, _page_title(title, page), columns, rows)
+        if colored:
+            _color(sheet, max(len(rows), 1) + 1)
+        sheet.append([_header(sheet, column) for column in columns])
+        if not rows:
+            sheet.append([styled(sheet, _NOTHING[title], MUTED_TEXT)])
+        append_rows(sheet, columns, [styled(sheet, None, _look(column)) for column in columns], rows, outline=colored)
+
+
+def _add_page(workbook: Workbook, title: str, columns: Sequence[Column], rows: Numbered) -> Worksheet:
+    """A sheet with everything but its lines: widths, frozen header and names, filter, outline, page."""
+    titles = [column.title for column in columns]
+    widest = max((len(layer(row)) for _, row in rows), default=0)
+    name_width = min(max(widest + 2, 16), _WIDEST_NAME)
+    wide = len(columns) > 20
+    widths = [name_width if column.title == "layer" else column.width for column in columns]
+    sheet = add_sheet(workbook, title, widths, pages_wide=3 if wide else 1)
+    sheet.row_dimensions[1].height = 32
+    sheet.freeze_panes = f"{get_column_letter(titles.index('layer') + 2)}2"
+    sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(rows) + 1}"
+    sheet.sheet_view.zoomScale = 90
+    sheet.sheet_view.showGridLines = True  # cells that hold nothing are not written, so lines of their own would have gaps
+    sheet.sheet_format.outlineLevelRow = max((depth(row) for _, row in rows), default=0)
+    sheet.sheet_properties.outlinePr = Outline(summaryBelow=False)
+    sheet.print_title_rows = "1:1"
+    if wide:
+        sheet.print_title_cols = f"A:{_LETTERS['layer']}"
+    return sheet
+
+
+def _color(sheet: Worksheet, last_line: int) -> None:
+    """Bars over everything, then the row's colour, and a scale where the row has none."""
+    scales = scale_rules()
+    used, error = _LETTERS["tolerance used"], _LETTERS["relative L2"]
+    sheet.conditional_formatting.add(f"{used}2:{used}{last_line}", scales["tolerance used"])
+    for rule in row_rules(_LETTERS):
+        sheet.conditional_formatting.add(f"A2:{get_column_letter(len(COLUMNS))}{last_line}", rule)
+    sheet.conditional_formatting.add(f"{error}2:{error}{last_line}", scales["relative L2"])
+
+
+def _header(sheet: Worksheet, column: Column) -> Cell:
+    look = _look(column)._replace(bold=True, color="FFFFFFFF", fill=GROUPS[column.group], wrap=True, format="General")
+    return styled(sheet, column.title, look)
+
+
+def _look(column: Column) -> Look:
+    """Numbers to the right, and text that stands for one (NaN) too; text indented, so that it keeps clear of them."""
+    return Look(indent=1, format=TEXT) if column.format == TEXT else Look(align="right", format=column.format)

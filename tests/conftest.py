@@ -1,0 +1,37 @@
+"""What several tests share: running the command line as users do, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def run_cli(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m accucompare`` and give its exit code, standard output and standard error."""
+    return subprocess.run(
+        [sys.executable, "-m", "accucompare", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "100", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Run:
+    """``cli("diff", "golden", "npu")`` runs in the test's own directory."""
+
+    def run(*arguments: str | Path, cwd: Path = tmp_path, **environment: str) -> subprocess.CompletedProcess[str]:
+        return run_cli(*arguments, cwd=cwd, **environment)
+
+    return run

@@ -1,0 +1,91 @@
+"""The table of columns, and the data frame made from it."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.records import Layout, Record, Role
+from accucompare.bundle.statistics import Statistics
+from accucompare.compare.comparison import Comparison, Reason, Row, Side, Verdict
+from accucompare.compare.measure import Metrics
+from accucompare.report.columns import COLUMNS, to_dataframe
+
+
+def record(name: str, shape: tuple[int, ...] = (2, 3), dtype: str = "float32", call: int = 0) -> Record:
+    statistics = Statistics(min=-1.0, max=2.0, mean=0.5, l2=3.0, nan=0, inf=0)
+    return Record(0, 0, name, call, Role.OUTPUT, "", 1, "Linear", None, shape, dtype, Layout.STRIDED, "m", "d", statistics)
+
+
+def comparison(*rows: Row) -> Comparison:
+    return Comparison(Side(Path("golden"), Manifest()), Side(Path("npu"), Manifest()), list(rows))
+
+
+def frame_of(*rows: Row) -> dict[str, list[object]]:
+    return {str(title): values for title, values in to_dataframe(comparison(*rows)).to_dict("list").items()}
+
+
+def test_titles_are_unique() -> None:
+    assert len({column.title for column in COLUMNS}) == len(COLUMNS)
+
+
+def test_data_frame_has_a_line_per_row_and_every_column() -> None:
+    rows = [Row(record(name), record(name), Verdict(Reason.OK), Metrics(), module=name) for name in ("a", "b", "c")]
+    frame = to_dataframe(comparison(*rows))
+    assert list(frame.columns) == [column.title for column in COLUMNS]
+    assert list(frame["layer"]) == ["a", "b", "c"]
+    assert list(frame["#"]) == [1, 2, 3]
+
+
+def test_data_frame_of_no_rows_has_every_column() -> None:
+    assert list(to_dataframe(comparison()).columns) == [column.title for column in COLUMNS]
+
+
+def test_floats_stay_floats_nan_and_infinity_included() -> None:
+    metrics = [Metrics(rel_l2=value) for value in (0.25, math.inf, math.nan)]
+    frame = to_dataframe(comparison(*(Row(record("a"), record("a"), Verdict(Reason.OK), each, module="a") for each in metrics)))
+    assert frame["relative L2"].dtype == "float64"
+    assert list(frame["relative L2"])[:2] == [0.25, math.inf]
+    assert math.isnan(frame["relative L2"][2])
+
+
+def test_counts_stay_integers_beside_rows_that_have_none() -> None:
+    paired = Row(record("a", call=2), record("a", call=2), Verdict(Reason.OK), Metrics(max_ulp=7), module="a")
+    uncalled = Row(None, None, Verdict(Reason.NOT_CALLED), module="b")
+    frame = to_dataframe(comparison(paired, uncalled))
+    assert (frame["call"][0], frame["max ULP"][0]) == (2, 7)
+    assert frame["call"].isna().tolist() == [False, True]
+
+
+def test_root_module_is_shown_by_a_name() -> None:
+    assert frame_of(Row(record(""), record(""), Verdict(Reason.OK), Metrics()))["layer"] == ["(root)"]
+
+
+def test_candidate_shape_is_shown_only_where_it_differs() -> None:
+    same = Row(record("a"), record("a"), Verdict(Reason.OK), module="a")
+    other = Row(record("a"), record("a", shape=(3, 2)), Verdict(Reason.SHAPE), module="a")
+    extra = Row(None, record("a"), Verdict(Reason.EXTRA), module="a")
+    frame = frame_of(same, other, extra)
+    assert frame["golden shape"] == ["[2, 3]", "[2, 3]", ""]
+    assert frame["candidate shape"] == ["", "[3, 2]", "[2, 3]"]
+
+
+def test_candidate_layer_is_shown_only_where_renaming_matched_it() -> None:
+    same = Row(record("a"), record("a"), Verdict(Reason.OK), module="a")
+    renamed = Row(record("a"), record("b"), Verdict(Reason.OK), module="a")
+    assert frame_of(same, renamed)["candidate layer"] == ["", "b"]
+
+
+def test_row_without_partner_has_its_nearest_name_and_no_metrics() -> None:
+    frame = frame_of(Row(record("fc1"), None, Verdict(Reason.MISSING), nearest="fc_1", module="fc1"))
+    assert (frame["nearest name"], frame["status"], frame["reason"]) == (["fc_1"], ["fail"], ["missing"])
+    assert math.isnan(float(str(frame["relative L2"][0])))
+    assert frame["golden max"] == [2.0]
+
+
+def test_importing_the_columns_does_not_import_pandas() -> None:
+    code = "import sys, accucompare.report.columns; sys.exit('pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,317 @@
+"""The command line, in real processes: what a user types, reads, and gets back as exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import openpyxl
+import pytest
+
+from tests.conftest import Run, run_cli
+
+CASE = """
+import os, signal
+import torch
+from torch import nn
+from accucompare import Case
+
+class Net(nn.Module):
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.factor = factor
+        self.up = nn.Linear(6, 12)
+        self.drop = nn.Dropout(0.5)
+        self.act = nn.ReLU(inplace=True)
+        self.down = nn.Linear(12, 3)
+
+    def forward(self, x):
+        y = self.up(x) * self.factor
+        return self.down(self.act(self.drop(y)))
+
+def case():
+    return Case(Net().train(), torch.randn(4, 6))
+
+def scaled():
+    return Case(Net(1.01).train(), torch.randn(4, 6))
+
+def other():
+    return Case(nn.Sequential(nn.Conv1d(6, 2, 1)), torch.randn(1, 6, 5))
+
+def odd_names():
+    model = nn.Sequential()
+    for name in ("=1+1", "a b", "层1", "a/b", "-x", "@SUM(A1)", "[red]", "n" * 300):
+        model.add_module(name, nn.Linear(3, 3))
+    return Case(model, torch.randn(2, 3))
+
+def raising():
+    case = globals()["case"]()
+    case.model.down = nn.Linear(5, 3)
+    return case
+
+class Stopping(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.steps, self.inner = how, 0, nn.Linear(3, 3)
+
+    def forward(self, x):
+        self.steps += 1
+        if self.steps == 3:
+            self.how()
+        return self.inner(x)
+
+def kill(number):
+    return lambda: os.kill(os.getpid(), number)
+
+def interrupted():
+    return Case(Stopping(kill(signal.SIGINT)), [torch.randn(2, 3)] * 5)
+
+def terminated():
+    return Case(Stopping(kill(signal.SIGTERM)), [torch.randn(2, 3)] * 5)
+
+def killed():
+    def kill_when_two_steps_are_written():
+        while '"step": 1' not in open("stopped/manifest.json").read():
+            os.sched_yield()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Case(Stopping(kill_when_two_steps_are_written), [torch.randn(2, 3)] * 5)
+
+def disk_full():
+    def fill():
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14))
+    return Case(Stopping(fill), [torch.randn(2000, 3)] * 5)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a case and four bundles: golden, its twin, one in bfloat16, and one with a fault."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "case.py").write_text(CASE)
+    for out, *arguments in (
+        ("golden", "--save-state"),
+        ("twin",),
+        ("bf16", "--dtype", "bfloat16"),
+        ("faulty", "case.py:scaled"),
+        ("other", "case.py:other"),
+        ("odd", "case.py:odd_names"),
+    ):
+        done = run_cli("capture", *arguments, "--out", out, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def clean(done: subprocess.CompletedProcess[str]) -> str:
+    """Standard error of a process that ended with a message and not with a traceback."""
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("command", ["capture", "diff", "show"])
+def test_every_command_has_help_with_examples(cli: Run, command: str) -> None:
+    done = cli(command, "--help")
+    assert done.returncode == 0
+    assert f"accucompare {command} golden" in done.stdout or f"accucompare {command} model.py" in done.stdout
+
+
+def test_equal_captures_pass_with_exit_code_0(folder: Path, cli: Run) -> None:
+    done = cli("diff", folder / "golden", folder / "twin")
+    assert done.returncode == 0
+    assert "PASS" in done.stdout
+    assert "10 identical" in done.stdout
+
+
+def test_bfloat16_candidate_is_measured_and_passes_by_the_default_table(folder: Path, cli: Run, tmp_path: Path) -> None:
+    done = cli("diff", folder / "golden", folder / "bf16", "--json", "out.json")
+    assert done.returncode == 0, done.stdout
+    rows = [row for row in json.loads((tmp_path / "out.json").read_text())["rows"] if row["metrics"]]
+    assert all(0 < row["metrics"]["rel_l2"] < 0.05 for row in rows)
+    assert rows[-1]["tolerance"] == "rel_l2 0.05"
+    assert rows[-1]["rule"] == "default for bfloat16"
+
+
+def test_differences_give_exit_code_1_and_name_the_first_divergence(folder: Path, cli: Run) -> None:
+    done = cli("diff", folder / "golden", folder / "faulty")
+    assert done.returncode == 1
+    assert "FAIL" in done.stdout
+    assert "first divergence: drop input.0" in done.stdout  # up's output agrees; the factor is the root's own code
+    assert "glue" in done.stdout
+
+
+def test_report_is_written_where_the_readme_says(folder: Path, cli: Run, tmp_path: Path) -> None:
+    done = cli("diff", folder / "golden", folder / "faulty")
+    assert "reports/golden-vs-faulty.xlsx" in done.stdout
+    workbook = openpyxl.load_workbook(tmp_path / "reports" / "golden-vs-faulty.xlsx")
+    assert {"Summary", "Layers", "Divergence", "Unmatched", "Environment"} <= set(workbook.sheetnames)
+
+
+def test_quiet_diff_prints_one_line(folder: Path, cli: Run) -> None:
+    done = cli("diff", folder / "golden", folder / "faulty", "--quiet")
+    assert done.stdout.count("\n") == 1
+
+
+def test_output_fits_100_columns(folder: Path, cli: Run) -> None:
+    done = cli("diff", folder / "odd", folder / "odd", "--atol", "0")
+    lines = done.stdout.splitlines()
+    assert max(len(line) for line in lines if not line.startswith(("PASS", "report:"))) <= 100
+
+
+def test_two_different_models_end_in_trouble_with_a_table_of_unmatched_names(folder: Path, cli: Run) -> None:
+    done = cli("diff", folder / "golden", folder / "other", "--skip", "")
+    assert done.returncode == 2
+    assert "nothing could be compared" in done.stdout
+    assert "Only on one side" in done.stdout
+
+
+def test_map_renames_layers(folder: Path, cli: Run) -> None:
+    done = cli("diff", folder / "golden", folder / "twin", "--map", "up=up", "--only", "up")
+    assert done.returncode == 0
+    assert "2 identical; 16 records left out" in done.stdout
+
+
+def test_odd_names_are_kept_and_never_become_formulas(folder: Path, cli: Run, tmp_path: Path) -> None:
+    done = cli("diff", folder / "odd", folder / "odd", "--report", "odd.xlsx")
+    assert done.returncode == 0
+    cells = [cell for row in openpyxl.load_workbook(tmp_path / "odd.xlsx")["Layers"] for cell in row]
+    assert {"=1+1", "a b", "层1", "a/b", "-x", "@SUM(A1)", "[red]", "n" * 300} <= {cell.value for cell in cells}
+    assert all(cell.data_type != "f" for cell in cells)
+
+
+def test_tolerances_that_make_no_sense_are_refused(folder: Path, cli: Run) -> None:
+    done = cli("diff", folder / "golden", folder / "twin", "--cosine", "1e-3")
+    assert done.returncode == 2
+    assert "it is not 1 - cosine" in clean(done)
+
+
+def test_unknown_option_gives_exit_code_2(cli: Run) -> None:
+    done = cli("diff", "a", "b", "--nope")
+    assert done.returncode == 2
+    assert "No such option" in clean(done)
+
+
+def test_show_lists_every_record(folder: Path, cli: Run) -> None:
+    done = cli("show", folder / "golden")
+    assert done.returncode == 0
+    assert [line.split()[1] for line in done.stdout.splitlines()[1:]] == [
+        "(root)", "up", "up", "drop", "drop", "act", "act", "down", "down", "(root)",
+    ]  # fmt: skip
+
+
+def test_show_prints_and_saves_a_slice(folder: Path, cli: Run, tmp_path: Path) -> None:
+    done = cli("show", folder / "golden", "up", "--slice", "1, :4", "--save", "up.npy")
+    assert done.returncode == 0
+    with np.load(folder / "golden" / "rank0" / "step0.npz") as stored:
+        whole = next(stored[name] for name in stored.files if "up.output" in name)
+    np.testing.assert_array_equal(np.load(tmp_path / "up.npy"), whole[1, :4])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "no such record"),
+        (["up", "--slice", "9"], "cannot be taken of shape [4, 12]"),
+        (["up", "--slice", "a"], "cannot be taken of shape"),
+        (["up", "--save", "no/such/folder/x.npy"], "cannot be written"),
+        (["--slice", "0"], "need the NAME of a layer"),
+    ],
+)
+def test_show_refuses_what_is_not_there(folder: Path, cli: Run, arguments: list[str], message: str) -> None:
+    done = cli("show", folder / "golden", *arguments)
+    assert done.returncode == 2
+    assert message in clean(done)
+
+
+def test_candidate_like_golden_needs_only_the_model(folder: Path, cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        CASE + "\ndef bare():\n    torch.manual_seed(99)  # other weights than golden's\n    return Case(Net().eval())\n"
+    )
+    done = cli("capture", "model.py:bare", "--like", folder / "golden", "--out", "like")
+    assert done.returncode == 0, done.stderr
+    done = cli("diff", folder / "golden", "like")
+    assert done.returncode == 0, done.stdout
+    assert "10 identical" in done.stdout
+
+
+def test_existing_bundle_is_refused_without_overwrite(folder: Path, cli: Run) -> None:
+    before = (folder / "golden" / "manifest.json").read_bytes()
+    done = cli("capture", folder / "case.py", "--out", folder / "golden")
+    assert done.returncode == 2
+    assert "use --overwrite" in clean(done)
+    assert (folder / "golden" / "manifest.json").read_bytes() == before
+
+
+def test_overwrite_replaces_a_bundle_but_nothing_else(folder: Path, cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.txt").write_text("years of work")
+    done = cli("capture", folder / "case.py", "--out", "precious", "--overwrite")
+    assert done.returncode == 2
+    assert "holds no bundle, so it is not touched" in clean(done)
+    assert (tmp_path / "precious" / "thesis.txt").read_text() == "years of work"
+
+
+def test_model_that_raises_is_named_and_its_records_kept(folder: Path, cli: Run) -> None:
+    done = cli("capture", folder / "case.py:raising", "--out", "raised")
+    assert done.returncode == 2
+    assert "the model raised in down, step 0: RuntimeError" in clean(done)
+    shown = cli("show", "raised")
+    assert "raised is incomplete" in shown.stdout
+    assert "act" in shown.stdout
+    compared = cli("diff", folder / "golden", "raised")
+    assert compared.returncode == 1
+    assert "candidate is incomplete: stopped in down of step 0" in compared.stdout
+
+
+def test_debug_shows_the_traceback(folder: Path, cli: Run) -> None:
+    done = cli("capture", folder / "case.py:raising", "--out", "raised", "--debug")
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "code"), [("interrupted", 130), ("terminated", 130), ("killed", -9)])
+def test_stopped_capture_leaves_its_finished_steps_readable(folder: Path, cli: Run, tmp_path: Path, name: str, code: int) -> None:
+    done = cli("capture", folder / f"case.py:{name}", "--out", "stopped")
+    assert done.returncode == code
+    clean(done)
+    manifest = json.loads((tmp_path / "stopped" / "manifest.json").read_text())
+    assert not manifest["complete"]
+    shown = cli("show", "stopped", "inner", "--step", "1")
+    assert shown.returncode == 0, shown.stderr
+    if code == 130:
+        assert "interrupted" in done.stderr
+        assert not list((tmp_path / "stopped").rglob("*.part"))
+
+
+def test_full_disk_is_one_clear_message_and_finished_steps_stay(folder: Path, cli: Run, tmp_path: Path) -> None:
+    done = cli("capture", folder / "case.py:disk_full", "--out", "full")
+    assert done.returncode == 2
+    assert "cannot be written (File too large)" in clean(done)
+    assert "2 finished step(s) in full stay readable" in done.stderr
+    assert not list((tmp_path / "full").rglob("*.part"))
+    assert cli("show", "full", "inner", "--step", "1").returncode == 0
+
+
+def test_unwritable_report_is_one_clear_message(folder: Path, cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "taken.xlsx").mkdir()
+    done = cli("diff", folder / "golden", folder / "twin", "--report", "taken.xlsx")
+    assert done.returncode == 2
+    assert "taken.xlsx" in clean(done)
+
+
+def test_diff_and_help_import_neither_torch_nor_pandas(folder: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom accucompare.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nfinally:\n    print([name for name in ('torch', 'pandas') if name in sys.modules])\n"
+    )
+    arguments = ["diff", str(folder / "golden"), str(folder / "twin")]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.endswith("[]\n"), done.stdout + done.stderr
+
+
+def test_help_imports_not_even_numpy(tmp_path: Path) -> None:
+    program = "import sys\nfrom accucompare.cli import main\ntry:\n    main(['--help'])\nfinally:\n    print('numpy' in sys.modules)\n"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.endswith("False\n")
