@@ -65,7 +65,7 @@ def load_case(target: str | None) -> tuple[Case, str]:
         raise CaseError(f"{target}: {source} has no callable {name!r}; it has {', '.join(found) or 'none'}")
     try:
         case = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CaseError(f"{target}: {name}() raised {_where(error)}") from error
     if not isinstance(case, Case):
         raise CaseError(f"{target}: {name}() must return an accucompare.Case, but returned a {type(case).__name__}")
@@ -89,7 +89,7 @@ def _default_target() -> str:
         if project.is_file():
             try:
                 target = tomllib.loads(project.read_text(encoding="utf-8")).get("tool", {}).get("accucompare", {}).get("case")
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, AttributeError) as error:  # AttributeError: one of the tables is no table
                 raise CaseError(f"{project}: cannot be read ({error})") from None
             if target is not None:
                 if not isinstance(target, str):
@@ -114,20 +114,27 @@ def _import(source: str, target: str) -> ModuleType:
         if error.name is not None and (source == error.name or source.startswith(error.name + ".")):
             raise CaseError(f"{target}: no module {error.name!r}; give a file as path/to/file.py") from None
         raise CaseError(f"{target}: cannot be imported: {_where(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CaseError(f"{target}: cannot be imported: {_where(error)}") from error
 
 
 def _import_file(path: Path, target: str) -> ModuleType:
     if not path.is_file():
         raise CaseError(f"{target}: there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    name = path.stem
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path.resolve()):
+        name = f"{name} of {path.parent.resolve()}"  # a case may be called json.py
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise CaseError(f"{target}: {path} is no Python file")
     sys.path.insert(0, str(path.resolve().parent))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
     return module
 
 

@@ -67,6 +67,7 @@ def describe_model(modules: Modules) -> dict[str, Any]:
     return {
         "class": f"{type(root).__module__}.{type(root).__qualname__}",
         "training": root.training,
+        "other_mode": [name for name, module in modules.named.items() if module.training != root.training],
         "active_dropout": sum(_drops_out(module) for module in modules.named.values()),
         "dtypes": sorted({entry["dtype"] for entry in tables["parameters"].values()}),
         "modules": {name: type(module).__name__ for name, module in modules.named.items()},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,6 +30,7 @@ class _Call:
     name: str
     index: int
     parent: tuple[str, int] | None
+    handling: BaseException | None  # what was being handled when the call began
 
 
 class Recorder:
@@ -37,7 +40,8 @@ class Recorder:
     next module may. Whatever goes wrong in a hook is noted in ``errors`` and never reaches the model.
     """
 
-    def __init__(self, modules: Modules, selection: Selection, sink: Sink) -> None:
+    def __init__(self, modules: Modules, selection: Selection, sink: Sink, started: Callable[[], None]) -> None:
+        """``started`` is called when an outermost call begins."""
         self.step = 0
         self.recording = True
         self.records = 0
@@ -46,20 +50,25 @@ class Recorder:
         self._modules = modules
         self._selection = selection
         self._sink = sink
+        self._started = started
         self._indices: Counter[str] = Counter()
         self._seen: Counter[tuple[str, int, Role, str]] = Counter()
         self._calls: dict[int, list[_Call]] = {}  # by thread: replicas may run in several
+        self._raised: dict[int, str] = {}  # by thread: the module that raised, until another one is called
         self._lock = threading.RLock()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def install(self) -> None:
         """Put the hooks on; they come last, so that they see what the next module sees."""
         for name, module in self._modules.named.items():
-            self._handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
-            self._handles.append(module.register_forward_hook(self._after(name), with_kwargs=True))
+            before = _Hook(self, functools.partial(self._before, name), name)
+            after = _Hook(self, functools.partial(self._after, name), name)
+            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
 
     def remove(self) -> None:
         """Take every hook off again."""
+        self.recording = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -71,48 +80,57 @@ class Recorder:
         self._indices.clear()
         self._seen.clear()
         self._calls.clear()
+        self._raised.clear()
 
-    def innermost_call(self) -> str | None:
-        """The name of the module whose forward is running: the one that raised, if one did."""
-        calls = self._calls.get(threading.get_ident())
-        return calls[-1].name if calls else None
+    def failing_call(self) -> str | None:
+        """The name of the innermost module whose forward is running or has just raised; ``None`` if there is none."""
+        thread = threading.get_ident()
+        calls = self._calls.get(thread)
+        return self._raised.get(thread, calls[-1].name if calls else None)
 
     def not_called(self) -> list[str]:
         """Registered modules that no forward has called."""
         return [name for name in self._modules.named if name not in self.called]
 
-    def _before(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if self._idle():
-                return
-            with self._lock, self._noting_errors(name):
-                calls = self._calls.setdefault(threading.get_ident(), [])
-                parent = (calls[-1].name, calls[-1].index) if calls else None
-                call = _Call(module, name, self._indices[name], parent)
-                calls.append(call)
-                self._indices[name] += 1
-                self.called.add(name)
-                self._record(call, Role.INPUT, _arguments(args, kwargs))
+    def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        thread = threading.get_ident()
+        self._raised.pop(thread, None)
+        calls = self._calls.setdefault(thread, [])
+        parent = (calls[-1].name, calls[-1].index) if calls else None
+        call = _Call(module, name, self._indices[name], parent, sys.exc_info()[1])
+        calls.append(call)
+        self._indices[name] += 1
+        self.called.add(name)
+        if parent is None:
+            self._started()
+        self._record(call, Role.INPUT, _arguments(args, kwargs))
 
-        return before
+    def _after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        thread = threading.get_ident()
+        calls = self._calls.get(thread, [])
+        if not any(call.module is module for call in calls):
+            return  # it was called before recording began
+        while calls[-1].module is not module:
+            calls.pop()  # a module whose hook did not run; its caller went on
+        call = calls.pop()
+        if sys.exc_info()[1] is not call.handling:  # the forward raised; the hook runs all the same, and the caller may go on
+            self._raised.setdefault(thread, name)
+            return
+        self._raised.pop(thread, None)
+        self._record(call, Role.OUTPUT, leaves(output))
 
-    def _after(self, name: str) -> Callable[[nn.Module, Any, Any, Any], None]:
-        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if self._idle():
-                return
-            with self._lock, self._noting_errors(name):
-                calls = self._calls.get(threading.get_ident(), [])
-                if not any(call.module is module for call in calls):
-                    return  # it was called before recording began
-                while calls[-1].module is not module:
-                    calls.pop()  # a module that raised, and whose caller went on
-                self._record(calls.pop(), Role.OUTPUT, leaves(output))
-
-        return after
-
-    def _idle(self) -> bool:
+    def idle(self) -> bool:
+        """Whether a hook has nothing to do now."""
         # inside backward, activation checkpointing runs forwards again; those calls have been recorded
         return not self.recording or torch._C._current_graph_task_id() != -1
+
+    def run(self, act: Callable[..., None], name: str, arguments: tuple[Any, ...]) -> None:
+        """Do what a hook does, one thread at a time, and note what goes wrong."""
+        with self._lock:
+            try:
+                act(*arguments)
+            except Exception as error:
+                self.errors.append(f"step {self.step}, {name or '(root)'}: {type(error).__name__}: {error}")
 
     def _record(self, call: _Call, role: Role, parts: Iterator[tuple[str, Any]]) -> None:
         outermost = role is Role.INPUT and call.parent is None
@@ -143,25 +161,25 @@ class Recorder:
             self.records += 1
             self._sink(record, host.array, outermost)
 
-    def _noting_errors(self, name: str) -> _NotingErrors:
-        return _NotingErrors(self.errors, f"step {self.step}, {name or '(root)'}")
+
+class _Hook:
+    """One hook of a recorder. A copy or a pickle of the model, made while it is captured, gets one that does nothing."""
+
+    def __init__(self, recorder: Recorder, act: Callable[..., None], name: str) -> None:
+        self._recorder = recorder
+        self._act = act
+        self._name = name
+
+    def __call__(self, *arguments: Any) -> None:
+        if not self._recorder.idle():
+            self._recorder.run(self._act, self._name, arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (_nothing,)
 
 
-class _NotingErrors:
-    """Keeps an exception of ours from the user's model; a context manager without contextlib's frames in every hook."""
-
-    def __init__(self, errors: list[str], place: str) -> None:
-        self._errors = errors
-        self._place = place
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, Exception):
-            self._errors.append(f"{self._place}: {type(error).__name__}: {error}")
-            return True
-        return False
+def _nothing(*arguments: Any) -> None:
+    pass
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -23,10 +23,11 @@ import xxhash
 from torch.library import Library, fallthrough_kernel
 
 _KEY = "TESTING_ONLY_GenericMode"
+_STEPS = {torch.bfloat16: 2.0**8, torch.float16: 2.0**11}  # how many uniform numbers a narrow type has between 0 and 1
 _aten = torch.ops.aten
 
 
-@dataclass
+@dataclass(eq=False)  # two captures may have drawn alike
 class Draws:
     """The random operations of one capture.
 
@@ -40,19 +41,20 @@ class Draws:
     count: int = 0
     unmatched: set[str] = field(default_factory=set)
     _numbers: dict[bytes, int] = field(default_factory=dict)
+    _earlier: dict[bytes, int] = field(default_factory=dict)
 
     def generator(self, state: bytes) -> torch.Generator:
         """The generator of the next draw, or, inside a recomputation, of the draw that found the same plain state."""
         recomputing = torch._C._current_graph_task_id() != -1
-        number = self._numbers.get(state) if recomputing else None
+        number = self._numbers.get(state, self._earlier.get(state)) if recomputing else None
         if number is None:
             number = self._numbers[state] = self.count
             self.count += 1
         return torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + number) % (1 << 63))
 
-    def forget(self) -> None:
-        """Forget the states of a finished step."""
-        self._numbers.clear()
+    def end_step(self) -> None:
+        """Forget the states of the step before the one that ends; this one's backward may be still to come."""
+        self._earlier, self._numbers = self._numbers, {}
 
 
 _active: list[Draws] = []
@@ -100,7 +102,8 @@ def _register() -> None:
 
 
 def _kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
-    for name in ("uniform_", "normal_", "exponential_", "geometric_", "log_normal_", "cauchy_"):
+    yield "uniform_", _uniform_
+    for name in ("normal_", "exponential_", "geometric_", "log_normal_", "cauchy_"):
         yield name, _filling(getattr(_aten, name).default)
     for overload in ("default", "from", "to"):
         op = getattr(_aten.random_, overload)
@@ -144,23 +147,37 @@ def _plainly(op: Any, *args: Any, **kwargs: Any) -> Any:
 def _generator_for(tensor: torch.Tensor, given: torch.Generator | None) -> torch.Generator | None:
     """The generator to draw from; ``None`` where the plain numbers shall stand.
 
-    They stand for a CPU generator of the user's own, which agrees on every device, and for tensors without data.
+    They stand for a CPU generator of the user's own, which agrees on every device, and where there is no plain data.
     """
-    if not _active or (given is not None and given.device.type == "cpu"):
+    if not _active or (given is not None and given.device.type == "cpu") or not _is_plain(tensor):
         return None
-    if tensor.is_meta or type(tensor).__name__ == "FakeTensor" or torch._C._functorch.is_batchedtensor(tensor):
-        return None
-    return _active[-1].generator(_plain_state(tensor.device, given))
+    state = given.get_state() if given is not None else _get_state(tensor.device)
+    return _active[-1].generator(xxhash.xxh3_128_digest(state.numpy()))
 
 
-def _plain_state(device: torch.device, given: torch.Generator | None) -> bytes:
-    if given is not None:
-        state = given.get_state()
-    elif device.type == "cpu":
-        state = torch.default_generator.get_state()
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has data that can be overwritten here: no subclass that acts by itself, not inside torch.func, not meta."""
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # DTensor, FakeTensor
+        _active[-1].unmatched.add(f"an operation on a {type(tensor).__name__}")
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        _active[-1].unmatched.add("an operation inside torch.func")
+        return False
+    return not (tensor.is_meta or tensor.is_nested)
+
+
+def _get_state(device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return torch.default_generator.get_state()
+    state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
+    return state
+
+
+def _set_state(device: torch.device, state: torch.Tensor) -> None:
+    if device.type == "cpu":
+        torch.default_generator.set_state(state)
     else:
-        state = torch.get_device_module(device).get_rng_state(device)
-    return xxhash.xxh3_128_digest(state.numpy())
+        torch.get_device_module(device).set_rng_state(state, device)
 
 
 def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
@@ -187,6 +204,17 @@ def _filling(op: Any) -> Callable[..., torch.Tensor]:
         return _overwrite(tensor, _plainly(op, torch.empty(tensor.shape, dtype=dtype, device="cpu"), *args, generator=ours))
 
     return kernel
+
+
+def _uniform_(tensor: torch.Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    ours = _generator_for(tensor, generator)
+    _plainly(_aten.uniform_.default, tensor, low, high, generator=generator)
+    if ours is None:
+        return tensor
+    values = _uniform(tensor.shape, ours)
+    if tensor.dtype in _STEPS:  # rounded to nearest, many would become `high`, which is never drawn
+        values = values.mul_(_STEPS[tensor.dtype]).floor_().div_(_STEPS[tensor.dtype])
+    return _overwrite(tensor, values.mul_(high - low).add_(low))
 
 
 def _bernoulli_float_(tensor: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -233,15 +261,30 @@ def _scaled_dot_product_attention(
 ) -> torch.Tensor:
     """With dropout, the fused kernels draw inside; the mathematical form drops out by an operation of its own."""
     plain = _aten.scaled_dot_product_attention.default
+    matched = dropout_p > 0 and bool(_active) and _is_plain(query)
+    before = _get_state(query.device) if matched else None
     result: torch.Tensor = _plainly(plain, query, key, value, attn_mask, dropout_p, is_causal, **options)
-    if dropout_p <= 0 or not _active:
+    if before is None:
         return result
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value = (tensor.to(result.dtype) for tensor in (query, key, value))
+    if attn_mask is not None:
+        attn_mask = _additive(attn_mask, query.dtype)
     options = {name: option for name, option in options.items() if option not in (None, False)}
     math = _aten._scaled_dot_product_attention_math.default
-    output: torch.Tensor = math(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
+    after = _get_state(query.device)
+    _set_state(query.device, before)  # so that the dropout inside is known by the state that the plain operation found
+    with torch.autocast(query.device.type, enabled=False):
+        output: torch.Tensor = math(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
+    _set_state(query.device, after)
     return output
+
+
+def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """An attention mask in the form that is added."""
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, float("-inf"))
+    return mask.to(dtype)
 
 
 def _randperm_out(n: int, *, generator: torch.Generator | None, out: torch.Tensor) -> torch.Tensor:
@@ -251,7 +294,7 @@ def _randperm_out(n: int, *, generator: torch.Generator | None, out: torch.Tenso
 
 
 def _on_cpu(op: Any) -> Callable[..., torch.Tensor]:
-    """For operations that take their parameters as tensors: done again on the CPU, in float32 at least."""
+    """For operations that take their parameters as tensors: done again on the CPU, in float32."""
 
     def kernel(*args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> torch.Tensor:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
@@ -269,7 +312,7 @@ def _on_cpu(op: Any) -> Callable[..., torch.Tensor]:
 
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.cpu().float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.cpu()
+    return tensor.cpu().float() if tensor.is_floating_point() else tensor.cpu()
 
 
 def _unmatched(op: Any) -> Callable[..., Any]:

@@ -78,7 +78,9 @@ def capture_case(
     inputs = _inputs(case.inputs, like, name)
     count = steps if steps is not None else len(inputs)
     torch_dtype = None if dtype is None else getattr(torch, dtype.value)
-    model = case.model.to(device=place, dtype=torch_dtype)
+    model = case.model.to(device=place)
+    if torch_dtype is not None:  # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
+        model._apply(lambda tensor: tensor.to(torch_dtype) if tensor.is_floating_point() else tensor)  # type: ignore[no-untyped-call]
     options: dict[str, Any] = {
         "seed": seed,
         "only": only,

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from accucompare.bundle.dtypes import Array
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import open_bundle
-from accucompare.bundle.records import Record
 from accucompare.bundle.selection import Selection
 from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter, prepare_directory
 from accucompare.capture.environment import describe_autocast, describe_environment, describe_model, device_of, notes_on
@@ -58,7 +56,7 @@ class Session:
         self._writer.end_step(self._recorder.step)
         self._recorder.next_step()
         if self._draws is not None:
-            self._draws.forget()
+            self._draws.end_step()
         if self._steps is not None and self._recorder.step >= self._steps:
             self._recorder.recording = False
 
@@ -71,12 +69,12 @@ class Session:
             manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]
         if error is not None:
             reason = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "interrupted"
-            manifest.stopped = {"step": recorder.step, "module": recorder.innermost_call(), "error": reason}
+            manifest.stopped = {"step": recorder.step, "module": recorder.failing_call(), "error": reason}
         if recorder.errors:
             manifest.notes += [f"recording failed: {failure}" for failure in recorder.errors[:100]]
             manifest.stopped = manifest.stopped or {"error": f"{len(recorder.errors)} module call(s) could not be recorded"}
         manifest.complete = manifest.stopped is None
-        if recorder.records or (error is not None and recorder.recording and recorder.step == 0):
+        if recorder.records:
             self._writer.end_step(recorder.step, partial=error is not None)
         self._writer.close()
         if recorder.errors:
@@ -106,7 +104,8 @@ def capture(
     """Record the inputs and outputs of every module call while the context lasts.
 
     Random operations draw from a CPU generator under ``seed``, so that dropout agrees on every device; the global generators,
-    the model, its mode, its hooks and its parameters are left as a plain run would leave them.
+    the model, its mode, its hooks and its parameters are left as a plain run would leave them. Where activation checkpointing
+    runs a forward again, let the backward run inside the context too, so that dropout finds its numbers again.
 
     Args:
         model: any module, on any device, wrapped or not.
@@ -140,6 +139,8 @@ def capture(
         raise UsageError(f"steps must be at least 1, but is {steps}")
     if queue_bytes < 1:
         raise UsageError(f"queue_bytes must be at least 1, but is {queue_bytes}")
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
     modules = name_modules(model)
     selection = Selection.of(only, skip)
     notes = notes_on(modules)
@@ -147,7 +148,7 @@ def capture(
         with open_bundle(like) as source:
             notes += restore_weights(source, modules)
             options = source.manifest.capture
-            model.train(bool(source.manifest.model.get("training")))
+            _set_mode(model, modules, source.manifest.model)
             seed = options.get("seed") if seed is None else seed
             if not (selection.only or selection.skip):
                 selection = Selection.of(options.get("only") or (), options.get("skip") or ())
@@ -155,10 +156,7 @@ def capture(
     _check_selection(selection, modules)
     device, rank, ranks = device_of(model), *_rank()
     directory = Path(out)
-    if rank == 0:
-        prepare_directory(directory, overwrite)
-    if ranks > 1:
-        torch.distributed.barrier()
+    _prepare(directory, overwrite, rank, ranks)
     manifest = Manifest(
         ranks=ranks,
         capture={
@@ -167,9 +165,11 @@ def capture(
             "only": list(selection.only),
             "skip": list(selection.skip),
             "like": like and str(like),
+            "inputs": None,
         },
-        environment=describe_environment(device, case),
-        model=describe_model(modules),
+        # every key is there from the start: the writer's thread reads these tables while they are filled in
+        environment={**describe_environment(device, case), "autocast": None, "random": None},
+        model={**describe_model(modules), "not_called": []},
         notes=notes,
     )
     writer = BundleWriter(directory, manifest, rank, queue_bytes)
@@ -183,7 +183,7 @@ def capture(
                 manifest.notes.append("this version of torch does not let random operations be matched across devices")
             if "torch._dynamo" in sys.modules:  # inner hooks of a compiled model stop firing after its first call
                 stack.enter_context(_eager_stance())
-            recorder = Recorder(modules, selection, _sink(writer, device))
+            recorder = Recorder(modules, selection, writer.add, _noting_autocast(manifest.environment, device))
             stack.callback(recorder.remove)
             recorder.install()
         except BaseException:
@@ -195,20 +195,18 @@ def capture(
             yield session
         except BaseException as error:
             recorder.remove()
-            with contextlib.suppress(CaptureError):  # the model's own error matters more
+            with contextlib.suppress(CaptureError, Warning):  # the model's own error matters more
                 session._end(error)
             raise
         recorder.remove()
         session._end(None)
 
 
-def _sink(writer: BundleWriter, device: torch.device) -> Any:
-    def sink(record: Record, array: Array | None, outermost: bool) -> None:
-        if outermost and "autocast" not in writer.manifest.environment:
-            writer.manifest.environment["autocast"] = describe_autocast(device)
-        writer.add(record, array, outermost)
+def _noting_autocast(environment: dict[str, Any], device: torch.device) -> Callable[[], None]:
+    def note() -> None:
+        environment["autocast"] = environment["autocast"] or describe_autocast(device)
 
-    return sink
+    return note
 
 
 def _eager_stance() -> contextlib.AbstractContextManager[Any]:
@@ -224,6 +222,28 @@ def _check_selection(selection: Selection, modules: Modules) -> None:
         globs = ", ".join(f"--only {glob}" for glob in selection.only) + "".join(f" --skip {glob}" for glob in selection.skip)
         names = [name for name in modules.named if name][:5]
         raise UsageError(f"{globs}: leaves no module to record; the model has {', '.join(names)}, … ({len(modules.named)} in all)")
+
+
+def _set_mode(model: nn.Module, modules: Modules, saved: dict[str, Any]) -> None:
+    """Set train or eval mode as in a saved model, on each module."""
+    model.train(bool(saved.get("training")))
+    for name in saved.get("other_mode") or ():
+        if name in modules.named:
+            modules.named[name].training = not saved.get("training")
+
+
+def _prepare(directory: Path, overwrite: bool, rank: int, ranks: int) -> None:
+    """Let rank 0 make the directory, and all ranks wait for it, or fail with it."""
+    problem: list[str | None] = [None]
+    if rank == 0:
+        try:
+            prepare_directory(directory, overwrite)
+        except CaptureError as error:
+            problem = [str(error)]
+    if ranks > 1:
+        torch.distributed.broadcast_object_list(problem, src=0)
+    if problem[0] is not None:
+        raise CaptureError(problem[0])
 
 
 def _rank() -> tuple[int, int]:

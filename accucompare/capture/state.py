@@ -62,13 +62,12 @@ def restore_weights(bundle: Bundle, modules: Modules) -> list[str]:
             found = process.extractOne(name, others, scorer=fuzz.ratio, score_cutoff=50)
             hint = f"; the nearest is {found[0]!r}" if found else ""
             raise CaptureError(f"--like: {words}: {name!r} ({len(names)} in all{hint}); is it the same model?")
-    for key in sorted(saved.keys() & targets.keys()):
-        record, target = saved[key], targets[key]
-        if record.member is None:
-            continue
+    pairs = [(saved[key], targets[key]) for key in sorted(saved.keys() & targets.keys())]
+    for record, target in pairs:  # all of them before any is copied: a model that does not fit stays as it is
         if tuple(target.shape) != record.shape:
             raise CaptureError(f"--like: {record.name!r} is {list(target.shape)} in the model but {list(record.shape)} in {bundle.path}")
-        with torch.no_grad():
+    with torch.no_grad():
+        for record, target in pairs:
             target.copy_(from_bits(bundle.raw(record), record.dtype))
     return [
         f"buffer {name!r} is only in {'the saved state' if (role, name) in saved else 'the model'}"

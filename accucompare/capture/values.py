@@ -13,20 +13,22 @@ from torch.utils import _pytree as pytree
 Scalar = (bool, int, float, complex)
 
 
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, path: str = "", inside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Every part of a value that holds no further parts, with its path.
 
     Goes into tuples, lists, mappings (``ModelOutput`` is one), dataclasses, named tuples, and types registered with PyTorch's
-    pytree. ``None`` is no value and yields nothing; whatever else cannot be taken apart is yielded as it is.
+    pytree. ``None`` is no value and yields nothing; whatever else cannot be taken apart is yielded as it is, and so is a container
+    inside itself (``inside`` holds the ids of those around it).
     """
     if value is None:
         return
-    children = None if isinstance(value, (torch.Tensor, str, bytes, *Scalar)) else _children(value)
+    whole = isinstance(value, (torch.Tensor, str, bytes, *Scalar)) or id(value) in inside
+    children = None if whole else _children(value)
     if children is None:
         yield path, value
     else:
         for part, child in children:
-            yield from leaves(child, f"{path}.{part}" if path else part)
+            yield from leaves(child, f"{path}.{part}" if path else part, (*inside, id(value)))
 
 
 def _children(value: Any) -> list[tuple[str, Any]] | None:

@@ -29,13 +29,16 @@ def open_device(index: int | None) -> torch.device:
             f"torch_npu is installed but cannot be loaded ({error}); is CANN there? "
             "Run `source /usr/local/Ascend/ascend-toolkit/set_env.sh` (where CANN is installed) and try again"
         ) from None
-    count = _npu().device_count()
-    if not _npu().is_available() or count == 0:
-        raise DeviceError("--device npu: no NPU is available; see whether `npu-smi info` lists one")
-    if index is not None and index >= count:
-        raise DeviceError(f"--device npu:{index}: there are {count} NPU(s), numbered from 0")
-    device = torch.device("npu", index or 0)
-    _npu().set_device(device)
+    try:
+        count = _npu().device_count() if _npu().is_available() else 0
+        if count == 0:
+            raise DeviceError("--device npu: no NPU is available; see whether `npu-smi info` lists one")
+        if index is not None and index >= count:
+            raise DeviceError(f"--device npu:{index}: there are {count} NPU(s), numbered from 0")
+        device = torch.device("npu", index or 0)
+        _npu().set_device(device)
+    except RuntimeError as error:  # of the driver; the first of its many lines says what it is
+        raise DeviceError(f"--device npu: the NPU cannot be opened ({str(error).partition(chr(10))[0]}); see `npu-smi info`") from None
     return device
 
 

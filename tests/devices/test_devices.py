@@ -1,0 +1,185 @@
+"""Devices: how they are named, and what is said when one is not there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from accucompare.devices import DeviceName, backend, open_device
+from accucompare.errors import DeviceError, UsageError
+from tests.conftest import Run
+
+CASE = "import torch\nfrom accucompare import Case\ndef case():\n    return Case(torch.nn.Linear(2, 2), torch.ones(1, 2))\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("cpu", DeviceName("cpu")),
+        ("cuda", DeviceName("cuda")),
+        ("cuda:1", DeviceName("cuda", 1)),
+        ("npu:0", DeviceName("npu", 0)),
+        ("npu:15", DeviceName("npu", 15)),
+    ],
+)
+def test_names_are_read_and_written_alike(text: str, expected: DeviceName) -> None:
+    assert DeviceName.parse(text) == expected
+    assert str(expected) == text
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "CPU", "cpu:0", "cuda:", "cuda:-1", "npu:x", "cuda:0:1", " cpu", "cuda:0\n"])
+def test_names_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="must be cpu, cuda, cuda:N, npu or npu:N"):
+        DeviceName.parse(text)
+
+
+def test_the_cpu_is_always_there() -> None:
+    assert open_device(DeviceName("cpu")) == torch.device("cpu")
+
+
+def test_a_device_of_another_type_is_described_without_asking_it() -> None:
+    assert backend("meta") is backend("cpu")
+
+
+def test_cuda_without_a_cuda_build_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None, raising=False)
+    with pytest.raises(DeviceError, match=r"this torch \(.*\) is built without CUDA; install a CUDA build of torch"):
+        open_device(DeviceName("cuda"))
+
+
+def test_cuda_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(DeviceError, match="no GPU is available; see whether `nvidia-smi` lists one"):
+        open_device(DeviceName("cuda"))
+
+
+def test_a_gpu_with_too_high_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(DeviceError, match=r"cuda:2: there are 2 GPU\(s\), numbered from 0"):
+        open_device(DeviceName("cuda", 2))
+
+
+def test_an_npu_with_too_high_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace())
+    monkeypatch.setattr(torch, "npu", SimpleNamespace(is_available=lambda: True, device_count=lambda: 8), raising=False)
+    with pytest.raises(DeviceError, match=r"npu:8: there are 8 NPU\(s\), numbered from 0"):
+        open_device(DeviceName("npu", 8))
+
+
+# -- as a user meets it: in a process of its own ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a case to run, and one for packages that only this test has."""
+    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)  # set by open_device in this process
+    (tmp_path / "case.py").write_text(CASE)
+    (tmp_path / "packages").mkdir()
+    return tmp_path
+
+
+def pretend(folder: Path, source: str, *, autoload: bool = False) -> str:
+    """Install a torch_npu, as pip would; the directory to put on PYTHONPATH is returned."""
+    packages = folder / "packages"
+    (packages / "torch_npu").mkdir()
+    (packages / "torch_npu" / "__init__.py").write_text(source)
+    if autoload:
+        info = packages / "torch_npu-2.13.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 2.13.0\n")
+        (info / "entry_points.txt").write_text("[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
+    return str(packages)
+
+
+WITHOUT_CANN = "raise ImportError('libhccl.so: cannot open shared object file: No such file or directory')\n"
+WITHOUT_DEVICE = """
+import types, torch
+torch.npu = types.SimpleNamespace(is_available=lambda: False, device_count=lambda: 0)
+def _autoload():
+    pass
+"""
+DRIVER_BROKEN = """
+import types, torch
+def device_count():
+    raise RuntimeError("Initialize:build/CMakeFiles/torch_npu NPU function error: aclInit, error code is 507008")
+torch.npu = types.SimpleNamespace(is_available=lambda: True, device_count=device_count)
+"""
+
+
+def refused(cli: Run, folder: Path, packages: str = "") -> str:
+    """What ``capture --device npu`` says; it must fail as every bad input fails."""
+    done = cli("capture", "--device", "npu", cwd=folder, PYTHONPATH=packages)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert not (folder / "npu").exists()
+    return done.stderr
+
+
+def test_npu_without_torch_npu(cli: Run, folder: Path) -> None:
+    message = refused(cli, folder)
+    assert message == "accucompare: --device npu: torch_npu is not installed; pip install accucompare[npu]\n"
+
+
+@pytest.mark.parametrize("autoload", [False, True], ids=["imported by us", "imported by torch"])
+def test_npu_without_cann(autoload: bool, cli: Run, folder: Path) -> None:
+    packages = pretend(folder, WITHOUT_CANN, autoload=autoload)
+    message = refused(cli, folder, packages)
+    assert "libhccl.so: cannot open shared object file" in message
+    assert "source /usr/local/Ascend/ascend-toolkit/set_env.sh" in message
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize("autoload", [False, True], ids=["imported by us", "imported by torch"])
+def test_npu_without_a_device(autoload: bool, cli: Run, folder: Path) -> None:
+    packages = pretend(folder, WITHOUT_DEVICE, autoload=autoload)
+    message = refused(cli, folder, packages)
+    assert message == "accucompare: --device npu: no NPU is available; see whether `npu-smi info` lists one\n"
+
+
+def test_npu_whose_driver_fails(cli: Run, folder: Path) -> None:
+    message = refused(cli, folder, pretend(folder, DRIVER_BROKEN))
+    assert "aclInit, error code is 507008" in message
+    assert "npu-smi info" in message
+
+
+@pytest.mark.parametrize("autoload", [False, True], ids=["imported by us", "imported by torch"])
+def test_the_cpu_still_works_where_torch_npu_lacks_cann(autoload: bool, cli: Run, folder: Path) -> None:
+    packages = pretend(folder, WITHOUT_CANN, autoload=autoload)
+    done = cli("capture", "--device", "cpu", "--out", "golden", cwd=folder, PYTHONPATH=packages)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (folder / "golden" / "manifest.json").is_file()
+
+
+def test_a_broken_torch_is_named(cli: Run, folder: Path) -> None:
+    (folder / "packages" / "torch").mkdir()
+    (folder / "packages" / "torch" / "__init__.py").write_text("raise ImportError('libtorch.so: undefined symbol: x')")
+    done = cli("capture", cwd=folder, PYTHONPATH=str(folder / "packages"))
+    assert done.returncode == 2
+    assert done.stderr == "accucompare: torch cannot be imported (libtorch.so: undefined symbol: x)\n"
+
+
+def test_a_missing_torch_says_how_to_get_it(cli: Run, folder: Path) -> None:
+    (folder / "packages" / "torch").mkdir()
+    (folder / "packages" / "torch" / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    done = cli("capture", cwd=folder, PYTHONPATH=str(folder / "packages"))
+    assert done.returncode == 2
+    assert done.stderr == "accucompare: capturing needs PyTorch, which is not installed here: pip install torch\n"
+
+
+def test_cuda_where_there_is_none(cli: Run, folder: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = cli("capture", "--device", "cuda", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.startswith("accucompare: --device cuda: ")
+    assert "Traceback" not in done.stderr
