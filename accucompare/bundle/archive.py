@@ -10,6 +10,7 @@ import math
 import os
 import re
 import struct
+import weakref
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from accucompare.bundle.dtypes import Array
+from accucompare.bundle.dtypes import DTYPES, Array
 from accucompare.errors import BundleError, RecordError
 
 ALIGNMENT = 64
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _PADDING_FIELD = 0xD935  # the extra field that Android's zipalign pads with
 _HEADER_LIMIT = 4096  # a .npy header of ours takes 128 bytes; a longer one than this is no honest header
+_NPY = re.compile(rb"\x93NUMPY\x01\x00(..)(\{[^}]*\} *\n)", re.DOTALL)  # magic, version, length, header
+_NPY_HEADER = re.compile(r"\{'descr': (.*), 'fortran_order': (True|False), 'shape': \(([0-9, ]*)\), \} *\n")
+_STORAGE = {f"'{dtype.storage.str}'": dtype.storage for dtype in DTYPES.values()}
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _NAME_LIMIT = 120
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -84,13 +88,18 @@ class Archive:
             self._file = path.open("rb", buffering=0)
         except OSError as error:
             raise BundleError(f"{path}: cannot be read ({error.strerror})") from None
+        weakref.finalize(self, self._file.close)  # without a ResourceWarning when nobody closes the bundle
         try:
             with zipfile.ZipFile(self._file) as directory:
                 self._entries = {entry.filename: entry for entry in directory.infolist()}
+                doubled = len(directory.infolist()) - len(self._entries)
             self._size = os.fstat(self._file.fileno()).st_size
-        except (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImplementedError) as error:
+        except (zipfile.BadZipFile, OSError, ValueError, OverflowError, MemoryError, struct.error, NotImplementedError) as error:
             self._file.close()
             raise BundleError(f"{path}: not a readable .npz, truncated or damaged ({error})") from None
+        if doubled:
+            self._file.close()
+            raise BundleError(f"{path}: damaged; {doubled} of its members have the name of another")
 
     def close(self) -> None:
         self._file.close()
@@ -106,31 +115,41 @@ class Archive:
             raise RecordError(f"{self.path}: has no member {name!r}")
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 0x1:
             raise RecordError(f"{self.path}: member {name!r} is compressed or encrypted; accucompare stores members plain")
-        head = os.pread(self._file.fileno(), 2 * _HEADER_LIMIT, entry.header_offset)
+        head = b""
+        if 0 <= entry.header_offset < self._size:
+            head = self._read(2 * _HEADER_LIMIT, entry.header_offset)
         if len(head) < _LOCAL_HEADER.size or head[:4] != b"PK\x03\x04":
             raise RecordError(f"{self.path}: member {name!r} is damaged (no local header)")
         *_, name_length, extra_length = _LOCAL_HEADER.unpack_from(head)
         start = _LOCAL_HEADER.size + name_length + extra_length
-        npy = io.BytesIO(head[start : start + _HEADER_LIMIT])
-        shape, dtype = self._npy_header(npy, name)
+        length, shape, dtype = self._npy_header(head[start : start + _HEADER_LIMIT], name)
         nbytes = math.prod(shape) * dtype.itemsize
-        offset = entry.header_offset + start + npy.tell()
-        if npy.tell() + nbytes != entry.file_size or offset + nbytes > self._size:
+        offset = entry.header_offset + start + length
+        if length + nbytes != entry.file_size or offset + nbytes > self._size:
             raise RecordError(f"{self.path}: member {name!r} is damaged (its header and its length disagree)")
         return Member(offset, nbytes, dtype, shape)
 
-    def _npy_header(self, npy: io.BytesIO, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        try:
-            version = np.lib.format.read_magic(npy)
-            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-            shape, fortran, dtype = read(npy, max_header_size=_HEADER_LIMIT)
-        except (ValueError, KeyError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-            raise RecordError(f"{self.path}: member {name!r} has no valid .npy header ({type(error).__name__})") from None
-        if dtype.hasobject:
+    def _npy_header(self, head: bytes, name: str) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
+        """Length of a ``.npy`` header, and the shape and type it tells; matched against what we write, never evaluated."""
+        outer = _NPY.match(head)
+        inner = _NPY_HEADER.fullmatch(outer[2].decode("latin-1")) if outer else None
+        if outer is None or inner is None or len(outer[2]) != int.from_bytes(outer[1], "little"):
+            raise RecordError(f"{self.path}: member {name!r} has no valid .npy header")
+        described, fortran, lengths = inner.groups()
+        if "O" in described:
             raise RecordError(f"{self.path}: member {name!r} holds pickled Python objects; refused, nothing was executed")
-        if (fortran and len(shape) > 1) or any(length < 0 for length in shape):
+        if described not in _STORAGE:
+            raise RecordError(f"{self.path}: member {name!r} has the unknown type {described[:80]}")
+        if fortran == "True":
             raise RecordError(f"{self.path}: member {name!r} is not a plain C-ordered array")
-        return shape, dtype
+        shape = tuple(int(length) for length in lengths.split(",") if length.strip().isdigit())
+        return outer.end(), shape, _STORAGE[described]
+
+    def _read(self, count: int, offset: int) -> bytes:
+        try:
+            return os.pread(self._file.fileno(), count, offset)
+        except OSError as error:
+            raise BundleError(f"{self.path}: cannot be read ({error.strerror})") from None
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill the buffer with the file's bytes from an offset.

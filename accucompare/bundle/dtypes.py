@@ -117,7 +117,8 @@ def widen(raw: Array, dtype: DType) -> Array:
     if dtype.name == "bfloat16":  # its bits are the upper half of a float32's
         return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype.name == "complex32":
-        pairs = np.ascontiguousarray(raw).reshape(-1).view(np.float16).astype(np.float32)
+        with np.errstate(invalid="ignore"):  # a signalling NaN is a value like any other here
+            pairs = np.ascontiguousarray(raw).reshape(-1).view(np.float16).astype(np.float32)
         return pairs.view(np.complex64).reshape(raw.shape)
     return raw.view(_ml_dtype(dtype.ml_dtype)).astype(dtype.widened)
 

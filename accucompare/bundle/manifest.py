@@ -5,18 +5,22 @@ Rank 0 writes ``manifest.json`` in the bundle's directory; rank r > 0 of a distr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import accucompare
+from accucompare.bundle.records import count
 from accucompare.errors import BundleError
 
 FORMAT = "accucompare bundle"
 FORMAT_VERSION = 1
-_SIZE_LIMIT = 256 << 20  # a manifest lists a few lines per parameter; more than this is no manifest
+_SIZE_LIMIT = 64 << 20  # a manifest lists a few lines per parameter; more than this is no manifest
+_MOST_RANKS = 100_000
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,13 @@ class Manifest:
             **asdict(self),
         }
         temporary = path.with_name(path.name + ".part")
-        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False, default=str), encoding="utf-8")
-        os.replace(temporary, path)
+        try:
+            temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False, default=str), encoding="utf-8")
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
@@ -87,8 +96,9 @@ class Manifest:
             if path.stat().st_size > _SIZE_LIMIT:
                 raise BundleError(f"{path}: too large for a manifest; refused")
             content = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise BundleError(f"{path.parent}: not a bundle (it has no {path.name})") from None
+        except (FileNotFoundError, NotADirectoryError):
+            what = f"not a bundle (it has no {path.name})" if path.parent.is_dir() else "not a bundle (there is no such directory)"
+            raise BundleError(f"{path.parent}: {what}") from None
         except OSError as error:
             raise BundleError(f"{path}: cannot be read ({error.strerror})") from None
         except (ValueError, RecursionError) as error:
@@ -97,29 +107,74 @@ class Manifest:
             raise BundleError(f"{path}: not the manifest of an accucompare bundle")
         version = content.get("format_version")
         if version != FORMAT_VERSION:
+            writer = str(content.get("accucompare", "unknown"))[:20]
             raise BundleError(
-                f"{path}: bundle format version {version!r}, but this accucompare {accucompare.__version__} reads version "
-                f"{FORMAT_VERSION}; install the accucompare that wrote it ({content.get('accucompare', 'unknown')}) or a newer one"
+                f"{path}: bundle format version {str(version)[:20]}, but this accucompare {accucompare.__version__} reads version "
+                f"{FORMAT_VERSION}; install the accucompare that wrote it ({writer}) or a newer one"
             )
         known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
         try:
+            _expect(known.get("steps", []), list, "steps")
             known["steps"] = [StepEntry(**entry) for entry in known.get("steps", [])]
             manifest = cls(**known)
             manifest.check()
-        except (TypeError, ValueError) as error:
-            raise BundleError(f"{path}: damaged; a field is malformed ({error})") from None
+        except (TypeError, ValueError, KeyError, RecursionError) as error:
+            raise BundleError(f"{path}: damaged; a field is malformed ({str(error)[:200]})") from None
         return manifest
 
     def check(self) -> None:
         """Raise TypeError or ValueError if a field that readers rely on is of the wrong type."""
-        for name, kind in (("complete", bool), ("ranks", int), ("notes", list)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name} is {getattr(self, name)!r}")
-        for name in ("capture", "environment", "model", "inputs"):
-            if not isinstance(getattr(self, name), dict):
-                raise TypeError(f"{name} is {getattr(self, name)!r}")
-        if not 1 <= self.ranks <= 1_000_000:
+        for name, kind in _KINDS.items():
+            _expect(getattr(self, name), kind, name)
+        if not 1 <= self.ranks <= _MOST_RANKS:
             raise ValueError(f"ranks is {self.ranks}")
         for entry in self.steps:
-            if type(entry.step) is not int or type(entry.records) is not int or entry.step < 0:
-                raise TypeError(f"steps holds {entry!r}")
+            count(entry.step)
+            count(entry.records)
+            _expect(entry.digest, str, "the digest of a step")
+            _expect(entry.partial, bool, "partial of a step")
+        if len({entry.step for entry in self.steps}) < len(self.steps):
+            raise ValueError("steps holds one step twice")
+        if self.state is not None:
+            _expect(StepEntry(0, **self.state).digest, str, "the digest of the state")
+            count(self.state["records"])
+        for name, kind in (("parameters", dict), ("buffers", dict), ("modules", dict), ("not_called", list)):
+            _expect(self.model.get(name, kind()), kind, name)
+        _expect_all(self.notes, str, "notes")
+        _expect_all(self.model.get("not_called", ()), str, "not_called")
+        _expect_all(self.model.get("modules", {}).values(), str, "modules")
+        _expect(self.environment.get("flags", {}), dict, "flags")
+        for place, table in (
+            ("parameters", self.model.get("parameters", {})),
+            ("buffers", self.model.get("buffers", {})),
+            *((f"inputs of step {step}", table) for step, table in self.inputs.items()),
+        ):
+            _expect(table, dict, place)
+            for entry in table.values():
+                _expect(entry, dict, place)
+                _expect(entry["dtype"], str, f"dtype in {place}")
+                _expect(entry["shape"], list, f"shape in {place}")
+                _expect(entry["digests"], dict, f"digests in {place}")
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "complete": bool,
+    "stopped": (dict, type(None)),
+    "ranks": int,
+    "state": (dict, type(None)),
+    "capture": dict,
+    "environment": dict,
+    "model": dict,
+    "inputs": dict,
+    "notes": list,
+}
+
+
+def _expect(value: Any, kind: type | tuple[type, ...], name: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is {repr(value)[:80]}")
+
+
+def _expect_all(values: Iterable[Any], kind: type, name: str) -> None:
+    for value in values:
+        _expect(value, kind, name)

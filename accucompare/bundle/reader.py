@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -15,9 +17,11 @@ from accucompare.bundle.archive import Archive
 from accucompare.bundle.digests import digest
 from accucompare.bundle.dtypes import DTYPES, Array, widen
 from accucompare.bundle.manifest import Manifest, StepEntry
-from accucompare.bundle.records import Key, Record, Role
+from accucompare.bundle.records import STATE_ROLES, Key, Record, Role
 from accucompare.bundle.sums import BLOCK
-from accucompare.errors import BundleError, RecordError
+from accucompare.errors import BundleError, RecordError, UsageError
+
+_LINE_LIMIT = 1 << 20  # a record takes a few hundred bytes; a longer line than this is no honest record
 
 
 class Bundle:
@@ -35,9 +39,10 @@ class Bundle:
         self.manifests = {0: self.manifest}
         self.missing_ranks: list[int] = []
         for rank in range(1, self.manifest.ranks):
-            try:
-                self.manifests[rank] = Manifest.read(path / f"rank{rank}" / "manifest.json")
-            except BundleError:
+            manifest = path / f"rank{rank}" / "manifest.json"
+            if os.path.isfile(manifest):
+                self.manifests[rank] = Manifest.read(manifest)
+            else:
                 self.missing_ranks.append(rank)
         self._archives: dict[Path, Archive] = {}
 
@@ -69,7 +74,11 @@ class Bundle:
             BundleError: if a step's list of records is missing or damaged.
         """
         for rank, entry in self.steps():
-            yield from sorted(self._read_lines(rank, f"step{entry.step}", entry), key=lambda record: record.order)
+            yield from self.step_records(rank, entry)
+
+    def step_records(self, rank: int, entry: StepEntry) -> list[Record]:
+        """The records of one finished step, in execution order. Errors as ``records``."""
+        return sorted(self._read_lines(rank, f"step{entry.step}", entry), key=lambda record: record.order)
 
     def state(self) -> Iterator[Record]:
         """The records of the state saved by ``--save-state``: parameters, buffers and case inputs.
@@ -80,7 +89,7 @@ class Bundle:
         state = self.manifest.state
         if state is None:
             raise BundleError(f"{self.path}: holds no model state; capture it with --save-state")
-        yield from self._read_lines(0, "state", StepEntry(0, state["records"], state["digest"]))
+        yield from self._read_lines(0, "state", StepEntry(0, **state))
 
     def load(self, name: str, *, call: int = 0, role: str = "output", path: str | None = None, step: int = 0, rank: int = 0) -> Array:
         """Load one record's values.
@@ -97,16 +106,20 @@ class Bundle:
 
         Raises:
             RecordError: if there is no such record, several match, it has no data, or it is damaged.
+            UsageError: if there is no such role.
         """
         return self.values(self.find(name, call=call, role=role, path=path, step=step, rank=rank))
 
     def find(self, name: str, *, call: int = 0, role: str = "output", path: str | None = None, step: int = 0, rank: int = 0) -> Record:
         """Find the record that ``load`` would load; arguments and errors as there."""
+        if role not in (Role.INPUT, Role.OUTPUT):
+            raise UsageError(f"role must be 'input' or 'output', but is {role!r}")
+        entries = [entry for number, entry in self.steps() if (number, entry.step) == (rank, step)]
         wanted = [
             record
-            for record in self.records()
-            if (record.name, record.call, record.role, record.step, record.rank) == (name, call, Role(role), step, rank)
-            and path in (None, record.path)
+            for entry in entries
+            for record in self.step_records(rank, entry)
+            if (record.name, record.call, record.role) == (name, call, role) and path in (None, record.path)
         ]
         if len(wanted) == 1:
             return wanted[0]
@@ -125,8 +138,8 @@ class Bundle:
         Raises:
             RecordError: if it has no data or is damaged.
         """
-        raw = np.empty(record.shape, DTYPES[record.dtype].storage if record.dtype in DTYPES else "u1")
-        archive, offset = self.locate(record)
+        archive, offset = self.locate(record)  # first, for it checks that there is as much data as the record says
+        raw = np.empty(record.shape, DTYPES[record.dtype].storage)
         archive.read_into(memoryview(raw.reshape(-1).view("u1")), offset)
         self.verify(record, digest(raw))
         return raw
@@ -139,7 +152,7 @@ class Bundle:
         """
         archive, offset = self.locate(record)
         storage = DTYPES[record.dtype].storage
-        total = int(np.prod(record.shape, dtype=np.int64))
+        total = math.prod(record.shape)
         buffer = np.empty(min(elements, total), storage)
         hasher = xxhash.xxh3_128()
         for start in range(0, total, elements):
@@ -157,8 +170,7 @@ class Bundle:
         """
         if record.member is None:
             raise RecordError(f"{self.path}: {record.key} has no data ({record.layout.value})")
-        stem = "state" if record.role in (Role.PARAM, Role.BUFFER, Role.CASE_INPUT) else f"step{record.step}"
-        path = self.path / f"rank{record.rank}" / f"{stem}.npz"
+        path = self._npz(record)
         archive = self._archives.get(path)
         if archive is None:
             archive = self._archives[path] = Archive(path)
@@ -173,18 +185,29 @@ class Bundle:
     def verify(self, record: Record, found: str) -> None:
         """Raise RecordError unless the digest found while reading is the record's."""
         if found != record.digest:
-            path = self.path / f"rank{record.rank}" / f"step{record.step}.npz"
-            raise RecordError(f"{path}: {record.key} is corrupt (its digest does not match); capture it again")
+            raise RecordError(f"{self._npz(record)}: {record.key} is corrupt (its digest does not match); capture it again")
+
+    def _npz(self, record: Record) -> Path:
+        stem = "state" if record.role in STATE_ROLES else f"step{record.step}"
+        return self.path / f"rank{record.rank}" / f"{stem}.npz"
 
     def _read_lines(self, rank: int, stem: str, entry: StepEntry) -> list[Record]:
         path = self.path / f"rank{rank}" / f"{stem}.jsonl"
         hasher = xxhash.xxh3_128()
         records: list[Record] = []
+        keys: set[Key] = set()
         try:
             with path.open("rb") as lines:
-                for number, line in enumerate(lines, 1):
+                while line := lines.readline(_LINE_LIMIT):
+                    if len(records) == entry.records:
+                        raise BundleError(f"{path}: holds more records than the {entry.records} of the manifest; one is damaged")
                     hasher.update(line)
-                    records.append(self._parse(line, path, number, rank, entry.step))
+                    records.append(self._parse(line, path, len(records) + 1, rank, entry.step))
+                    if (records[-1].role in STATE_ROLES) != (stem == "state"):
+                        raise BundleError(f"{path}, line {len(records)}: damaged ({records[-1].key} does not belong there)")
+                    keys.add(records[-1].key)
+                    if len(keys) < len(records):
+                        raise BundleError(f"{path}, line {len(records)}: damaged ({records[-1].key} is there twice)")
         except OSError as error:
             raise BundleError(f"{path}: cannot be read ({error.strerror}), but the manifest lists it") from None
         if len(records) != entry.records:
@@ -195,6 +218,8 @@ class Bundle:
 
     def _parse(self, line: bytes, path: Path, number: int, rank: int, step: int) -> Record:
         try:
+            if len(line) == _LINE_LIMIT:
+                raise BundleError("it is too long for a record")
             content: Any = json.loads(line)
             if not isinstance(content, dict):
                 raise BundleError("it is no object")

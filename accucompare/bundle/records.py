@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -20,6 +22,9 @@ class Role(str, Enum):
     PARAM = "param"
     BUFFER = "buffer"
     CASE_INPUT = "case_input"
+
+
+STATE_ROLES = (Role.PARAM, Role.BUFFER, Role.CASE_INPUT)
 
 
 class Layout(str, Enum):
@@ -127,30 +132,61 @@ class Record:
                 rank=rank,
                 step=step,
                 name=_typed(line["name"], str),
-                call=_typed(line["call"], int),
+                call=count(line["call"]),
                 role=Role(line["role"]),
                 path=_typed(line["path"], str),
-                order=_typed(line["order"], int),
+                order=count(line["order"]),
                 type=_typed(line["type"], str),
-                parent=None if parent is None else (_typed(parent[0], str), _typed(parent[1], int)),
-                shape=tuple(_typed(length, int) for length in line["shape"]),
+                parent=None if parent is None else (_typed(parent[0], str), count(parent[1])),
+                shape=tuple(count(length) for length in line["shape"]),
                 dtype=_typed(line["dtype"], str),
                 layout=Layout(line["layout"]),
                 member=None if line["member"] is None else _typed(line["member"], str),
                 digest=None if line["digest"] is None else _typed(line["digest"], str),
-                statistics=None if statistics is None else Statistics(**statistics),
+                statistics=None if statistics is None else _statistics(statistics),
                 detail=_typed(line["detail"], str),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise BundleError(f"a record is malformed ({type(error).__name__}: {error})") from None
         if record.member is not None and record.dtype not in DTYPES:
             raise BundleError(f"record {record.key} has the unknown dtype {record.dtype!r}")
-        if any(length < 0 for length in record.shape):
-            raise BundleError(f"record {record.key} has the impossible shape {record.shape}")
+        most = _MOST_ELEMENTS if record.member is None else _MOST_ELEMENTS // 16
+        if len(record.shape) > _MOST_DIMENSIONS or math.prod(length or 1 for length in record.shape) > most:
+            raise BundleError(f"record {record.key} has the impossible shape {str(list(record.shape))[:80]}")
         return record
+
+
+_MOST_DIMENSIONS = 64  # NumPy's and PyTorch's
+_MOST_ELEMENTS = (1 << 63) - 1  # PyTorch's, on the device meta; NumPy's most bytes. NumPy leaves zero lengths out of the product
+
+
+def count(value: Any) -> int:
+    """The value, if it is an integer from 0 to 2**63 - 1.
+
+    Raises:
+        TypeError: if it is anything else.
+    """
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise TypeError(f"{_short(value)} where a count is due")
+    return value
 
 
 def _typed(value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"{value!r} where {kind.__name__} is due")
+        raise TypeError(f"{_short(value)} where {kind.__name__} is due")
     return value
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:80]
+
+
+def _statistics(content: Any) -> Statistics:
+    statistics = Statistics(**content)
+    for name in ("min", "max", "mean", "l2"):
+        value = getattr(statistics, name)
+        if value is not None and not (isinstance(value, (int, float)) and abs(value) <= sys.float_info.max):
+            raise TypeError(f"{_short(value)} where a finite number is due")
+    count(statistics.nan)
+    count(statistics.inf)
+    return statistics

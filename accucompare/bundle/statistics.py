@@ -36,6 +36,7 @@ class Statistics:
         return asdict(self)
 
 
+@np.errstate(invalid="ignore")  # a signalling NaN is a value like any other here
 def summarize(raw: Array, dtype: DType) -> Statistics:
     """Statistics of one tensor, in float64 and block by block.
 

@@ -6,6 +6,8 @@ chunks' sums are added exactly (``math.fsum``, Shewchuk 1997). Blocks hold whole
 
 from __future__ import annotations
 
+import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -49,8 +51,8 @@ def power_of_two_near(magnitude: float) -> float:
     """
     if magnitude == 0 or 1e-120 < magnitude < 1e120:
         return 1.0
-    exponent = int(np.frexp(magnitude)[1])
-    return float(np.ldexp(1.0, min(-exponent, 1000)))  # 2**1000 is enough for subnormals and is still finite
+    exponent = math.frexp(min(magnitude, sys.float_info.max))[1]
+    return math.ldexp(1.0, min(-exponent, 1000))  # 2**1000 is enough for subnormals and is still finite
 
 
 def as_reals(values: NDArray[Any]) -> NDArray[Any]:

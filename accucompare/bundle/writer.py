@@ -39,8 +39,13 @@ class RecordFile:
         self._jsonl = stem.with_name(stem.name + ".jsonl")
         self._parts = [path.with_name(path.name + ".part") for path in (self._npz, self._jsonl)]
         stem.parent.mkdir(parents=True, exist_ok=True)
-        self._archive = zipfile.ZipFile(self._parts[0], "w", zipfile.ZIP_STORED)
         self._lines: IO[bytes] = self._parts[1].open("wb")
+        try:
+            self._archive = zipfile.ZipFile(self._parts[0], "w", zipfile.ZIP_STORED)
+        except OSError:
+            self._lines.close()
+            self._parts[1].unlink()
+            raise
         self._hasher = xxhash.xxh3_128()
         self._members: dict[tuple[str, tuple[int, ...], str], Record] = {}
         self.records = 0
@@ -74,12 +79,11 @@ class RecordFile:
 
     def discard(self) -> None:
         """Remove what was written; never raises."""
-        with contextlib.suppress(OSError, ValueError):
-            self._lines.close()
-        with contextlib.suppress(OSError, ValueError):
-            if self._archive.fp is not None:
-                self._archive.fp.close()
-                self._archive.fp = None
+        file, self._archive.fp = self._archive.fp, None  # or the archive would try to end itself when it is forgotten
+        for stream in (file, self._lines):
+            with contextlib.suppress(OSError, ValueError):
+                if stream is not None:
+                    stream.close()
         for part in self._parts:
             with contextlib.suppress(OSError):
                 part.unlink()
@@ -214,7 +218,7 @@ class BundleWriter:
         self._file = None
         try:
             checksum = file.finish()
-        except OSError:
+        except Exception:
             file.discard()
             raise
         self.manifest.steps.append(StepEntry(end.step, file.records, checksum, end.partial))

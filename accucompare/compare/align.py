@@ -47,7 +47,7 @@ class Renaming:
         try:
             if old.startswith("re:"):
                 pattern = re.compile(old.removeprefix("re:"))
-                pattern.sub(new, "")  # a bad group reference shows here, if at all
+                pattern.sub(new, "")  # a bad group reference shows here
                 return cls(text, pattern, new)
             parts = [re.escape(part) for part in old.split("*")]
             if new.count("*") > len(parts) - 1:
@@ -56,8 +56,8 @@ class Renaming:
                 part.replace("\\", "\\\\") + (f"\\g<{number}>" if number <= new.count("*") else "")
                 for number, part in enumerate(new.split("*"), 1)
             )
-            return cls(text, re.compile("(.*)".join(parts)), template)
-        except re.error as error:
+            return cls(text, re.compile("(.*)".join(parts), re.DOTALL), template)
+        except (re.error, IndexError, OverflowError, RecursionError) as error:
             raise UsageError(f"--map {text!r}: not a valid regular expression ({error})") from None
 
     def apply(self, name: str) -> str | None:

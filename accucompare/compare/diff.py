@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-
-import numpy as np
 
 from accucompare.bundle.dtypes import DTYPES, Kind
 from accucompare.bundle.reader import Bundle, open_bundle
@@ -17,7 +16,7 @@ from accucompare.compare.judge import Origins, judge, judge_without_data
 from accucompare.compare.measure import Metrics, measure
 from accucompare.compare.preflight import preflight
 from accucompare.compare.tolerance import EXACT, Tolerance, Tolerances, read_rules
-from accucompare.errors import RecordError
+from accucompare.errors import BundleError
 
 #: Called with the bytes compared so far and the bytes to compare.
 Progress = Callable[[int, int], None]
@@ -67,12 +66,12 @@ def diff(
     renamings = [Renaming.parse(text) for text in ([map] if isinstance(map, str) else map)]
     selection = Selection.of(only, skip)
     with open_bundle(golden) as golden_bundle, open_bundle(candidate) as candidate_bundle:
-        golden_records, candidate_records = list(golden_bundle.records()), list(candidate_bundle.records())
+        damage: list[str] | None = [] if keep_going else None
+        golden_records, candidate_records = _records(golden_bundle, damage), _records(candidate_bundle, damage)
         findings = preflight(golden_bundle, candidate_bundle) + _unused_options(renamings, selection, golden_records)
         pairs = align(golden_records, candidate_records, renamings)
         chosen = [pair for pair in pairs if selection.allows(_name(pair))]
-        damage: list[str] = []
-        rows = _compare(golden_bundle, candidate_bundle, chosen, rules, damage if keep_going else None, progress)
+        rows = _compare(golden_bundle, candidate_bundle, chosen, rules, damage, progress)
         rows += _never_called(golden_bundle, candidate_bundle, selection)
         return Comparison(
             golden=Side(golden_bundle.path, golden_bundle.manifest),
@@ -82,8 +81,21 @@ def diff(
             tolerances=rules,
             left_out=sum((pair.golden is not None) + (pair.candidate is not None) for pair in pairs)
             - sum((pair.golden is not None) + (pair.candidate is not None) for pair in chosen),
-            damage=damage,
+            damage=list(dict.fromkeys(damage or ())),  # a step that cannot be opened is said once, not for each of its records
         )
+
+
+def _records(bundle: Bundle, damage: list[str] | None) -> list[Record]:
+    """Every record of a bundle; steps whose list cannot be read are noted in ``damage``, if that is given."""
+    records = []
+    for rank, entry in bundle.steps():
+        try:
+            records += bundle.step_records(rank, entry)
+        except BundleError as error:
+            if damage is None:
+                raise
+            damage.append(str(error))
+    return records
 
 
 def _name(pair: Pair) -> str:
@@ -122,7 +134,7 @@ def _compare(
         else:
             try:
                 metrics, verdict = _compare_pair(golden, candidate, pair.golden, pair.candidate, rules)
-            except RecordError as error:
+            except BundleError as error:
                 if damage is None:
                     raise
                 damage.append(str(error))
@@ -137,7 +149,7 @@ def _compare(
 
 def _nbytes(pair: Pair) -> int:
     return sum(
-        int(np.prod(record.shape, dtype=np.int64)) * DTYPES[record.dtype].storage.itemsize
+        math.prod(record.shape) * DTYPES[record.dtype].storage.itemsize
         for record in (pair.golden, pair.candidate)
         if record is not None and record.member is not None
     )

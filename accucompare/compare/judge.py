@@ -10,7 +10,7 @@ from accucompare.bundle.dtypes import DTYPES, Kind
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.compare.comparison import Reason, Status, Verdict
 from accucompare.compare.measure import Metrics
-from accucompare.compare.tolerance import EXACT, Tolerance
+from accucompare.compare.tolerance import EXACT, SMALLEST_COSINE, Tolerance
 
 
 def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
@@ -82,33 +82,46 @@ def _limits(metrics: Metrics, tolerance: Tolerance) -> list[_Limit]:
         assert metrics.over_tolerance is not None
         assert metrics.tolerance_used is not None
         assert metrics.needed_atol is not None
-        needed = f"rtol {_up(metrics.max_rel)}" if not tolerance.atol and tolerance.rtol else f"atol {_up(metrics.needed_atol)}"
+        relative = not tolerance.atol and tolerance.rtol
+        needed = _up("rtol", metrics.max_rel) if relative else _up("atol", metrics.needed_atol)
         passes = metrics.over_tolerance == 0
         used = min(metrics.tolerance_used, 1.0) if passes else metrics.tolerance_used
-        limits.append(_Limit(passes, used, "" if math.isinf(metrics.max_rel) and needed.startswith("rtol") else needed))
+        limits.append(_Limit(passes, used, needed))
     if tolerance.rel_l2 is not None:
-        limits.append(_at_most(metrics.rel_l2, tolerance.rel_l2, f"rel_l2 {_up(metrics.rel_l2)}"))
+        limits.append(_at_most(metrics.rel_l2, tolerance.rel_l2, _up("rel_l2", metrics.rel_l2)))
     if tolerance.cosine is not None:
-        limits.append(_at_most(metrics.one_minus_cosine, 1.0 - tolerance.cosine, f"cosine {_down_from_one(metrics.one_minus_cosine)}"))
+        limits.append(_at_most(metrics.one_minus_cosine, 1.0 - tolerance.cosine, _cosine(metrics.one_minus_cosine)))
     return limits
 
 
 def _at_most(measured: float, limit: float, needed: str) -> _Limit:
     used = measured / limit if limit else (math.inf if measured else 0.0)
-    return _Limit(measured <= limit, used, needed if math.isfinite(measured) else "")
+    return _Limit(measured <= limit, used, needed)
 
 
-def _up(value: float) -> str:
-    """Three digits, rounded up: a limit of what is printed passes."""
-    return f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal(Decimal(value)):.2e}" if value else "0"
+def _up(name: str, value: float) -> str:
+    """Three digits, rounded up: a limit of what is printed passes. ``""`` if no finite limit would."""
+    if not value:
+        return f"{name} 0"
+    above = math.nextafter(value, math.inf)  # the value may have been rounded down
+    if math.isinf(above):
+        return ""
+    digits = f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal(Decimal(above)):.2e}"
+    return f"{name} {digits}" if math.isfinite(float(digits)) else ""
 
 
-def _down_from_one(one_minus_cosine: float) -> str:
-    """The cosine similarity with as many nines as it takes to show two digits of its distance from 1, rounded down."""
+def _cosine(one_minus_cosine: float) -> str:
+    """The cosine similarity with as many nines as it takes to show two digits of its distance from 1, rounded down.
+
+    ``""`` if it is so small that it can be no limit (see ``Tolerance``).
+    """
     if not one_minus_cosine:
-        return "1"
-    digits = min(max(2 - Decimal(one_minus_cosine).adjusted() - 1, 2), 16)
-    return str((1 - Decimal(one_minus_cosine)).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_FLOOR))
+        return "cosine 1"
+    unit = Decimal(1).scaleb(-min(max(1 - Decimal(one_minus_cosine).adjusted(), 2), 16))
+    limit = (1 - Decimal(one_minus_cosine)).quantize(unit, rounding=ROUND_FLOOR)
+    while 1.0 - float(limit) < one_minus_cosine:  # as the limit will be read; near 1 floats are coarser than the digits printed
+        limit -= unit
+    return f"cosine {limit}" if float(limit) >= SMALLEST_COSINE else ""
 
 
 def _nonfinite_detail(metrics: Metrics) -> str:
@@ -127,6 +140,7 @@ Call = tuple[int, int, str, int]
 
 @dataclass
 class _CallState:
+    known: bool = False  # it has a row of its own; its children's come earlier if nothing went into it, or if it was left out
     over: bool = False  # an input of the call, or an output of a call made inside it, is over tolerance
     has_children: bool = False
 
@@ -146,11 +160,11 @@ class Origins:
     def trace(self, record: Record, verdict: Verdict) -> Verdict:
         """The verdict with its reason made exact, where the error could have come from elsewhere."""
         call = self._calls.setdefault((record.rank, record.step, record.name, record.call), _CallState())
+        call.known = True
         parent = None
         if record.parent is not None:
-            parent = self._calls.get((record.rank, record.step, *record.parent))
-            if parent is not None:
-                parent.has_children = True
+            parent = self._calls.setdefault((record.rank, record.step, *record.parent), _CallState())
+            parent.has_children = True
         over = verdict.status is Status.FAIL
         if verdict.reason is Reason.INTRODUCED:
             verdict = replace(verdict, reason=self._reason(record, call, parent))
@@ -166,7 +180,7 @@ class Origins:
         if record.role is Role.INPUT:
             if record.parent is None:
                 return Reason.INPUTS_DIFFER
-            earlier = parent.over if parent is not None else self._any_over
+            earlier = parent.over if parent is not None and parent.known else self._any_over
             return Reason.INHERITED if earlier else Reason.GLUE
         if call.over:
             return Reason.INHERITED

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from accucompare.bundle.dtypes import DTYPES
@@ -31,7 +31,7 @@ def _completeness(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
             where = f" (rank {rank})" if bundle.manifest.ranks > 1 else ""
             yield Finding("incomplete", f"{side}{where} is incomplete: stopped{place}: {stopped.get('error', 'unknown')}")
         if bundle.missing_ranks:
-            yield Finding("incomplete", f"{side} lacks rank(s) {', '.join(map(str, bundle.missing_ranks))} of {bundle.manifest.ranks}")
+            yield Finding("incomplete", f"{side} lacks rank(s) {_some(bundle.missing_ranks)} of {bundle.manifest.ranks}")
 
 
 def _steps(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
@@ -78,8 +78,8 @@ def _same_tensor(golden: dict[str, Any], candidate: dict[str, Any]) -> bool:
     return found is not None and found == candidate["digests"].get(narrower)
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f", and {len(names) - 3} more" if len(names) > 3 else "")
+def _some(names: Sequence[str | int]) -> str:
+    return ", ".join(map(str, names[:3])) + (f", and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _settings(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -37,6 +36,10 @@ DEFAULT_REL_L2 = {
 }
 
 
+#: No cosine similarity below this is taken as a limit: most likely 1 - cosine was meant.
+SMALLEST_COSINE = 0.5
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """Limits that a pair of records must all keep; ``None`` is no limit.
@@ -59,11 +62,11 @@ class Tolerance:
             value = getattr(self, name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
                 raise UsageError(f"{name} must be a finite number that is not negative, but is {value!r}")
-        if self.cosine is not None and not 0.5 <= self.cosine <= 1.0:
+        if self.cosine is not None and not SMALLEST_COSINE <= self.cosine <= 1.0:
             raise UsageError(
-                f"cosine is the smallest similarity that passes, between 0.5 and 1 (such as 0.999), but is {self.cosine!r}; "
+                f"cosine is the smallest similarity that passes, between {SMALLEST_COSINE} and 1 (such as 0.999), but is {self.cosine!r}; "
                 "it is not 1 - cosine"
             )
 
@@ -145,7 +148,7 @@ def read_rules(path: str | Path) -> tuple[Rule, ...]:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not valid TOML ({error})") from None
     tables = content.pop("rule", [])
     if content or not isinstance(tables, list) or not tables:
@@ -153,7 +156,9 @@ def read_rules(path: str | Path) -> tuple[Rule, ...]:
     return tuple(_rule(table, f"{path}, rule {number}") for number, table in enumerate(tables, 1))
 
 
-def _rule(table: Mapping[str, Any], place: str) -> Rule:
+def _rule(table: Any, place: str) -> Rule:
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{place}: must be a [[rule]] table, but is {table!r}")
     unknown = sorted(set(table) - {*_RULE_KEYS, *_LIMIT_KEYS})
     if unknown:
         raise UsageError(f"{place}: unknown key {unknown[0]!r}; known are {', '.join(_RULE_KEYS + _LIMIT_KEYS)}")

@@ -1,0 +1,89 @@
+"""Two tensors walked in step, block by block, as float64 values that can be subtracted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accucompare.bundle.dtypes import Array, DType, widen
+from accucompare.bundle.sums import Float64, as_reals
+
+#: Yields a tensor's stored bits as 1-d blocks of ``BLOCK`` elements (the last one shorter); may be called again.
+Blocks = Callable[[], Iterator[Array]]
+
+
+@dataclass(slots=True)
+class Block:
+    """A stretch of both tensors: stored bits, and float64 values with what is not finite set to 0."""
+
+    start: int
+    golden_raw: Array
+    candidate_raw: Array
+    golden: Float64
+    candidate: Float64
+    diff: Float64
+    finite: NDArray[np.bool_] | None = None  # None: everything is
+
+
+class PairOfTensors:
+    """Walks two tensors in step, widening into scratch memory that is used again for every block."""
+
+    def __init__(self, golden: Blocks, candidate: Blocks, golden_dtype: DType, candidate_dtype: DType) -> None:
+        self._golden = golden
+        self._candidate = candidate
+        self.golden_dtype = golden_dtype
+        self.candidate_dtype = candidate_dtype
+        self._scratch = [np.empty(0) for _ in range(6)]
+
+    def scratch(self, which: int, length: int) -> Float64:
+        """The first ``length`` elements of one of six float64 arrays: 0 to 2 are the block's, 3 to 5 free."""
+        if len(self._scratch[which]) < length:
+            self._scratch[which] = np.empty(length)
+        return self._scratch[which][:length]
+
+    def blocks(self) -> Iterator[Block]:
+        """Every block, ``diff`` computed, values that are not finite on both sides set to 0 in all three."""
+        start = 0
+        for golden_raw, candidate_raw in zip(self._golden(), self._candidate(), strict=True):
+            golden_values = as_reals(widen(golden_raw, self.golden_dtype))
+            candidate_values = as_reals(widen(candidate_raw, self.candidate_dtype))
+            length = len(golden_values)
+            scratch = (self.scratch(0, length), self.scratch(1, length), self.scratch(2, length))
+            block = Block(start, golden_raw, candidate_raw, *scratch)
+            np.copyto(block.golden, golden_values)
+            np.copyto(block.candidate, candidate_values)
+            if golden_values.dtype.kind in "iu" and max(golden_values.dtype.itemsize, candidate_values.dtype.itemsize) == 8:
+                block.diff[:] = _integer_difference(golden_values, candidate_values)
+            else:
+                np.subtract(block.candidate, block.golden, out=block.diff)
+                if golden_values.dtype.kind == "f" and not math.isfinite(float(np.add.reduce(block.diff))):
+                    self._set_aside_nonfinite(block)
+            yield block
+            start += length
+
+    def _set_aside_nonfinite(self, block: Block) -> None:
+        finite = np.isfinite(block.golden) & np.isfinite(block.candidate)
+        if not finite.all():
+            block.finite = finite
+            block.golden[~finite] = 0.0
+            block.candidate[~finite] = 0.0
+            np.subtract(block.candidate, block.golden, out=block.diff)
+
+
+def _integer_difference(golden: Array, candidate: Array) -> Float64:
+    """candidate - golden of 64-bit integers, rounded once: subtracted as integers, never as rounded float64 values."""
+    if golden.dtype.kind != candidate.dtype.kind:  # int64 against uint64: split off the negative values
+        signed, unsigned, sign = (golden, candidate, 1.0) if golden.dtype.kind == "i" else (candidate, golden, -1.0)
+        negative = signed < 0
+        plain = _integer_difference(np.where(negative, 0, signed).astype(np.uint64), unsigned.astype(np.uint64))
+        return sign * np.where(negative, unsigned.astype(np.float64) - signed.astype(np.float64), plain)
+    wide = np.int64 if golden.dtype.kind == "i" else np.uint64
+    golden, candidate = golden.astype(wide), candidate.astype(wide)
+    larger = candidate >= golden  # modulo 2**64 the larger minus the smaller is always right
+    up = (candidate.view(np.uint64) - golden.view(np.uint64)).astype(np.float64)
+    down = (golden.view(np.uint64) - candidate.view(np.uint64)).astype(np.float64)
+    return np.where(larger, up, -down)

@@ -1,0 +1,125 @@
+"""The norms of two tensors and of their difference, and the angle between them, right to the last digits for any magnitude."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from accucompare.bundle.sums import Float64, chunk_dots, chunk_sums, power_of_two_near
+from accucompare.compare.blocks import Block, PairOfTensors
+
+#: Veltkamp's constant: splits a float64 into two halves whose products are exact.
+_SPLITTER = 2.0**27 + 1.0
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Powers of two that golden, candidate and d are multiplied by, so that their squares fit float64; 1 almost always."""
+
+    golden: float = 1.0
+    candidate: float = 1.0
+    diff: float = 1.0
+
+    @classmethod
+    def of(cls, golden: float, candidate: float, diff: float) -> Scales:
+        """The scales for the largest magnitudes of each; 0 stands for one that is not needed."""
+        return cls(power_of_two_near(golden), power_of_two_near(candidate), power_of_two_near(diff))
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the sums come to: L2 norms (each times its scale), and the sums that means are made of (times the scale of d)."""
+
+    scales: Scales
+    golden: float
+    candidate: float
+    diff: float
+    cross: float  # sum d * (golden + candidate) = candidate^2 - golden^2, times both scales; needs golden's and candidate's equal
+    absolute: float  # sum |d|
+    signed: float  # sum d
+
+    @property
+    def rel_l2(self) -> float:
+        """|d| / |golden|; 0 for 0/0, inf for x/0."""
+        if not self.golden:
+            return math.inf if self.diff else 0.0
+        exponent = math.frexp(self.scales.golden)[1] - math.frexp(self.scales.diff)[1]  # their quotient may be beyond float64
+        try:
+            return math.ldexp(self.diff / self.golden, exponent)
+        except OverflowError:
+            return math.inf
+
+
+@dataclass
+class Sums:
+    """Chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, with values scaled by powers of two."""
+
+    scales: Scales = Scales()
+    chunks: tuple[list[float], ...] = field(default_factory=lambda: ([], [], [], [], [], []))
+
+    def add(self, block: Block, pair: PairOfTensors) -> None:
+        golden, candidate, diff = block.golden, block.candidate, block.diff
+        if self.scales != Scales():
+            small = min(self.scales.diff, 1.0)  # before the subtraction, since d itself may be beyond float64
+            diff = diff * self.scales.diff if small == 1.0 else candidate * small - golden * small
+            golden, candidate = golden * self.scales.golden, candidate * self.scales.candidate
+        free = pair.scratch(3, len(diff))
+        self.chunks[0].extend(chunk_dots(golden, golden))
+        self.chunks[1].extend(chunk_dots(candidate, candidate))
+        self.chunks[2].extend(chunk_dots(diff, diff))
+        self.chunks[3].extend(chunk_dots(diff, np.add(golden, candidate, out=free)))
+        self.chunks[4].extend(chunk_sums(np.abs(diff, out=free)))
+        self.chunks[5].extend(chunk_sums(diff))
+
+    def total(self) -> Totals:
+        golden, candidate, diff, cross, absolute, signed = (_exact_sum(chunks) for chunks in self.chunks)
+        return Totals(self.scales, math.sqrt(golden), math.sqrt(candidate), math.sqrt(diff), cross, absolute, signed)
+
+
+def _exact_sum(chunks: list[float]) -> float:
+    try:
+        return math.fsum(chunks)
+    except (OverflowError, ValueError):  # beyond float64, which scaled sums never are
+        return math.inf
+
+
+def one_minus_cosine(total: Totals, pair: PairOfTensors) -> float:
+    """1 - cosine similarity, from the difference of the normalised vectors: |u - v|^2 / 2 with u, v of length 1.
+
+    In terms of the sums at hand that is (|d|^2 - (|candidate| - |golden|)^2) / (2 |golden| |candidate|). Where the difference is
+    mostly one of length, that subtraction cancels, and the tensors are read once more to sum |u - v|^2 itself.
+    """
+    if not total.golden or not total.candidate:
+        return 0.0 if total.golden == total.candidate else 1.0
+    if total.scales.golden == total.scales.candidate:
+        across, along = total.diff, abs(total.cross) / (total.golden + total.candidate)
+        if not across:
+            return 0.0
+        if (across - along) * (across + along) > 1e-3 * across * across:
+            rescale = total.scales.golden / total.scales.diff
+            return 0.5 * ((across - along) / total.golden * rescale) * ((across + along) / total.candidate * rescale)
+    golden_length, golden_exponent = math.frexp(total.golden)
+    candidate_length, candidate_exponent = math.frexp(total.candidate)
+    squares: list[float] = []
+    for block in pair.blocks():
+        golden = np.ldexp(block.golden * total.scales.golden, -golden_exponent)
+        candidate = np.ldexp(block.candidate * total.scales.candidate, -candidate_exponent)
+        left, left_error = _product(candidate, golden_length)
+        right, right_error = _product(golden, candidate_length)
+        apart = (left - right) + (left_error - right_error)
+        squares += chunk_dots(apart, apart)
+    return 0.5 * _exact_sum(squares) / (golden_length * candidate_length) ** 2
+
+
+def _product(values: Float64, factor: float) -> tuple[Float64, Float64]:
+    """Rounded products and what rounding took off them, exactly (T. J. Dekker, Numerische Mathematik 18, 1971)."""
+    product = values * factor
+    high = values * _SPLITTER
+    high -= high - values
+    low = values - high
+    factor_high = factor * _SPLITTER
+    factor_high -= factor_high - factor
+    factor_low = factor - factor_high
+    return product, low * factor_low - (((product - high * factor_high) - low * factor_high) - high * factor_low)

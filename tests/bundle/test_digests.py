@@ -1,0 +1,41 @@
+"""Digests tell equal bytes, in a tensor's own type and in narrower ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+
+from accucompare.bundle.digests import digest, fingerprint
+from accucompare.bundle.dtypes import DTYPES
+from accucompare.bundle.sums import BLOCK
+
+
+def test_a_digest_is_xxh3_128_of_the_bytes() -> None:
+    values = np.arange(6, dtype="<i4").reshape(2, 3)
+    assert digest(values) == xxhash.xxh3_128_hexdigest(values.tobytes())
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0)])
+def test_scalars_and_empty_tensors_have_digests(shape: tuple[int, ...]) -> None:
+    values = np.zeros(shape)
+    assert digest(values) == xxhash.xxh3_128_hexdigest(values.tobytes())
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow"), [("float64", "float32"), ("float64", "bfloat16"), ("float32", "float16"), ("float32", "bfloat16")]
+)
+@pytest.mark.parametrize("count", [0, 10, BLOCK + 3])
+def test_a_fingerprint_holds_the_digest_of_the_weights_rounded_by_torch(wide: str, narrow: str, count: int) -> None:
+    values = torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=getattr(torch, wide))
+    rounded = values.to(getattr(torch, narrow))
+    raw = rounded.view(torch.int16).numpy() if narrow == "bfloat16" else rounded.numpy()
+    found = fingerprint(values.numpy(), DTYPES[wide])
+    assert found[narrow] == digest(raw)
+    assert found[wide] == digest(values.numpy())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int64", "bool", "complex64"])
+def test_a_type_that_nothing_is_rounded_from_has_one_digest(dtype: str) -> None:
+    assert list(fingerprint(np.zeros(3, DTYPES[dtype].storage), DTYPES[dtype])) == [dtype]

@@ -1,0 +1,282 @@
+"""Two bundles compared as a whole: rows, counts, options, damage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import accucompare as ac
+from accucompare.compare.comparison import Reason, Status
+from accucompare.errors import BundleError, RecordError, UsageError
+from tests.compare.builder import Item, compare, item, write
+
+ONES = np.ones(3, np.float32)
+
+
+def chain(*names: str, values: object = ONES) -> list[Item]:
+    return [item(name, values) for name in names]
+
+
+def flip_bit(path: Path, marker: bytes) -> None:
+    """Flip one bit of the data that follows the first ``marker``."""
+    content = bytearray(path.read_bytes())
+    place = content.index(marker)
+    content[place + len(marker) - 1] ^= 1
+    path.write_bytes(content)
+
+
+# Rows and counts
+
+
+def test_a_bundle_is_identical_to_itself(tmp_path: Path) -> None:
+    items = [item("", ONES, role="input", parent=None), *chain("a", "b"), item("c", [1, 2]), item("d", [True]), item("", ONES, parent=None)]
+    comparison = compare(tmp_path, items, items)
+    assert comparison.passed
+    assert comparison.counts() == Counter({Reason.IDENTICAL: 6})
+    assert (comparison.compared, comparison.first_divergence, comparison.worst()) == (6, None, [])
+
+
+NAMES = st.sampled_from(["a", "b", "a.b", "=1+1", "层1"])
+VALUES = st.sampled_from([[1.0, 2.0], [1.5, 2.0], [1.0], [float("nan"), 2.0], None])
+ITEMS = st.lists(
+    st.builds(
+        lambda name, values, role, call, step, rank, integers: item(
+            name, values if values is None or not integers else [1] * len(values), role=role, call=call, step=step, rank=rank,
+            layout="strided" if values is not None else "sparse",
+        ),
+        NAMES, VALUES, st.sampled_from(["input", "output"]), st.integers(0, 1), st.integers(0, 1), st.integers(0, 1), st.booleans(),
+    ),
+    max_size=10,
+    unique_by=lambda each: each.record.key,
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ITEMS, ITEMS, st.booleans())
+def test_every_record_is_in_exactly_one_row_and_counts_add_up(
+    tmp_path: Path, golden: list[Item], candidate: list[Item], selecting: bool
+) -> None:
+    number = len(list(tmp_path.iterdir()))
+    sides = [write(tmp_path / f"{number}.{side}", items, steps=2, ranks=2) for side, items in enumerate((golden, candidate))]
+    comparison = ac.diff(*sides, only="a*" if selecting else ())
+    chosen = [[each.record.key for each in items if not selecting or each.record.name.startswith("a")] for items in (golden, candidate)]
+    assert Counter(row.golden.key for row in comparison.rows if row.golden) == Counter(chosen[0])
+    assert Counter(row.candidate.key for row in comparison.rows if row.candidate) == Counter(chosen[1])
+    assert comparison.left_out == len(golden) + len(candidate) - len(chosen[0]) - len(chosen[1])
+    assert sum(comparison.counts().values()) == sum(comparison.counts_by_status().values()) == len(comparison.rows)
+    assert comparison.passed == (
+        any(row.status is Status.PASS for row in comparison.rows) and all(row.status is not Status.FAIL for row in comparison.rows)
+    )
+
+
+def test_missing_and_extra_records_fail_and_do_not_diverge(tmp_path: Path) -> None:
+    comparison = compare(tmp_path, chain("a", "encoder.fc"), chain("a", "encoder.fc1", "b"))
+    assert [(row.module, row.reason.value) for row in comparison.rows] == [
+        ("a", "identical"),
+        ("encoder.fc1", "extra"),
+        ("b", "extra"),
+        ("encoder.fc", "missing"),
+    ]
+    assert comparison.rows[3].nearest == "encoder.fc1"
+    assert not comparison.passed
+    assert (comparison.compared, comparison.first_divergence, len(comparison.unmatched())) == (1, None, 3)
+
+
+def test_modules_never_called_come_last_and_fail_nothing(tmp_path: Path) -> None:
+    model = {"modules": {"": "Net", "a": "Linear", "pooler": "Pooler"}, "not_called": ["pooler"]}
+    sides = [write(tmp_path / side, chain("a"), model=model) for side in ("golden", "candidate")]
+    comparison = ac.diff(*sides)
+    last = comparison.rows[-1]
+    assert (last.module, last.reason, last.status, last.verdict.detail) == (
+        "pooler",
+        Reason.NOT_CALLED,
+        Status.NOT_COMPARED,
+        "Pooler, never called",
+    )
+    assert comparison.passed
+    assert len(ac.diff(*sides, skip="pooler").rows) == 1
+
+
+def test_a_module_never_called_on_one_side_says_on_which(tmp_path: Path) -> None:
+    modules = {"a": "Linear", "b": "Linear"}
+    golden = write(tmp_path / "golden", chain("a"), model={"modules": modules, "not_called": ["b"]})
+    candidate = write(tmp_path / "candidate", chain("a", "b"), model={"modules": modules, "not_called": []})
+    assert [(row.reason.value, row.verdict.detail) for row in ac.diff(golden, candidate).rows] == [
+        ("identical", ""),
+        ("extra", ""),
+        ("not called", "Linear, never called in golden"),
+    ]
+
+
+# What must never pass
+
+
+def test_nothing_compared_never_passes(tmp_path: Path) -> None:
+    sparse = item("a", dtype="float32", layout="sparse", shape=(2,))
+    for golden, candidate in (([], []), ([sparse], [sparse]), (chain("a"), []), (chain("a"), chain("b"))):
+        comparison = compare(tmp_path, golden, candidate)
+        assert (comparison.passed, comparison.compared) == (False, 0)
+    assert not compare(tmp_path, chain("a"), chain("a"), only="nothing").passed
+
+
+def test_swapped_outputs_of_a_tuple_fail(tmp_path: Path) -> None:
+    first, second = np.arange(4.0), np.arange(4.0) + 1
+    golden = [item("a", first, path="0"), item("a", second, path="1")]
+    comparison = compare(tmp_path, golden, [item("a", second, path="0"), item("a", first, path="1")])
+    assert [row.status for row in comparison.rows] == [Status.FAIL, Status.FAIL]
+
+
+def test_a_layer_of_zeros_against_garbage_fails(tmp_path: Path) -> None:
+    assert not compare(tmp_path, [item("a", np.zeros(3))], [item("a", np.full(3, 7.0))], rtol=1.0, rel_l2=10.0).passed
+
+
+def test_one_failing_row_among_many_fails(tmp_path: Path) -> None:
+    names = [f"layer.{number}" for number in range(30)]
+    candidate = [item(name, ONES if name != "layer.17" else ONES * 2) for name in names]
+    comparison = compare(tmp_path, chain(*names), candidate)
+    assert (comparison.passed, comparison.first_divergence and comparison.first_divergence.module) == (False, "layer.17")
+    assert [row.module for row in comparison.worst()] == ["layer.17"]
+
+
+# Options
+
+
+def test_a_map_pairs_renamed_layers(tmp_path: Path) -> None:
+    sides = chain("encoder.layers.0.fc", "encoder.layers.1.fc", "head"), chain("blocks.0.fc", "blocks.1.fc", "head")
+    assert not compare(tmp_path, *sides).passed
+    comparison = compare(tmp_path, *sides, map="encoder.layers.*=blocks.*")
+    assert (comparison.passed, comparison.compared, comparison.preflight) == (True, 3, [])
+    assert compare(tmp_path, *sides, map=[r"re:encoder\.layers\.(.*)=blocks.\1"]).passed
+
+
+def test_options_that_match_nothing_are_reported(tmp_path: Path) -> None:
+    comparison = compare(tmp_path, chain("a"), chain("a"), map=["b.*=c.*"], only=["a", "x*"])
+    assert [(finding.topic, finding.message, finding.serious) for finding in comparison.preflight] == [
+        ("map", "--map b.*=c.* matches none of golden's layers", False),
+        ("only", "--only x* matches none of golden's layers", False),
+    ]
+
+
+def test_a_bad_option_is_refused_before_any_bundle_is_read(tmp_path: Path) -> None:
+    for options in ({"map": "abc"}, {"atol": -1}, {"cosine": 1e-3}, {"tolerances": tmp_path / "none.toml"}):
+        with pytest.raises(UsageError):
+            ac.diff("nowhere", "nowhere", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "left_out"),
+    [
+        ({}, ["a", "a.b", "c"], 0),
+        ({"only": "a*"}, ["a", "a.b"], 2),
+        ({"only": ["a", "c"]}, ["a", "c"], 2),
+        ({"skip": "a*"}, ["c"], 4),
+        ({"only": "a*", "skip": ["*.b"]}, ["a"], 4),
+    ],
+)
+def test_only_and_skip_choose_layers_and_count_what_they_leave_out(
+    tmp_path: Path, options: dict[str, str], names: list[str], left_out: int
+) -> None:
+    comparison = compare(tmp_path, chain("a", "a.b", "c"), chain("a", "a.b", "c"), **options)
+    assert ([row.module for row in comparison.rows], comparison.left_out) == (names, left_out)
+
+
+def test_a_file_of_rules_judges_before_the_limits_given(tmp_path: Path) -> None:
+    (tmp_path / "limits.toml").write_text('[[rule]]\nlayer = "a"\natol = 2.0')
+    comparison = compare(
+        tmp_path, chain("a", "b"), chain("a", "b", values=ONES + np.float32(1)), tolerances=tmp_path / "limits.toml", atol=0.5
+    )
+    assert [(row.status, row.verdict.tolerance) for row in comparison.rows] == [(Status.PASS, "atol 2"), (Status.FAIL, "atol 0.5")]
+
+
+def test_progress_ends_at_its_total(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    sparse = item("c", dtype="float32", layout="sparse", shape=(2,))
+    compare(tmp_path, [*chain("a", "b"), sparse], [*chain("a"), sparse], progress=lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen)
+    assert seen[-1] == (36, 36)
+
+
+def test_the_limits_told_as_needed_pass_when_given(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    golden = {name: rng.normal(size=50) for name in "abc"}
+    candidate = {name: values + 1e-3 * rng.normal(size=50) for name, values in golden.items()}
+    sides = ([item(name, values, "float32") for name, values in side.items()] for side in (golden, candidate))
+    paths = [write(tmp_path / str(number), items) for number, items in enumerate(sides)]
+    for name, start in (("atol", 0.0), ("rtol", 1e-9), ("rel_l2", 0.0), ("cosine", 1.0)):
+        rows = ac.diff(*paths, **{name: start}).rows
+        limits = [float(row.verdict.needed.removeprefix(name)) for row in rows]
+        assert not any(row.status is Status.PASS for row in rows)
+        assert ac.diff(*paths, **{name: min(limits) if name == "cosine" else max(limits)}).passed
+
+
+# Steps and ranks
+
+
+def test_several_steps_and_ranks_are_compared_in_one(tmp_path: Path) -> None:
+    def bundle(name: str, last: np.ndarray) -> Path:
+        places = [(rank, step) for rank in range(2) for step in range(3)]
+        items = [item("a", last if place == (1, 2) else ONES, rank=place[0], step=place[1]) for place in places]
+        return write(tmp_path / name, items, ranks=2)
+
+    comparison = ac.diff(bundle("golden", ONES), bundle("candidate", ONES * 2))
+    assert [(row.record.rank, row.record.step) for row in comparison.rows if row.record] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert [row.status.value for row in comparison.rows] == ["pass"] * 5 + ["fail"]
+
+
+def test_records_of_a_step_that_only_one_side_has_are_missing(tmp_path: Path) -> None:
+    golden = [item("a", ONES), item("a", ONES, step=1)]
+    comparison = compare(tmp_path, golden, golden[:1])
+    assert [row.reason.value for row in comparison.rows] == ["identical", "missing"]
+    assert [finding.topic for finding in comparison.preflight] == ["steps"]
+
+
+# Damage
+
+
+def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
+    values = np.frombuffer(b"golden values 16", np.uint8)
+    golden, candidate = (write(tmp_path / side, [item("a", ONES), item("b", values)]) for side in ("golden", "candidate"))
+    flip_bit(candidate / "rank0/step0.npz", b"golden val")
+    with pytest.raises(RecordError, match=r"candidate/rank0/step0\.npz: b call 0 output \(step 0, rank 0\) is corrupt"):
+        ac.diff(golden, candidate)
+
+
+def test_keep_going_compares_the_other_records_and_does_not_pass(tmp_path: Path) -> None:
+    values = np.frombuffer(b"golden values 16", np.uint8)
+    golden, candidate = (write(tmp_path / side, [item("b", values), item("a", ONES)]) for side in ("golden", "candidate"))
+    flip_bit(candidate / "rank0/step0.npz", b"golden val")
+    comparison = ac.diff(golden, candidate, keep_going=True)
+    assert [row.reason.value for row in comparison.rows] == ["not comparable", "identical"]
+    assert comparison.rows[0].verdict.detail.startswith("unreadable: ")
+    assert len(comparison.damage) == 1
+    assert "b call 0 output" in comparison.damage[0]
+    assert not comparison.passed
+
+
+@pytest.mark.parametrize("suffix", ["npz", "jsonl"])
+def test_keep_going_compares_the_other_steps_when_one_cannot_be_read(tmp_path: Path, suffix: str) -> None:
+    items = [item(name, ONES, step=step) for step in range(2) for name in "ab"]
+    golden, candidate = (write(tmp_path / side, items) for side in ("golden", "candidate"))
+    path = candidate / f"rank0/step0.{suffix}"
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(BundleError, match=rf"step0\.{suffix}"):
+        ac.diff(golden, candidate)
+    comparison = ac.diff(golden, candidate, keep_going=True)
+    assert [row.reason.value for row in comparison.rows] == {
+        "npz": ["not comparable", "not comparable", "identical", "identical"],
+        "jsonl": ["missing", "missing", "identical", "identical"],
+    }[suffix]
+    assert len(comparison.damage) == 1
+    assert not comparison.passed
+
+
+def test_bundles_can_be_opened_again_after_a_diff(tmp_path: Path) -> None:
+    items = chain("a")
+    golden = write(tmp_path / "golden", items)
+    ac.diff(golden, golden)
+    assert ac.open_bundle(golden).load("a").tolist() == [1.0, 1.0, 1.0]
