@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from accucompare.bundle import kernel
 from accucompare.bundle.dtypes import Array, DType, Kind, widen
 from accucompare.bundle.sums import BLOCK, as_reals, chunk_dots, chunk_sums, power_of_two_near
 
@@ -45,23 +46,38 @@ def summarize(raw: Array, dtype: DType) -> Statistics:
         dtype: its true type.
     """
     stored = raw.reshape(-1)
-    low, high, nan, inf = _extrema(stored, dtype)
+    compiled = kernel.can_summarize(dtype)
+    low, high, nan, inf, *sums = _compiled(stored, dtype) if compiled else _extrema(stored, dtype)
     if low is None or high is None:
         return Statistics(None, None, None, 0.0, nan, inf)
     scale = power_of_two_near(max(abs(float(low)), abs(float(high))))
+    values, squares = sums if sums and scale == 1.0 else _sums(stored, dtype, scale)
+    count = stored.size * (2 if dtype.kind is Kind.COMPLEX else 1) - nan - inf
+    l2 = math.sqrt(math.fsum(squares)) / scale
+    return Statistics(low, high, math.fsum(values) / count / scale, l2 if math.isfinite(l2) else None, nan, inf)
+
+
+def _compiled(stored: Array, dtype: DType) -> tuple[float | None, float | None, int, int, list[float], list[float]]:
+    low, high, nan, inf, sums, squares = kernel.summarize_block(stored, dtype)
+    if low > high:
+        return None, None, nan, inf, sums, squares
+    exact = {Kind.INT: int, Kind.BOOL: bool}.get(dtype.kind, float)
+    return exact(low), exact(high), nan, inf, sums, squares
+
+
+def _sums(stored: Array, dtype: DType, scale: float) -> tuple[list[float], list[float]]:
+    """Chunk sums of the finite values and of their squares."""
     sums: list[float] = []
     squares: list[float] = []
     for block in _blocks(stored, dtype):
         values = block.astype(np.float64)
-        if nan or inf:
+        if block.dtype.kind == "f":
             values[~np.isfinite(values)] = 0.0
         if scale != 1.0:
             values *= scale
         sums += chunk_sums(values)
         squares += chunk_dots(values, values)
-    count = stored.size * (2 if dtype.kind is Kind.COMPLEX else 1) - nan - inf
-    l2 = math.sqrt(math.fsum(squares)) / scale
-    return Statistics(low, high, math.fsum(sums) / count / scale, l2 if math.isfinite(l2) else None, nan, inf)
+    return sums, squares
 
 
 def _blocks(stored: Array, dtype: DType) -> Iterator[Array]:

@@ -45,10 +45,14 @@ class PairOfTensors:
             self._scratch[which] = np.empty(length)
         return self._scratch[which][:length]
 
+    def raw_blocks(self) -> Iterator[tuple[Array, Array]]:
+        """Both tensors' stored bits."""
+        return zip(self._golden(), self._candidate(), strict=True)
+
     def blocks(self) -> Iterator[Block]:
         """Every block, ``diff`` computed, values that are not finite on both sides set to 0 in all three."""
         start = 0
-        for golden_raw, candidate_raw in zip(self._golden(), self._candidate(), strict=True):
+        for golden_raw, candidate_raw in self.raw_blocks():
             golden_values = as_reals(widen(golden_raw, self.golden_dtype))
             candidate_values = as_reals(widen(candidate_raw, self.candidate_dtype))
             length = len(golden_values)

@@ -151,11 +151,12 @@ class Origins:
 
     Without a baseline or a fed capture this is what tolerances alone can tell: an output over tolerance is *introduced* by a
     module all of whose inputs were within; it is *glue* if the module's children were within too, for then its own code made
-    the error; an input over tolerance is *glue* if everything its parent had until then was within; all else is *inherited*.
+    the error; an input over tolerance is *glue* if everything its parent had until then was within; all else is *inherited*. An
+    input of an outermost call has no parent: it is *inputs differ* if nothing before it in its step was over.
     """
 
     _calls: dict[Call, _CallState] = field(default_factory=dict)
-    _any_over: bool = False
+    _steps_over: set[tuple[int, int]] = field(default_factory=set)
 
     def trace(self, record: Record, verdict: Verdict) -> Verdict:
         """The verdict with its reason made exact, where the error could have come from elsewhere."""
@@ -169,19 +170,19 @@ class Origins:
         if verdict.reason is Reason.INTRODUCED:
             verdict = replace(verdict, reason=self._reason(record, call, parent))
         if over:
-            self._any_over = True
+            self._steps_over.add((record.rank, record.step))
             if record.role is Role.INPUT:
                 call.over = True
-            elif parent is not None:
+            if parent is not None:
                 parent.over = True
         return verdict
 
     def _reason(self, record: Record, call: _CallState, parent: _CallState | None) -> Reason:
         if record.role is Role.INPUT:
-            if record.parent is None:
-                return Reason.INPUTS_DIFFER
-            earlier = parent.over if parent is not None and parent.known else self._any_over
-            return Reason.INHERITED if earlier else Reason.GLUE
+            earlier = parent.over if parent is not None and parent.known else (record.rank, record.step) in self._steps_over
+            if earlier:
+                return Reason.INHERITED
+            return Reason.INPUTS_DIFFER if record.parent is None else Reason.GLUE
         if call.over:
             return Reason.INHERITED
         return Reason.GLUE if call.has_children else Reason.INTRODUCED

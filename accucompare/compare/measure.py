@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from accucompare.bundle import kernel
 from accucompare.bundle.dtypes import Array, DType, Kind, widen
 from accucompare.bundle.sums import Float64, as_reals
 from accucompare.compare.blocks import Block, Blocks, PairOfTensors
@@ -99,9 +100,11 @@ def measure(
     scan = _Scan(atol, rtol)
     sums = Sums()
     with np.errstate(all="ignore"):
-        for block in pair.blocks():
-            scan.add(block, pair)
-            sums.add(block, pair)
+        if not (kernel.can_measure(golden_dtype, candidate_dtype) and _compiled_pass(pair, scan, sums)):
+            scan, sums = _Scan(atol, rtol), Sums()
+            for block in pair.blocks():
+                scan.add(block, pair)
+                sums.add(block, pair)
         scales = scan.scales()
         if scales != sums.scales:
             sums = Sums(scales)
@@ -110,6 +113,24 @@ def measure(
         total = sums.total()
         angle = one_minus_cosine(total, pair)
     return _metrics(scan, total, angle, (*shape, 2) if golden_dtype.kind is Kind.COMPLEX else shape)
+
+
+_MAXIMA = ("max_rel", "tolerance_used", "needed_atol")
+_COUNTS = (
+    "compared", "over_tolerance", "over_1e3", "over_5e3",
+    "golden_nan", "candidate_nan", "golden_inf", "candidate_inf", "nonfinite_mismatch", "saturated",
+)  # fmt: skip
+
+
+def _compiled_pass(pair: PairOfTensors, scan: _Scan, sums: Sums) -> bool:
+    """Fill scan and sums by the compiled kernel; false if it met a difference beyond float64, which only NumPy's pass can compare."""
+    for golden, candidate in pair.raw_blocks():
+        found, chunks = kernel.measure_block(golden, candidate, pair.golden_dtype, pair.candidate_dtype, scan.atol, scan.rtol)
+        if math.isinf(found.max_abs):
+            return False
+        scan.merge(found, golden, candidate, pair)
+        sums.extend(chunks)
+    return True
 
 
 @dataclass
@@ -172,6 +193,25 @@ class _Scan:
             distance = _ulps(block.golden_raw, block.candidate_raw, pair.golden_dtype, block.finite) if most > 0.0 else 0
             self.max_ulp = max(self.max_ulp or 0, distance)
 
+    def merge(self, found: kernel.BlockMeasure, golden: Array, candidate: Array, pair: PairOfTensors) -> None:
+        """Take in what the compiled kernel found in the next block."""
+        reals = 2 if pair.golden_dtype.kind is Kind.COMPLEX else 1
+        if found.max_abs > self.max_abs:
+            self.max_abs, self.max_abs_index = found.max_abs, self.elements + found.place
+            element, part = divmod(found.place, reals)
+            self.golden_at_max = as_reals(widen(golden[element : element + 1], pair.golden_dtype))[part].item()
+            self.candidate_at_max = as_reals(widen(candidate[element : element + 1], pair.candidate_dtype))[part].item()
+        self.elements += golden.size * reals
+        if pair.golden_dtype is pair.candidate_dtype and pair.golden_dtype.digits:
+            self.max_ulp = max(self.max_ulp or 0, found.max_ulp)
+        if 53 in (pair.golden_dtype.digits, pair.candidate_dtype.digits):
+            self.largest_golden = max(self.largest_golden, found.largest_golden)
+            self.largest_candidate = max(self.largest_candidate, found.largest_candidate)
+        for name in _MAXIMA:
+            setattr(self, name, max(getattr(self, name), getattr(found, name)))
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(found, name))
+
     def _compare_with_golden(self, block: Block, magnitude: Float64, golden: Float64) -> None:
         size: float | Float64 = 1.0
         if math.isinf(self.max_abs):  # where a difference is beyond float64, halves are compared
@@ -183,10 +223,9 @@ class _Scan:
             self.over_tolerance += int(np.count_nonzero(magnitude > allowed))
             self.needed_atol = max(self.needed_atol, float(((magnitude - rtol * golden) / size).max()))
             self.tolerance_used = max(self.tolerance_used, _largest(np.divide(magnitude, allowed, out=allowed)))
-        relative = np.divide(magnitude, golden, out=magnitude)
-        self.max_rel = max(self.max_rel, _largest(relative))
-        self.over_1e3 += int(np.count_nonzero(relative > 1e-3))
-        self.over_5e3 += int(np.count_nonzero(relative > 5e-3))
+        self.over_1e3 += int(np.count_nonzero(magnitude > 1e-3 * golden))
+        self.over_5e3 += int(np.count_nonzero(magnitude > 5e-3 * golden))
+        self.max_rel = max(self.max_rel, _largest(np.divide(magnitude, golden, out=magnitude)))
 
     def _count_nonfinite(self, block: Block, pair: PairOfTensors) -> None:
         golden = as_reals(widen(block.golden_raw, pair.golden_dtype))

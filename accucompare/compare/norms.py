@@ -73,6 +73,11 @@ class Sums:
         self.chunks[4].extend(chunk_sums(np.abs(diff, out=free)))
         self.chunks[5].extend(chunk_sums(diff))
 
+    def extend(self, chunks: list[list[float]]) -> None:
+        """Take in the compiled kernel's sums of the next block, of values that were not scaled."""
+        for ours, theirs in zip(self.chunks, chunks, strict=True):
+            ours.extend(theirs)
+
     def total(self) -> Totals:
         golden, candidate, diff, cross, absolute, signed = (_exact_sum(chunks) for chunks in self.chunks)
         return Totals(self.scales, math.sqrt(golden), math.sqrt(candidate), math.sqrt(diff), cross, absolute, signed)

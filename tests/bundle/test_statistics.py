@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from accucompare.bundle import statistics, sums
 from accucompare.bundle.dtypes import DTYPES, DType, Kind
 from accucompare.bundle.statistics import Statistics, summarize
+from tests.bundle.both_kernels import both_kernels  # noqa: F401
 from tests.compare.reference import root, same, to_float, values_of
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from accucompare.bundle import sums
 from accucompare.bundle.dtypes import DTYPES, DType, round_to, widen
 from accucompare.compare.measure import Metrics, measure
+from tests.bundle.both_kernels import both_kernels  # noqa: F401
 from tests.compare.builder import in_blocks
 from tests.compare.reference import ALL, COMPLEXES, FLOATS, INTS, disagreements, reference, same, values_of
 

@@ -1,0 +1,6 @@
+from typing import Any
+
+def measure_block(
+    golden: Any, candidate: Any, golden_type: int, candidate_type: int, chunk: int, sums: Any, atol: float, rtol: float, saturation: float
+) -> tuple[Any, ...]: ...
+def summarize_block(values: Any, type: int, chunk: int, sums: Any) -> tuple[float, float, int, int]: ...

@@ -1,0 +1,120 @@
+"""The compiled pass over a block of tensors, where it could be built; every caller has its NumPy form beside it.
+
+``ACCUCOMPARE_KERNEL=numpy`` in the environment switches it off.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from accucompare.bundle import sums as chunked
+from accucompare.bundle.dtypes import Array, DType
+
+_kernel: Any = None
+_why_not = "switched off by ACCUCOMPARE_KERNEL"
+if os.environ.get("ACCUCOMPARE_KERNEL", "").lower() != "numpy":
+    try:
+        from accucompare.bundle import _kernel
+    except ImportError as error:
+        _why_not = f"not built: {error}"
+
+#: The kernel's numbers for element types, by dtype name; complex types are pairs of their real type.
+_TYPES = {
+    "float64": 0, "complex128": 0, "float32": 1, "complex64": 1, "float16": 2, "bfloat16": 3,
+    "int8": 4, "int16": 5, "int32": 6, "uint8": 7, "bool": 7, "uint16": 8, "uint32": 9,
+}  # fmt: skip
+
+
+def description() -> str:
+    """Which form is in use, in words."""
+    return f"NumPy ({_why_not})" if _kernel is None else "compiled"
+
+
+class BlockMeasure(NamedTuple):
+    """What one pass over a block of a pair finds; the names are those of ``compare.measure``.
+
+    ``place`` is the first position of ``max_abs`` in the block, -1 where there is no difference; NaN and Inf are set aside.
+    """
+
+    compared: int
+    max_abs: float
+    place: int
+    max_rel: float
+    tolerance_used: float
+    needed_atol: float
+    over_tolerance: int
+    over_1e3: int
+    over_5e3: int
+    max_ulp: int
+    golden_nan: int
+    candidate_nan: int
+    golden_inf: int
+    candidate_inf: int
+    nonfinite_mismatch: int
+    saturated: int
+    largest_golden: float
+    largest_candidate: float
+
+
+def can_measure(golden: DType, candidate: DType) -> bool:
+    """Whether the compiled pass is there and knows both types."""
+    return _kernel is not None and golden.name in _TYPES and candidate.name in _TYPES
+
+
+def measure_block(
+    golden: Array, candidate: Array, golden_dtype: DType, candidate_dtype: DType, atol: float | None, rtol: float | None
+) -> tuple[BlockMeasure, list[list[float]]]:
+    """Measure a block of a pair in one pass, without the interpreter's lock.
+
+    Args:
+        golden, candidate: stored bits, contiguous and equally long, starting at a chunk's start.
+        golden_dtype, candidate_dtype: their true types, both of one kind, that ``can_measure``.
+        atol, rtol: as for ``compare.measure.measure``.
+
+    Returns:
+        What was found, and the chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, in this order.
+
+    Raises:
+        ValueError: if the blocks are not equally long.
+    """
+    reals = golden.size * (2 if golden_dtype.name.startswith("complex") else 1)
+    sums = np.empty((-(-reals // chunked.CHUNK), 6))
+    asked = (atol, rtol) != (None, None)
+    found = _kernel.measure_block(
+        golden,
+        candidate,
+        _TYPES[golden_dtype.name],
+        _TYPES[candidate_dtype.name],
+        chunked.CHUNK,
+        sums,
+        (atol or 0.0) if asked else 0.0,
+        (rtol or 0.0) if asked else -1.0,
+        candidate_dtype.largest,
+    )
+    return BlockMeasure._make(found), sums.T.tolist()
+
+
+def can_summarize(dtype: DType) -> bool:
+    """Whether the compiled pass is there and knows the type."""
+    return _kernel is not None and dtype.name in _TYPES
+
+
+def summarize_block(values: Array, dtype: DType) -> tuple[float, float, int, int, list[float], list[float]]:
+    """Summarize a block in one pass, without the interpreter's lock.
+
+    Args:
+        values: stored bits, contiguous, starting at a chunk's start.
+        dtype: their true type, one that ``can_summarize``.
+
+    Returns:
+        Smallest and largest finite value (inf and -inf where there is none), numbers of NaN and Inf, and the chunk sums of the
+        finite values and of their squares.
+    """
+    reals = values.size * (2 if dtype.name.startswith("complex") else 1)
+    sums = np.empty((-(-reals // chunked.CHUNK), 2))
+    low, high, nan, inf = _kernel.summarize_block(values, _TYPES[dtype.name], chunked.CHUNK, sums)
+    totals, squares = sums.T.tolist()
+    return low, high, nan, inf, totals, squares
