@@ -137,11 +137,19 @@ class BundleWriter:
         """
         item = _Tensor(record, array, case_input)
         with self._changed:
-            self._changed.wait_for(lambda: self.failure or not self._held or self._held + item.nbytes <= self._limit)
+            self._wait_for_room(item.nbytes)
             if self.failure is None:
                 self._held += item.nbytes
                 self._queue.append(item)
                 self._changed.notify_all()
+
+    def wait_for_room(self, nbytes: int) -> None:
+        """Block until a tensor of this size may be copied without exceeding the bound, or the queue is empty, or it has failed."""
+        with self._changed:
+            self._wait_for_room(nbytes)
+
+    def _wait_for_room(self, nbytes: int) -> None:
+        self._changed.wait_for(lambda: self.failure or not self._held or self._held + nbytes <= self._limit)
 
     def end_step(self, step: int, partial: bool = False) -> None:
         """Queue the end of a step: what was added since the last end is renamed whole to ``step<step>``."""
@@ -194,19 +202,23 @@ class BundleWriter:
                 if isinstance(item, _EndStep):
                     self._finish_step(item)
                     continue
-                if self._file is None:
-                    self._file = RecordFile(self._folder / f"step{item.record.step}")
-                self._file.add(item.record, item.array)
-                if item.case_input and item.array is not None:
-                    self._note_input(item.record, item.array)
+                self._write(item)
+                nbytes = item.nbytes
+                del item  # its memory is free before there is room for the next
                 with self._changed:
-                    self._held -= item.nbytes
+                    self._held -= nbytes
                     self._changed.notify_all()
-                del item
         except OSError as error:
             self._fail(self._cannot_write(error))
         except Exception as error:  # a bug here must reach the user as an error of the capture, not vanish with the thread
             self._fail(CaptureError(f"{self.directory}: writing failed ({type(error).__name__}: {error})"))
+
+    def _write(self, item: _Tensor) -> None:
+        if self._file is None:
+            self._file = RecordFile(self._folder / f"step{item.record.step}")
+        self._file.add(item.record, item.array)
+        if item.case_input and item.array is not None:
+            self._note_input(item.record, item.array)
 
     def _take(self) -> _Tensor | _EndStep | None:
         with self._changed:

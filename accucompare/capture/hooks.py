@@ -17,7 +17,7 @@ from accucompare.bundle.dtypes import Array
 from accucompare.bundle.records import Record, Role
 from accucompare.bundle.selection import Selection
 from accucompare.capture.names import Modules
-from accucompare.capture.tensors import HostValue, other_to_host, scalar_to_host, to_host
+from accucompare.capture.tensors import HostValue, other_to_host, scalar_to_host, tensor_bytes, to_host
 from accucompare.capture.values import Scalar, leaves
 
 #: Takes a record, its bits (which nobody changes any more), and whether it is an input of the outermost call.
@@ -40,8 +40,15 @@ class Recorder:
     next module may. Whatever goes wrong in a hook is noted in ``errors`` and never reaches the model.
     """
 
-    def __init__(self, modules: Modules, selection: Selection, sink: Sink, started: Callable[[], None]) -> None:
-        """``started`` is called when an outermost call begins."""
+    def __init__(
+        self,
+        modules: Modules,
+        selection: Selection,
+        sink: Sink,
+        wait_for_room: Callable[[int], None],
+        started: Callable[[], None],
+    ) -> None:
+        """``wait_for_room`` is called with a tensor's bytes before it is copied, ``started`` when an outermost call begins."""
         self.step = 0
         self.recording = True
         self.records = 0
@@ -50,6 +57,7 @@ class Recorder:
         self._modules = modules
         self._selection = selection
         self._sink = sink
+        self._wait_for_room = wait_for_room
         self._started = started
         self._indices: Counter[str] = Counter()
         self._seen: Counter[tuple[str, int, Role, str]] = Counter()
@@ -137,29 +145,34 @@ class Recorder:
         if not (outermost or self._selection.allows(call.name)):
             return
         for path, value in parts:
-            host = _host_value(value)
-            place = (call.name, call.index, role, path)
-            self._seen[place] += 1
-            if self._seen[place] > 1:
-                path = f"{path}#{self._seen[place]}"
-            record = Record(
-                rank=0,
-                step=self.step,
-                name=call.name,
-                call=call.index,
-                role=role,
-                path=path,
-                order=self.records,
-                type=type(call.module).__name__,
-                parent=call.parent,
-                shape=host.shape,
-                dtype=host.dtype,
-                layout=host.layout,
-                digest=host.digest,
-                detail=host.detail,
-            )
-            self.records += 1
-            self._sink(record, host.array, outermost)
+            self._record_value(call, role, path, value, outermost)
+
+    def _record_value(self, call: _Call, role: Role, path: str, value: Any, outermost: bool) -> None:
+        if isinstance(value, torch.Tensor):
+            self._wait_for_room(tensor_bytes(value))  # before the copy is made, so that memory stays within the bound
+        host = _host_value(value)
+        place = (call.name, call.index, role, path)
+        self._seen[place] += 1
+        if self._seen[place] > 1:
+            path = f"{path}#{self._seen[place]}"
+        record = Record(
+            rank=0,
+            step=self.step,
+            name=call.name,
+            call=call.index,
+            role=role,
+            path=path,
+            order=self.records,
+            type=type(call.module).__name__,
+            parent=call.parent,
+            shape=host.shape,
+            dtype=host.dtype,
+            layout=host.layout,
+            digest=host.digest,
+            detail=host.detail,
+        )
+        self.records += 1
+        self._sink(record, host.array, outermost)
 
 
 class _Hook:

@@ -183,7 +183,7 @@ def capture(
                 manifest.notes.append("this version of torch does not let random operations be matched across devices")
             if "torch._dynamo" in sys.modules:  # inner hooks of a compiled model stop firing after its first call
                 stack.enter_context(_eager_stance())
-            recorder = Recorder(modules, selection, writer.add, _noting_autocast(manifest.environment, device))
+            recorder = Recorder(modules, selection, writer.add, writer.wait_for_room, _noting_autocast(manifest.environment, device))
             stack.callback(recorder.remove)
             recorder.install()
         except BaseException:

@@ -32,6 +32,14 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """How much memory a host copy of a tensor takes; 0 for one that has no plain data."""
+    try:
+        return tensor.numel() * tensor.element_size()
+    except RuntimeError:  # a nested tensor
+        return 0
+
+
 def to_host(tensor: torch.Tensor) -> HostValue:
     """Copy a tensor to the host, bit for bit; never raises.
 

@@ -18,6 +18,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
+from accucompare.capture import hooks
+from accucompare.capture.tensors import to_host
 from accucompare.errors import CaptureError, UsageError
 from tests.capture.conftest import Glue, Opened, Record, places
 
@@ -413,3 +415,16 @@ def test_hooks_of_a_finished_capture_copy_nothing_even_on_a_shallow_copy(tmp_pat
     monkeypatch.setattr("accucompare.capture.hooks.to_host", copied.append)
     replica(torch.ones(1))
     assert copied == []
+
+
+def test_a_tensor_is_copied_only_when_there_is_room_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, held = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), []
+
+    def spying(tensor: torch.Tensor) -> Any:
+        held.append(session._writer._held)
+        return to_host(tensor)
+
+    with ac.capture(model, tmp_path / "out", queue_bytes=1) as session:
+        monkeypatch.setattr(hooks, "to_host", spying)
+        model(torch.randn(8, 64))
+    assert held == [0] * 10
