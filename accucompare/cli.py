@@ -150,7 +150,7 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
     if json_path is not None:
         comparison.to_json(json_path)
     print_comparison(comparison, report, quiet)
-    if comparison.damage or not comparison.compared:
+    if comparison.trouble:
         return TROUBLE
     return PASS if comparison.passed else DIFFERENT
 
@@ -168,8 +168,8 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
 @click.option("--call", type=click.IntRange(0), default=0, show_default=True, help="Call index.")
 @click.option("--role", type=click.Choice(["input", "output"]), default="output", show_default=True)
 @click.option("--path", help="Place in a nested value, as the list of records shows it.")
-@click.option("--step", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--step", type=click.IntRange(0), help="Step.  [default: 0; all, without NAME]")
+@click.option("--rank", type=click.IntRange(0), help="Rank.  [default: 0; all, without NAME]")
 @click.option("--slice", "slices", metavar="SLICE", help="Part to print or save, as in NumPy: '0, :4'.")
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), metavar="NPY", help="Save the values; bfloat16 becomes float32.")
 def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, **place: Any) -> int:
@@ -184,9 +184,9 @@ def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, 
         if name is None:
             if save is not None or slices is not None:
                 raise UsageError("--slice and --save need the NAME of a layer")
-            print_records(opened)
+            print_records(opened, place["step"], place["rank"])
         else:
-            record = opened.find("" if name == "(root)" else name, **place)
+            record = opened.find(name, **{key: value for key, value in place.items() if value is not None})
             print_tensor(record, opened.values(record), slices, save)
     return PASS
 
@@ -232,7 +232,7 @@ def _complain(message: str, debug: bool) -> None:
 def _refuse_existing(directory: Path, overwrite: bool) -> None:
     """Say at once, before torch is imported and the model built, that an earlier bundle is in the way."""
     if (directory / "manifest.json").is_file() and not overwrite:
-        raise UsageError(f"{directory}: already holds a bundle; use --overwrite to replace it, or another --out")
+        raise UsageError(f"{directory}: already holds a bundle; overwrite it (--overwrite) or choose another --out")
 
 
 def _stem(path: Path) -> str:

@@ -244,7 +244,7 @@ def test_existing_bundle_is_refused_without_overwrite(folder: Path, cli: Run) ->
     before = (folder / "golden" / "manifest.json").read_bytes()
     done = cli("capture", folder / "case.py", "--out", folder / "golden")
     assert done.returncode == 2
-    assert "use --overwrite" in clean(done)
+    assert "overwrite it (--overwrite)" in clean(done)
     assert (folder / "golden" / "manifest.json").read_bytes() == before
 
 
@@ -266,7 +266,7 @@ def test_model_that_raises_is_named_and_its_records_kept(folder: Path, cli: Run)
     assert "act" in shown.stdout
     compared = cli("diff", folder / "golden", "raised")
     assert compared.returncode == 1
-    assert "candidate is incomplete: stopped in down of step 0" in compared.stdout
+    assert "candidate is incomplete: stopped in down in step 0" in compared.stdout
 
 
 def test_debug_shows_the_traceback(folder: Path, cli: Run) -> None:

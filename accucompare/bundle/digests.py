@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
+import numpy as np
 import xxhash
 
-from accucompare.bundle.dtypes import DTYPES, ROUNDS_TO, Array, DType, round_to, widen
+from accucompare.bundle.dtypes import DTYPES, ROUNDS_TO, Array, DType, Kind, round_to, widen
 from accucompare.bundle.sums import BLOCK
 
 
@@ -14,9 +18,10 @@ def digest(raw: Array) -> str:
 
 
 def fingerprint(raw: Array, dtype: DType) -> dict[str, str]:
-    """A tensor's digest under its own type and under each narrower type that a candidate may run in.
+    """A tensor's digest under its own type and under each type that it may be compared in.
 
-    Two captures in different precision have the same weights exactly if the digests agree under the narrower type.
+    Two captures in different precision have the same weights exactly if the digests agree under the narrower type, and the same
+    integers if they agree as int64. All NaN count as one.
 
     Args:
         raw: contiguous array of ``dtype.storage``, any shape.
@@ -25,11 +30,32 @@ def fingerprint(raw: Array, dtype: DType) -> dict[str, str]:
     Returns:
         Digests by dtype name.
     """
-    digests = {dtype.name: digest(raw)}
     flat = raw.reshape(-1)
-    for name in ROUNDS_TO.get(dtype.name, ()):
-        hasher = xxhash.xxh3_128()
-        for start in range(0, flat.size, BLOCK):
-            hasher.update(round_to(widen(flat[start : start + BLOCK], dtype), DTYPES[name]).view("u1"))
-        digests[name] = hasher.hexdigest()
-    return digests
+    names = [dtype.name, *ROUNDS_TO.get(dtype.name, ())]
+    if dtype.kind is Kind.INT and dtype.name not in ("int64", "uint64"):
+        names.append("int64")
+    hashers = {name: xxhash.xxh3_128() for name in names}
+    for start in range(0, flat.size, BLOCK):
+        block = flat[start : start + BLOCK]
+        values = widen(block, dtype)
+        nan = _where_nan(values)
+        for name, hasher in hashers.items():
+            bits = block if name == dtype.name else values.astype(np.int64) if name == "int64" else round_to(values, DTYPES[name])
+            if nan is not None:
+                bits = np.where(nan, _nan(name), bits)
+            hasher.update(bits.view("u1"))
+    return {name: hasher.hexdigest() for name, hasher in hashers.items()}
+
+
+def _where_nan(values: Array) -> Array | None:
+    """Which values are NaN; ``None`` if none is."""
+    with np.errstate(all="ignore"):
+        if values.dtype.kind != "f" or not np.isnan(np.add.reduce(values)):  # cheaper than asking each of them
+            return None
+    return np.isnan(values)
+
+
+@cache
+def _nan(name: str) -> Any:
+    """The bits that stand for every NaN of a floating type."""
+    return np.array([np.nan])[0] if name == "float64" else round_to(np.array([np.nan]), DTYPES[name])[0]

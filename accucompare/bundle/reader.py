@@ -17,7 +17,7 @@ from accucompare.bundle.archive import Archive
 from accucompare.bundle.digests import digest
 from accucompare.bundle.dtypes import DTYPES, Array, widen
 from accucompare.bundle.manifest import Manifest, StepEntry
-from accucompare.bundle.records import STATE_ROLES, Key, Record, Role
+from accucompare.bundle.records import STATE_ROLES, Key, Record, Role, display_name
 from accucompare.bundle.sums import BLOCK
 from accucompare.errors import BundleError, RecordError, UsageError
 
@@ -45,6 +45,9 @@ class Bundle:
             else:
                 self.missing_ranks.append(rank)
         self._archives: dict[Path, Archive] = {}
+
+    def __repr__(self) -> str:
+        return f"<Bundle {self.path}: {len(self.steps())} step(s){'' if self.complete else ', incomplete'}>"
 
     def __enter__(self) -> Bundle:
         return self
@@ -95,7 +98,7 @@ class Bundle:
         """Load one record's values.
 
         Args:
-            name: qualified name of the module, ``""`` for the root.
+            name: qualified name of the module; ``"(root)"`` or ``""`` for the root.
             call: call index in the step.
             role: ``"output"`` or ``"input"``.
             path: place in a nested value; may be left out where the call has a single record of the role.
@@ -114,6 +117,7 @@ class Bundle:
         """Find the record that ``load`` would load; arguments and errors as there."""
         if role not in (Role.INPUT, Role.OUTPUT):
             raise UsageError(f"role must be 'input' or 'output', but is {role!r}")
+        name = "" if name == display_name("") else name
         entries = [entry for number, entry in self.steps() if (number, entry.step) == (rank, step)]
         wanted = [
             record

@@ -16,6 +16,8 @@ from accucompare.errors import BundleError
 class Role(str, Enum):
     """What a record was to the module call that it belongs to."""
 
+    __str__ = str.__str__
+
     INPUT = "input"
     OUTPUT = "output"
     # In the state of a bundle captured with save_state, never in a step:

@@ -26,6 +26,8 @@ from accucompare.errors import CaptureError
 
 #: How many bytes of tensors may wait to be written, by default: 1 GiB.
 QUEUE_BYTES = 1 << 30
+#: Where in its directory a bundle waits that is being overwritten.
+PREVIOUS = ".previous"
 
 
 class RecordFile:
@@ -238,7 +240,7 @@ class BundleWriter:
 
     def _note_input(self, record: Record, array: Array) -> None:
         inputs = self.manifest.inputs.setdefault(str(record.step), {})
-        place = record.path if record.call == 0 else f"call {record.call}: {record.path}"
+        place = ".".join(part for part in (record.name, record.path) if part)
         inputs[place] = {
             "dtype": record.dtype,
             "shape": list(record.shape),
@@ -263,7 +265,9 @@ class BundleWriter:
 
 
 def prepare_directory(directory: Path, overwrite: bool) -> None:
-    """Make the directory that a capture writes into; with ``overwrite``, remove an earlier bundle there.
+    """Make the directory that a capture writes into; with ``overwrite``, move an earlier bundle aside, into ``.previous``.
+
+    It stays there until ``forget_previous``, so that a capture that fails has destroyed nothing.
 
     Raises:
         CaptureError: if something is there that may not be overwritten, or it cannot be made.
@@ -275,11 +279,28 @@ def prepare_directory(directory: Path, overwrite: bool) -> None:
             if not (directory / "manifest.json").is_file():
                 raise CaptureError(f"{directory}: is not empty and holds no bundle, so it is not touched; choose another --out")
             if not overwrite:
-                raise CaptureError(f"{directory}: already holds a bundle; use --overwrite to replace it, or another --out")
-            for path in directory.iterdir():
-                if path.name.startswith("rank") and path.is_dir():
-                    shutil.rmtree(path)
-            (directory / "manifest.json").unlink()
+                raise CaptureError(
+                    f"{directory}: already holds a bundle; overwrite it (--overwrite, overwrite=True) or choose another --out"
+                )
+            _move_aside(directory)
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CaptureError(f"{error.filename or directory}: cannot be written ({error.strerror or error})") from None
+
+
+def forget_previous(directory: Path) -> None:
+    """Remove the bundle that a finished capture has replaced."""
+    shutil.rmtree(directory / PREVIOUS, ignore_errors=True)
+
+
+def _move_aside(directory: Path) -> None:
+    previous = directory / PREVIOUS
+    keep = not previous.exists()  # else what is in the way was left by a capture that failed to replace it
+    for path in [directory / "manifest.json", *directory.glob("rank*")]:
+        if keep:
+            previous.mkdir(exist_ok=True)
+            path.rename(previous / path.name)
+        elif path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

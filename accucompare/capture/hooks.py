@@ -20,7 +20,7 @@ from accucompare.capture.names import Modules
 from accucompare.capture.tensors import HostValue, other_to_host, scalar_to_host, tensor_bytes, to_host
 from accucompare.capture.values import Scalar, leaves
 
-#: Takes a record, its bits (which nobody changes any more), and whether it is an input of the outermost call.
+#: Takes a record, its bits (which nobody changes any more), and whether it is what the step began with.
 Sink = Callable[[Record, Array | None, bool], None]
 
 
@@ -144,10 +144,11 @@ class Recorder:
         outermost = role is Role.INPUT and call.parent is None
         if not (outermost or self._selection.allows(call.name)):
             return
+        given = outermost and self.records == 0  # a later call may be given what an earlier one computed
         for path, value in parts:
-            self._record_value(call, role, path, value, outermost)
+            self._record_value(call, role, path, value, given)
 
-    def _record_value(self, call: _Call, role: Role, path: str, value: Any, outermost: bool) -> None:
+    def _record_value(self, call: _Call, role: Role, path: str, value: Any, given: bool) -> None:
         if isinstance(value, torch.Tensor):
             self._wait_for_room(tensor_bytes(value))  # before the copy is made, so that memory stays within the bound
         host = _host_value(value)
@@ -172,7 +173,7 @@ class Recorder:
             detail=host.detail,
         )
         self.records += 1
-        self._sink(record, host.array, outermost)
+        self._sink(record, host.array, given)
 
 
 class _Hook:

@@ -44,12 +44,15 @@ class Draws:
     _earlier: dict[bytes, int] = field(default_factory=dict)
 
     def generator(self, state: bytes) -> torch.Generator:
-        """The generator of the next draw, or, inside a recomputation, of the draw that found the same plain state."""
-        recomputing = torch._C._current_graph_task_id() != -1
-        number = self._numbers.get(state, self._earlier.get(state)) if recomputing else None
+        """The generator of the draw that found the plain generator in this state, or else of the next draw.
+
+        So a loop that seeds again draws the same again, as it would plainly, and so does a recomputation.
+        """
+        number = self._numbers.get(state, self._earlier.get(state))
         if number is None:
-            number = self._numbers[state] = self.count
+            number = self.count
             self.count += 1
+        self._numbers[state] = number
         return torch.Generator("cpu").manual_seed((self.seed * 1_000_003 + number) % (1 << 63))
 
     def end_step(self) -> None:
@@ -214,7 +217,8 @@ def _uniform_(tensor: torch.Tensor, low: float = 0.0, high: float = 1.0, *, gene
     values = _uniform(tensor.shape, ours)
     if tensor.dtype in _STEPS:  # rounded to nearest, many would become `high`, which is never drawn
         values = values.mul_(_STEPS[tensor.dtype]).floor_().div_(_STEPS[tensor.dtype])
-    return _overwrite(tensor, values.mul_(high - low).add_(low))
+    values = values.mul_(high - low).add_(low).to(tensor.dtype)
+    return _overwrite(tensor, values.masked_fill_(values >= high, low) if high > low else values)
 
 
 def _bernoulli_float_(tensor: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:

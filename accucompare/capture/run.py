@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from accucompare.bundle.reader import open_bundle
-from accucompare.bundle.writer import QUEUE_BYTES
+from accucompare.bundle.writer import PREVIOUS, QUEUE_BYTES
 from accucompare.capture.session import capture
 from accucompare.capture.state import Arguments, saved_inputs
 from accucompare.case import load_case, steps_of
@@ -68,13 +68,16 @@ def capture_case(
         CaptureError: if the model raised, or the bundle cannot be written.
     """
     place = open_device(device)
-    if like is not None and seed is None:
+    if like is not None:
         with open_bundle(like) as source:
-            seed = source.manifest.capture.get("seed")
+            seed = source.manifest.capture.get("seed") if seed is None else seed
+            steps = steps or len(source.manifest.steps) or None
     _seed_everything(seed or 0)
     case, name = load_case(target)
     if not isinstance(case.model, nn.Module):
         raise CaseError(f"{name}: the case's model must be a torch.nn.Module, but is a {type(case.model).__name__}")
+    if case.optimizer is not None and case.loss is None:
+        raise CaseError(f"{name}: the case has an optimizer but no loss to send backward; give Case(…, loss=…)")
     inputs = _inputs(case.inputs, like, name)
     count = steps if steps is not None else len(inputs)
     torch_dtype = None if dtype is None else getattr(torch, dtype.value)
@@ -107,7 +110,11 @@ def _run_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], l
         with torch.no_grad():
             model(*args, **kwargs)
         return
-    loss(model(*args, **kwargs)).backward()
+    value = loss(model(*args, **kwargs))
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+        raise CaseError(f"the case's loss must return a tensor of one element, but returned {found}")
+    value.backward()  # type: ignore[no-untyped-call]
     if optimizer is not None:
         optimizer.step()
         optimizer.zero_grad()
@@ -153,10 +160,14 @@ def _naming_the_model(name: str, out: Path) -> Any:
         raise
     except Exception as error:
         stopped = _stopped(out)
-        place = f"in {stopped.get('module') or '(root)'}, step {stopped.get('step')}" if stopped else "while it was set up"
+        module, step = stopped.get("module"), stopped.get("step")
+        what = "the model raised while it was set up" if not stopped else f"the model raised in {module or '(root)'}, step {step}"
+        if stopped and module is None:
+            what = f"the case raised outside of the model's forward, step {step}"
+        kept = f"; the bundle that it was to replace is in {out / PREVIOUS}" if (out / PREVIOUS).exists() else ""
         raise CaptureError(
-            f"{name}: the model raised {place}: {type(error).__name__}: {error}\n"
-            f"What was recorded until then is in {out}, marked incomplete; --debug shows the traceback"
+            f"{name}: {what}: {type(error).__name__}: {error}\n"
+            f"What was recorded until then is in {out}, marked incomplete{kept}; --debug shows the traceback"
         ) from error
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.selection import Selection
-from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter, prepare_directory
+from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter, forget_previous, prepare_directory
 from accucompare.capture.environment import describe_autocast, describe_environment, describe_model, device_of, notes_on
 from accucompare.capture.hooks import Recorder
 from accucompare.capture.names import Modules, name_modules
@@ -139,6 +139,8 @@ def capture(
         raise UsageError(f"steps must be at least 1, but is {steps}")
     if queue_bytes < 1:
         raise UsageError(f"queue_bytes must be at least 1, but is {queue_bytes}")
+    if like is not None and Path(like).resolve() == Path(out).resolve():
+        raise UsageError(f"{out}: cannot be both what the capture starts from and what it writes; choose another --out")
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
     modules = name_modules(model)
@@ -200,6 +202,8 @@ def capture(
             raise
         recorder.remove()
         session._end(None)
+        if rank == 0:
+            forget_previous(directory)
 
 
 def _noting_autocast(environment: dict[str, Any], device: torch.device) -> Callable[[], None]:

@@ -69,13 +69,13 @@ def scalar_to_host(value: Any) -> HostValue:
     try:
         return HostValue(np.array(value, DTYPES[name].storage), (), name, Layout.SCALAR)
     except OverflowError:
-        return HostValue(None, (), "", Layout.OPAQUE, f"int {value:.3e}")
+        return other_to_host(value)
 
 
 def other_to_host(value: Any) -> HostValue:
-    """A value that is neither tensor nor number: a string by its digest, anything else by its name."""
-    text = value.encode() if isinstance(value, str) else value
-    digest = xxhash.xxh3_128_hexdigest(text) if isinstance(text, bytes) else None
+    """A value that no array can hold: a string or a large int by its digest, anything else by its name."""
+    comparable = isinstance(value, (str, bytes, int))
+    digest = xxhash.xxh3_128_hexdigest(repr(value).encode()) if comparable else None
     return HostValue(None, (), "", Layout.OPAQUE, describe(value), digest)
 
 

@@ -61,4 +61,6 @@ def describe(value: Any) -> str:
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(value, (str, bytes)):
         return f"{name} {value[:80]!r}"
+    if isinstance(value, int):
+        return f"int of {value.bit_length()} bits"
     return name

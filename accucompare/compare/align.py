@@ -79,10 +79,10 @@ def align(golden: Iterable[Record], candidate: Iterable[Record], renamings: Iter
     golden, candidate, renamings = list(golden), list(candidate), list(renamings)
     by_key = {record.key: record for record in candidate}
     partners: dict[Key, Record] = {}
-    for record in golden:
-        partner = by_key.pop(_renamed(record, renamings), None)
-        if partner is not None:
-            partners[record.key] = partner
+    renamed = {record.key: _renamed(record, renamings) for record in golden} if renamings else {}
+    for key, new in [*renamed.items(), *((record.key, record.key) for record in golden)]:  # what is renamed has the first choice
+        if new is not None and key not in partners and new in by_key:
+            partners[key] = by_key.pop(new)
     extras = _extras_by_predecessor(candidate, by_key)
     nearest = _nearest_names({record.name for record in golden if record.key not in partners}, {key.name for key in by_key})
     pairs = [Pair(None, record, nearest.get(record.name, "")) for record in extras.get(None, ())]
@@ -100,12 +100,14 @@ def unused(renamings: Iterable[Renaming], names: Iterable[str]) -> list[Renaming
     return [renaming for renaming in renamings if not any(renaming.apply(name) is not None for name in names)]
 
 
-def _renamed(record: Record, renamings: list[Renaming]) -> Key:
-    for renaming in renamings:
-        name = renaming.apply(record.name)
-        if name is not None:
-            return record.key._replace(name=name)
-    return record.key
+def rename(name: str, renamings: Iterable[Renaming]) -> str | None:
+    """A layer's new name by the first renaming that matches; ``None`` if none does."""
+    return next((new for renaming in renamings if (new := renaming.apply(name)) is not None), None)
+
+
+def _renamed(record: Record, renamings: list[Renaming]) -> Key | None:
+    name = rename(record.name, renamings)
+    return None if name is None else record.key._replace(name=name)
 
 
 def _extras_by_predecessor(candidate: list[Record], unmatched: dict[Key, Record]) -> dict[Key | None, list[Record]]:

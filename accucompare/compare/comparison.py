@@ -109,7 +109,7 @@ class Verdict:
         return self.status is Status.PASS and self.used is not None and self.used > 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Row:
     """One line of the report: a pair of records, or one that has no partner.
 
@@ -127,6 +127,10 @@ class Row:
     metrics: Metrics | None = None
     nearest: str = ""
     module: str = ""
+
+    def __repr__(self) -> str:
+        error = f", relative L2 {self.metrics.rel_l2:.3g}" if self.metrics else ""
+        return f"<Row {self.place}: {self.reason.value}{error}>"
 
     @property
     def record(self) -> Record | None:
@@ -167,9 +171,10 @@ class Side:
 
     path: Path
     manifest: Manifest
+    complete: bool = True  # on every rank
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Two bundles compared. Made by ``accucompare.diff``.
 
@@ -197,9 +202,25 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether something was compared, nothing failed, and nothing was unreadable."""
+        """Whether something was compared, nothing failed, nothing was unreadable, and both captures ran to their end."""
         counts = self.counts_by_status()
-        return bool(counts[Status.PASS]) and not counts[Status.FAIL] and not self.damage
+        return bool(counts[Status.PASS]) and not counts[Status.FAIL] and not self.trouble
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no verdict to rely on, in a few words; ``""`` if there is one."""
+        if not self.compared:
+            return "nothing could be compared"
+        if self.damage:
+            return f"{len(self.damage)} record(s) could not be read"
+        incomplete = [name for name, side in (("golden", self.golden), ("the candidate", self.candidate)) if not side.complete]
+        if incomplete and not self.counts_by_status()[Status.FAIL]:
+            return f"what there is agrees, but the capture of {' and of '.join(incomplete)} did not run to its end"
+        return ""
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count} {reason.value}" for reason, count in self.counts().items())
+        return f"<Comparison of {self.candidate.path} with {self.golden.path}: {'passed' if self.passed else 'not passed'}; {counts}>"
 
     @property
     def first_divergence(self) -> Row | None:

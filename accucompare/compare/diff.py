@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from accucompare.bundle.dtypes import DTYPES, Kind
@@ -68,14 +69,14 @@ def diff(
     with open_bundle(golden) as golden_bundle, open_bundle(candidate) as candidate_bundle:
         damage: list[str] | None = [] if keep_going else None
         golden_records, candidate_records = _records(golden_bundle, damage), _records(candidate_bundle, damage)
-        findings = preflight(golden_bundle, candidate_bundle) + _unused_options(renamings, selection, golden_records)
+        findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records)
         pairs = align(golden_records, candidate_records, renamings)
         chosen = [pair for pair in pairs if selection.allows(_name(pair))]
         rows = _compare(golden_bundle, candidate_bundle, chosen, rules, damage, progress)
         rows += _never_called(golden_bundle, candidate_bundle, selection)
         return Comparison(
-            golden=Side(golden_bundle.path, golden_bundle.manifest),
-            candidate=Side(candidate_bundle.path, candidate_bundle.manifest),
+            golden=Side(golden_bundle.path, golden_bundle.manifest, golden_bundle.complete),
+            candidate=Side(candidate_bundle.path, candidate_bundle.manifest, candidate_bundle.complete),
             rows=rows,
             preflight=findings,
             tolerances=rules,
@@ -123,17 +124,18 @@ def _compare(
     damage: list[str] | None,
     progress: Progress | None,
 ) -> list[Row]:
-    origins = Origins()
+    origins, precision = Origins(), _Precision()
     rows = []
     total, done = sum(_nbytes(pair) for pair in pairs), 0
     for pair in pairs:
         record = pair.golden or pair.candidate
         assert record is not None
+        precision.pass_through(pair)
         if pair.golden is None or pair.candidate is None:
             metrics, verdict = None, Verdict(Reason.EXTRA if pair.golden is None else Reason.MISSING)
         else:
             try:
-                metrics, verdict = _compare_pair(golden, candidate, pair.golden, pair.candidate, rules)
+                metrics, verdict = _compare_pair(golden, candidate, pair.golden, pair.candidate, rules, precision)
             except BundleError as error:
                 if damage is None:
                     raise
@@ -147,6 +149,22 @@ def _compare(
     return rows
 
 
+@dataclass
+class _Precision:
+    """The coarsest floating dtype that either side has held so far, step by step."""
+
+    _coarsest: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def pass_through(self, pair: Pair) -> None:
+        for record in (pair.golden, pair.candidate):
+            if record is not None and record.dtype in DTYPES and DTYPES[record.dtype].digits:
+                known = self._coarsest.get((record.rank, record.step), record.dtype)
+                self._coarsest[record.rank, record.step] = min(known, record.dtype, key=lambda name: DTYPES[name].digits)
+
+    def coarsest(self, record: Record) -> str:
+        return self._coarsest[record.rank, record.step]
+
+
 def _nbytes(pair: Pair) -> int:
     return sum(
         math.prod(record.shape) * DTYPES[record.dtype].storage.itemsize
@@ -156,14 +174,14 @@ def _nbytes(pair: Pair) -> int:
 
 
 def _compare_pair(
-    golden: Bundle, candidate: Bundle, golden_record: Record, candidate_record: Record, rules: Tolerances
+    golden: Bundle, candidate: Bundle, golden_record: Record, candidate_record: Record, rules: Tolerances, precision: _Precision
 ) -> tuple[Metrics | None, Verdict]:
     verdict = judge_without_data(golden_record, candidate_record)
     if verdict is not None:
         return None, verdict
     golden_dtype, candidate_dtype = DTYPES[golden_record.dtype], DTYPES[candidate_record.dtype]
     exact = golden_dtype.kind in (Kind.INT, Kind.BOOL)
-    tolerance = EXACT if exact else rules.tolerance_for(golden_record, candidate_record)
+    tolerance = EXACT if exact else rules.tolerance_for(golden_record, candidate_record, precision.coarsest(golden_record))
     metrics = measure(
         lambda: golden.blocks(golden_record),
         lambda: candidate.blocks(candidate_record),

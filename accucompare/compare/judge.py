@@ -8,7 +8,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 from accucompare.bundle.dtypes import DTYPES, Kind
 from accucompare.bundle.records import Layout, Record, Role
-from accucompare.compare.comparison import Reason, Status, Verdict
+from accucompare.compare.comparison import UNMATCHED, Reason, Status, Verdict
 from accucompare.compare.measure import Metrics
 from accucompare.compare.tolerance import EXACT, SMALLEST_COSINE, Tolerance
 
@@ -18,26 +18,34 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
 
     A difference is called introduced here too, until ``Origins.trace`` has seen it.
     """
-    if golden.layout is not candidate.layout:
-        with_data = {Layout.STRIDED, Layout.SCALAR}
-        if not {golden.layout, candidate.layout} <= with_data:
-            return Verdict(Reason.DTYPE, detail=f"golden is {_described(golden)}, the candidate {_described(candidate)}")
+    if golden.layout is not candidate.layout and not {golden.layout, candidate.layout} <= {Layout.STRIDED, Layout.SCALAR}:
+        return Verdict(Reason.DTYPE, detail=_both(golden, candidate))
+    if _kind(golden) is not _kind(candidate):
+        return Verdict(Reason.DTYPE, detail=_both(golden, candidate))
     if golden.shape != candidate.shape:
         return Verdict(Reason.SHAPE, detail=f"golden is {list(golden.shape)}, the candidate {list(candidate.shape)}")
-    if golden.member is None or candidate.member is None:
-        same = golden.detail == candidate.detail
-        detail = _described(golden) if same else f"golden is {_described(golden)}, the candidate {_described(candidate)}"
-        if golden.digest is None or candidate.digest is None:
-            return Verdict(Reason.NOT_COMPARABLE, detail=detail)
-        return Verdict(Reason.IDENTICAL if golden.digest == candidate.digest else Reason.INTRODUCED, detail=detail)
-    if DTYPES[golden.dtype].kind is not DTYPES[candidate.dtype].kind:
-        return Verdict(Reason.DTYPE, detail=f"golden is {golden.dtype}, the candidate {candidate.dtype}")
-    return None
+    if golden.member is not None and candidate.member is not None:
+        return None
+    detail = _described(golden) if _described(golden) == _described(candidate) else _both(golden, candidate)
+    if golden.digest is None or candidate.digest is None:
+        return Verdict(Reason.NOT_COMPARABLE, detail=detail)
+    return Verdict(Reason.IDENTICAL if golden.digest == candidate.digest else Reason.INTRODUCED, detail=detail)
+
+
+def _kind(record: Record) -> Kind | bool:
+    """What kind of number a record holds; of an opaque value, whether it can be compared."""
+    return DTYPES[record.dtype].kind if record.dtype in DTYPES else record.digest is not None
+
+
+def _both(golden: Record, candidate: Record) -> str:
+    return f"golden is {_described(golden)}, the candidate {_described(candidate)}"
 
 
 def _described(record: Record) -> str:
     if record.layout is Layout.OPAQUE:
         return record.detail
+    if record.layout is Layout.STRIDED:
+        return record.dtype
     words = f"a {record.layout.value} {record.dtype} tensor" if record.dtype else f"a {record.layout.value} value"
     return f"{words} ({record.detail})" if record.detail else words
 
@@ -59,6 +67,8 @@ def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolera
         reason = Reason.OK if metrics.max_abs == 0 else Reason.INTRODUCED
         return Verdict(reason, str(EXACT), EXACT.source, used=math.inf if metrics.max_abs else 0.0)
     limits = _limits(metrics, tolerance)
+    if math.isinf(metrics.rel_l2) and tolerance.rel_l2 is not None:
+        detail = f"golden is all zeros, so no relative limit would pass; {_up('atol', metrics.max_abs)} would"
     return Verdict(
         reason=Reason.OK if all(limit.passes for limit in limits) else Reason.INTRODUCED,
         tolerance=str(tolerance),
@@ -132,7 +142,8 @@ def _nonfinite_detail(metrics: Metrics) -> str:
         parts.append(f"golden has {metrics.golden_inf} Inf, the candidate {metrics.candidate_inf}")
     if metrics.saturated:
         parts.append(f"{metrics.saturated} saturated in the candidate")
-    return "; ".join(parts) or f"NaN or Inf in {metrics.nonfinite_mismatch} different places"
+    counts = "; ".join(parts) or f"NaN or Inf in {metrics.nonfinite_mismatch} different places"
+    return f"{counts}; the first at {list(metrics.nonfinite_index or ())}"
 
 
 Call = tuple[int, int, str, int]
@@ -166,7 +177,7 @@ class Origins:
         if record.parent is not None:
             parent = self._calls.setdefault((record.rank, record.step, *record.parent), _CallState())
             parent.has_children = True
-        over = verdict.status is Status.FAIL
+        over = verdict.status is Status.FAIL and verdict.reason not in UNMATCHED
         if verdict.reason is Reason.INTRODUCED:
             verdict = replace(verdict, reason=self._reason(record, call, parent))
         if over:

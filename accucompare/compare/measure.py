@@ -44,6 +44,7 @@ class Metrics:
         over_1e3, over_5e3: shares of n with |d| > 1e-3 and 5e-3 times |golden|.
         golden_nan, candidate_nan, golden_inf, candidate_inf: how many values are NaN, and +Inf or -Inf.
         nonfinite_mismatch: positions not finite on a side where the other holds something else.
+        nonfinite_index: the first of those; ``None`` where there is none.
         saturated: positions where the candidate sits at its type's largest value and golden is beyond it.
     """
 
@@ -70,6 +71,7 @@ class Metrics:
     golden_inf: int = 0
     candidate_inf: int = 0
     nonfinite_mismatch: int = 0
+    nonfinite_index: tuple[int, ...] | None = None
     saturated: int = 0
 
 
@@ -156,6 +158,7 @@ class _Scan:
     golden_inf: int = 0
     candidate_inf: int = 0
     nonfinite_mismatch: int = 0
+    nonfinite_index: int | None = None
     saturated: int = 0
     elements: int = 0
     largest_golden: float = 0.0  # |golden|; this and the next are looked for in float64 tensors only
@@ -201,6 +204,9 @@ class _Scan:
             element, part = divmod(found.place, reals)
             self.golden_at_max = as_reals(widen(golden[element : element + 1], pair.golden_dtype))[part].item()
             self.candidate_at_max = as_reals(widen(candidate[element : element + 1], pair.candidate_dtype))[part].item()
+        if found.nonfinite_mismatch:
+            values = (as_reals(widen(golden, pair.golden_dtype)), as_reals(widen(candidate, pair.candidate_dtype)))
+            self._find_mismatch(*values, self.elements)
         self.elements += golden.size * reals
         if pair.golden_dtype is pair.candidate_dtype and pair.golden_dtype.digits:
             self.max_ulp = max(self.max_ulp or 0, found.max_ulp)
@@ -235,15 +241,27 @@ class _Scan:
         self.candidate_nan += int(np.count_nonzero(candidate_nan))
         self.golden_inf += int(np.count_nonzero(np.isinf(golden)))
         self.candidate_inf += int(np.count_nonzero(np.isinf(candidate)))
-        agree = (golden_nan & candidate_nan) | (golden == candidate)
-        self.nonfinite_mismatch += int(np.count_nonzero(~agree & ~block.finite))  # type: ignore[operator]
+        self._find_mismatch(golden, candidate, block.start)
+        self.nonfinite_mismatch += int(np.count_nonzero(_mismatch(golden, candidate)))
         self._count_saturated(np.abs(golden), candidate, pair)
+
+    def _find_mismatch(self, golden: Array, candidate: Array, start: int) -> None:
+        if self.nonfinite_index is None:
+            places = np.flatnonzero(_mismatch(golden, candidate))
+            self.nonfinite_index = start + int(places[0]) if places.size else None
 
     def _count_saturated(self, golden: Array, candidate: Array, pair: PairOfTensors) -> None:
         limit = pair.candidate_dtype.largest
         beyond = golden > limit
         if beyond.any():
             self.saturated += int(np.count_nonzero(beyond & (np.abs(candidate) == limit)))
+
+
+def _mismatch(golden: Array, candidate: Array) -> Array:
+    """Where one side is not finite and the other holds something else; NaN agrees with NaN."""
+    finite = np.isfinite(golden) & np.isfinite(candidate)
+    mismatch: Array = ~finite & (golden != candidate) & ~(np.isnan(golden) & np.isnan(candidate))
+    return mismatch
 
 
 def _largest(ratios: Float64) -> float:
@@ -283,9 +301,6 @@ def _ulps(golden: Array, candidate: Array, dtype: DType, finite: NDArray[np.bool
 
 def _metrics(scan: _Scan, total: Totals, angle: float, shape: tuple[int, ...]) -> Metrics:
     count = max(scan.compared, 1)
-    index = None
-    if scan.max_abs_index is not None:
-        index = tuple(int(place) for place in np.unravel_index(scan.max_abs_index, shape))
     asked = (scan.atol, scan.rtol) != (None, None)
     return Metrics(
         elements=scan.elements,
@@ -293,7 +308,7 @@ def _metrics(scan: _Scan, total: Totals, angle: float, shape: tuple[int, ...]) -
         rel_l2=total.rel_l2,
         one_minus_cosine=angle,
         max_abs=scan.max_abs,
-        max_abs_index=index,
+        max_abs_index=_index(scan.max_abs_index, shape),
         golden_at_max=scan.golden_at_max,
         candidate_at_max=scan.candidate_at_max,
         max_rel=scan.max_rel,
@@ -311,5 +326,10 @@ def _metrics(scan: _Scan, total: Totals, angle: float, shape: tuple[int, ...]) -
         golden_inf=scan.golden_inf,
         candidate_inf=scan.candidate_inf,
         nonfinite_mismatch=scan.nonfinite_mismatch,
+        nonfinite_index=_index(scan.nonfinite_index, shape),
         saturated=scan.saturated,
     )
+
+
+def _index(place: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    return None if place is None else tuple(int(index) for index in np.unravel_index(place, shape))

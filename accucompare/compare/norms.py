@@ -47,9 +47,10 @@ class Totals:
             return math.inf if self.diff else 0.0
         exponent = math.frexp(self.scales.golden)[1] - math.frexp(self.scales.diff)[1]  # their quotient may be beyond float64
         try:
-            return math.ldexp(self.diff / self.golden, exponent)
+            ratio = math.ldexp(self.diff / self.golden, exponent)
         except OverflowError:
             return math.inf
+        return ratio or (math.ulp(0.0) if self.diff else 0.0)  # too small for a float64, but not 0
 
 
 @dataclass

@@ -5,87 +5,119 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle
+from accucompare.compare.align import Renaming, rename
 from accucompare.compare.comparison import Finding
 
 
-def preflight(golden: Bundle, candidate: Bundle) -> list[Finding]:
-    """Compare two manifests; the most telling findings first."""
-    findings = [finding for check in _CHECKS for finding in check(golden, candidate)]
+def preflight(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()) -> list[Finding]:
+    """Compare two manifests; the most telling findings first.
+
+    Args:
+        golden, candidate: the bundles.
+        renamings: of golden's layers, which hold for their parameters and buffers too.
+    """
+    findings = [finding for check in _CHECKS for finding in check(golden, candidate, renamings)]
     return sorted(findings, key=lambda finding: not finding.serious)
 
 
-Check = Callable[[Bundle, Bundle], Iterator[Finding]]
+Check = Callable[[Bundle, Bundle, Sequence[Renaming]], Iterator[Finding]]
 
 
-def _completeness(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
+def _completeness(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
     for side, bundle in (("golden", golden), ("candidate", candidate)):
         for rank, manifest in bundle.manifests.items():
             if manifest.complete:
                 continue
             stopped = manifest.stopped or {"error": "it was killed, or is still running"}
             place = f" in {stopped['module']}" if stopped.get("module") else ""
-            place += f" of step {stopped['step']}" if stopped.get("step") is not None else ""
+            place += f" in step {stopped['step']}" if stopped.get("step") is not None else ""
             where = f" (rank {rank})" if bundle.manifest.ranks > 1 else ""
             yield Finding("incomplete", f"{side}{where} is incomplete: stopped{place}: {stopped.get('error', 'unknown')}")
         if bundle.missing_ranks:
             yield Finding("incomplete", f"{side} lacks rank(s) {_some(bundle.missing_ranks)} of {bundle.manifest.ranks}")
 
 
-def _steps(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
+def _steps(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
     sides = [{(rank, entry.step) for rank, entry in bundle.steps()} for bundle in (golden, candidate)]
     if sides[0] != sides[1]:
         counts = [f"{len(side)} step(s) of {len({rank for rank, _ in side})} rank(s)" for side in sides]
         yield Finding("steps", f"golden holds {counts[0]}, the candidate {counts[1]}")
 
 
-def _weights(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
-    for kind in ("parameters", "buffers"):
-        ours, theirs = (bundle.manifest.model.get(kind) or {} for bundle in (golden, candidate))
-        yield from _digests(kind, ours, theirs)
+def _weights(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
+    for rank, (ours, theirs) in _by_rank(golden, candidate):
+        for kind in ("parameters", "buffers"):
+            renamed = {_renamed(name, renamings): entry for name, entry in (ours.model.get(kind) or {}).items()}
+            yield from _digests(f"{kind}{rank}", renamed, theirs.model.get(kind) or {})
 
 
-def _inputs(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
-    for step, ours in golden.manifest.inputs.items():
-        theirs = candidate.manifest.inputs.get(step)
-        if theirs is not None:
-            yield from _digests(f"inputs of step {step}", ours, theirs)
+def _inputs(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
+    for rank, (ours, theirs) in _by_rank(golden, candidate):
+        for step in ours.inputs.keys() & theirs.inputs.keys():
+            yield from _digests(f"inputs of step {step}{rank}", ours.inputs[step], theirs.inputs[step])
+
+
+def _by_rank(golden: Bundle, candidate: Bundle) -> Iterator[tuple[str, tuple[Manifest, Manifest]]]:
+    """The manifests of each rank that both have, with words for the rank, if there are several."""
+    for rank in sorted(golden.manifests.keys() & candidate.manifests.keys()):
+        yield (f" of rank {rank}" if golden.manifest.ranks > 1 else ""), (golden.manifests[rank], candidate.manifests[rank])
+
+
+def _renamed(name: str, renamings: Sequence[Renaming]) -> str:
+    """What a parameter of a renamed layer is called."""
+    layer, _, own = name.rpartition(".")
+    new = rename(layer, renamings)
+    return name if new is None else ".".join(part for part in (new, own) if part)
 
 
 def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any]) -> Iterator[Finding]:
     """Findings on two tables of fingerprints by name."""
     shared = sorted(golden.keys() & candidate.keys())
-    rounded = [name for name in shared if golden[name]["dtype"] != candidate[name]["dtype"]]
-    different = [name for name in shared if not _same_tensor(golden[name], candidate[name])]
+    same = {name: _same_tensor(golden[name], candidate[name]) for name in shared}
+    different = [name for name in shared if same[name] is False]
     if different:
         yield Finding(what, f"{len(different)} of {len(shared)} {what} differ: {_some(different)}")
-    elif rounded:
-        dtypes = " and ".join(sorted({f"{golden[name]['dtype']} → {candidate[name]['dtype']}" for name in rounded}))
-        yield Finding(what, f"{what}: the same after rounding ({dtypes})", serious=False)
+    changes: dict[str, list[str]] = {}
+    for name in shared:
+        ours, theirs = golden[name]["dtype"], candidate[name]["dtype"]
+        if ours != theirs and same[name] is not False:
+            known = "" if same[name] else ", too different to say whether they agree"
+            changes.setdefault(f"{ours} in golden, {theirs} in the candidate{known}", []).append(name)
+    unchanged = len(shared) - sum(map(len, changes.values())) - len(different)
+    for change, names in changes.items():
+        if unchanged:  # some layers only: an accident, more often than not
+            yield Finding(what, f"{len(names)} of {len(shared)} {what} are {change}: {_some(names)}")
+        else:
+            agree = "" if "too different" in change else "; the same after rounding"
+            yield Finding(what, f"{what} are {change}{agree}", serious=False)
     alone = sorted(golden.keys() ^ candidate.keys())
     if alone and shared:
         yield Finding(what, f"{len(alone)} {what} on one side only: {_some(alone)}")
 
 
-def _same_tensor(golden: dict[str, Any], candidate: dict[str, Any]) -> bool:
-    """Whether two fingerprints agree, under the narrower dtype where the two differ."""
+def _same_tensor(golden: dict[str, Any], candidate: dict[str, Any]) -> bool | None:
+    """Whether two fingerprints agree, under a type that both were rounded to; ``None`` if there is no such type."""
     if golden["shape"] != candidate["shape"]:
         return False
-    narrower = min((golden["dtype"], candidate["dtype"]), key=lambda name: DTYPES[name].digits if name in DTYPES else 0)
-    found = golden["digests"].get(narrower)
-    return found is not None and found == candidate["digests"].get(narrower)
+    if golden["dtype"] == candidate["dtype"]:
+        shared = [golden["dtype"]]
+    else:
+        both = golden["digests"].keys() & candidate["digests"].keys()
+        shared = [name for name in (candidate["dtype"], golden["dtype"], "int64") if name in both]
+    found = [golden["digests"].get(name) == candidate["digests"].get(name) for name in shared[:1]]
+    return found[0] if found else None
 
 
 def _some(names: Sequence[str | int]) -> str:
     return ", ".join(map(str, names[:3])) + (f", and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _settings(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
+def _settings(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
     for section, key, words, serious in _SETTINGS:
         ours, theirs = (_get(bundle.manifest, section, key) for bundle in (golden, candidate))
-        if ours != theirs:
+        if ours != theirs and not (key == "random" and None in (ours, theirs)):  # a killed capture could not say
             yield Finding(words, f"{words}: golden {_shown(ours)}, candidate {_shown(theirs)}", serious)
 
 
@@ -108,7 +140,7 @@ _SETTINGS = (
 )
 
 
-def _flags(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
+def _flags(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
     ours, theirs = ((bundle.manifest.environment.get("flags") or {}) for bundle in (golden, candidate))
     for name in sorted(ours.keys() & theirs.keys()):
         if ours[name] != theirs[name]:
@@ -122,7 +154,7 @@ def _flags(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
 _REDUCED_PRECISION = ("cuda.matmul.allow_tf32", "cudnn.allow_tf32", "npu.matmul.allow_hf32", "npu.conv.allow_hf32")
 
 
-def _notes(golden: Bundle, candidate: Bundle) -> Iterator[Finding]:
+def _notes(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
     for side, bundle in (("golden", golden), ("candidate", candidate)):
         for manifest in bundle.manifests.values():
             for note in manifest.notes:

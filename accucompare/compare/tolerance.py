@@ -18,8 +18,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-#: Without any tolerance given: the largest relative L2 error that passes, by the coarser dtype of the pair. Rounding through a
-#: deep model stays well below (12 transformer layers: 6e-7 in float32, 7e-4 in float16, 6e-3 in bfloat16), most bugs do not.
+#: Without any tolerance given: the largest relative L2 error that passes, by the coarsest dtype that either side has held so far in
+#: the step: what comes after a bfloat16 layer carries its rounding, whatever its own dtype. Rounding through a deep model stays
+#: well below (12 transformer layers: 6e-7 in float32, 7e-4 in float16, 6e-3 in bfloat16), most bugs do not.
 DEFAULT_REL_L2 = {
     "float64": 1e-10,
     "float32": 1e-4,
@@ -76,8 +77,14 @@ class Tolerance:
         return (self.atol, self.rtol, self.rel_l2, self.cosine) != (None, None, None, None)
 
     def __str__(self) -> str:
-        limits = [f"{name} {getattr(self, name):g}" for name in ("atol", "rtol", "rel_l2", "cosine") if getattr(self, name) is not None]
-        return ", ".join(limits) or "exact"
+        values = {name: getattr(self, name) for name in ("atol", "rtol", "rel_l2", "cosine")}
+        return ", ".join(f"{name} {_exact(value)}" for name, value in values.items() if value is not None) or "exact"
+
+
+def _exact(value: float) -> str:
+    """A number in as few digits as tell it from every other."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 EXACT = Tolerance(source="integers and booleans are compared exactly")
@@ -114,15 +121,21 @@ class Tolerances:
     rules: tuple[Rule, ...] = ()
     otherwise: Tolerance = Tolerance()
 
-    def tolerance_for(self, golden: Record, candidate: Record) -> Tolerance:
-        """The limits for a pair of floating or complex records."""
+    def tolerance_for(self, golden: Record, candidate: Record, coarsest: str = "") -> Tolerance:
+        """The limits for a pair of floating or complex records.
+
+        Args:
+            golden, candidate: the pair.
+            coarsest: the dtype with the fewest digits so far in its step; that of the pair, if not given.
+        """
         for rule in self.rules:
             if rule.applies_to(candidate):
                 return rule.tolerance
         if self.otherwise.given:
             return self.otherwise
-        coarser = min((golden.dtype, candidate.dtype), key=lambda name: DTYPES[name].digits)
-        return Tolerance(rel_l2=DEFAULT_REL_L2[coarser], source=f"default for {coarser}")
+        coarsest = coarsest or min((golden.dtype, candidate.dtype), key=lambda name: DTYPES[name].digits)
+        passed_through = "" if coarsest in (golden.dtype, candidate.dtype) else ", which values before have passed through"
+        return Tolerance(rel_l2=DEFAULT_REL_L2[coarsest], source=f"default for {coarsest}{passed_through}")
 
     def __str__(self) -> str:
         parts = [f"{len(self.rules)} rule(s) from {self.rules[0].tolerance.source.rsplit(',', 1)[0]}"] if self.rules else []

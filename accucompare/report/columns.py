@@ -22,7 +22,7 @@ NUMBER = "0.00000E+00;-0.00000E+00;0"
 PERCENT = "[=0]0;[<0.0001]0.0E+00;0.00%"
 USED = '[<10]0.0%;[<100000]0"×";0.0E+00"×"'
 
-_DTYPE = {TEXT: "str", COUNT: "Int64"}  # pandas'; everything else is a float
+_DTYPE = {TEXT: "str", COUNT: "UInt64"}  # pandas'; everything else is a float
 
 
 class Column(NamedTuple):
@@ -186,7 +186,7 @@ COLUMNS: tuple[Column, ...] = (
 def to_dataframe(comparison: Comparison) -> pandas.DataFrame:
     """One line per row of the comparison, in its order, under the titles of ``COLUMNS``.
 
-    Floats stay floats, NaN and infinities included (so what was not measured is NaN too); counts are ``Int64`` with ``NA``
+    Floats stay floats, NaN and infinities included (so what was not measured is NaN too); counts are ``UInt64`` with ``NA``
     where there is none; text is ``""`` where there is none.
     """
     import pandas

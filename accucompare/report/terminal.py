@@ -84,15 +84,13 @@ def print_comparison(comparison: Comparison, report: Path, quiet: bool) -> None:
 
 def _verdict_line(comparison: Comparison) -> Text:
     sides = f"{comparison.candidate.path} against {comparison.golden.path}"
-    if not comparison.compared:
-        return Text.assemble(("TROUBLE", "bold red"), f"  {sides}: nothing could be compared")
-    failed = comparison.counts_by_status()[Status.FAIL]
+    if comparison.trouble:
+        return Text.assemble(("TROUBLE", "bold red"), f"  {sides}: {comparison.trouble}")
     if comparison.passed:
         uncompared = comparison.counts()[Reason.NOT_COMPARABLE]
         but = f"; {uncompared} without data could not be compared" if uncompared else ""
         return Text.assemble(("PASS", "bold green"), f"  {sides}: all {comparison.compared} compared records within tolerance{but}")
-    if not failed:
-        return Text.assemble(("TROUBLE", "bold red"), f"  {sides}: {len(comparison.damage)} record(s) could not be read")
+    failed = comparison.counts_by_status()[Status.FAIL]
     first = comparison.first_divergence
     where = f"; first divergence: {first.place}" if first is not None else "; all of them are on one side only"
     return Text.assemble(("FAIL", "bold red"), f"  {sides}: {failed} of {len(comparison.rows)} rows fail{where}")
@@ -116,9 +114,16 @@ def _print_divergence(console: Console, row: Row) -> None:
     console.print(f"  {row.reason.value}: {row.verdict.detail or MEANING[row.reason]}")
     metrics, verdict = row.metrics, row.verdict
     if metrics is not None:
+        where = (
+            ""
+            if metrics.max_abs_index is None
+            else (
+                f" at {list(metrics.max_abs_index)} (golden {_value(metrics.golden_at_max)}, candidate {_value(metrics.candidate_at_max)})"
+            )
+        )
         console.print(
-            f"  relative L2 {metrics.rel_l2:.2e}, 1 - cosine {metrics.one_minus_cosine:.2e}, max difference {metrics.max_abs:.2e}"
-            f" at {metrics.max_abs_index} (golden {_value(metrics.golden_at_max)}, candidate {_value(metrics.candidate_at_max)})"
+            f"  {'of the finite values: ' if metrics.nonfinite_mismatch else ''}relative L2 {metrics.rel_l2:.2e}, "
+            f"1 - cosine {metrics.one_minus_cosine:.2e}, max difference {metrics.max_abs:.2e}{where}"
         )
         console.print(f"  limit: {verdict.tolerance} ({verdict.rule})" + (f"; would pass at {verdict.needed}" if verdict.needed else ""))
 
@@ -155,7 +160,9 @@ def _print_unmatched(console: Console, comparison: Comparison) -> None:
     console.print()
     console.print(table)
     if len(unmatched) > _UNMATCHED_SHOWN:
-        console.print(f"… and {len(unmatched) - _UNMATCHED_SHOWN} more in the report; --map OLD=NEW renames layers")
+        console.print(f"… and {len(unmatched) - _UNMATCHED_SHOWN} more in the report")
+    if any(row.nearest not in ("", row.module) for row in unmatched):
+        console.print("--map OLD=NEW compares a layer with one of another name")
 
 
 def _place(row: Row) -> Text:
@@ -164,26 +171,34 @@ def _place(row: Row) -> Text:
 
 def _counts(comparison: Comparison) -> str:
     counts = comparison.counts()
-    parts = ", ".join(f"{counts[reason]} {reason.value}" for reason in Reason if counts[reason])
+    parts = ", ".join(f"{counts[reason]} {reason.value}" for reason in Reason if counts[reason]) or "nothing to compare"
     left_out = f"; {comparison.left_out} records left out by --only and --skip" if comparison.left_out else ""
     return f"{len(comparison.rows)} rows: {parts}{left_out}"
 
 
-def print_records(bundle: Bundle) -> None:
-    """List the records of a bundle: order, name, type, role, shape, dtype, min, max, mean, L2, NaN and Inf."""
+def print_records(bundle: Bundle, step: int | None, rank: int | None) -> None:
+    """List the records of a bundle: order, name, type, role, shape, dtype, min, max, mean, L2, NaN and Inf.
+
+    Args:
+        bundle: the bundle.
+        step, rank: list these only; ``None`` for all.
+    """
     console = _console()
     several = len(bundle.steps()) > 1
-    columns = ["#", "layer", "type", "role", "shape", "dtype", "min", "max", "mean", "L2", "NaN/Inf"]
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for title in (["rank.step"] if several else []) + columns:
-        wide = title in ("layer", "type", "shape")
-        table.add_column(title, overflow="fold", justify="left" if wide or title in ("role", "dtype") else "right")
+    for title in (["rank.step"] if several else []) + ["#", "layer", "type", "role", "shape", "dtype"]:
+        text = title in ("layer", "type", "role")
+        table.add_column(title, overflow="fold", no_wrap=not text, min_width=12 if text else None, justify="left" if text else "right")
+    for title in ("min", "max", "mean", "L2", "NaN/Inf"):
+        table.add_column(title, no_wrap=True, justify="right")
     for record in bundle.records():
+        if (step is not None and record.step != step) or (rank is not None and record.rank != rank):
+            continue
         cells: list[str] = [f"{record.rank}.{record.step}"] if several else []
         call = f" #{record.call}" if record.call else ""
         role = f"{record.role.value}{'.' + record.path if record.path else ''}"
         cells += [str(record.order), display_name(record.name) + call, record.type, role]
-        cells += ["x".join(map(str, record.shape)) or "-", record.dtype or record.detail]
+        cells += ["x".join(map(str, record.shape)) or "-", record.dtype or record.detail[:24]]
         found = record.statistics
         if found is None:
             cells += [record.layout.value, "", "", "", ""]
@@ -192,6 +207,7 @@ def print_records(bundle: Bundle) -> None:
         table.add_row(*(Text(cell) for cell in cells))
     if not bundle.complete:
         console.print(Text(f"{bundle.path} is incomplete", "yellow"))
+    console.width = max(console.width, console.measure(table).minimum)  # a number is never broken over two lines
     console.print(table)
 
 

@@ -19,7 +19,8 @@ from accucompare.bundle import writer as writer_module
 from accucompare.bundle.digests import digest
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Record
-from accucompare.bundle.writer import BundleWriter, RecordFile, prepare_directory
+from accucompare.bundle.writer import BundleWriter, RecordFile, forget_previous, prepare_directory
+from accucompare.compare.comparison import Reason
 from accucompare.errors import CaptureError
 from tests.compare.builder import item, write
 
@@ -322,7 +323,9 @@ def test_a_killed_capture_leaves_its_finished_steps_readable(tmp_path: Path, mon
         assert not bundle.complete
         assert [record.step for record in bundle.records()] == [0]
         assert bundle.load("a").tolist() == [1.0]
-    assert ac.diff(tmp_path / "killed", tmp_path / "killed").passed
+    comparison = ac.diff(tmp_path / "killed", tmp_path / "killed")
+    assert comparison.counts()[Reason.IDENTICAL] == 1
+    assert not comparison.passed
 
 
 def test_a_saved_state_is_read_back(tmp_path: Path) -> None:
@@ -380,11 +383,21 @@ def test_a_bundle_is_only_replaced_when_asked(tmp_path: Path) -> None:
     bundle = write(tmp_path / "b", [item("a", [1.0]), item("a", [1.0], step=1)])
     (bundle / "notes.txt").write_text("mine")
     before = files(bundle)
-    with pytest.raises(CaptureError, match="already holds a bundle; use --overwrite to replace it, or another --out"):
+    with pytest.raises(CaptureError, match="already holds a bundle; overwrite it"):
         prepare_directory(bundle, overwrite=False)
     assert files(bundle) == before
     prepare_directory(bundle, overwrite=True)
+    forget_previous(bundle)
     assert files(bundle) == ["notes.txt"]
+
+
+def test_a_bundle_is_kept_until_its_replacement_is_complete(tmp_path: Path) -> None:
+    bundle = write(tmp_path / "b", [item("a", [1.0])])
+    prepare_directory(bundle, overwrite=True)
+    write(bundle, [item("b", [2.0])])  # fails, say; and is tried again
+    prepare_directory(bundle, overwrite=True)
+    with ac.open_bundle(bundle / ".previous") as previous:
+        assert previous.load("a").tolist() == [1.0]
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:

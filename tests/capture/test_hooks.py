@@ -137,7 +137,7 @@ def test_strings_can_be_compared_and_opaque_objects_are_listed(record: Record) -
     assert first.digest != next(iter(other.records())).digest
     assert cache.detail.endswith("Cache")
     assert group.detail == "set"
-    assert huge.detail == "int 1.000e+30"
+    assert (huge.detail, huge.digest is None) == ("int of 100 bits", False)
     assert {entry.member for entry in (first, cache, group, huge)} == {None}
 
 
@@ -252,7 +252,7 @@ def test_a_loop_that_catches_the_models_exception_goes_on_with_outermost_calls(t
     bundle = ac.open_bundle(tmp_path / "out")
     assert bundle.complete
     assert {entry.parent for entry in bundle.records()} == {None}
-    assert "call 1: 0" in bundle.manifest.inputs["0"]
+    assert "0" in bundle.manifest.inputs["0"]
 
 
 @pytest.mark.parametrize("broken", ["to_host", "leaves"])

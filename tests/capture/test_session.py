@@ -151,7 +151,7 @@ def test_an_earlier_bundle_is_kept_unless_overwriting(tmp_path: Path, opened: Op
     for _ in range(2):
         with ac.capture(nn.Identity(), tmp_path / "out", overwrite=True) as session:
             session.step()
-    with pytest.raises(CaptureError, match="already holds a bundle; use --overwrite"), ac.capture(nn.Identity(), tmp_path / "out"):
+    with pytest.raises(CaptureError, match="already holds a bundle; overwrite it"), ac.capture(nn.Identity(), tmp_path / "out"):
         pass
     assert opened(tmp_path / "out").complete
 

@@ -14,7 +14,7 @@ import accucompare as ac
 from accucompare.bundle.records import Role
 from accucompare.capture.run import FloatType, capture_case
 from accucompare.devices import DeviceName
-from accucompare.errors import BundleError, CaptureError
+from accucompare.errors import BundleError, CaptureError, UsageError
 from tests.capture.conftest import Glue, Opened
 
 CPU = DeviceName("cpu")
@@ -234,7 +234,15 @@ def test_a_damaged_structure_of_inputs_is_an_error_without_traceback(golden: Pat
         capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, like=golden)
 
 
-def test_a_bundle_may_replace_the_one_it_starts_from(golden: Path, tmp_path: Path, opened: Opened) -> None:
-    capture_case(f"{tmp_path}/net.py:nothing_but_code", golden, CPU, like=golden, overwrite=True, save_state=True)
+def test_a_bundle_may_not_replace_the_one_it_starts_from(golden: Path, tmp_path: Path, opened: Opened) -> None:
+    with pytest.raises(UsageError, match="cannot be both what the capture starts from and what it writes"):
+        capture_case(f"{tmp_path}/net.py:nothing_but_code", golden, CPU, like=golden, overwrite=True)
     capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, like=golden)
     assert ac.diff(golden, tmp_path / "again").passed
+
+
+def test_as_many_steps_are_run_as_the_bundle_has_that_it_starts_from(tmp_path: Path, golden: Path, opened: Opened) -> None:
+    target = f"{tmp_path}/net.py:nothing_but_code"
+    capture_case(target, tmp_path / "long", CPU, like=golden, save_state=True, steps=5)
+    capture_case(target, tmp_path / "again", CPU, like=tmp_path / "long")
+    assert len(opened(tmp_path / "again").steps()) == 5

@@ -65,7 +65,7 @@ def test_weights_that_are_the_same_after_rounding_are_no_serious_finding(tmp_pat
     values = VALUES if {golden, candidate} == {"float64", "float32"} else VALUES.astype(np.float32)
     sides = ({"model": {"parameters": {"w": tensor(values, dtype)}}} for dtype in (golden, candidate))
     assert findings(tmp_path, *sides) == [
-        Finding("parameters", f"parameters: the same after rounding ({golden} → {candidate})", serious=False)
+        Finding("parameters", f"parameters are {golden} in golden, {candidate} in the candidate; the same after rounding", serious=False)
     ]
 
 
@@ -129,7 +129,7 @@ def test_a_flag_that_differs_is_named(tmp_path: Path) -> None:
 def test_an_incomplete_bundle_says_where_it_stopped(tmp_path: Path) -> None:
     stopped = {"step": 2, "module": "encoder.fc1", "error": "RuntimeError: out of memory"}
     assert messages(findings(tmp_path, {}, {"complete": False, "stopped": stopped})) == [
-        "candidate is incomplete: stopped in encoder.fc1 of step 2: RuntimeError: out of memory"
+        "candidate is incomplete: stopped in encoder.fc1 in step 2: RuntimeError: out of memory"
     ]
 
 
