@@ -213,6 +213,19 @@ def test_show_prints_and_saves_a_slice(folder: Path, cli: Run, tmp_path: Path) -
     np.testing.assert_array_equal(np.load(tmp_path / "up.npy"), whole[1, :4])
 
 
+def test_show_breaks_no_number_over_two_lines(folder: Path, cli: Run) -> None:
+    done = cli("show", folder / "odd", COLUMNS="60")
+    numbers = [line.split()[-5:] for line in done.stdout.splitlines()[1:] if line.rstrip().endswith("0/0")]
+    assert len(numbers) == 18
+    assert all(
+        len(cells) == 5 and all(cell.replace("e-", "").replace(".", "").strip("-/").isalnum() for cell in cells) for cells in numbers
+    )
+
+
+def test_show_lists_one_step_if_asked(folder: Path, cli: Run) -> None:
+    assert "up" not in cli("show", folder / "golden", "--step", "1").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -267,6 +280,24 @@ def test_model_that_raises_is_named_and_its_records_kept(folder: Path, cli: Run)
     compared = cli("diff", folder / "golden", "raised")
     assert compared.returncode == 1
     assert "candidate is incomplete: stopped in down in step 0" in compared.stdout
+
+
+def test_failed_capture_destroys_no_bundle_that_it_was_to_replace(folder: Path, cli: Run) -> None:
+    assert cli("capture", folder / "case.py", "--out", "kept").returncode == 0
+    done = cli("capture", folder / "case.py:raising", "--out", "kept", "--overwrite")
+    assert done.returncode == 2
+    assert "the bundle that it was to replace is in kept/.previous" in clean(done)
+    assert cli("diff", "kept/.previous", folder / "golden", "-q").returncode == 0
+    assert cli("capture", folder / "case.py", "--out", "kept", "--overwrite").returncode == 0
+    assert cli("show", "kept/.previous").returncode == 2
+
+
+def test_two_captures_that_failed_alike_do_not_pass(folder: Path, cli: Run) -> None:
+    assert cli("capture", folder / "case.py:raising", "--out", "raised").returncode == 2
+    done = cli("diff", "raised", "raised", "-q")
+    assert done.returncode == 2
+    assert "TROUBLE" in done.stdout
+    assert "did not run to its end" in done.stdout
 
 
 def test_debug_shows_the_traceback(folder: Path, cli: Run) -> None:

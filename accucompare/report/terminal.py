@@ -207,7 +207,8 @@ def print_records(bundle: Bundle, step: int | None, rank: int | None) -> None:
         table.add_row(*(Text(cell) for cell in cells))
     if not bundle.complete:
         console.print(Text(f"{bundle.path} is incomplete", "yellow"))
-    console.width = max(console.width, console.measure(table).minimum)  # a number is never broken over two lines
+    narrowest = console.measure(table, options=console.options.update(max_width=10_000)).minimum
+    console.width = max(console.width, narrowest)  # so that no number is broken over two lines
     console.print(table)
 
 

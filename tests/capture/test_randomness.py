@@ -417,3 +417,31 @@ def test_a_torch_without_our_dispatch_key_still_captures_and_says_so(tmp_path: A
 
 def test_draws_are_told_apart_by_identity() -> None:
     assert Draws(1) != Draws(1)
+
+
+def test_a_loop_that_seeds_again_draws_the_same_again() -> None:
+    def twice() -> list[torch.Tensor]:
+        return [(torch.manual_seed(7), F.dropout(torch.ones(64)))[1] for _ in range(2)]
+
+    first, second = drawn(twice)
+    assert torch.equal(first, second)
+
+
+def test_checkpointed_segments_under_one_seed_have_the_gradients_of_their_own_masks() -> None:
+    def gradients() -> list[tuple[torch.Tensor, torch.Tensor]]:
+        inputs = [torch.arange(1.0, 33.0, requires_grad=True) for _ in range(2)]
+        outputs = []
+        for x in inputs:
+            torch.manual_seed(7)
+            outputs.append(checkpoint(lambda value: F.dropout(value) ** 2, x, use_reentrant=False))
+        sum(output.sum() for output in outputs).backward()
+        return [(output, x.grad) for output, x in zip(outputs, inputs, strict=True)]
+
+    for output, gradient in drawn(gradients):
+        assert torch.equal(output != 0, gradient != 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *DTYPES])
+def test_uniform_numbers_never_reach_the_upper_bound(dtype: torch.dtype) -> None:
+    numbers = drawn(lambda: torch.empty(200_000, dtype=dtype).uniform_(1, 2))
+    assert (numbers.min() >= 1, numbers.max() < 2) == (True, True)

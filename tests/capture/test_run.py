@@ -160,3 +160,19 @@ def test_cases_that_cannot_be_run_are_refused(expression: str, message: str, cas
 def test_a_seed_out_of_range_is_refused(seed: int, case: WriteCase, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be between 0 and"):
         capture_case(case("Case(nn.Linear(1, 1), torch.ones(1))"), tmp_path / "out", CPU, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("loss=lambda y: y", r"loss must return a tensor of one element, but returned a tensor of shape \[2, 2\]"),
+        ("loss=lambda y: 1.0", "loss must return a tensor of one element, but returned a float"),
+        ("optimizer=object()", "has an optimizer but no loss"),
+    ],
+)
+def test_a_loss_that_cannot_be_sent_backward_is_named_as_such(tmp_path: Path, options: str, message: str) -> None:
+    (tmp_path / "net.py").write_text(
+        f"import torch\nfrom accucompare import Case\ndef case():\n    return Case(torch.nn.Linear(2, 2), torch.ones(2, 2), {options})\n"
+    )
+    with pytest.raises(CaseError, match=message):
+        capture_case(f"{tmp_path}/net.py", tmp_path / "out", CPU)

@@ -280,3 +280,82 @@ def test_bundles_can_be_opened_again_after_a_diff(tmp_path: Path) -> None:
     golden = write(tmp_path / "golden", items)
     ac.diff(golden, golden)
     assert ac.open_bundle(golden).load("a").tolist() == [1.0, 1.0, 1.0]
+
+
+# What may not pass, and what must
+
+
+@pytest.mark.parametrize("incomplete", ["golden", "candidate", "both"])
+def test_a_capture_that_did_not_run_to_its_end_never_passes(tmp_path: Path, incomplete: str) -> None:
+    paths = [write(tmp_path / side, chain("a"), complete=incomplete not in (side, "both")) for side in ("golden", "candidate")]
+    comparison = ac.diff(*paths)
+    assert comparison.counts() == Counter({Reason.IDENTICAL: 1})
+    assert not comparison.passed
+    assert "did not run to its end" in comparison.trouble
+
+
+def test_the_default_limit_follows_the_coarsest_type_that_values_have_passed_through(tmp_path: Path) -> None:
+    golden = chain("before", "low", "after")
+    candidate = [item("before", ONES * np.float32(1.001)), item("low", ONES, "bfloat16"), item("after", ONES * np.float32(1.001))]
+    before, _, after = compare(tmp_path, golden, candidate).rows
+    assert (before.status, before.verdict.rule) == (Status.FAIL, "default for float32")
+    assert (after.status, after.verdict.rule) == (Status.PASS, "default for bfloat16, which values before have passed through")
+
+
+def test_the_coarsest_type_is_that_of_the_step_alone(tmp_path: Path) -> None:
+    golden = [item("low", ONES), item("a", ONES, step=1)]
+    candidate = [item("low", ONES, "bfloat16"), item("a", ONES * np.float32(1.001), step=1)]
+    assert compare(tmp_path, golden, candidate).rows[1].verdict.rule == "default for float32"
+
+
+def test_values_without_data_that_are_known_to_differ_fail(tmp_path: Path) -> None:
+    sides = ([item("a", layout="opaque", detail=word, digest=word * 32)] for word in "ab")
+    assert not compare(tmp_path, *sides).passed
+
+
+def test_sparse_tensors_of_different_kinds_fail(tmp_path: Path) -> None:
+    sides = ([item("a", dtype=dtype, layout="sparse", shape=(2,))] for dtype in ("float32", "int64"))
+    assert [row.reason for row in compare(tmp_path, *sides).rows] == [Reason.DTYPE]
+
+
+def test_a_record_on_one_side_only_makes_nothing_inherited(tmp_path: Path) -> None:
+    root = item("", ONES, role="input", parent=None)
+    extra = item("new", ONES)
+    golden = [root, item("a", ONES), item("b", ONES, role="input"), item("b", ONES)]
+    candidate = [root, item("a", ONES), extra, item("b", ONES * 2, role="input"), item("b", ONES * 2)]
+    reasons = {row.place: row.reason for row in compare(tmp_path, golden, candidate).rows}
+    assert (reasons["new output"], reasons["b input"]) == (Reason.EXTRA, Reason.GLUE)
+
+
+def test_an_outermost_input_that_follows_a_difference_is_inherited(tmp_path: Path) -> None:
+    sides = (
+        [
+            item("g", ONES, role="input", parent=None),
+            item("g", ONES * factor, parent=None),
+            item("d", ONES * factor, role="input", parent=None),
+        ]
+        for factor in (1, 2)
+    )
+    assert [row.reason for row in compare(tmp_path, *sides).rows] == [Reason.IDENTICAL, Reason.INTRODUCED, Reason.INHERITED]
+
+
+def test_a_renamed_layer_has_the_first_choice_of_a_partner(tmp_path: Path) -> None:
+    comparison = compare(tmp_path, [item("b1", ONES), item("b2", ONES * 2)], [item("b1", ONES * 2)], map="b2=b1")
+    assert {row.module: row.reason for row in comparison.rows} == {"b1": Reason.MISSING, "b2": Reason.IDENTICAL}
+
+
+def test_a_layer_keeps_its_name_where_the_new_one_is_not_there(tmp_path: Path) -> None:
+    golden = [item("b.0.f", ONES), item("b.1.f", ONES)]
+    comparison = compare(tmp_path, golden, [item("b.0.f", ONES), item("b.1.g", ONES)], map="b.*.f=b.*.g")
+    assert comparison.counts() == Counter({Reason.IDENTICAL: 2})
+
+
+def test_an_all_zero_golden_is_told_the_absolute_limit_that_would_pass(tmp_path: Path) -> None:
+    (row,) = compare(tmp_path, [item("a", np.zeros(2))], [item("a", np.full(2, 1e-12))]).rows
+    assert row.verdict.detail == "golden is all zeros, so no relative limit would pass; atol 1.01e-12 would"
+
+
+def test_a_comparison_and_its_rows_print_in_one_line(tmp_path: Path) -> None:
+    comparison = compare(tmp_path, chain("a"), chain("a", values=ONES * 2))
+    assert repr(comparison).endswith("candidate with " + str(comparison.golden.path) + ": not passed; 1 introduced>")
+    assert repr(comparison.rows) == "[<Row a output: introduced, relative L2 1>]"

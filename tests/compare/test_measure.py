@@ -548,3 +548,20 @@ def test_a_tensor_does_not_differ_from_itself(values: list[float], dtype: str) -
     metrics = measured(raw, raw, dtype, atol=0.0, rtol=0.0)
     assert (metrics.rel_l2, metrics.max_abs, metrics.max_rel, metrics.bias, metrics.nonfinite_mismatch) == (0.0, 0.0, 0.0, 0.0, 0)
     assert (metrics.one_minus_cosine, metrics.over_tolerance) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "complex64"])
+def test_the_first_mismatch_that_is_not_finite_is_told_in_any_block(dtype: str) -> None:
+    golden = np.ones((3, 40_000), "c8" if dtype == "complex64" else "f4")
+    candidate = golden.copy()
+    golden[0, 7] = candidate[0, 7] = np.nan  # agrees
+    candidate[2, 39_000] = np.inf
+    candidate[2, 39_999] = np.nan
+    if dtype not in ("float32", "complex64"):
+        golden, candidate = (round_to(values, DTYPES[dtype]) for values in (golden, candidate))
+    index = measured(golden, candidate, dtype, block=1 << 13).nonfinite_index
+    assert index == ((2, 39_000, 0) if dtype == "complex64" else (2, 39_000))
+
+
+def test_a_relative_error_too_small_for_a_float64_is_not_zero() -> None:
+    assert measured([1e10, 0.0], [1e10, 5e-324]).rel_l2 == 5e-324

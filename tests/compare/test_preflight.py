@@ -160,3 +160,38 @@ def test_serious_findings_come_first(tmp_path: Path) -> None:
     found = findings(tmp_path, golden, candidate)
     assert [finding.serious for finding in found] == [True, False, False]
     assert found[-1].message == "golden: it was slow"
+
+
+def test_a_few_parameters_of_another_type_are_a_serious_finding_with_their_names(tmp_path: Path) -> None:
+    golden = {"model": {"parameters": {"a.weight": tensor(), "b.weight": tensor()}}}
+    candidate = {"model": {"parameters": {"a.weight": tensor(), "b.weight": tensor(VALUES.astype(np.float32), "bfloat16")}}}
+    golden["model"]["parameters"]["b.weight"] = tensor(VALUES.astype(np.float32), "float32")
+    (found,) = findings(tmp_path, golden, candidate)
+    assert found.serious
+    assert found.message == "1 of 2 parameters are float32 in golden, bfloat16 in the candidate: b.weight"
+
+
+def test_equal_integers_of_different_width_are_the_same_inputs(tmp_path: Path) -> None:
+    sides = ({"inputs": {"0": {"0": tensor(np.arange(5), dtype)}}} for dtype in ("int64", "int32"))
+    assert not any(finding.serious for finding in findings(tmp_path, *sides))
+
+
+def test_all_nan_count_as_one_whatever_their_bits() -> None:
+    one, other = (np.array([1.0, np.nan], "f4") for _ in range(2))
+    other.view("u4")[1] ^= 1
+    assert fingerprint(one, DTYPES["float32"]) == fingerprint(other, DTYPES["float32"])
+    assert fingerprint(one, DTYPES["float32"])["bfloat16"] == fingerprint(np.array([0x3F80, 0xFFFF], "u2"), DTYPES["bfloat16"])["bfloat16"]
+
+
+def test_types_that_are_no_rounding_of_each_other_are_not_called_different(tmp_path: Path) -> None:
+    sides = ({"model": {"parameters": {"w": tensor(VALUES.astype(np.float32), dtype)}}} for dtype in ("float16", "bfloat16"))
+    (found,) = findings(tmp_path, *sides)
+    assert not found.serious
+    assert "too different to say whether they agree" in found.message
+
+
+def test_parameters_of_renamed_layers_are_found(tmp_path: Path) -> None:
+    sides = ({"model": {"parameters": {f"{layer}.weight": tensor()}}} for layer in ("old.fc", "new.fc"))
+    golden, candidate = (write(tmp_path / str(number), [item()], **side) for number, side in enumerate(sides))
+    comparison = ac.diff(golden, candidate, map="old.*=new.*")
+    assert [finding.topic for finding in comparison.preflight] == ["map"]  # only that no record is of such a layer

@@ -7,12 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+
+import accucompare as ac
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.bundle.statistics import Statistics
 from accucompare.compare.comparison import Comparison, Reason, Row, Side, Verdict
 from accucompare.compare.measure import Metrics
 from accucompare.report.columns import COLUMNS, to_dataframe
+from tests.compare.builder import item, write
 
 
 def record(name: str, shape: tuple[int, ...] = (2, 3), dtype: str = "float32", call: int = 0) -> Record:
@@ -89,3 +93,9 @@ def test_row_without_partner_has_its_nearest_name_and_no_metrics() -> None:
 def test_importing_the_columns_does_not_import_pandas() -> None:
     code = "import sys, accucompare.report.columns; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_distance_beyond_int64_fits_the_frame(tmp_path: Path) -> None:
+    golden, candidate = (write(tmp_path / name, [item("a", np.array([value]))]) for name, value in (("g", -1.7e308), ("c", 1.7e308)))
+    frame = ac.diff(golden, candidate).to_dataframe()
+    assert frame["max ULP"][0] > 1 << 63
