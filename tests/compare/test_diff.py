@@ -357,5 +357,5 @@ def test_an_all_zero_golden_is_told_the_absolute_limit_that_would_pass(tmp_path:
 
 def test_a_comparison_and_its_rows_print_in_one_line(tmp_path: Path) -> None:
     comparison = compare(tmp_path, chain("a"), chain("a", values=ONES * 2))
-    assert repr(comparison).endswith("candidate with " + str(comparison.golden.path) + ": not passed; 1 introduced>")
+    assert repr(comparison).endswith(f" with {comparison.golden.path}: not passed; 1 introduced>")
     assert repr(comparison.rows) == "[<Row a output: introduced, relative L2 1>]"
