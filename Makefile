@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format libreoffice clean
+.PHONY: demo test lint format libreoffice bench bench-peers clean
 
 demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it
 	$(BIN)/accucompare capture fixtures/minilm.py:case --device cpu --out demo/golden --overwrite
@@ -30,6 +30,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
+bench: $(INSTALLED)  ## the speed targets: about 20 minutes, and 9 GB of disk while it runs
+	$(BIN)/python -m benchmarks.bench
+
+bench-peers: $(INSTALLED)  ## the same, and msprobe beside it in a virtual environment of its own
+	$(BIN)/python -m benchmarks.bench --peers
+
 libreoffice:  # one test converts the report with it
 	@command -v soffice >/dev/null || { \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -37,4 +43,4 @@ libreoffice:  # one test converts the report with it
 	  else echo "LibreOffice is not installed: the test that converts the report with it will be skipped"; fi; }
 
 clean:
-	rm -rf $(VENV) build *.egg-info demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) benchmarks/.peers build *.egg-info demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

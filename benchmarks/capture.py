@@ -1,0 +1,178 @@
+"""What capturing costs: GPT-2's forward, plain and captured, in turns in one process."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.data import bytes_in, files
+from benchmarks.figures import Figure
+from benchmarks.gpt2 import build, disturb, forward, plain, tokens
+from benchmarks.plan import Plan
+from benchmarks.timing import Argument, Sample, alternate, child, column, peak_mb, ratios
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_SECTION = "capture"
+_PIECE = 1 << 20
+
+
+def measure(plan: Plan) -> Iterator[Figure]:
+    plan.need(2 * 10**9)
+    modes = ("tensors", "stats") if plan.features.mode else ("tensors",)
+    if not plan.features.mode:
+        plan.note("capture: this accucompare has no mode='stats', so that is not measured")
+    cores = os.cpu_count() or 1
+    for threads in dict.fromkeys((1, cores)):
+        plan.say(f"capture: torch on {threads} thread(s)")
+        answer = in_child(plan, threads, plan.rounds, *modes)
+        yield from _figures(answer, modes, threads)
+    plan.say("capture: peak memory")
+    peaks = {mode: [in_child(plan, 1, 1, mode)["peak_mb"] for _ in range(plan.rounds)] for mode in ("plain", *modes)}
+    for mode in modes:
+        over = [captured - part for captured, part in zip(peaks[mode], peaks["plain"], strict=True)]
+        yield Figure(_SECTION, f"{mode}: peak memory over the plain forward's", "MB", over)
+
+
+def in_child(plan: Plan, threads: int, rounds: int, *modes: str, keep: Path | None = None, disturbed: bool = False) -> Sample:
+    """Capture in a process of its own; with ``keep``, leave the last bundle there."""
+    sizes = plan.sizes
+    options: list[Argument] = [
+        "--threads",
+        threads,
+        "--rounds",
+        rounds,
+        "--batch",
+        sizes.batch,
+        "--length",
+        sizes.length,
+        "--layers",
+        sizes.layers,
+    ]
+    options += ["--keep", keep] if keep else []
+    options += ["--disturbed"] if disturbed else []
+    return child("benchmarks.capture", plan.folder / "capture", *options, *modes)
+
+
+def _figures(answer: Sample, modes: tuple[str, ...], threads: int) -> list[Figure]:
+    samples = answer["samples"]
+    alone = column(samples["plain"], "forward")
+    on = f"{threads} thread" + ("s" if threads > 1 else "")
+    figures = [Figure(_SECTION, f"{on}: plain forward", "s", alone)]
+    for mode in modes:
+        taken = samples[mode]
+        tensors, target = mode == "tensors", threads == 1  # with a thread on every core nothing is left for the writer
+        extra = [100 * (ratio - 1) for ratio in ratios(column(taken, "forward"), alone)]
+        added = [whole - part for whole, part in zip(column(taken, "whole"), alone, strict=True)]
+        figures += [
+            Figure(_SECTION, f"{on}, {mode}: extra time in the forward", "%", extra, 5.0 if target else None),
+            Figure(_SECTION, f"{on}, {mode}: before the forward", "s", column(taken, "before")),
+            Figure(_SECTION, f"{on}, {mode}: after the forward, until closed", "s", column(taken, "after")),
+            Figure(_SECTION, f"{on}, {mode}: whole capture / plain forward", "x", ratios(column(taken, "whole"), alone)),
+        ]
+        if tensors:
+            written = column(samples["write"], "seconds")
+            figures += [
+                Figure(_SECTION, f"{on}: plain write of the distinct bytes", "s", written),
+                Figure(
+                    _SECTION, f"{on}, {mode}: (whole - plain forward) / plain write", "x", ratios(added, written), 1.2 if target else None
+                ),
+            ]
+        if threads == 1:
+            figures.append(Figure(_SECTION, f"{mode}: on disk", "MB", [value / 1e6 for value in column(taken, "bytes")]))
+            if tensors:
+                shares = [value / answer["distinct_bytes"] for value in column(taken, "bytes")]
+                figures.append(Figure(_SECTION, f"{mode}: on disk / distinct bytes", "x", shares, 1.01))
+    return figures
+
+
+def _capture(model: nn.Module, inputs: torch.Tensor, folder: Path, mode: str) -> Sample:
+    import accucompare as ac
+
+    shutil.rmtree(folder, ignore_errors=True)
+    options: dict[str, Any] = {} if mode == "tensors" else {"mode": mode}
+    os.sync()  # or the disk would still be busy with what was written before
+    began = time.perf_counter()
+    with ac.capture(model, folder, **options):
+        entered = time.perf_counter()
+        seconds = forward(model, inputs)
+        done = time.perf_counter()
+    ended = time.perf_counter()
+    return {"forward": seconds, "before": entered - began, "after": ended - done, "whole": ended - began, "bytes": bytes_in(folder)}
+
+
+def _write(source: Path, target: Path) -> Sample:
+    """Write as many bytes as the tensors take, from one reused buffer, as a program does that only writes."""
+    size = max(path.stat().st_size for path in files(source))
+    buffer = os.urandom(_PIECE)
+    os.sync()
+    began = time.perf_counter()
+    with target.open("wb", buffering=0) as file:
+        for start in range(0, size, _PIECE):
+            file.write(buffer[: size - start])
+    seconds = time.perf_counter() - began
+    target.unlink()
+    return {"seconds": seconds}
+
+
+def _distinct_bytes(folder: Path) -> int:
+    import accucompare as ac
+    from accucompare.bundle.dtypes import DTYPES
+
+    with ac.open_bundle(folder) as bundle:
+        return sum(
+            {
+                (record.digest, record.dtype, record.shape): math.prod(record.shape) * DTYPES[record.dtype].storage.itemsize
+                for record in bundle.records()
+                if record.member is not None
+            }.values()
+        )
+
+
+def _child() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("modes", nargs="+")
+    for name in ("threads", "rounds", "batch", "length", "layers"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--disturbed", action="store_true")
+    options = parser.parse_args()
+
+    import torch
+
+    torch.set_num_threads(options.threads)
+    model, inputs = build(options.layers), tokens(options.batch, options.length)
+    if options.disturbed:
+        disturb(model)
+    folder = options.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        captures = {mode: partial(_capture, model, inputs, folder / mode, mode) for mode in options.modes if mode != "plain"}
+        arms: dict[str, Callable[[], Sample]] = {"plain": partial(plain, model, inputs), **captures}
+        answer: Sample = {}
+        if options.rounds > 1:
+            alternate(arms, 1)  # what the first forward and the first capture load and allocate is start-up
+            if "tensors" in captures:
+                answer["distinct_bytes"] = _distinct_bytes(folder / "tensors")
+                arms["write"] = partial(_write, folder / "tensors", folder / "written")
+        answer["samples"] = alternate(arms, options.rounds)
+        if options.keep:
+            shutil.move(folder / "tensors", options.keep)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps({**answer, "peak_mb": peak_mb()}))
+
+
+if __name__ == "__main__":
+    _child()

@@ -1,0 +1,102 @@
+"""Bundles to compare, and their files: ``python -m benchmarks.data FOLDER TENSORS ELEMENTS``."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.plan import DataSet
+from benchmarks.timing import child
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SEED = 20261120
+NOISE = 1e-6  # relative, of every element: no two tensors have equal digests, and all are within tolerance
+_CHUNK = 1 << 20
+
+
+def make(folder: Path, data: DataSet) -> tuple[Path, Path]:
+    """Write the bundles ``golden`` and ``candidate``, by a process of its own, and give their paths."""
+    child("benchmarks.data", folder, data.tensors, data.elements)
+    return folder / "golden", folder / "candidate"
+
+
+def files(*folders: Path) -> list[Path]:
+    return sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
+
+
+def bytes_in(*folders: Path) -> int:
+    return sum(path.stat().st_size for path in files(*folders))
+
+
+def drop(paths: Iterable[Path]) -> None:
+    """Let the system forget what it has cached of these files. Needs no rights beyond reading them."""
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # only clean pages can be dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def cached(paths: Iterable[Path]) -> float:
+    """The share of these files' pages that is in the page cache; NaN where the system does not say."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    pages = there = 0
+    for path in paths:
+        size = path.stat().st_size
+        if not size:
+            continue
+        count = -(-size // mmap.PAGESIZE)
+        seen = (ctypes.c_ubyte * count)()
+        with path.open("rb") as file, mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE) as view:  # private, for from_buffer wants to write
+            start = ctypes.c_char.from_buffer(view)
+            failed = libc.mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), seen)
+            del start
+        if failed:
+            return float("nan")
+        pages += count
+        there += sum(page & 1 for page in bytes(seen))
+    return there / pages if pages else 0.0
+
+
+def _write(folder: Path, tensors: int, elements: int, noisy: bool) -> None:
+    from accucompare.bundle.manifest import Manifest
+    from accucompare.bundle.records import Layout, Record, Role
+    from accucompare.bundle.writer import BundleWriter
+
+    writer = BundleWriter(folder, Manifest(complete=True), queue_bytes=256 << 20)
+    for index in range(tensors):
+        name = f"model.layers.{index // 8}.{('q', 'k', 'v', 'o', 'gate', 'up', 'down', 'norm')[index % 8]}_proj"
+        record = Record(0, 0, name, 0, Role.OUTPUT, "", index, "Linear", None, (elements,), "float32", Layout.STRIDED)
+        writer.add(record, _tensor(index, elements, noisy))
+    writer.end_step(0)
+    writer.close()
+
+
+def _tensor(index: int, elements: int, noisy: bool) -> np.ndarray[Any, Any]:
+    """Normally distributed values; the noise moves every one of them by 0.5 to 1.5 times ``NOISE``, up or down."""
+    import numpy as np
+
+    values = np.random.default_rng((SEED, index))
+    signs = np.random.default_rng((SEED, index, 1))
+    tensor = np.empty(elements, np.float32)
+    for start in range(0, elements, _CHUNK):
+        chunk = tensor[start : start + _CHUNK]
+        values.standard_normal(dtype=np.float32, out=chunk)
+        if noisy:
+            noise = signs.random(chunk.size, dtype=np.float32) * np.float32(2) - np.float32(1)
+            chunk *= 1 + (noise + np.copysign(np.float32(0.5), noise)) * np.float32(NOISE)
+    return tensor
+
+
+if __name__ == "__main__":
+    target, number, length = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    for side in ("golden", "candidate"):
+        _write(target / side, number, length, noisy=side == "candidate")
+    print(json.dumps({"bytes": bytes_in(target)}))

@@ -1,0 +1,126 @@
+"""What was measured: figures with their targets, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.timing import ROOT
+
+_PACKAGES = ("accucompare", "numpy", "torch", "transformers", "openpyxl", "xxhash", "lxml", "isal", "zlib-ng")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table.
+
+    Attributes:
+        section: the part of the benchmark that it belongs to.
+        what: what was measured.
+        unit: of the values; ``x`` for ratios.
+        values: one a round.
+        target: what issue 3 asks of the median; ``None`` where it asks nothing.
+        at_least: whether the median must reach the target instead of staying within it.
+    """
+
+    section: str
+    what: str
+    unit: str
+    values: list[float]
+    target: float | None = None
+    at_least: bool = False
+
+    @property
+    def median(self) -> float:
+        return median(self.values)
+
+    @property
+    def met(self) -> bool | None:
+        if self.target is None:
+            return None
+        return self.median >= self.target if self.at_least else self.median <= self.target
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "median": self.median, "min": min(self.values), "max": max(self.values), "met": self.met}
+
+
+def table(figures: Sequence[Figure], title: str) -> Table:
+    """Medians, spread and targets, a block for each section."""
+    result = Table(title=title, title_justify="left", pad_edge=False)
+    for heading in ("", "what", "median", "min – max", "runs", "target", "met"):
+        result.add_column(heading, justify="right" if heading in ("median", "min – max", "runs", "target") else "left")
+    last = ""
+    for figure in figures:
+        if last and figure.section != last:
+            result.add_section()
+        sign = "≥" if figure.at_least else "≤"
+        result.add_row(
+            "" if figure.section == last else figure.section,
+            figure.what,
+            f"{_number(figure.median)} {figure.unit}",
+            f"{_number(min(figure.values))} – {_number(max(figure.values))}" if len(figure.values) > 1 else "",
+            str(len(figure.values)),
+            "" if figure.target is None else f"{sign} {figure.target:g} {figure.unit}",
+            {None: "", True: "[green]yes[/]", False: "[red]NO[/]"}[figure.met],
+        )
+        last = figure.section
+    return result
+
+
+def save(path: Path, figures: Sequence[Figure], notes: Sequence[str], options: dict[str, Any]) -> None:
+    content = {"machine": machine(), "options": options, "notes": list(notes), "figures": [figure.to_json() for figure in figures]}
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def machine() -> dict[str, Any]:
+    """The machine, the versions and the moment."""
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "cpu": _field("/proc/cpuinfo", "model name") or platform.processor(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "load_average": os.getloadavg(),
+        "python": platform.python_version(),
+        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+    }
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _field(path: str, name: str) -> str:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _git(*arguments: str) -> str:
+    try:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
