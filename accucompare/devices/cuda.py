@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ def describe(index: int | None) -> dict[str, Any]:
         "name": torch.cuda.get_device_name(index),
         "capability": ".".join(map(str, torch.cuda.get_device_capability(index))),
         "cuda": torch.version.cuda or torch.version.hip,
+        "driver": getattr(torch._C, "_cuda_getDriverVersion", lambda: None)(),
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
     }
 
@@ -43,4 +45,5 @@ def flags() -> dict[str, Any]:
         "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
         "cudnn.deterministic": torch.backends.cudnn.deterministic,
         "cudnn.benchmark": torch.backends.cudnn.benchmark,
+        "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
     }

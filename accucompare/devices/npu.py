@@ -11,6 +11,9 @@ import torch
 
 from accucompare.errors import DeviceError
 
+#: Variables that torch_npu and CANN read once, and that change numbers or their order.
+_ENVIRONMENT = ("ASCEND_LAUNCH_BLOCKING", "HCCL_DETERMINISTIC", "INF_NAN_MODE_ENABLE", "INF_NAN_MODE_FORCE_DISABLE", "TASK_QUEUE_ENABLE")
+
 
 def open_device(index: int | None) -> torch.device:
     """Import torch_npu and check that the NPU is there.
@@ -43,13 +46,14 @@ def open_device(index: int | None) -> torch.device:
 
 
 def describe(index: int | None) -> dict[str, Any]:
-    return {"type": "npu", "name": _npu().get_device_name(index), "cann": _cann_version()}
+    return {"type": "npu", "name": _npu().get_device_name(index), "cann": _cann_version(), "driver": _driver_version()}
 
 
 def flags() -> dict[str, Any]:
     return {
         "npu.matmul.allow_hf32": _npu().matmul.allow_hf32,
         "npu.conv.allow_hf32": _npu().conv.allow_hf32,
+        **{name: os.environ.get(name) for name in _ENVIRONMENT},
     }
 
 
@@ -58,9 +62,16 @@ def _npu() -> Any:
 
 
 def _cann_version() -> str | None:
-    home = os.environ.get("ASCEND_TOOLKIT_HOME") or os.environ.get("ASCEND_HOME_PATH")
-    for name in ("version.cfg", "version.info"):
-        path = Path(home or "/usr/local/Ascend/ascend-toolkit/latest") / name
-        if path.is_file():
-            return path.read_text(errors="replace").strip().splitlines()[-1]
-    return None
+    home = os.environ.get("ASCEND_TOOLKIT_HOME") or os.environ.get("ASCEND_HOME_PATH") or "/usr/local/Ascend/ascend-toolkit/latest"
+    return _last_line(Path(home) / "version.cfg") or _last_line(Path(home) / "version.info")
+
+
+def _driver_version() -> str | None:
+    path = Path("/usr/local/Ascend/driver/version.info")
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    return next((line.partition("=")[2] for line in lines if line.startswith("Version=")), None)
+
+
+def _last_line(path: Path) -> str | None:
+    lines = path.read_text(errors="replace").strip().splitlines() if path.is_file() else []
+    return lines[-1] if lines else None
