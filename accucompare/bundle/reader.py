@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +46,7 @@ class Bundle:
             else:
                 self.missing_ranks.append(rank)
         self._archives: dict[Path, Archive] = {}
+        self._opening = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<Bundle {self.path}: {len(self.steps())} step(s){'' if self.complete else ', incomplete'}>"
@@ -175,9 +177,10 @@ class Bundle:
         if record.member is None:
             raise RecordError(f"{self.path}: {record.key} has no data ({record.layout.value})")
         path = self._npz(record)
-        archive = self._archives.get(path)
-        if archive is None:
-            archive = self._archives[path] = Archive(path)
+        with self._opening:
+            archive = self._archives.get(path)
+            if archive is None:
+                archive = self._archives[path] = Archive(path)
         member = archive.member(record.member)
         if member.shape != record.shape or member.dtype != DTYPES[record.dtype].storage:
             raise RecordError(

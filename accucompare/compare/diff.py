@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from accucompare.bundle.dtypes import DTYPES, Kind
+from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Record
 from accucompare.bundle.selection import Selection
@@ -17,10 +19,14 @@ from accucompare.compare.judge import Origins, judge, judge_without_data
 from accucompare.compare.measure import Metrics, measure
 from accucompare.compare.preflight import preflight
 from accucompare.compare.tolerance import EXACT, Tolerance, Tolerances, read_rules
-from accucompare.errors import BundleError
+from accucompare.errors import BundleError, UsageError
 
 #: Called with the bytes compared so far and the bytes to compare.
 Progress = Callable[[int, int], None]
+
+#: Bytes that one more thread is worth starting for, and bytes that are handed to it at a time.
+WORTH_A_WORKER = 64 << 20
+BATCH = 8 << 20
 
 
 def diff(
@@ -36,6 +42,7 @@ def diff(
     only: str | Iterable[str] = (),
     skip: str | Iterable[str] = (),
     keep_going: bool = False,
+    workers: int | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare two bundles.
@@ -51,6 +58,7 @@ def diff(
         map: ``OLD=NEW`` renamings of golden's layers, see ``accucompare.compare.align.Renaming``.
         only, skip: globs of the layers to compare and to leave out (golden's names).
         keep_going: list records that cannot be read in ``Comparison.damage`` instead of raising at the first.
+        workers: threads that read and measure, by default as many as there are processors; they change no result.
         progress: called now and then.
 
     Raises:
@@ -62,6 +70,8 @@ def diff(
         >>> comparison.passed, comparison.first_divergence.place        # doctest: +SKIP
         (False, 'encoder.layers.3.fc1 output')
     """
+    if workers is not None and workers < 1:
+        raise UsageError(f"workers must be at least 1, but is {workers}")
     limits = Tolerance(atol, rtol, rel_l2, cosine, source="given for all layers")
     rules = Tolerances(read_rules(tolerances) if tolerances is not None else (), limits)
     renamings = [Renaming.parse(text) for text in ([map] if isinstance(map, str) else map)]
@@ -72,7 +82,7 @@ def diff(
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records)
         pairs = align(golden_records, candidate_records, renamings)
         chosen = [pair for pair in pairs if selection.allows(_name(pair))]
-        rows = _compare(golden_bundle, candidate_bundle, chosen, rules, damage, progress)
+        rows = _compare(golden_bundle, candidate_bundle, chosen, rules, damage, workers, progress)
         rows += _never_called(golden_bundle, candidate_bundle, selection)
         return Comparison(
             golden=Side(golden_bundle.path, golden_bundle.manifest, golden_bundle.complete),
@@ -116,37 +126,75 @@ def _unused_options(renamings: list[Renaming], selection: Selection, records: li
     return findings
 
 
+Task = tuple[Pair, Tolerance]
+Outcome = tuple[Metrics | None, Verdict]
+
+
 def _compare(
     golden: Bundle,
     candidate: Bundle,
     pairs: list[Pair],
     rules: Tolerances,
     damage: list[str] | None,
+    workers: int | None,
     progress: Progress | None,
 ) -> list[Row]:
     origins, precision = Origins(), _Precision()
+    tasks = [(pair, precision.tolerance_for(pair, rules)) for pair in pairs]
     rows = []
     total, done = sum(_nbytes(pair) for pair in pairs), 0
-    for pair in pairs:
+    outcomes = _outcomes(golden, candidate, tasks, min(workers or os.cpu_count() or 1, 1 + total // WORTH_A_WORKER))
+    for pair, outcome in zip(pairs, outcomes, strict=True):
+        if isinstance(outcome, BundleError):
+            if damage is None:
+                raise outcome
+            damage.append(str(outcome))
+            outcome = None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {outcome}")
+        metrics, verdict = outcome
         record = pair.golden or pair.candidate
         assert record is not None
-        precision.pass_through(pair)
-        if pair.golden is None or pair.candidate is None:
-            metrics, verdict = None, Verdict(Reason.EXTRA if pair.golden is None else Reason.MISSING)
-        else:
-            try:
-                metrics, verdict = _compare_pair(golden, candidate, pair.golden, pair.candidate, rules, precision)
-            except BundleError as error:
-                if damage is None:
-                    raise
-                damage.append(str(error))
-                metrics, verdict = None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {error}")
-        verdict = origins.trace(record, verdict)
-        rows.append(Row(pair.golden, pair.candidate, verdict, metrics, pair.nearest, record.name))
+        rows.append(Row(pair.golden, pair.candidate, origins.trace(record, verdict), metrics, pair.nearest, record.name))
         if progress is not None:
             done += _nbytes(pair)
             progress(done, total)
     return rows
+
+
+def _outcomes(golden: Bundle, candidate: Bundle, tasks: list[Task], workers: int) -> Iterator[Outcome | BundleError]:
+    """What is found of each pair, in order: each is measured by one thread, so their number changes no result."""
+
+    def run(batch: list[Task]) -> list[Outcome | BundleError]:
+        return [_outcome(golden, candidate, *task) for task in batch]
+
+    pool = ThreadPoolExecutor(workers, "accucompare-diff")
+    try:
+        for outcomes in pool.map(run, _batches(tasks)):
+            yield from outcomes
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _batches(tasks: list[Task]) -> Iterator[list[Task]]:
+    """Neighbouring tasks together, so that handing them to a thread costs little beside the reading."""
+    batch: list[Task] = []
+    size = 0
+    for task in tasks:
+        batch.append(task)
+        size += _nbytes(task[0])
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _outcome(golden: Bundle, candidate: Bundle, pair: Pair, tolerance: Tolerance) -> Outcome | BundleError:
+    if pair.golden is None or pair.candidate is None:
+        return None, Verdict(Reason.EXTRA if pair.golden is None else Reason.MISSING)
+    try:
+        return _compare_pair(golden, candidate, pair.golden, pair.candidate, tolerance)
+    except BundleError as error:
+        return error
 
 
 @dataclass
@@ -155,14 +203,15 @@ class _Precision:
 
     _coarsest: dict[tuple[int, int], str] = field(default_factory=dict)
 
-    def pass_through(self, pair: Pair) -> None:
+    def tolerance_for(self, pair: Pair, rules: Tolerances) -> Tolerance:
+        """The limits for the next pair in execution order."""
         for record in (pair.golden, pair.candidate):
             if record is not None and record.dtype in DTYPES and DTYPES[record.dtype].digits:
                 known = self._coarsest.get((record.rank, record.step), record.dtype)
                 self._coarsest[record.rank, record.step] = min(known, record.dtype, key=lambda name: DTYPES[name].digits)
-
-    def coarsest(self, record: Record) -> str:
-        return self._coarsest[record.rank, record.step]
+        if pair.golden is None or pair.candidate is None or not DTYPES.get(pair.golden.dtype, DTYPES["bool"]).digits:
+            return EXACT
+        return rules.tolerance_for(pair.golden, pair.candidate, self._coarsest[pair.golden.rank, pair.golden.step])
 
 
 def _nbytes(pair: Pair) -> int:
@@ -173,15 +222,11 @@ def _nbytes(pair: Pair) -> int:
     )
 
 
-def _compare_pair(
-    golden: Bundle, candidate: Bundle, golden_record: Record, candidate_record: Record, rules: Tolerances, precision: _Precision
-) -> tuple[Metrics | None, Verdict]:
+def _compare_pair(golden: Bundle, candidate: Bundle, golden_record: Record, candidate_record: Record, tolerance: Tolerance) -> Outcome:
     verdict = judge_without_data(golden_record, candidate_record)
     if verdict is not None:
         return None, verdict
     golden_dtype, candidate_dtype = DTYPES[golden_record.dtype], DTYPES[candidate_record.dtype]
-    exact = golden_dtype.kind in (Kind.INT, Kind.BOOL)
-    tolerance = EXACT if exact else rules.tolerance_for(golden_record, candidate_record, precision.coarsest(golden_record))
     metrics = measure(
         lambda: golden.blocks(golden_record),
         lambda: candidate.blocks(candidate_record),

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import accucompare as ac
+from accucompare.compare import diff as diff_module
 from accucompare.compare.comparison import Reason, Status
 from accucompare.errors import BundleError, RecordError, UsageError
 from tests.compare.builder import Item, compare, item, write
@@ -359,3 +360,33 @@ def test_a_comparison_and_its_rows_print_in_one_line(tmp_path: Path) -> None:
     comparison = compare(tmp_path, chain("a"), chain("a", values=ONES * 2))
     assert repr(comparison).endswith(f" with {comparison.golden.path}: not passed; 1 introduced>")
     assert repr(comparison.rows) == "[<Row a output: introduced, relative L2 1>]"
+
+
+# Workers
+
+
+@pytest.mark.parametrize("workers", [2, 3, 7])
+def test_the_number_of_workers_changes_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    monkeypatch.setattr(diff_module, "WORTH_A_WORKER", 1)
+    monkeypatch.setattr(diff_module, "BATCH", 1000)
+    rng = np.random.default_rng(0)
+    golden = [item(f"layer{number}", rng.normal(size=rng.integers(1, 30_000)).astype("f4")) for number in range(40)]
+    candidate = [item(each.record.name, each.array * (1 + 1e-3 * rng.normal(size=each.array.size))) for each in golden]
+    paths = [write(tmp_path / str(number), side) for number, side in enumerate((golden, candidate))]
+    assert ac.diff(*paths, workers=workers, atol=1e-3).rows == ac.diff(*paths, workers=1, atol=1e-3).rows
+
+
+def test_the_first_damaged_record_in_order_is_the_one_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diff_module, "WORTH_A_WORKER", 1)
+    monkeypatch.setattr(diff_module, "BATCH", 1)
+    items = [item(f"layer{number}", np.full(3, number + 0.5, np.float32)) for number in range(8)]
+    paths = [write(tmp_path / str(number), items) for number in range(2)]
+    for number in (5, 2):
+        flip_bit(paths[0] / "rank0" / "step0.npz", np.full(3, number + 0.5, np.float32).tobytes())
+    with pytest.raises(RecordError, match="layer2 call 0 output"):
+        ac.diff(*paths, workers=4)
+
+
+def test_no_workers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="workers must be at least 1, but is 0"):
+        compare(tmp_path, chain("a"), chain("a"), workers=0)
