@@ -13,12 +13,14 @@ from openpyxl.chart.shapes import GraphicalProperties
 from openpyxl.chart.text import RichText
 from openpyxl.drawing.line import LineProperties
 from openpyxl.drawing.text import CharacterProperties, Paragraph, ParagraphProperties, RichTextProperties
+from openpyxl.worksheet.hyperlink import Hyperlink
 from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.bundle.records import Role
 from accucompare.compare.comparison import Row, Status
 from accucompare.report.columns import layer
 from accucompare.report.excel_layers import location
+from accucompare.report.excel_rows import filled
 from accucompare.report.excel_styles import (
     CAPTION,
     CELL,
@@ -115,20 +117,24 @@ def add_divergence(workbook: Workbook, rows: Sequence[Row]) -> None:
     sheet.append(
         [styled(sheet, title, HEADER._replace(indent=1) if title in ("layer", "under the axis") else HEADER_RIGHT) for title, _ in _COLUMNS]
     )
+    looks = (
+        COUNT_CELL,
+        LINK._replace(indent=1),
+        SCIENTIFIC_CELL,
+        SCIENTIFIC_CELL,
+        SCIENTIFIC_CELL,
+        CELL._replace(indent=1),
+        SCIENTIFIC_CELL,
+    )
+    cells = [styled(sheet, None, look) for look in looks]  # filled again for every row, as in excel_rows
     for point in shown:
         error = high if math.isnan(point.error) else min(max(point.error, low), high)
         name = layer(point.row)
-        sheet.append(
-            [
-                styled(sheet, point.number, COUNT_CELL),
-                styled(sheet, name, LINK._replace(indent=1), link=location(point.number), tip="Show the row in Layers"),
-                styled(sheet, error, SCIENTIFIC_CELL),
-                styled(sheet, point.limit, SCIENTIFIC_CELL),
-                styled(sheet, error if point.row.status is Status.FAIL else None, SCIENTIFIC_CELL),
-                styled(sheet, name if len(name) <= _LABEL else "…" + name[1 - _LABEL :], CELL._replace(indent=1)),
-                styled(sheet, point.error, SCIENTIFIC_CELL),
-            ]
-        )
+        failing = error if point.row.status is Status.FAIL else None
+        label = name if len(name) <= _LABEL else "…" + name[1 - _LABEL :]
+        cells[1].hyperlink = Hyperlink(ref="A1", location=location(point.number), tooltip="Show the row in Layers")
+        values = (point.number, name, error, point.limit, failing, label, point.error)
+        sheet.append([filled(cell, value) for cell, value in zip(cells, values, strict=True)])
     if shown:
         sheet.add_chart(_chart(sheet, len(shown), low, high), f"A{_CHART_LINE}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from openpyxl.cell import Cell
 from openpyxl.worksheet.worksheet import Worksheet
@@ -18,6 +19,7 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _LOOKS_ESCAPED = re.compile("_(?=x[0-9A-Fa-f]{4}_)")  # Excel reads _x0041_ in a file as A
 
 
+@lru_cache(maxsize=4096)
 def text(value: str) -> str:
     """Text that a cell can hold: characters that XML forbids or that would not be seen are escaped, too long a text is cut."""
     value = _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), value)
@@ -59,12 +61,12 @@ def append_rows(
     for line, (number, row) in enumerate(numbered, 2):
         if outline:
             sheet.row_dimensions[line].outlineLevel = depth(row)
-        sheet.append([_filled(cell, column.get(number, row)) for cell, column in zip(cells, columns, strict=True)])
+        sheet.append([filled(cell, column.get(number, row)) for cell, column in zip(cells, columns, strict=True)])
         if outline:
             del sheet.row_dimensions[line]  # it is written; a million of them would fill the memory
 
 
-def _filled(cell: Cell, value: Value) -> Cell | None:
+def filled(cell: Cell, value: Value) -> Cell | None:
     """The cell with the value, which is never taken for a formula; ``None`` for nothing."""
     if value is None or value == "":
         return None
