@@ -58,9 +58,9 @@ def print_capture(path: Path) -> None:
         idle = bundle.manifest.model.get("not_called") or []
         if idle:
             shown = ", ".join(display_name(name) for name in idle[:3]) + (f", and {len(idle) - 3} more" if len(idle) > 3 else "")
-            console.print(f"registered but never called: {shown}")
+            console.print(f"registered but never called: {shown}", soft_wrap=True)
         for note in bundle.manifest.notes:
-            console.print(f"note: {note}")
+            console.print(f"note: {note}", soft_wrap=True)
 
 
 def print_comparison(comparison: Comparison, report: Path, quiet: bool) -> None:
