@@ -90,6 +90,7 @@ class Verdict:
         needed: the smallest limits that would pass, rounded up, such as ``"atol 2.4e-05"``; ``""`` where none would.
         used: measured error as a share of its limit (over 1 fails); the largest, if there are several limits.
         detail: one sentence more, where there is something to say.
+        rel_l2_limit: the limit on the relative L2 error, where there was one.
     """
 
     reason: Reason
@@ -98,6 +99,7 @@ class Verdict:
     needed: str = ""
     used: float | None = None
     detail: str = ""
+    rel_l2_limit: float | None = None
 
     @property
     def status(self) -> Status:

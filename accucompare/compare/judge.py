@@ -56,9 +56,10 @@ def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolera
     ``Origins.trace`` says afterwards whether the error was inherited.
     """
     if golden.digest == candidate.digest and golden.dtype == candidate.dtype:
-        return Verdict(Reason.IDENTICAL, str(tolerance), tolerance.source, used=0.0)
+        return Verdict(Reason.IDENTICAL, str(tolerance), tolerance.source, used=0.0, rel_l2_limit=tolerance.rel_l2)
     if metrics.nonfinite_mismatch:
-        return Verdict(Reason.NON_FINITE, str(tolerance), tolerance.source, used=math.inf, detail=_nonfinite_detail(metrics))
+        detail = _nonfinite_detail(metrics)
+        return Verdict(Reason.NON_FINITE, str(tolerance), tolerance.source, "", math.inf, detail, rel_l2_limit=tolerance.rel_l2)
     detail = ""
     if metrics.saturated:
         largest = DTYPES[candidate.dtype].largest
@@ -76,6 +77,7 @@ def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolera
         needed=", ".join(limit.needed for limit in limits if limit.needed),
         used=max(limit.used for limit in limits),
         detail=detail,
+        rel_l2_limit=tolerance.rel_l2,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -38,7 +37,6 @@ TITLE = "Divergence"
 MAX_POINTS = 1_000  # about one for each pixel of the chart's width
 _LABEL = 26  # characters of a layer's name under the axis
 _CHART_LINE, _HEADER_LINE = 4, 34
-_REL_L2 = re.compile(r"\brel_l2 ([0-9.]+(?:e[+-]?[0-9]+)?)")
 _COLUMNS = (
     ("#", 8),
     ("layer", 44),
@@ -61,9 +59,8 @@ class Point(NamedTuple):
 
 def limit_of(row: Row) -> float | None:
     """The limit on the relative L2 error: the one in force, or else the one that the share of tolerance used implies."""
-    given = _REL_L2.search(row.verdict.tolerance)
-    if given:
-        return float(given[1]) or None
+    if row.verdict.rel_l2_limit is not None:
+        return row.verdict.rel_l2_limit or None  # a logarithmic axis has no zero
     used = row.verdict.used
     if row.metrics is None or not used or not math.isfinite(used):
         return None

@@ -468,3 +468,15 @@ def test_a_list_that_contains_itself_is_listed_once(record: Record) -> None:
     bundle = record(Glue(lambda self, x: x[0]), loop)
     assert places(bundle) == ["#0 input 0.0", "#0 input 0.1", "#0 output"]
     assert bundle.complete
+
+
+def test_only_what_a_step_begins_with_counts_as_its_inputs(tmp_path: Path) -> None:
+    model = Glue(lambda self, x: x, first=nn.Linear(2, 2), second=nn.Linear(2, 2))
+    with ac.capture(model, tmp_path / "out") as session:
+        for _ in range(2):
+            model.second(model.first(torch.ones(1, 2)))  # the second is given what the first computed
+            session.step()
+    assert {step: list(inputs) for step, inputs in ac.open_bundle(tmp_path / "out").manifest.inputs.items()} == {
+        "0": ["first.0"],
+        "1": ["first.0"],
+    }

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import accucompare as ac
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.records import Role
 from accucompare.compare.comparison import MEANING, STATUS_OF, Reason, Row, Status, Verdict
 from accucompare.compare.judge import Origins, judge, judge_without_data
 from accucompare.compare.measure import measure
 from accucompare.compare.tolerance import EXACT, Tolerance
-from tests.compare.builder import Item, compare, in_blocks, item
+from tests.compare.builder import Item, compare, in_blocks, item, write
 
 ONES = np.ones(4, np.float32)
 OFF = ONES * np.float32(1.5)
@@ -347,3 +348,20 @@ def test_without_its_parent_an_input_is_inherited_if_anything_was_over_before(tm
 def test_origins_leave_verdicts_that_pass_as_they_are() -> None:
     passed = Verdict(Reason.OK)
     assert Origins().trace(item(values=ONES, role=Role.INPUT.value).record, passed) is passed
+
+
+@pytest.mark.parametrize("apart", [{"rank": 1}, {"step": 1}])
+def test_an_error_is_not_inherited_from_another_step_or_rank_by_a_call_whose_parent_was_left_out(
+    tmp_path: Path, apart: dict[str, int]
+) -> None:
+    inside = ("p", 0)  # of which there is no record
+    golden, candidate = (
+        [
+            item("p.a", np.ones(3) * factor, parent=inside),
+            item("p.a", np.ones(3), parent=inside, **apart),
+            item("p.b", np.ones(3) * factor, role="input", parent=inside, **apart),
+        ]
+        for factor in (1, 2)
+    )
+    paths = [write(tmp_path / str(number), side, ranks=1 + apart.get("rank", 0)) for number, side in enumerate((golden, candidate))]
+    assert [row.reason for row in ac.diff(*paths).rows] == [Reason.INTRODUCED, Reason.IDENTICAL, Reason.GLUE]

@@ -171,9 +171,11 @@ def test_a_few_parameters_of_another_type_are_a_serious_finding_with_their_names
     assert found.message == "1 of 2 parameters are float32 in golden, bfloat16 in the candidate: b.weight"
 
 
-def test_equal_integers_of_different_width_are_the_same_inputs(tmp_path: Path) -> None:
-    sides = ({"inputs": {"0": {"0": tensor(np.arange(5), dtype)}}} for dtype in ("int64", "int32"))
-    assert not any(finding.serious for finding in findings(tmp_path, *sides))
+@pytest.mark.parametrize("dtypes", [("int64", "int32"), ("uint8", "int32")])
+def test_equal_integers_of_different_width_are_the_same_inputs(tmp_path: Path, dtypes: tuple[str, str]) -> None:
+    sides = ({"inputs": {"0": {"0": tensor(np.arange(5), dtype)}}} for dtype in dtypes)
+    (found,) = findings(tmp_path, *sides)
+    assert (found.serious, found.message.endswith("; the same after rounding")) == (False, True)
 
 
 def test_all_nan_count_as_one_whatever_their_bits() -> None:

@@ -54,7 +54,7 @@ def record(name: str, role: Role = Role.OUTPUT, dtype: str = "float32") -> Recor
 def pair(name: str, error: float = 1e-6, reason: Reason | None = None, role: Role = Role.OUTPUT, **measured: Any) -> Row:
     """A row with this relative L2 error, judged by the limit above unless a reason is given."""
     reason = reason or (Reason.OK if error <= LIMIT else Reason.INTRODUCED)
-    verdict = Verdict(reason, f"rel_l2 {LIMIT:g}", "default for float32", f"rel_l2 {error:.2e}", error / LIMIT)
+    verdict = Verdict(reason, f"rel_l2 {LIMIT:g}", "default for float32", f"rel_l2 {error:.2e}", error / LIMIT, rel_l2_limit=LIMIT)
     return Row(record(name, role), record(name, role), verdict, Metrics(6, 6, error, max_abs=error, **measured), module=name)
 
 
