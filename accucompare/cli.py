@@ -97,13 +97,14 @@ def capture(case: str | None, device: str, out: Path | None, queue: int, quiet: 
 
     open_device(name)  # before anything else imports torch
     from accucompare.capture.run import FloatType, capture_case
-    from accucompare.report.terminal import print_capture, progress_bar
+    from accucompare.report.terminal import print_capture, progress_bar, reader_may_leave
 
     options["dtype"] = FloatType(options["dtype"]) if options["dtype"] else None
     with progress_bar("capturing", "steps", quiet) as progress:
         capture_case(case, directory, name, queue_bytes=queue, progress=progress, **options)
     if not quiet:
-        print_capture(directory)
+        with reader_may_leave():
+            print_capture(directory)
     return PASS
 
 
@@ -140,7 +141,7 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
     Without any tolerance, a relative L2 limit for each dtype judges (float32 1e-4, float16 1e-2, bfloat16 5e-2).
     """
     from accucompare.compare.diff import diff as compare
-    from accucompare.report.terminal import print_comparison, progress_bar
+    from accucompare.report.terminal import print_comparison, progress_bar, reader_may_leave
 
     report = report or Path("reports") / f"{_stem(golden)}-vs-{_stem(candidate)}.xlsx"
     if report.suffix.lower() != ".xlsx":
@@ -150,7 +151,8 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
     comparison.to_excel(report)
     if json_path is not None:
         comparison.to_json(json_path)
-    print_comparison(comparison, report, quiet)
+    with reader_may_leave():
+        print_comparison(comparison, report, quiet)
     if comparison.trouble:
         return TROUBLE
     return PASS if comparison.passed else DIFFERENT
@@ -179,9 +181,9 @@ def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, 
     NAME is a layer's qualified name; the model itself is '(root)'.
     """
     from accucompare.bundle.reader import open_bundle
-    from accucompare.report.terminal import print_records, print_tensor
+    from accucompare.report.terminal import print_records, print_tensor, reader_may_leave
 
-    with open_bundle(bundle) as opened:
+    with open_bundle(bundle) as opened, reader_may_leave():
         if name is None:
             if save is not None or slices is not None:
                 raise UsageError("--slice and --save need the NAME of a layer")

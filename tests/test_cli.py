@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,17 @@ def clean(done: subprocess.CompletedProcess[str]) -> str:
     """Standard error of a process that ended with a message and not with a traceback."""
     assert "Traceback" not in done.stderr
     return done.stderr
+
+
+@pytest.mark.parametrize(("candidate", "code"), [("twin", 0), ("faulty", 1)])
+def test_verdict_stands_though_the_reader_of_its_output_has_gone(folder: Path, tmp_path: Path, candidate: str, code: int) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = [sys.executable, "-m", "accucompare", "diff", folder / "golden", folder / candidate]
+    done = subprocess.run(arguments, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert (tmp_path / "reports" / f"golden-vs-{candidate}.xlsx").is_file()
 
 
 @pytest.mark.parametrize("command", ["capture", "diff", "show"])

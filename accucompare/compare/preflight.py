@@ -79,15 +79,15 @@ def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any]) -> It
     different = [name for name in shared if same[name] is False]
     if different:
         yield Finding(what, f"{len(different)} of {len(shared)} {what} differ: {_some(different)}")
-    changes: dict[str, list[str]] = {}
+    changes: dict[tuple[str, str], list[str]] = {}
     for name in shared:
         ours, theirs = golden[name]["dtype"], candidate[name]["dtype"]
         if ours != theirs and same[name] is not False:
             known = "" if same[name] else ", too different to say whether they agree"
-            changes.setdefault(f"{ours} in golden, {theirs} in the candidate{known}", []).append(name)
-    unchanged = len(shared) - sum(map(len, changes.values())) - len(different)
-    for change, names in changes.items():
-        if unchanged:  # some layers only: an accident, more often than not
+            changes.setdefault((ours, f"{ours} in golden, {theirs} in the candidate{known}"), []).append(name)
+    kept = {golden[name]["dtype"] for name in shared if golden[name]["dtype"] == candidate[name]["dtype"]}
+    for (ours, change), names in changes.items():
+        if ours in kept:  # others of this dtype kept it: an accident, more often than not
             yield Finding(what, f"{len(names)} of {len(shared)} {what} are {change}: {_some(names)}")
         else:
             agree = "" if "too different" in change else "; the same after rounding"

@@ -30,6 +30,13 @@ def _console() -> Console:
 
 
 @contextlib.contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Let the reader of a pipe go before everything is printed (``| head``): the command's result stands all the same."""
+    with contextlib.suppress(BrokenPipeError, SystemExit):  # rich turns a broken pipe into an exit, and stdout into a sink
+        yield
+
+
+@contextlib.contextmanager
 def progress_bar(verb: str, unit: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     """A progress bar on stderr, to be called with what is done and what is to do; ``None`` where nobody would see it."""
     console = Console(stderr=True)

@@ -197,3 +197,12 @@ def test_parameters_of_renamed_layers_are_found(tmp_path: Path) -> None:
     golden, candidate = (write(tmp_path / str(number), [item()], **side) for number, side in enumerate(sides))
     comparison = ac.diff(golden, candidate, map="old.*=new.*")
     assert [finding.topic for finding in comparison.preflight] == ["map"]  # only that no record is of such a layer
+
+
+def test_integers_that_stay_integers_do_not_make_a_change_of_type_look_partial(tmp_path: Path) -> None:
+    sides = (
+        {"model": {"buffers": {"mean": tensor(VALUES.astype(np.float32), dtype), "count": tensor(np.arange(3), "int64")}}}
+        for dtype in ("float32", "bfloat16")
+    )
+    (found,) = findings(tmp_path, *sides)
+    assert (found.serious, found.message) == (False, "buffers are float32 in golden, bfloat16 in the candidate; the same after rounding")
