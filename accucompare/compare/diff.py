@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,23 +145,24 @@ def _compare(
     rows = []
     total, done = sum(_nbytes(pair) for pair in pairs), 0
     outcomes = _outcomes(golden, candidate, tasks, min(workers or os.cpu_count() or 1, 1 + total // WORTH_A_WORKER))
-    for pair, outcome in zip(pairs, outcomes, strict=True):
-        if isinstance(outcome, BundleError):
-            if damage is None:
-                raise outcome
-            damage.append(str(outcome))
-            outcome = None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {outcome}")
-        metrics, verdict = outcome
-        record = pair.golden or pair.candidate
-        assert record is not None
-        rows.append(Row(pair.golden, pair.candidate, origins.trace(record, verdict), metrics, pair.nearest, record.name))
-        if progress is not None:
-            done += _nbytes(pair)
-            progress(done, total)
+    with contextlib.closing(outcomes):  # whatever happens, the threads have ended before the bundles are closed
+        for pair, outcome in zip(pairs, outcomes, strict=True):
+            if isinstance(outcome, BundleError):
+                if damage is None:
+                    raise outcome
+                damage.append(str(outcome))
+                outcome = None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {outcome}")
+            metrics, verdict = outcome
+            record = pair.golden or pair.candidate
+            assert record is not None
+            rows.append(Row(pair.golden, pair.candidate, origins.trace(record, verdict), metrics, pair.nearest, record.name))
+            if progress is not None:
+                done += _nbytes(pair)
+                progress(done, total)
     return rows
 
 
-def _outcomes(golden: Bundle, candidate: Bundle, tasks: list[Task], workers: int) -> Iterator[Outcome | BundleError]:
+def _outcomes(golden: Bundle, candidate: Bundle, tasks: list[Task], workers: int) -> Generator[Outcome | BundleError, None, None]:
     """What is found of each pair, in order: each is measured by one thread, so their number changes no result."""
 
     def run(batch: list[Task]) -> list[Outcome | BundleError]:

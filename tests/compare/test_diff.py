@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -390,3 +391,13 @@ def test_the_first_damaged_record_in_order_is_the_one_told(tmp_path: Path, monke
 def test_no_workers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="workers must be at least 1, but is 0"):
         compare(tmp_path, chain("a"), chain("a"), workers=0)
+
+
+def test_a_diff_that_fails_has_ended_its_threads_before_it_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diff_module, "BATCH", 1)
+    write(tmp_path / "golden", chain("a", "b", "c"))
+    write(tmp_path / "candidate", chain("a", "b", "c"))
+    flip_bit(tmp_path / "candidate/rank0/step0.npz", ONES.tobytes())
+    with pytest.raises(RecordError, match="digest"):
+        ac.diff(tmp_path / "golden", tmp_path / "candidate")
+    assert not [thread.name for thread in threading.enumerate() if "accucompare" in thread.name]
