@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -9,12 +10,27 @@ import numpy as np
 import xxhash
 
 from accucompare.bundle.dtypes import DTYPES, ROUNDS_TO, Array, DType, Kind, round_to, widen
-from accucompare.bundle.sums import BLOCK
+from accucompare.bundle.sums import BLOCK, SEGMENT
 
 
 def digest(raw: Array) -> str:
-    """The digest of a contiguous array's bytes: xxh3, 128 bits, as 32 hexadecimal digits."""
-    return xxhash.xxh3_128_hexdigest(raw.reshape(-1).view("u1"))
+    """The digest of a contiguous array's bytes: xxh3, 128 bits, as 32 hexadecimal digits.
+
+    That of more than SEGMENT elements is the digest of its segments' digests, so that several threads can verify one tensor.
+    """
+    flat = raw.reshape(-1)
+    return digest_of_segments(segment_digest(flat[start : start + SEGMENT]) for start in range(0, flat.size or 1, SEGMENT))
+
+
+def segment_digest(segment: Array) -> bytes:
+    """The digest of at most SEGMENT elements."""
+    return xxhash.xxh3_128_digest(segment.view("u1"))
+
+
+def digest_of_segments(digests: Iterable[bytes]) -> str:
+    """A tensor's digest from those of its segments, in order."""
+    first, *others = digests
+    return (xxhash.xxh3_128_digest(b"".join((first, *others))) if others else first).hex()
 
 
 def fingerprint(raw: Array, dtype: DType) -> dict[str, str]:

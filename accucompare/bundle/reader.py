@@ -15,11 +15,11 @@ import numpy as np
 import xxhash
 
 from accucompare.bundle.archive import Archive
-from accucompare.bundle.digests import digest
+from accucompare.bundle.digests import digest, digest_of_segments
 from accucompare.bundle.dtypes import DTYPES, Array, widen
 from accucompare.bundle.manifest import Manifest, StepEntry
 from accucompare.bundle.records import STATE_ROLES, Key, Record, Role, display_name
-from accucompare.bundle.sums import BLOCK
+from accucompare.bundle.sums import BLOCK, SEGMENT
 from accucompare.errors import BundleError, RecordError, UsageError
 
 _LINE_LIMIT = 1 << 20  # a record takes a few hundred bytes; a longer line than this is no honest record
@@ -160,13 +160,17 @@ class Bundle:
         storage = DTYPES[record.dtype].storage
         total = math.prod(record.shape)
         buffer = np.empty(min(elements, total), storage)
-        hasher = xxhash.xxh3_128()
-        for start in range(0, total, elements):
-            block = buffer[: min(elements, total - start)]
-            archive.read_into(memoryview(block.view("u1")), offset + start * storage.itemsize)
-            hasher.update(block.view("u1"))
-            yield block
-        self.verify(record, hasher.hexdigest())
+        digests: list[bytes] = []
+        for segment in range(0, total or 1, SEGMENT):
+            hasher = xxhash.xxh3_128()
+            end = min(segment + SEGMENT, total)
+            for start in range(segment, end, elements):
+                block = buffer[: min(elements, end - start)]
+                archive.read_into(memoryview(block.view("u1")), offset + start * storage.itemsize)
+                hasher.update(block.view("u1"))
+                yield block
+            digests.append(hasher.digest())
+        self.verify(record, digest_of_segments(digests))
 
     def locate(self, record: Record) -> tuple[Archive, int]:
         """The open archive that holds a record's data, and the offset of its first byte.

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 CHUNK = 8192
 #: Elements per block: what is read, widened and reduced at a time. A multiple of CHUNK.
 BLOCK = 8 * CHUNK
+#: Elements per segment: what one thread reads, verifies and measures of a large tensor. A multiple of BLOCK.
+SEGMENT = 16 * BLOCK
 
 Float64 = NDArray[np.float64]
 

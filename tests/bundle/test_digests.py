@@ -9,12 +9,20 @@ import xxhash
 
 from accucompare.bundle.digests import digest, fingerprint
 from accucompare.bundle.dtypes import DTYPES
-from accucompare.bundle.sums import BLOCK
+from accucompare.bundle.sums import BLOCK, SEGMENT
 
 
 def test_a_digest_is_xxh3_128_of_the_bytes() -> None:
     values = np.arange(6, dtype="<i4").reshape(2, 3)
     assert digest(values) == xxhash.xxh3_128_hexdigest(values.tobytes())
+
+
+def test_the_digest_of_a_large_tensor_is_that_of_its_segments_digests() -> None:
+    values = np.arange(2 * SEGMENT + 5, dtype="<u2")
+    parts = [xxhash.xxh3_128_digest(part.tobytes()) for part in (values[:SEGMENT], values[SEGMENT : 2 * SEGMENT], values[2 * SEGMENT :])]
+    assert digest(values) == xxhash.xxh3_128_hexdigest(b"".join(parts))
+    assert digest(values[: SEGMENT + 1]) != digest(values[:SEGMENT])
+    assert digest(values[:SEGMENT]) == parts[0].hex()
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0)])
