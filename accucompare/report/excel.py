@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 
 from openpyxl import Workbook
@@ -16,7 +17,7 @@ from accucompare.errors import ReportError
 from accucompare.report.excel_divergence import add_divergence
 from accucompare.report.excel_environment import add_environment
 from accucompare.report.excel_layers import add_layers, add_unmatched
-from accucompare.report.excel_rows import text
+from accucompare.report.excel_rows import save_with_rows, text
 from accucompare.report.excel_summary import add_summary
 
 _WRITE_ERRORS: tuple[type[Exception], ...] = (OSError,)
@@ -74,18 +75,20 @@ def _write(comparison: Comparison, path: Path) -> None:
     workbook.properties.creator = "accucompare"
     workbook.properties.title = text(f"{comparison.golden.path.name} and {comparison.candidate.path.name} compared")
     workbook.calculation.fullCalcOnLoad = False  # there is nothing to calculate, so closing it asks nothing
+    saved = BytesIO()  # without the rows of long sheets, so small
     try:
         add_summary(workbook, comparison)
-        add_layers(workbook, comparison.rows)
+        long_sheets = add_layers(workbook, comparison.rows)
         add_divergence(workbook, comparison.rows)
-        add_unmatched(workbook, comparison)
+        long_sheets += add_unmatched(workbook, comparison)
         add_environment(workbook, comparison)
-        workbook.save(path)
+        workbook.save(saved)
     except BaseException:
         for sheet in workbook.worksheets:
             with suppress(Exception):  # or Python complains about sheets half written when it forgets them
                 sheet.close()
         raise
+    save_with_rows(saved, long_sheets, path)
 
 
 def _remove(path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from openpyxl import Workbook
+from openpyxl.cell import Cell
 from openpyxl.chart import LineChart, Reference, Series
 from openpyxl.chart.shapes import GraphicalProperties
 from openpyxl.chart.text import RichText
@@ -17,9 +18,9 @@ from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.bundle.records import Role
 from accucompare.compare.comparison import Row, Status
-from accucompare.report.columns import layer
+from accucompare.report.columns import Value, layer
 from accucompare.report.excel_layers import location
-from accucompare.report.excel_rows import filled
+from accucompare.report.excel_rows import number_or_text
 from accucompare.report.excel_styles import (
     CAPTION,
     CELL,
@@ -123,7 +124,7 @@ def add_divergence(workbook: Workbook, rows: Sequence[Row]) -> None:
         CELL._replace(indent=1),
         SCIENTIFIC_CELL,
     )
-    cells = [styled(sheet, None, look) for look in looks]  # filled again for every row, as in excel_rows
+    cells = [styled(sheet, None, look) for look in looks]  # filled again for every row: making one costs as much as writing it
     for point in shown:
         error = high if math.isnan(point.error) else min(max(point.error, low), high)
         name = layer(point.row)
@@ -131,9 +132,19 @@ def add_divergence(workbook: Workbook, rows: Sequence[Row]) -> None:
         label = name if len(name) <= _LABEL else "…" + name[1 - _LABEL :]
         cells[1].hyperlink = Hyperlink(ref="A1", location=location(point.number), tooltip="Show the row in Layers")
         values = (point.number, name, error, point.limit, failing, label, point.error)
-        sheet.append([filled(cell, value) for cell, value in zip(cells, values, strict=True)])
+        sheet.append([_filled(cell, value) for cell, value in zip(cells, values, strict=True)])
     if shown:
         sheet.add_chart(_chart(sheet, len(shown), low, high), f"A{_CHART_LINE}")
+
+
+def _filled(cell: Cell, value: Value) -> Cell | None:
+    """The cell with the value, which is never taken for a formula; ``None`` for nothing."""
+    if value is None or value == "":
+        return None
+    cell.value = number_or_text(value)
+    if isinstance(cell.value, str):
+        cell.data_type = "s"
+    return cell
 
 
 def _caption(found: Sequence[Point], shown: Sequence[Point], low: float, high: float) -> str:

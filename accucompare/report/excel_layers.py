@@ -12,7 +12,7 @@ from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.compare.comparison import Comparison, Reason, Row
 from accucompare.report.columns import COLUMNS, TEXT, Column, layer
-from accucompare.report.excel_rows import append_rows, depth
+from accucompare.report.excel_rows import LongSheet, depth
 from accucompare.report.excel_styles import GROUPS, MUTED_TEXT, Look, add_sheet, place, row_rules, scale_rules, styled
 
 LINES_PER_SHEET = 1_048_576  # Excel's limit; the header is one of them
@@ -27,8 +27,6 @@ _UNMATCHED_TITLES = (
 )  # fmt: skip
 _ONE_SIDED = (Reason.MISSING, Reason.EXTRA, Reason.NOT_CALLED)
 
-Numbered = list[tuple[int, Row]]
-
 
 def location(number: int) -> str:
     """Where the row of this number (from 1) is, as links name it."""
@@ -36,40 +34,46 @@ def location(number: int) -> str:
     return place(_page_title(LAYERS, page), _LETTERS["layer"], offset + 2)
 
 
-def add_layers(workbook: Workbook, rows: Sequence[Row]) -> None:
-    """Add *Layers*, and *Layers 2* and so on where one sheet does not hold all rows."""
-    _add_pages(workbook, LAYERS, COLUMNS, list(enumerate(rows, 1)), colored=True)
+def add_layers(workbook: Workbook, rows: Sequence[Row]) -> list[LongSheet]:
+    """Add *Layers*, and *Layers 2* and so on where one sheet does not hold all rows, down to their headers."""
+    return _add_pages(workbook, LAYERS, COLUMNS, rows, range(1, len(rows) + 1), colored=True)
 
 
-def add_unmatched(workbook: Workbook, comparison: Comparison) -> None:
+def add_unmatched(workbook: Workbook, comparison: Comparison) -> list[LongSheet]:
     """Add *Unmatched*, split likewise."""
     by_title = {column.title: column for column in COLUMNS}
     columns = [by_title[title] for title in _UNMATCHED_TITLES]
-    numbered = [(number, row) for number, row in enumerate(comparison.rows, 1) if row.reason in _ONE_SIDED]
-    _add_pages(workbook, UNMATCHED, columns, numbered, colored=False)
+    numbers = [number for number, row in enumerate(comparison.rows, 1) if row.reason in _ONE_SIDED]
+    return _add_pages(workbook, UNMATCHED, columns, comparison.rows, numbers, colored=False)
 
 
 def _page_title(title: str, page: int) -> str:
     return f"{title} {page + 1}" if page else title
 
 
-def _add_pages(workbook: Workbook, title: str, columns: Sequence[Column], numbered: Numbered, colored: bool) -> None:
+def _add_pages(
+    workbook: Workbook, title: str, columns: Sequence[Column], rows: Sequence[Row], numbers: Sequence[int], colored: bool
+) -> list[LongSheet]:
+    """Sheets for the rows of these numbers (from 1)."""
     capacity = LINES_PER_SHEET - 1
-    for page, start in enumerate(range(0, max(len(numbered), 1), capacity)):
-        rows = numbered[start : start + capacity]
-        sheet = _add_page(workbook, _page_title(title, page), columns, rows)
+    pages = []
+    for page, start in enumerate(range(0, max(len(numbers), 1), capacity)):
+        shown = numbers[start : start + capacity]
+        sheet = _add_page(workbook, _page_title(title, page), columns, [rows[number - 1] for number in shown])
         if colored:
-            _color(sheet, max(len(rows), 1) + 1)
+            _color(sheet, max(len(shown), 1) + 1)
         sheet.append([_header(sheet, column) for column in columns])
-        if not rows:
+        if not shown:
             sheet.append([styled(sheet, _NOTHING[title], MUTED_TEXT)])
-        append_rows(sheet, columns, [styled(sheet, None, _look(column)) for column in columns], rows, outline=colored)
+        styles = [styled(sheet, None, _look(column)).style_id for column in columns]
+        pages.append(LongSheet(sheet, columns, styles, rows, shown, outline=colored))
+    return pages
 
 
-def _add_page(workbook: Workbook, title: str, columns: Sequence[Column], rows: Numbered) -> Worksheet:
+def _add_page(workbook: Workbook, title: str, columns: Sequence[Column], rows: Sequence[Row]) -> Worksheet:
     """A sheet with everything but its lines: widths, frozen header and names, filter, outline, page."""
     titles = [column.title for column in columns]
-    widest = max((len(layer(row)) for _, row in rows), default=0)
+    widest = max((len(layer(row)) for row in rows), default=0)
     name_width = min(max(widest + 2, 16), _WIDEST_NAME)
     wide = len(columns) > 20
     widths = [name_width if column.title == "layer" else column.width for column in columns]
@@ -79,7 +83,7 @@ def _add_page(workbook: Workbook, title: str, columns: Sequence[Column], rows: N
     sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(rows) + 1}"
     sheet.sheet_view.zoomScale = 90
     sheet.sheet_view.showGridLines = True  # cells that hold nothing are not written, so lines of their own would have gaps
-    sheet.sheet_format.outlineLevelRow = max((depth(row) for _, row in rows), default=0)
+    sheet.sheet_format.outlineLevelRow = max((depth(row) for row in rows), default=0)
     sheet.sheet_properties.outlinePr = Outline(summaryBelow=False)
     sheet.print_title_rows = "1:1"
     if wide:

@@ -1,13 +1,18 @@
-"""Rows of a long sheet, appended with openpyxl's write-only mode: one row in memory at a time."""
+"""Rows of a long sheet, written as XML into the workbook that openpyxl made: one row in memory at a time."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import BinaryIO, NamedTuple
+from xml.sax.saxutils import escape
+from zipfile import ZIP_DEFLATED, ZipFile
 
-from openpyxl.cell import Cell
+from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.compare.comparison import Row
@@ -15,6 +20,7 @@ from accucompare.report.columns import Column, Value
 
 TEXT_LIMIT = 32_767  # UTF-16 units that a cell holds
 MAX_OUTLINE = 7
+_END = b"</sheetData>"  # after a sheet's last row
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _LOOKS_ESCAPED = re.compile("_(?=x[0-9A-Fa-f]{4}_)")  # Excel reads _x0041_ in a file as A
 
@@ -46,31 +52,77 @@ def depth(row: Row) -> int:
     return min(row.module.count("."), MAX_OUTLINE)
 
 
-def append_rows(
-    sheet: Worksheet, columns: Sequence[Column], cells: Sequence[Cell], numbered: Iterable[tuple[int, Row]], outline: bool
-) -> None:
-    """Append rows below the header.
+class LongSheet(NamedTuple):
+    """A sheet that openpyxl writes down to its header, and what goes below.
 
-    Args:
-        sheet: a write-only sheet that holds its header.
+    Attributes:
+        sheet: the sheet.
         columns: what to write of each row.
-        cells: a styled cell for each column, filled again for every row: making one costs as much as writing it.
-        numbered: rows, each with its number.
+        styles: the number of each column's cell style in the workbook.
+        rows: all rows of the comparison.
+        numbers: of those to write, the numbers (from 1).
         outline: whether to group rows by depth.
     """
-    for line, (number, row) in enumerate(numbered, 2):
-        if outline:
-            sheet.row_dimensions[line].outlineLevel = depth(row)
-        sheet.append([filled(cell, column.get(number, row)) for cell, column in zip(cells, columns, strict=True)])
-        if outline:
-            del sheet.row_dimensions[line]  # it is written; a million of them would fill the memory
+
+    sheet: Worksheet
+    columns: Sequence[Column]
+    styles: Sequence[int]
+    rows: Sequence[Row]
+    numbers: Sequence[int]
+    outline: bool
 
 
-def filled(cell: Cell, value: Value) -> Cell | None:
-    """The cell with the value, which is never taken for a formula; ``None`` for nothing."""
+def save_with_rows(workbook: BinaryIO, long_sheets: Sequence[LongSheet], path: Path) -> None:
+    """Copy a workbook, and put the rows into its long sheets.
+
+    openpyxl makes everything but these rows: for each of their millions of cells it fills a Cell, looks up its style and writes it
+    tag by tag, which takes five times as long as the few tags written here.
+
+    Args:
+        workbook: the file that openpyxl saved.
+        long_sheets: sheets in it, and their rows.
+        path: where to.
+    """
+    by_part = {long.sheet.path.lstrip("/"): long for long in long_sheets}
+    with ZipFile(workbook) as source, ZipFile(path, "w", ZIP_DEFLATED) as target:
+        for part in source.infolist():
+            content = source.read(part)
+            if part.filename not in by_part:
+                target.writestr(part, content)
+                continue
+            above, below = content.split(_END)  # text in a cell cannot hold it: its < is escaped
+            with NamedTemporaryFile(prefix="accucompare.") as file:  # for zipfile must know beforehand if it exceeds 2 GB
+                file.write(above)
+                file.writelines(row.encode("ascii", "xmlcharrefreplace") for row in _rows(by_part[part.filename]))
+                file.write(_END + below)
+                file.flush()
+                target.write(file.name, part.filename)
+
+
+def _rows(long: LongSheet) -> Iterator[str]:
+    """The XML of every row, below the header."""
+    letters = [get_column_letter(place) for place, _ in enumerate(long.columns, 1)]
+    columns = [(column.get, letter, style) for column, letter, style in zip(long.columns, letters, long.styles, strict=True)]
+    for line, number in enumerate(long.numbers, 2):
+        row = long.rows[number - 1]
+        cells = "".join([_cell(f"{letter}{line}", style, get(number, row)) for get, letter, style in columns])
+        level = depth(row) if long.outline else 0
+        yield f'<row r="{line}"' + (f' outlineLevel="{level}"' if level else "") + f">{cells}</row>"
+
+
+def _cell(place: str, style: int, value: Value) -> str:
+    """The XML of a cell; none for nothing. Text is marked as such, and so never taken for a formula."""
     if value is None or value == "":
-        return None
-    cell.value = number_or_text(value)
-    if isinstance(cell.value, str):
-        cell.data_type = "s"
-    return cell
+        return ""
+    value = number_or_text(value)
+    if isinstance(value, str):
+        return f'<c r="{place}" s="{style}" t="inlineStr"><is>{_inline(value)}</is></c>'
+    kind = "b" if isinstance(value, bool) else "n"
+    return f'<c r="{place}" s="{style}" t="{kind}"><v>{value:.16g}</v></c>'
+
+
+@lru_cache(maxsize=4096)
+def _inline(value: str) -> str:
+    """The XML of a text, whose outer spaces XML would otherwise drop."""
+    space = ' xml:space="preserve"' if value != value.strip() else ""
+    return f"<t{space}>{escape(value)}</t>"

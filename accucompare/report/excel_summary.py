@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from openpyxl import Workbook
@@ -93,7 +93,9 @@ def _filled(line: Line) -> list[Item]:
 
 
 def _lines(comparison: Comparison) -> Iterator[Line]:
-    numbers = {id(row): number for number, row in enumerate(comparison.rows, 1)}
+    worst = comparison.worst(10)
+    linked = {id(row) for row in (comparison.first_divergence, *worst)}
+    numbers = {id(row): number for number, row in enumerate(comparison.rows, 1) if id(row) in linked}
     yield Line([], height=8)
     yield Line([Item("PASS" if comparison.passed else "FAIL", verdict_look(comparison.passed))], spread=0, height=52)
     yield Line([Item(meaning(comparison), BOLD._replace(size=12, wrap=True))], spread=0, height=36)
@@ -103,7 +105,7 @@ def _lines(comparison: Comparison) -> Iterator[Line]:
     yield from _first_divergence(comparison, numbers)
     yield from _preflight(comparison)
     yield from _counts(comparison)
-    yield from _worst(comparison, numbers)
+    yield from _worst(worst, numbers)
     yield from _damage(comparison)
     yield from _captures(comparison)
 
@@ -216,8 +218,7 @@ def _counts(comparison: Comparison) -> Iterator[Line]:
         yield Line([Item("left out", CELL), Item(comparison.left_out, COUNT_CELL), Item(note, CELL._replace(indent=1))], spread=2)
 
 
-def _worst(comparison: Comparison, numbers: dict[int, int]) -> Iterator[Line]:
-    rows = comparison.worst(10)
+def _worst(rows: Sequence[Row], numbers: dict[int, int]) -> Iterator[Line]:
     yield from _section("Furthest from golden")
     if not rows:
         yield Line([Item("No row differs.", MUTED_TEXT)], spread=0)

@@ -8,6 +8,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -135,6 +136,16 @@ def test_numbers_are_numbers_in_scientific_format(tmp_path: Path) -> None:
     cell = column(sheet, "relative L2")[0]
     assert (cell.value, cell.data_type) == (1.2345678901234e-7, "n")
     assert "E+00" in cell.number_format
+
+
+def test_numbers_are_to_the_right_and_text_keeps_clear_of_them(tmp_path: Path) -> None:
+    workbook = opened(tmp_path, comparison(pair("a", math.nan, Reason.NON_FINITE), missing("b")))
+    for sheet in (workbook["Layers"], workbook["Unmatched"]):
+        number, text = column(sheet, "#")[0], column(sheet, "layer")[0]
+        assert (number.alignment.horizontal, number.number_format) == ("right", "#,##0")
+        assert (text.alignment.horizontal, text.alignment.indent, text.number_format) == ("left", 1, "@")
+        assert number.font.name == text.font.name == "Calibri"
+    assert column(workbook["Layers"], "relative L2")[0].alignment.horizontal == "right"
 
 
 def test_sign_of_a_negative_number_is_in_its_format(tmp_path: Path) -> None:
@@ -563,6 +574,25 @@ def test_sheets_without_many_rows_need_no_zip64(tmp_path: Path) -> None:
     path = write_excel(comparison(pair("a")), tmp_path / "r.xlsx")
     with zipfile.ZipFile(path) as archive:
         assert {info.extract_version for info in archive.infolist()} <= {20}
+
+
+def test_it_is_the_same_without_lxml(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from test_excel import *;"
+        "write_excel(comparison(*every_reason()), Path(sys.argv[2]))"
+    )
+    path = tmp_path / "r.xlsx"
+    environment = {**os.environ, "OPENPYXL_LXML": "False"}
+    subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent), str(path)], check=True, env=environment)
+    for ours, theirs in zip(opened(tmp_path, comparison(*every_reason())), load_workbook(path), strict=True):
+        assert list(ours.values) == list(theirs.values)
+
+
+def test_no_temporary_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    write_excel(comparison(*every_reason()), tmp_path / "r.xlsx")
+    assert not os.listdir(tmp_path / "temporary")
 
 
 def libreoffice(path: Path, suffix: str) -> Path:

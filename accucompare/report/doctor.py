@@ -1,0 +1,84 @@
+"""What ``accucompare doctor`` prints: JSON, or the verdict, the problems and everything else in at most 100 columns."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from accucompare.doctor import ENVIRONMENT, DeviceFound, Examination
+
+WIDTH = 100
+Rows = list[tuple[str, str]]
+
+
+def print_examination(found: Examination, *, as_json: bool = False, quiet: bool = False) -> None:
+    """Print what was found; if quiet, the verdict only."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    with contextlib.suppress(BrokenPipeError, SystemExit):  # the reader of a pipe may leave
+        if as_json:
+            console.print(Text(json.dumps(asdict(found), indent=1)), soft_wrap=True)
+            return
+        console.print(_verdict(found), soft_wrap=True)
+        if quiet:
+            return
+        for problem in found.problems:
+            console.print(Text(f"  ! {problem.topic}: {problem.message}", "red" if problem.serious else "yellow"))
+            if problem.cure:
+                console.print(Text(f"    cure: {problem.cure}"))
+        _print_section(console, "Installation", _installation(found))
+        _print_section(console, "Devices", [(name, _device(device)) for name, device in found.devices.items()])
+        flags = [(name, _listed(device.flags)) for name, device in found.devices.items() if device.flags]
+        _print_section(console, "Settings that change numbers, as a capture would find them", flags)
+        _print_section(console, "Environment", [(name, f"{value!a}  ({ENVIRONMENT[name]})") for name, value in found.environment.items()])
+
+
+def _verdict(found: Examination) -> Text:
+    if not found.ok:
+        serious = "; ".join(f"{problem.topic}: {problem.message}" for problem in found.problems if problem.serious)
+        return Text.assemble(("TROUBLE", "bold red"), f"  {serious}")
+    able = [name for name, device in found.devices.items() if device.available]
+    captures = f"captures can run on {', '.join(able)}" if able else "comparisons can run here, captures cannot"
+    return Text.assemble(("OK", "bold green"), f"  nothing is wrong with this installation; {captures}")
+
+
+def _installation(found: Examination) -> Rows:
+    memory = "" if found.memory is None else f", {found.memory / (1 << 30):.1f} GiB of memory"
+    return [
+        ("accucompare", f"{found.accucompare} in {found.location}"),
+        ("Python", f"{found.python}, {found.executable}"),
+        ("machine", f"{found.platform}; {found.processors} processor(s){memory}"),
+        ("kernel", found.kernel or "-"),
+        ("CRC, digests", f"{found.crc or '-'}, {found.digests or '-'}"),
+        ("packages", ", ".join(f"{name} {version or '-'}" for name, version in found.versions.items()) or "-"),
+    ]
+
+
+def _device(device: DeviceFound) -> str:
+    if not device.available:
+        return f"not available: {device.message}"
+    description = {name: value for name, value in device.description.items() if name not in ("type", "name")}
+    several = f"{device.count} of " if device.count > 1 else ""
+    return ", ".join(part for part in (f"{several}{device.description.get('name', '')}", _listed(description)) if part)
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+
+
+def _print_section(console: Console, title: str, rows: Rows) -> None:
+    if not rows:
+        return
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1), pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", ratio=1)
+    for name, text in rows:
+        table.add_row(Text(name), Text(text))
+    console.print()
+    console.print(table)
