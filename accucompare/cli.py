@@ -132,6 +132,7 @@ def capture(case: str | None, device: str, out: Path | None, queue: int, quiet: 
     "--report", type=click.Path(path_type=Path), metavar="XLSX", help="Excel report.  [default: reports/GOLDEN-vs-CANDIDATE.xlsx]"
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="PATH", help="Write everything as JSON, too.")
+@click.option("--verify", is_flag=True, help="Read and verify equal tensors too; by default equal digests are believed.")
 @click.option("--workers", type=click.IntRange(1), help="Threads that read and measure.  [default: one a processor]")
 @click.option("--keep-going", is_flag=True, help="Compare the other records when some cannot be read (still exit code 2).")
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only.")

@@ -1,13 +1,13 @@
 /* One pass over a block of a tensor, or of a pair of tensors: what statistics.py and compare/measure.py do with NumPy.
 
-   A block is taken in chunks, as bundle/sums.py describes; each chunk's sums are written out and added
-   exactly in Python, so no result depends on where blocks end. Inside a chunk, elements are widened to double in strips of
-   STRIP, then summed in LANES separate sums, so that every processor adds in the same order whatever its vectors' width
-   (contraction to fused multiply-add is off). A chunk whose sums are not finite is done again with NaN and Inf counted and
-   set aside.
+   A block is taken in chunks, as bundle/sums.py describes; each chunk's sums are handed out and added exactly in Python, so no
+   result depends on where blocks end. Inside a chunk, element i is added in lane i % LANES, so that every processor adds in the
+   same order whatever its vectors' width (contraction to fused multiply-add is off). A chunk whose sums are not finite is done
+   again with NaN and Inf counted and set aside.
 
-   The file is plain C with the vector extensions of GCC and Clang. On x86-64 Linux, GCC adds versions for wider vectors, chosen
-   when the module is loaded. */
+   The file is plain C; loops over lanes are what compilers make vector instructions of. (The vector extensions of GCC are no
+   way: it does comparisons of vectors wider than the processor's one by one, 14 times slower.) On x86-64 Linux, GCC adds versions
+   for wider vectors, chosen when the module is loaded. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -23,13 +23,14 @@ enum { STRIP = 512, LANES = 8, SUMS = 6 };
 #define CLONES
 #endif
 #define INLINE static inline __attribute__((always_inline))
-
-typedef double vec __attribute__((vector_size(LANES * sizeof(double)), may_alias));
-typedef int64_t mask __attribute__((vector_size(LANES * sizeof(int64_t)), may_alias));
+/* A short loop that GCC must not unroll before its vectorizer sees it. */
+#define EACH_LANE _Pragma("GCC unroll 1") for (int l = 0; l < LANES; l++)
 
 /* Element types; the numbers are bundle/kernel.py's. */
 enum { F64, F32, F16, BF16, I8, I16, I32, U8, U16, U32, TYPES };
 static const size_t WIDTH[TYPES] = {8, 4, 2, 2, 1, 2, 4, 1, 2, 4};
+/* Whether float holds every value. */
+static const int FITS_FLOAT[TYPES] = {0, 1, 1, 1, 1, 1, 0, 1, 1, 0};
 
 typedef struct {
     double atol, rtol;   /* rtol < 0: no tolerance was asked for */
@@ -44,15 +45,11 @@ typedef struct {
     uint64_t ulps;
 } Result;
 
-INLINE vec vabs(vec v) { return (vec)((mask)v & (mask){0x7fffffffffffffff, 0x7fffffffffffffff, 0x7fffffffffffffff, 0x7fffffffffffffff,
-                                                      0x7fffffffffffffff, 0x7fffffffffffffff, 0x7fffffffffffffff, 0x7fffffffffffffff}); }
-INLINE vec vmax(vec a, vec b) { mask m = a > b; return (vec)(((mask)a & m) | ((mask)b & ~m)); }
-INLINE vec vmin(vec a, vec b) { return -vmax(-a, -b); }
-INLINE int any(mask m) { int64_t r = 0; for (int i = 0; i < LANES; i++) r |= m[i]; return r != 0; }
-INLINE double hmax(vec v) { double r = v[0]; for (int i = 1; i < LANES; i++) r = v[i] > r ? v[i] : r; return r; }
-INLINE int64_t hsum(mask v) { int64_t r = 0; for (int i = 0; i < LANES; i++) r += v[i]; return r; }
+INLINE double larger(double a, double b) { return a > b ? a : b; }
+INLINE double maximum(const double *v) { double r = v[0]; for (int l = 1; l < LANES; l++) r = larger(v[l], r); return r; }
+INLINE int64_t count(const int64_t *v) { int64_t r = 0; for (int l = 0; l < LANES; l++) r += v[l]; return r; }
 /* Lanes are added in pairs. */
-INLINE double vsum(vec v) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
+INLINE double sum(const double *v) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
 
 INLINE float from_half(uint16_t h) {
     uint32_t bits = (uint32_t)(h & 0x7fff) << 13, sign = (uint32_t)(h & 0x8000) << 16;
@@ -66,37 +63,38 @@ INLINE float from_half(uint16_t h) {
     return value;
 }
 
-#define WIDEN(TYPE, EXPRESSION)                                                     \
-    {                                                                               \
-        for (int i = 0; i < n; i++) {                                               \
-            TYPE raw;                                                               \
-            memcpy(&raw, from + (size_t)i * sizeof raw, sizeof raw);                \
-            to[i] = (EXPRESSION);                                                   \
-        }                                                                           \
-    }                                                                               \
-    break
-
-INLINE double from_bfloat(uint16_t b) {
+INLINE float from_bfloat(uint16_t b) {
     uint32_t bits = (uint32_t)b << 16;
     float value;
     memcpy(&value, &bits, 4);
     return value;
 }
 
-INLINE void widen(double *restrict to, const char *restrict from, int type, int n) {
-    switch (type) {
-    case F64: memcpy(to, from, (size_t)n * 8); break;
-    case F32: WIDEN(float, raw);
-    case F16: WIDEN(uint16_t, from_half(raw));
-    case BF16: WIDEN(uint16_t, from_bfloat(raw));
-    case I8: WIDEN(int8_t, raw);
-    case I16: WIDEN(int16_t, raw);
-    case I32: WIDEN(int32_t, raw);
-    case U8: WIDEN(uint8_t, raw);
-    case U16: WIDEN(uint16_t, raw);
-    case U32: WIDEN(uint32_t, raw);
+/* Widen n values; to_float is for the types that FITS_FLOAT. */
+#define WIDEN(TYPE, EXPRESSION)                                                     \
+    for (int i = 0; i < n; i++) {                                                   \
+        TYPE raw;                                                                   \
+        memcpy(&raw, from + (size_t)i * sizeof raw, sizeof raw);                    \
+        to[i] = (EXPRESSION);                                                       \
+    }                                                                               \
+    break
+#define WIDENER(NAME, TO)                                                           \
+    INLINE void NAME(TO *restrict to, const char *restrict from, int type, int n) { \
+        switch (type) {                                                             \
+        case F64: WIDEN(double, (TO)raw);                                           \
+        case F32: WIDEN(float, raw);                                                \
+        case F16: WIDEN(uint16_t, from_half(raw));                                  \
+        case BF16: WIDEN(uint16_t, from_bfloat(raw));                               \
+        case I8: WIDEN(int8_t, raw);                                                \
+        case I16: WIDEN(int16_t, raw);                                              \
+        case I32: WIDEN(int32_t, (TO)raw);                                          \
+        case U8: WIDEN(uint8_t, raw);                                               \
+        case U16: WIDEN(uint16_t, raw);                                             \
+        case U32: WIDEN(uint32_t, (TO)raw);                                         \
+        }                                                                           \
     }
-}
+WIDENER(to_double, double)
+WIDENER(to_float, float)
 
 /* Largest distance in units in the last place of two runs of one floating type. Bits of numbers of one sign are ordered as the
    numbers are; distances across zero add up, and never exceed the unsigned type. */
@@ -107,7 +105,7 @@ INLINE void widen(double *restrict to, const char *restrict from, int type, int 
             UNSIGNED a, b;                                                          \
             memcpy(&a, golden + (size_t)i * sizeof a, sizeof a);                    \
             memcpy(&b, candidate + (size_t)i * sizeof b, sizeof b);                 \
-            UNSIGNED apart = (UNSIGNED)((UNSIGNED)(a & (UNSIGNED)~SIGN) + (UNSIGNED)(b & (UNSIGNED)~SIGN)); \
+            UNSIGNED apart = (UNSIGNED)((a & (SIGN - 1)) + (b & (SIGN - 1)));       \
             UNSIGNED beside = a > b ? (UNSIGNED)(a - b) : (UNSIGNED)(b - a);        \
             UNSIGNED distance = ((a ^ b) & SIGN) ? apart : beside;                  \
             most = distance > most ? distance : most;                               \
@@ -119,80 +117,91 @@ INLINE uint64_t ulps(const char *restrict golden, const char *restrict candidate
     switch (type) {
     case F64: ULPS(uint64_t, 0x8000000000000000u)
     case F32: ULPS(uint32_t, 0x80000000u)
-    case F16:
-    case BF16: ULPS(uint16_t, 0x8000u)
+    default: ULPS(uint16_t, 0x8000u)
     }
-    return 0;
 }
 
+/* Sums in lanes. */
 typedef struct {
-    vec golden, candidate, diff, cross, absolute, signed_;
+    double golden[LANES], candidate[LANES], diff[LANES], cross[LANES], absolute[LANES], signed_[LANES];
 } Sums;
 
-/* Add one strip of widened values, padded with zeros to whole vectors. */
-INLINE void strip(const double *x, const double *y, int n, int64_t start, const Request *q, Result *r, Sums *s) {
-    vec most = {0}, largest_golden = {0}, largest_candidate = {0};
-    mask over_1e3 = {0}, over_5e3 = {0}, better = {0};
-    const vec *xs = (const vec *)x, *ys = (const vec *)y;
-    int vectors = (n + LANES - 1) / LANES;
-    double max_rel = r->max_rel;
-    for (int i = 0; i < vectors; i++) {
-        vec a = xs[i], b = ys[i], d = b - a, ad = vabs(d), aa = vabs(a);
-        s->golden += a * a;
-        s->candidate += b * b;
-        s->diff += d * d;
-        s->cross += d * (a + b);
-        s->absolute += ad;
-        s->signed_ += d;
-        most = vmax(ad, most);
-        largest_golden = vmax(aa, largest_golden);
-        largest_candidate = vmax(vabs(b), largest_candidate);
-        over_1e3 -= ad > 1e-3 * aa;
-        over_5e3 -= ad > 5e-3 * aa;
-        better |= ad > max_rel * aa;
+/* What is to be done with each pair of a strip, in lane l: a, b, |a|, d = b - a and |d|. */
+#define PAIRS(...)                                                                  \
+    for (int i = 0; i < n; i += LANES) {                                            \
+        double as[LANES], bs[LANES];                                                \
+        to_double(as, golden + (size_t)i * WIDTH[type], type, LANES);               \
+        to_double(bs, candidate + (size_t)i * WIDTH[type], type, LANES);            \
+        EACH_LANE {                                                                 \
+            double a = as[l], b = bs[l], aa = fabs(a), d = b - a, ad = fabs(d);     \
+            __VA_ARGS__                                                             \
+        }                                                                           \
     }
-    r->over_1e3 += hsum(over_1e3);
-    r->over_5e3 += hsum(over_5e3);
-    double strip_most = hmax(most), golden_most = hmax(largest_golden), candidate_most = hmax(largest_candidate);
-    r->largest_golden = golden_most > r->largest_golden ? golden_most : r->largest_golden;
-    r->largest_candidate = candidate_most > r->largest_candidate ? candidate_most : r->largest_candidate;
+
+/* Add one strip of float or double values, padded with zeros to a multiple of LANES; the largest magnitudes only where they matter. */
+INLINE void strip(const char *golden, const char *candidate, int type, int largest, int n, int64_t start, const Request *q, Result *r,
+                  Sums *sums) {
+    Sums s = *sums;
+    double most[LANES] = {0}, largest_golden[LANES] = {0}, largest_candidate[LANES] = {0}, max_rel = r->max_rel;
+    int64_t over_1e3[LANES] = {0}, over_5e3[LANES] = {0}, better[LANES] = {0};
+    PAIRS(
+        s.golden[l] += a * a;
+        s.candidate[l] += b * b;
+        s.diff[l] += d * d;
+        s.cross[l] += d * (a + b);
+        s.absolute[l] += ad;
+        s.signed_[l] += d;
+        most[l] = larger(ad, most[l]);
+        over_1e3[l] += ad > 1e-3 * aa;
+        over_5e3[l] += ad > 5e-3 * aa;
+        better[l] |= ad > max_rel * aa;
+        if (largest) {
+            largest_golden[l] = larger(aa, largest_golden[l]);
+            largest_candidate[l] = larger(fabs(b), largest_candidate[l]);
+        }
+    )
+    *sums = s;
+    r->over_1e3 += count(over_1e3);
+    r->over_5e3 += count(over_5e3);
+    r->largest_golden = larger(maximum(largest_golden), r->largest_golden);
+    r->largest_candidate = larger(maximum(largest_candidate), r->largest_candidate);
+    double strip_most = maximum(most);
     if (strip_most > r->max_abs) {
+        int64_t at = INT64_MAX;
+        PAIRS((void)aa; if (ad == strip_most && i + l < at) at = i + l;)
         r->max_abs = strip_most;
-        for (int i = 0; i < n; i++)
-            if (fabs(y[i] - x[i]) == strip_most) { r->index = start + i; break; }
+        r->index = start + at;
     }
-    if (any(better))
-        for (int i = 0; i < n; i++) {
-            double relative = fabs(y[i] - x[i]) / fabs(x[i]); /* 0/0 is NaN, which is not greater */
-            r->max_rel = relative > r->max_rel ? relative : r->max_rel;
-        }
+    if (count(better)) {
+        double share[LANES] = {0};
+        PAIRS(share[l] = larger(ad / aa, share[l]);) /* 0/0 is NaN, which is not greater */
+        r->max_rel = larger(maximum(share), max_rel);
+    }
     if (q->rtol >= 0 && strip_most > 0) {
-        mask over = {0};
-        vec needed = {0};
-        better = (mask){0};
-        double used = r->used;
-        for (int i = 0; i < vectors; i++) {
-            vec a = xs[i], d = ys[i] - a, ad = vabs(d), relative = q->rtol * vabs(a), allowed = q->atol + relative;
-            over -= ad > allowed;
-            needed = vmax(ad - relative, needed);
-            better |= ad > used * allowed;
-        }
-        r->over_tolerance += hsum(over);
-        double strip_needed = hmax(needed);
-        r->needed = strip_needed > r->needed ? strip_needed : r->needed;
-        if (any(better))
-            for (int i = 0; i < n; i++) {
-                double share = fabs(y[i] - x[i]) / (q->atol + q->rtol * fabs(x[i]));
-                r->used = share > r->used ? share : r->used;
-            }
+        double atol = q->atol, rtol = q->rtol, used = r->used, needed[LANES] = {0}, share[LANES] = {0};
+        int64_t over[LANES] = {0};
+        memset(better, 0, sizeof better);
+        PAIRS(
+            double relative = rtol * aa, allowed = atol + relative;
+            over[l] += ad > allowed;
+            needed[l] = larger(ad - relative, needed[l]);
+            better[l] |= ad > used * allowed;
+        )
+        r->over_tolerance += count(over);
+        r->needed = larger(maximum(needed), r->needed);
+        if (count(better)) PAIRS(share[l] = larger(ad / (atol + rtol * aa), share[l]);)
+        r->used = larger(maximum(share), used);
     }
-    if (q->saturation > 0 && golden_most > q->saturation)
-        for (int i = 0; i < n; i++) r->saturated += fabs(x[i]) > q->saturation && fabs(y[i]) == q->saturation;
+    if (largest && q->saturation > 0 && r->largest_golden > q->saturation)
+        PAIRS((void)ad; r->saturated += aa > q->saturation && fabs(b) == q->saturation;)
 }
 
-/* Set aside what is not finite on both sides: counted, and zero from here on; raw bits too. */
-INLINE void set_aside(double *x, double *y, char *golden, char *candidate, int n, const Request *q, Result *r) {
+/* Set aside what is not finite on both sides: counted, and zero from here on. */
+INLINE void set_aside(char *golden, char *candidate, int n, const Request *q, Result *r) {
+    double x[STRIP], y[STRIP];
     size_t gw = WIDTH[q->golden], cw = WIDTH[q->candidate];
+    to_double(x, golden, q->golden, n);
+    to_double(y, candidate, q->candidate, n);
     for (int i = 0; i < n; i++) {
         if (isfinite(x[i]) && isfinite(y[i])) continue;
         r->golden_nan += isnan(x[i]) != 0;
@@ -202,17 +211,22 @@ INLINE void set_aside(double *x, double *y, char *golden, char *candidate, int n
         r->mismatch += !((isnan(x[i]) && isnan(y[i])) || x[i] == y[i]);
         r->saturated += q->saturation > 0 && fabs(x[i]) > q->saturation && fabs(y[i]) == q->saturation;
         r->compared -= 1;
-        x[i] = y[i] = 0.0;
         memset(golden + (size_t)i * gw, 0, gw);
         memset(candidate + (size_t)i * cw, 0, cw);
     }
 }
 
+/* Copy n values and zeros up to a multiple of LANES. */
+INLINE const char *padded(char *to, const char *from, int n, size_t width) {
+    memcpy(to, from, (size_t)n * width);
+    memset(to + (size_t)n * width, 0, (size_t)(-n & (LANES - 1)) * width);
+    return to;
+}
+
 CLONES static void chunk(const char *golden, const char *candidate, int n, int64_t start, const Request *q, Result *r, double *out) {
-    double x[STRIP] __attribute__((aligned(64))), y[STRIP] __attribute__((aligned(64)));
-    char g[STRIP * 8], c[STRIP * 8];
-    size_t gw = WIDTH[q->golden], cw = WIDTH[q->candidate];
-    int same = q->golden == q->candidate && q->golden <= BF16;
+    union { char raw[STRIP * 8]; float single[STRIP]; double wide[STRIP]; } g, c, x, y;
+    int gt = q->golden, ct = q->candidate, same = gt == ct && gt <= BF16;
+    size_t gw = WIDTH[gt], cw = WIDTH[ct];
     const Result before = *r;
     for (int careful = 0; careful < 2; careful++) {
         Sums s;
@@ -220,147 +234,186 @@ CLONES static void chunk(const char *golden, const char *candidate, int n, int64
         *r = before;
         r->compared += n;
         for (int done = 0; done < n; done += STRIP) {
-            int m = n - done < STRIP ? n - done : STRIP;
-            const char *from_golden = golden + (size_t)done * gw, *from_candidate = candidate + (size_t)done * cw;
-            widen(x, from_golden, q->golden, m);
-            widen(y, from_candidate, q->candidate, m);
-            for (int i = m; i % LANES; i++) x[i] = y[i] = 0.0;
-            if (careful) {
-                memcpy(g, from_golden, (size_t)m * gw);
-                memcpy(c, from_candidate, (size_t)m * cw);
-                set_aside(x, y, g, c, m, q, r);
-                from_golden = g;
-                from_candidate = c;
+            int m = n - done < STRIP ? n - done : STRIP, whole = (m + LANES - 1) & -LANES;
+            const char *a = golden + (size_t)done * gw, *b = candidate + (size_t)done * cw;
+            if (careful || m < whole) {
+                a = padded(g.raw, a, m, gw);
+                b = padded(c.raw, b, m, cw);
             }
-            strip(x, y, m, start + done, q, r, &s);
+            if (careful) set_aside(g.raw, c.raw, m, q, r);
             if (same) {
-                uint64_t most = ulps(from_golden, from_candidate, q->golden, m);
+                uint64_t most = ulps(a, b, gt, m);
                 r->ulps = most > r->ulps ? most : r->ulps;
             }
+            if (FITS_FLOAT[gt] && FITS_FLOAT[ct]) {
+                if (gt != F32) to_float(x.single, a, gt, whole), a = x.raw;
+                if (ct != F32) to_float(y.single, b, ct, whole), b = y.raw;
+                if (same) strip(a, b, F32, 0, whole, start + done, q, r, &s);
+                else strip(a, b, F32, 1, whole, start + done, q, r, &s);
+            } else {
+                if (gt != F64) to_double(x.wide, a, gt, whole), a = x.raw;
+                if (ct != F64) to_double(y.wide, b, ct, whole), b = y.raw;
+                strip(a, b, F64, 1, whole, start + done, q, r, &s);
+            }
         }
-        out[0] = vsum(s.golden); out[1] = vsum(s.candidate); out[2] = vsum(s.diff);
-        out[3] = vsum(s.cross); out[4] = vsum(s.absolute); out[5] = vsum(s.signed_);
+        out[0] = sum(s.golden); out[1] = sum(s.candidate); out[2] = sum(s.diff);
+        out[3] = sum(s.cross); out[4] = sum(s.absolute); out[5] = sum(s.signed_);
         if (isfinite(out[0] + out[1] + out[2] + out[4])) break;
     }
 }
 
-/* Extrema, sum, sum of squares, NaN and Inf of one chunk's finite values. */
+/* Extrema, NaN and Inf of what was seen so far. */
 typedef struct {
     double min, max;
     int64_t nan, inf;
 } Extent;
 
 CLONES static void summarize_chunk(const char *from, int type, int n, Extent *e, double *out) {
-    double x[STRIP] __attribute__((aligned(64)));
-    vec sum = {0}, squares = {0};
-    for (int done = 0; done < n; done += STRIP) {
-        int m = n - done < STRIP ? n - done : STRIP;
-        widen(x, from + (size_t)done * WIDTH[type], type, m);
-        int vectors = (m + LANES - 1) / LANES;
-        for (int i = m; i < vectors * LANES; i++) x[i] = x[m - 1]; /* the same extrema */
-        const vec *xs = (const vec *)x;
-        vec low = xs[0], high = xs[0], check = {0};
-        for (int i = 0; i < vectors; i++) {
-            low = vmin(xs[i], low);
-            high = vmax(xs[i], high);
-            check += xs[i] * 0; /* NaN for NaN and Inf */
-        }
-        double least = -hmax(-low), most = hmax(high);
-        if (vsum(check) != 0) {
-            least = INFINITY, most = -INFINITY;
-            for (int i = 0; i < m; i++) {
-                if (isfinite(x[i])) {
-                    least = x[i] < least ? x[i] : least;
-                    most = x[i] > most ? x[i] : most;
-                } else {
-                    e->nan += isnan(x[i]) != 0;
-                    e->inf += isinf(x[i]) != 0;
-                    x[i] = 0;
-                }
+    double x[STRIP];
+    for (int careful = 0; careful < 2; careful++) {
+        double sums[LANES] = {0}, squares[LANES] = {0}, lowest[LANES] = {0}, highest[LANES] = {0};
+        for (int l = 0; l < LANES; l++) lowest[l] = highest[l] = -INFINITY; /* the lowest, negated */
+        for (int done = 0; done < n; done += STRIP) {
+            int m = n - done < STRIP ? n - done : STRIP, whole = (m + LANES - 1) & -LANES;
+            to_double(x, from + (size_t)done * WIDTH[type], type, m);
+            for (int i = careful ? 0 : m; i < whole; i++) {
+                if (i < m && isfinite(x[i])) continue;
+                e->nan += i < m && isnan(x[i]);
+                e->inf += i < m && isinf(x[i]);
+                x[i] = NAN; /* which is not greater than anything */
             }
+            for (int i = 0; i < whole; i += LANES)
+                EACH_LANE {
+                    lowest[l] = larger(-x[i + l], lowest[l]);
+                    highest[l] = larger(x[i + l], highest[l]);
+                }
+            for (int i = careful ? 0 : m; i < whole; i++) x[i] = isnan(x[i]) ? 0 : x[i];
+            for (int i = 0; i < whole; i += LANES)
+                EACH_LANE {
+                    sums[l] += x[i + l];
+                    squares[l] += x[i + l] * x[i + l];
+                }
         }
-        e->min = least < e->min ? least : e->min;
-        e->max = most > e->max ? most : e->max;
-        for (int i = m; i < vectors * LANES; i++) x[i] = 0;
-        for (int i = 0; i < vectors; i++) {
-            sum += xs[i];
-            squares += xs[i] * xs[i];
-        }
+        out[0] = sum(sums);
+        out[1] = sum(squares);
+        if (!careful && !isfinite(out[1])) continue;
+        e->min = -larger(maximum(lowest), -e->min);
+        e->max = larger(maximum(highest), e->max);
+        break;
     }
-    out[0] = vsum(sum);
-    out[1] = vsum(squares);
 }
 
-/* Whether a buffer holds whole elements of the type, and sums has room for `each` doubles a chunk of them. */
-static int fits(const Py_buffer *values, int type, int size, const Py_buffer *sums, int each) {
-    if (size < 1 || type < 0 || type >= TYPES || values->len % (Py_ssize_t)WIDTH[type]) return 0;
-    Py_ssize_t chunks = (values->len / (Py_ssize_t)WIDTH[type] + size - 1) / size;
-    return sums->len / (Py_ssize_t)(each * sizeof(double)) >= chunks && (uintptr_t)sums->buf % sizeof(double) == 0;
+/* An array's bytes, and its elements: of which type, how many. */
+typedef struct {
+    Py_buffer bytes;
+    int type;
+    Py_ssize_t count;
+} Operand;
+
+static int take(PyObject *array, PyObject *type, Operand *o) {
+    long number = PyLong_AsLong(type);
+    if (number == -1 && PyErr_Occurred()) return 0;
+    if (number < 0 || number >= TYPES) return PyErr_Format(PyExc_ValueError, "there is no element type %ld", number), 0;
+    if (PyObject_GetBuffer(array, &o->bytes, PyBUF_SIMPLE)) return 0;
+    o->type = (int)number;
+    o->count = o->bytes.len / (Py_ssize_t)WIDTH[number];
+    if (o->bytes.len % (Py_ssize_t)WIDTH[number] == 0) return 1;
+    PyBuffer_Release(&o->bytes);
+    PyErr_SetString(PyExc_ValueError, "an array must hold whole elements of the given type");
+    return 0;
 }
 
-static PyObject *summarize_block(PyObject *self, PyObject *args) {
-    Py_buffer values, sums;
-    int type, size;
+/* Elements per chunk; 0 for what is none. */
+static int take_size(PyObject *number) {
+    long size = PyLong_AsLong(number);
+    if (size > 0 && size <= INT32_MAX) return (int)size;
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a chunk must hold at least one element, and fewer than 2**31");
+    return 0;
+}
+
+/* Sums by chunk, `each` of them a chunk, as a list of lists: one for every sum. */
+static PyObject *lists(const double *sums, Py_ssize_t chunks, int each) {
+    PyObject *all = PyList_New(each);
+    for (int i = 0; all && i < each; i++) {
+        PyObject *list = PyList_New(chunks);
+        for (Py_ssize_t k = 0; list && k < chunks; k++) {
+            PyObject *value = PyFloat_FromDouble(sums[k * each + i]);
+            if (value) PyList_SET_ITEM(list, k, value);
+            else Py_CLEAR(list);
+        }
+        if (list) PyList_SET_ITEM(all, i, list);
+        else Py_CLEAR(all);
+    }
+    return all;
+}
+
+static PyObject *summarize_block(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    Operand values;
     Extent e = {INFINITY, -INFINITY, 0, 0};
+    PyObject *found = NULL;
     (void)self;
-    if (!PyArg_ParseTuple(args, "y*iiw*:summarize_block", &values, &type, &size, &sums)) return NULL;
-    int valid = fits(&values, type, size, &sums, 2);
-    if (valid) {
-        Py_ssize_t n = values.len / (Py_ssize_t)WIDTH[type];
+    if (given != 3) return PyErr_SetString(PyExc_TypeError, "summarize_block takes 3 arguments"), NULL;
+    int size = take_size(args[2]);
+    if (!size || !take(args[0], args[1], &values)) return NULL;
+    Py_ssize_t n = values.count, chunks = n / size + (n % size != 0);
+    double *sums = PyMem_New(double, chunks * 2);
+    if (sums) {
         Py_BEGIN_ALLOW_THREADS
-        for (Py_ssize_t start = 0; start < n; start += size)
-            summarize_chunk((const char *)values.buf + (size_t)start * WIDTH[type], type, (int)(n - start < size ? n - start : size), &e,
-                            (double *)sums.buf + start / size * 2);
+        for (Py_ssize_t k = 0; k < chunks; k++)
+            summarize_chunk((const char *)values.bytes.buf + (size_t)(k * size) * WIDTH[values.type], values.type,
+                            (int)(n - k * size < size ? n - k * size : size), &e, sums + k * 2);
         Py_END_ALLOW_THREADS
-    }
-    PyBuffer_Release(&values);
-    PyBuffer_Release(&sums);
-    if (!valid) {
-        PyErr_SetString(PyExc_ValueError, "values must hold whole elements of the given type, and sums two float64 a chunk");
-        return NULL;
-    }
-    return Py_BuildValue("ddLL", e.min, e.max, (long long)e.nan, (long long)e.inf);
+        PyObject *listed = lists(sums, chunks, 2);
+        if (listed) found = Py_BuildValue("ddLLN", e.min, e.max, (long long)e.nan, (long long)e.inf, listed);
+        PyMem_Free(sums);
+    } else PyErr_NoMemory();
+    PyBuffer_Release(&values.bytes);
+    return found;
 }
 
-static PyObject *measure_block(PyObject *self, PyObject *args) {
-    Py_buffer golden, candidate, sums;
-    Request q;
+static PyObject *measure_block(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    Operand golden, candidate;
     Result r;
-    int size;
+    PyObject *found = NULL;
+    double *sums = NULL;
     (void)self;
-    if (!PyArg_ParseTuple(args, "y*y*iiiw*ddd:measure_block", &golden, &candidate, &q.golden, &q.candidate, &size, &sums, &q.atol, &q.rtol,
-                          &q.saturation))
-        return NULL;
+    if (given != 8) return PyErr_SetString(PyExc_TypeError, "measure_block takes 8 arguments"), NULL;
+    Request q = {PyFloat_AsDouble(args[5]), PyFloat_AsDouble(args[6]), PyFloat_AsDouble(args[7]), 0, 0};
+    int size = PyErr_Occurred() ? 0 : take_size(args[4]);
+    if (!size || !take(args[0], args[2], &golden)) return NULL;
+    if (!take(args[1], args[3], &candidate)) return PyBuffer_Release(&golden.bytes), NULL;
+    q.golden = golden.type;
+    q.candidate = candidate.type;
     memset(&r, 0, sizeof r);
     r.index = -1;
-    int valid = fits(&golden, q.golden, size, &sums, SUMS) && fits(&candidate, q.candidate, size, &sums, SUMS) &&
-                golden.len / (Py_ssize_t)WIDTH[q.golden] == candidate.len / (Py_ssize_t)WIDTH[q.candidate];
-    if (valid) {
-        Py_ssize_t n = golden.len / (Py_ssize_t)WIDTH[q.golden];
+    Py_ssize_t n = golden.count, chunks = n / size + (n % size != 0);
+    if (candidate.count != n) PyErr_SetString(PyExc_ValueError, "golden and candidate must hold equally many elements");
+    else if (!(sums = PyMem_New(double, chunks * SUMS))) PyErr_NoMemory();
+    else {
         Py_BEGIN_ALLOW_THREADS
-        for (Py_ssize_t start = 0; start < n; start += size)
-            chunk((const char *)golden.buf + (size_t)start * WIDTH[q.golden], (const char *)candidate.buf + (size_t)start * WIDTH[q.candidate],
-                  (int)(n - start < size ? n - start : size), start, &q, &r, (double *)sums.buf + start / size * SUMS);
+        for (Py_ssize_t k = 0; k < chunks; k++)
+            chunk((const char *)golden.bytes.buf + (size_t)(k * size) * WIDTH[q.golden],
+                  (const char *)candidate.bytes.buf + (size_t)(k * size) * WIDTH[q.candidate],
+                  (int)(n - k * size < size ? n - k * size : size), k * size, &q, &r, sums + k * SUMS);
         Py_END_ALLOW_THREADS
+        PyObject *listed = lists(sums, chunks, SUMS);
+        if (listed)
+            found = Py_BuildValue("(LdLdddLLLKLLLLLLdd)N", (long long)r.compared, r.max_abs, (long long)r.index, r.max_rel, r.used, r.needed,
+                                  (long long)r.over_tolerance, (long long)r.over_1e3, (long long)r.over_5e3, (unsigned long long)r.ulps,
+                                  (long long)r.golden_nan, (long long)r.candidate_nan, (long long)r.golden_inf, (long long)r.candidate_inf,
+                                  (long long)r.mismatch, (long long)r.saturated, r.largest_golden, r.largest_candidate, listed);
+        PyMem_Free(sums);
     }
-    PyBuffer_Release(&golden);
-    PyBuffer_Release(&candidate);
-    PyBuffer_Release(&sums);
-    if (!valid) {
-        PyErr_SetString(PyExc_ValueError,
-                        "golden and candidate must hold equally many whole elements of the given types, and sums six float64 a chunk");
-        return NULL;
-    }
-    return Py_BuildValue("LdLdddLLLKLLLLLLdd", (long long)r.compared, r.max_abs, (long long)r.index, r.max_rel, r.used, r.needed, (long long)r.over_tolerance,
-                         (long long)r.over_1e3, (long long)r.over_5e3, (unsigned long long)r.ulps, (long long)r.golden_nan,
-                         (long long)r.candidate_nan, (long long)r.golden_inf, (long long)r.candidate_inf, (long long)r.mismatch,
-                         (long long)r.saturated, r.largest_golden, r.largest_candidate);
+    PyBuffer_Release(&golden.bytes);
+    PyBuffer_Release(&candidate.bytes);
+    return found;
 }
 
 static PyMethodDef methods[] = {
-    {"measure_block", measure_block, METH_VARARGS,
-     "measure_block(golden, candidate, golden_type, candidate_type, chunk, sums, atol, rtol, saturation) -> tuple, see bundle/kernel.py"},
-    {"summarize_block", summarize_block, METH_VARARGS, "summarize_block(values, type, chunk, sums) -> tuple, see bundle/kernel.py"},
+    {"measure_block", (PyCFunction)(void (*)(void))measure_block, METH_FASTCALL,
+     "measure_block(golden, candidate, golden_type, candidate_type, chunk, atol, rtol, saturation) -> (found, sums), see bundle/kernel.py"},
+    {"summarize_block", (PyCFunction)(void (*)(void))summarize_block, METH_FASTCALL,
+     "summarize_block(values, type, chunk) -> (min, max, nan, inf, sums), see bundle/kernel.py"},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernel", "One pass over a block of tensors.", -1, methods, NULL, NULL, NULL, NULL};

@@ -5,36 +5,66 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
 import re
 import struct
+import sys
 import weakref
 import zipfile
-from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from accucompare.bundle.dtypes import DTYPES, Array
 from accucompare.errors import BundleError, RecordError
 
 ALIGNMENT = 64
-_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+# Sizes and offsets from here on do not fit into a ZIP's 32 bits, where _IN_ZIP64 then stands for "see the extra field".
+_ZIP64_LIMIT = _IN_ZIP64 = 0xFFFFFFFF
+_COUNT_LIMIT = _COUNT_IN_ZIP64 = 0xFFFF
+_WRITE_LIMIT = 1 << 30  # macOS refuses to write 2 GiB at once, Linux writes a part of it
+
+# The records of a ZIP file, as in PKWARE's APPNOTE.TXT, section 4.3.
+_LOCAL_HEADER = struct.Struct("<4s5H3L2H")  # signature, version, flags, method, time, date, CRC, 2 sizes, lengths of name and extra
+_ENTRY = struct.Struct("<4s6H3L5H2L")  # the same with its maker's version; then comment, disk, attributes, offset of the local header
+_END = struct.Struct("<4s4H2LH")  # signature, 2 disks, 2 counts, size and offset of the directory, length of the comment
+_ZIP64_END = struct.Struct("<4sQ2H2L4Q")  # signature, its length, 2 versions, 2 disks, 2 counts, size and offset of the directory
+_ZIP64_LOCATOR = struct.Struct("<4sLQL")  # signature, disk, offset of the ZIP64 end record, number of disks
+_ENTRY_LENGTHS = struct.Struct("<4s24x3H")  # of an entry: signature, lengths of name, extra and comment
+_FIELD = struct.Struct("<2H")  # an extra field's number and length
+_ZIP64_FIELD = 1
 _PADDING_FIELD = 0xD935  # the extra field that Android's zipalign pads with
-_HEADER_LIMIT = 4096  # a .npy header of ours takes 128 bytes; a longer one than this is no honest header
-_NPY = re.compile(rb"\x93NUMPY\x01\x00(..)(\{[^}]*\} *\n)", re.DOTALL)  # magic, version, length, header
-_NPY_HEADER = re.compile(r"\{'descr': (.*), 'fortran_order': (True|False), 'shape': \(([0-9, ]*)\), \} *\n")
+_VERSION = 45  # of the format: the one that has ZIP64
+_MADE_ON_UNIX = 3 << 8 | _VERSION
+_OWNER_ONLY = 0o600 << 16  # the mode of an unpacked file
+_UTF8 = 0x800  # the flag that says how names are encoded
+_DOS_EPOCH = 0x21  # 1 January 1980: equal arrays make equal files
+_ENCRYPTED = 1  # the flag
+_TAIL = _ZIP64_LOCATOR.size + _END.size + 0xFFFF  # where the end record is, which may have a comment
+_DIRECTORY_LIMIT = 1 << 28  # that of a million members is half as long; a longer one than this is no honest directory
+
+_NPY_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': ([ -~]*), 'fortran_order': (True|False), 'shape': \(([0-9, ]*)\), \} *\n",
+    re.DOTALL,
+)
+_NPY_PREFIX = 10  # bytes of magic, version and length
+_NPY_HEADER_LIMIT = 4096  # one of ours takes 128 bytes; a longer one than this is no honest header
+_HEAD = 512  # so much is read of a member to find its data: both headers of any member of ours
+_HEAD_LIMIT = 1 << 18  # both headers of any member
+_MAX_DIMENSIONS = 64  # NumPy's
 _STORAGE = {f"'{dtype.storage.str}'": dtype.storage for dtype in DTYPES.values()}
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _NAME_LIMIT = 120
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """Where one array's data lies in a ``.npz``.
 
     Attributes:
@@ -74,11 +104,102 @@ def write_member(archive: zipfile.ZipFile, name: str, array: Array) -> None:
             member.write(data[begin : begin + (1 << 24)])
 
 
-class Archive:
-    """A ``.npz`` opened for reading: an index of its members, and positional reads of their data."""
+class ArchiveWriter:
+    """A ``.npz`` being written, one member after the other, without a step back."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file and read its central directory; members are looked at when they are asked for.
+        """Create the file, or empty the one that is there.
+
+        Raises:
+            OSError: if that cannot be done. So do ``add`` and ``finish``, if the disk is full; then ``discard`` what was written.
+        """
+        self.path = path
+        self._file = path.open("wb", buffering=0)
+        self._end = 0
+        self._directory = bytearray()
+        self._count = 0
+
+    def add(self, name: str, array: Array) -> None:
+        """Append one C-contiguous array as ``<name>.npy``, its data at a multiple of 64 bytes; no name may come twice."""
+        encoded = f"{name}.npy".encode()
+        header = _npy_header(array.dtype, array.shape)
+        data = memoryview(array.reshape(-1).view("u1"))
+        crc = crc32(data, crc32(header))
+        offset, size = self._end, len(header) + len(data)
+        sizes = [size, size] if size >= _ZIP64_LIMIT else []
+        offsets = [offset] if offset >= _ZIP64_LIMIT else []
+        short_size, short_offset = (_IN_ZIP64 if sizes else size), (_IN_ZIP64 if offsets else offset)
+
+        extra = _zip64_field(sizes)
+        unpadded = offset + _LOCAL_HEADER.size + len(encoded) + len(extra) + _FIELD.size + len(header)
+        padding = -unpadded % ALIGNMENT
+        extra += _FIELD.pack(_PADDING_FIELD, padding) + bytes(padding)
+        common = (_UTF8, 0, 0, _DOS_EPOCH, crc, short_size, short_size, len(encoded))
+        local = _LOCAL_HEADER.pack(b"PK\x03\x04", _VERSION, *common, len(extra))
+        self._write(local + encoded + extra + header, data)
+
+        extra = _zip64_field(sizes + offsets)
+        entry = _ENTRY.pack(b"PK\x01\x02", _MADE_ON_UNIX, _VERSION, *common, len(extra), 0, 0, 0, _OWNER_ONLY, short_offset)
+        self._directory += entry + encoded + extra
+        self._count += 1
+
+    def finish(self) -> None:
+        """Write the directory and close the file."""
+        count, size, offset = self._count, len(self._directory), self._end
+        end = b""
+        if count >= _COUNT_LIMIT or size >= _ZIP64_LIMIT or offset >= _ZIP64_LIMIT:
+            end = _ZIP64_END.pack(b"PK\x06\x06", _ZIP64_END.size - 12, _VERSION, _VERSION, 0, 0, count, count, size, offset)
+            end += _ZIP64_LOCATOR.pack(b"PK\x06\x07", 0, offset + size, 1)
+            count, size, offset = _COUNT_IN_ZIP64, _IN_ZIP64, _IN_ZIP64
+        self._write(self._directory, memoryview(end + _END.pack(b"PK\x05\x06", 0, 0, count, count, size, offset, 0)))
+        try:
+            self._file.close()  # where a network file system tells that the disk is full
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
+
+    def discard(self) -> None:
+        """Close the file and remove it; never raises."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+    def _write(self, head: bytes | bytearray, data: memoryview) -> None:
+        """Append both in a single system call, if it takes all of them."""
+        rest = memoryview(head)
+        try:
+            while rest or data:
+                written = os.writev(self._file.fileno(), [rest, data[:_WRITE_LIMIT]])
+                self._end += written
+                data = data[max(0, written - len(rest)) :]
+                rest = rest[written:]
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
+
+
+@lru_cache(maxsize=1024)
+def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    stream = io.BytesIO()
+    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, fields)
+    return stream.getvalue()
+
+
+def _zip64_field(values: list[int]) -> bytes:
+    """The extra field that holds what 32 bits cannot; nothing if there are no such values."""
+    return struct.pack(f"<2H{len(values)}Q", _ZIP64_FIELD, 8 * len(values), *values) if values else b""
+
+
+class Archive:
+    """A ``.npz`` opened for reading, one of ours or ``numpy.savez``'s: an index of its members, and positional reads of their data.
+
+    Any number of threads may use it at once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file and read its directory; members are looked at when they are asked for.
 
         Raises:
             BundleError: if it is missing, truncated, or no ZIP file.
@@ -86,23 +207,33 @@ class Archive:
         self.path = path
         try:
             self._file = path.open("rb", buffering=0)
+            status = os.fstat(self._file.fileno())
         except OSError as error:
             raise BundleError(f"{path}: cannot be read ({error.strerror})") from None
         weakref.finalize(self, self._file.close)  # without a ResourceWarning when nobody closes the bundle
+        self._stamp = _stamp(status)
+        self._size = status.st_size
         try:
-            with zipfile.ZipFile(self._file) as directory:
-                self._entries = {entry.filename: entry for entry in directory.infolist()}
-                doubled = len(directory.infolist()) - len(self._entries)
-            self._size = os.fstat(self._file.fileno()).st_size
-        except (zipfile.BadZipFile, OSError, ValueError, OverflowError, MemoryError, struct.error, NotImplementedError) as error:
+            self._directory, count = self._read_directory()
+            self._positions = _index(self._directory, count)
+            if doubled := count - len(self._positions):
+                raise BundleError(f"{path}: damaged; {doubled} of its members have the name of another")
+        except _DamageError as damage:
             self._file.close()
-            raise BundleError(f"{path}: not a readable .npz, truncated or damaged ({error})") from None
-        if doubled:
+            raise BundleError(f"{path}: not a readable .npz, truncated or damaged ({damage})") from None
+        except BundleError:
             self._file.close()
-            raise BundleError(f"{path}: damaged; {doubled} of its members have the name of another")
+            raise
 
     def close(self) -> None:
         self._file.close()
+
+    def changed(self) -> bool:
+        """Whether the file was written to, or another one took its place, since it was opened."""
+        try:
+            return not _stamp(os.fstat(self._file.fileno())) == _stamp(os.stat(self.path)) == self._stamp
+        except OSError:
+            return True
 
     def member(self, name: str) -> Member:
         """Find one member and read its header.
@@ -110,46 +241,19 @@ class Archive:
         Raises:
             RecordError: if it is not there, compressed, pickled, out of bounds, or its header is damaged.
         """
-        entry = self._entries.get(f"{name}.npy")
-        if entry is None:
+        encoded = f"{name}.npy".encode(errors="surrogatepass")
+        position = self._positions.get(encoded)
+        if position is None:
             raise RecordError(f"{self.path}: has no member {name!r}")
-        if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 0x1:
-            raise RecordError(f"{self.path}: member {name!r} is compressed or encrypted; accucompare stores members plain")
-        head = b""
-        if 0 <= entry.header_offset < self._size:
-            head = self._read(2 * _HEADER_LIMIT, entry.header_offset)
-        if len(head) < _LOCAL_HEADER.size or head[:4] != b"PK\x03\x04":
-            raise RecordError(f"{self.path}: member {name!r} is damaged (no local header)")
-        *_, name_length, extra_length = _LOCAL_HEADER.unpack_from(head)
-        start = _LOCAL_HEADER.size + name_length + extra_length
-        length, shape, dtype = self._npy_header(head[start : start + _HEADER_LIMIT], name)
-        nbytes = math.prod(shape) * dtype.itemsize
-        offset = entry.header_offset + start + length
-        if length + nbytes != entry.file_size or offset + nbytes > self._size:
-            raise RecordError(f"{self.path}: member {name!r} is damaged (its header and its length disagree)")
-        return Member(offset, nbytes, dtype, shape)
-
-    def _npy_header(self, head: bytes, name: str) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
-        """Length of a ``.npy`` header, and the shape and type it tells; matched against what we write, never evaluated."""
-        outer = _NPY.match(head)
-        inner = _NPY_HEADER.fullmatch(outer[2].decode("latin-1")) if outer else None
-        if outer is None or inner is None or len(outer[2]) != int.from_bytes(outer[1], "little"):
-            raise RecordError(f"{self.path}: member {name!r} has no valid .npy header")
-        described, fortran, lengths = inner.groups()
-        if "O" in described:
-            raise RecordError(f"{self.path}: member {name!r} holds pickled Python objects; refused, nothing was executed")
-        if described not in _STORAGE:
-            raise RecordError(f"{self.path}: member {name!r} has the unknown type {described[:80]}")
-        if fortran == "True":
-            raise RecordError(f"{self.path}: member {name!r} is not a plain C-ordered array")
-        shape = tuple(int(length) for length in lengths.split(",") if length.strip().isdigit())
-        return outer.end(), shape, _STORAGE[described]
-
-    def _read(self, count: int, offset: int) -> bytes:
         try:
-            return os.pread(self._file.fileno(), count, offset)
-        except OSError as error:
-            raise BundleError(f"{self.path}: cannot be read ({error.strerror})") from None
+            offset, size = _place(self._directory, position)
+            start, header = self._read_headers(offset, encoded)
+            dtype, shape, nbytes = _parse_npy_header(header)
+            if len(header) + nbytes != size or start + size > self._size:
+                raise _DamageError("is damaged (its header and its length disagree)")
+        except _DamageError as damage:
+            raise RecordError(f"{self.path}: member {name!r} {damage}") from None
+        return Member(start + len(header), nbytes, dtype, shape)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill the buffer with the file's bytes from an offset.
@@ -166,3 +270,133 @@ class Archive:
             if count == 0:
                 raise BundleError(f"{self.path}: ends early; it was truncated while being read")
             done += count
+
+    def _read(self, count: int, offset: int) -> bytes:
+        """As many bytes as there are from an offset, this many at most."""
+        if offset >= self._size:  # it may be larger than any that the system takes
+            return b""
+        try:
+            return os.pread(self._file.fileno(), count, offset)
+        except OSError as error:
+            raise BundleError(f"{self.path}: cannot be read ({error.strerror})") from None
+
+    def _read_directory(self) -> tuple[bytes, int]:
+        """The central directory, and the number of entries that it should have."""
+        tail_offset = max(0, self._size - _TAIL)
+        tail = self._read(_TAIL, tail_offset)
+        end = _find_end(tail)
+        *_, count, size, offset, _ = _END.unpack_from(tail, end)
+        locator = end - _ZIP64_LOCATOR.size
+        if (count == _COUNT_IN_ZIP64 or _IN_ZIP64 in (size, offset)) and locator >= 0 and tail.startswith(b"PK\x06\x07", locator):
+            record = self._read(_ZIP64_END.size, _ZIP64_LOCATOR.unpack_from(tail, locator)[2])
+            if len(record) < _ZIP64_END.size or record[:4] != b"PK\x06\x06":
+                raise _DamageError("no ZIP64 end record")
+            *_, count, size, offset = _ZIP64_END.unpack(record)
+        if offset + size > tail_offset + end or size > _DIRECTORY_LIMIT:
+            raise _DamageError("its directory is out of bounds")
+        return self._read(size, offset), count
+
+    def _read_headers(self, offset: int, encoded: bytes) -> tuple[int, bytes]:
+        """The ``.npy`` header of the member whose local header is at an offset, and its own offset."""
+        head = self._read(_HEAD, offset)
+        start, end = _npy_header_place(head)
+        if end > len(head):
+            head = self._read(_HEAD_LIMIT, offset)
+            start, end = _npy_header_place(head)
+        if head[_LOCAL_HEADER.size :][: len(encoded)] != encoded:
+            raise _DamageError("is damaged (its local header has another name)")
+        if end > len(head) or end - start > _NPY_HEADER_LIMIT:
+            raise _DamageError("has no valid .npy header")
+        return offset + start, head[start:end]
+
+
+class _DamageError(Exception):
+    """What is wrong with a file or a member; ``Archive`` says which."""
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    """What changes when a file is written to or replaced."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _find_end(tail: bytes) -> int:
+    """Where the end record lies in the last bytes of a file: the last one whose comment reaches to the file's end."""
+    end = len(tail)
+    while (end := tail.rfind(b"PK\x05\x06", 0, end)) >= 0:
+        if len(tail) - end - _END.size == int.from_bytes(tail[end + _END.size - 2 :][:2], "little"):
+            return end
+    raise _DamageError("no end record")
+
+
+def _index(directory: bytes, count: int) -> dict[bytes, int]:
+    """Where in the directory each name has its entry; the last one of several that share it."""
+    positions = {}
+    position = 0
+    try:
+        for _ in range(count):
+            signature, name, extra, comment = _ENTRY_LENGTHS.unpack_from(directory, position)
+            if signature != b"PK\x01\x02":
+                raise _DamageError("an entry of its directory is damaged")
+            start = position + _ENTRY.size
+            positions[directory[start : start + name]] = position
+            position = start + name + extra + comment
+    except struct.error:
+        raise _DamageError("its directory ends early") from None
+    if position != len(directory):
+        raise _DamageError(f"its directory is not that of {count} members")
+    return positions
+
+
+def _place(directory: bytes, position: int) -> tuple[int, int]:
+    """The offset of a member's local header and the length of its content, by its entry in the directory."""
+    *_, flags, method, _, _, _, stored, size, name, extra, _, _, _, _, offset = _ENTRY.unpack_from(directory, position)
+    if method or flags & _ENCRYPTED:
+        raise _DamageError("is compressed or encrypted; accucompare stores members plain")
+    if _IN_ZIP64 in (size, stored, offset):
+        start = position + _ENTRY.size + name
+        values = iter(_zip64_values(directory[start : start + extra]))
+        size, stored, offset = (next(values, -1) if value == _IN_ZIP64 else value for value in (size, stored, offset))
+    if size != stored or offset < 0:
+        raise _DamageError("is damaged (its entry in the directory contradicts itself)")
+    return offset, size
+
+
+def _zip64_values(extra: bytes) -> tuple[int, ...]:
+    """What the extra field of an entry holds that 32 bits cannot; nothing if it is not there."""
+    position = 0
+    while position + _FIELD.size <= len(extra):
+        number, length = _FIELD.unpack_from(extra, position)
+        position += _FIELD.size
+        if number == _ZIP64_FIELD:
+            return struct.unpack_from(f"<{min(length, len(extra) - position) // 8}Q", extra, position)
+        position += length
+    return ()
+
+
+def _npy_header_place(head: bytes) -> tuple[int, int]:
+    """Where the ``.npy`` header after a local header begins and ends; the end is further than ``head`` if that is too short to tell."""
+    if len(head) < _LOCAL_HEADER.size or head[:4] != b"PK\x03\x04":
+        raise _DamageError("is damaged (no local header)")
+    name, extra = _FIELD.unpack_from(head, _LOCAL_HEADER.size - _FIELD.size)
+    start = _LOCAL_HEADER.size + name + extra
+    return start, start + _NPY_PREFIX + int.from_bytes(head[start + 8 : start + 10], "little")
+
+
+@lru_cache(maxsize=1024)
+def _parse_npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Type, shape and length in bytes of the array after a ``.npy`` header; matched against what NumPy writes, never evaluated."""
+    match = _NPY_HEADER.fullmatch(header)
+    if match is None:
+        raise _DamageError("has no valid .npy header")
+    described, fortran, lengths = (group.decode() for group in match.groups())
+    if "O" in described:
+        raise _DamageError("holds pickled Python objects; refused, nothing was executed")
+    if described not in _STORAGE:
+        raise _DamageError(f"has the unknown type {described[:80]}")
+    if fortran == "True":
+        raise _DamageError("is not a plain C-ordered array")
+    dtype = _STORAGE[described]
+    shape = tuple(int(length) for length in re.findall("[0-9]+", lengths))
+    if str(shape) != f"({lengths})" or len(shape) > _MAX_DIMENSIONS or dtype.itemsize * math.prod(filter(None, shape)) > sys.maxsize:
+        raise _DamageError("has no valid .npy header")
+    return dtype, shape, math.prod(shape) * dtype.itemsize

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from accucompare.bundle import sums
 from accucompare.bundle.dtypes import DTYPES, ROUNDS_TO, Array, DType, Kind, round_to, widen
-from accucompare.bundle.sums import BLOCK, SEGMENT
+from accucompare.bundle.sums import BLOCK
 
 
 def digest(raw: Array) -> str:
@@ -18,8 +19,8 @@ def digest(raw: Array) -> str:
 
     That of more than SEGMENT elements is the digest of its segments' digests, so that several threads can verify one tensor.
     """
-    flat = raw.reshape(-1)
-    return digest_of_segments(segment_digest(flat[start : start + SEGMENT]) for start in range(0, flat.size or 1, SEGMENT))
+    flat, size = raw.reshape(-1), sums.SEGMENT
+    return digest_of_segments(segment_digest(flat[start : start + size]) for start in range(0, flat.size or 1, size))
 
 
 def segment_digest(segment: Array) -> bytes:

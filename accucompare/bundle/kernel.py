@@ -8,9 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from accucompare.bundle import sums as chunked
+from accucompare.bundle import sums
 from accucompare.bundle.dtypes import Array, DType
 
 _kernel: Any = None
@@ -59,6 +57,13 @@ class BlockMeasure(NamedTuple):
     largest_candidate: float
 
 
+def _number(values: Array, dtype: DType) -> int:
+    """The kernel's number of a type, after a look at whether an array holds it; -1, which the kernel refuses, for one it lacks."""
+    if values.dtype != dtype.storage:
+        raise ValueError(f"a block of {dtype.name} must be an array of {dtype.storage}, not {values.dtype}")
+    return _TYPES.get(dtype.name, -1)
+
+
 def can_measure(golden: DType, candidate: DType) -> bool:
     """Whether the compiled pass is there and knows both types."""
     return _kernel is not None and golden.name in _TYPES and candidate.name in _TYPES
@@ -78,23 +83,21 @@ def measure_block(
         What was found, and the chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, in this order.
 
     Raises:
-        ValueError: if the blocks are not equally long.
+        ValueError: if the blocks are not equally long, not contiguous, not of the types' storage, or of two kinds.
     """
-    reals = golden.size * (2 if golden_dtype.name.startswith("complex") else 1)
-    sums = np.empty((-(-reals // chunked.CHUNK), 6))
-    asked = (atol, rtol) != (None, None)
-    found = _kernel.measure_block(
+    if golden_dtype.kind is not candidate_dtype.kind:
+        raise ValueError(f"{golden_dtype.name} and {candidate_dtype.name} are numbers of different kinds")
+    found, chunk_sums = _kernel.measure_block(
         golden,
         candidate,
-        _TYPES[golden_dtype.name],
-        _TYPES[candidate_dtype.name],
-        chunked.CHUNK,
-        sums,
-        (atol or 0.0) if asked else 0.0,
-        (rtol or 0.0) if asked else -1.0,
+        _number(golden, golden_dtype),
+        _number(candidate, candidate_dtype),
+        sums.CHUNK,
+        atol or 0.0,
+        -1.0 if atol is None and rtol is None else rtol or 0.0,
         candidate_dtype.largest,
     )
-    return BlockMeasure._make(found), sums.T.tolist()
+    return BlockMeasure._make(found), chunk_sums
 
 
 def can_summarize(dtype: DType) -> bool:
@@ -112,9 +115,9 @@ def summarize_block(values: Array, dtype: DType) -> tuple[float, float, int, int
     Returns:
         Smallest and largest finite value (inf and -inf where there is none), numbers of NaN and Inf, and the chunk sums of the
         finite values and of their squares.
+
+    Raises:
+        ValueError: if the block is not contiguous or not of the type's storage.
     """
-    reals = values.size * (2 if dtype.name.startswith("complex") else 1)
-    sums = np.empty((-(-reals // chunked.CHUNK), 2))
-    low, high, nan, inf = _kernel.summarize_block(values, _TYPES[dtype.name], chunked.CHUNK, sums)
-    totals, squares = sums.T.tolist()
+    low, high, nan, inf, (totals, squares) = _kernel.summarize_block(values, _number(values, dtype), sums.CHUNK)
     return low, high, nan, inf, totals, squares

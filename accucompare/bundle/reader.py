@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -19,7 +16,7 @@ from accucompare.bundle.digests import digest, digest_of_segments
 from accucompare.bundle.dtypes import DTYPES, Array, widen
 from accucompare.bundle.manifest import Manifest, StepEntry
 from accucompare.bundle.records import STATE_ROLES, Key, Record, Role, display_name
-from accucompare.bundle.sums import BLOCK, SEGMENT
+from accucompare.bundle.sums import BLOCK
 from accucompare.errors import BundleError, RecordError, UsageError
 
 _LINE_LIMIT = 1 << 20  # a record takes a few hundred bytes; a longer line than this is no honest record
@@ -45,8 +42,9 @@ class Bundle:
                 self.manifests[rank] = Manifest.read(manifest)
             else:
                 self.missing_ranks.append(rank)
-        self._archives: dict[Path, Archive] = {}
+        self._archives: dict[tuple[int, int | str], Archive] = {}  # by rank and step
         self._opening = threading.Lock()
+        self._buffers = _Buffer()
 
     def __repr__(self) -> str:
         return f"<Bundle {self.path}: {len(self.steps())} step(s){'' if self.complete else ', incomplete'}>"
@@ -150,27 +148,10 @@ class Bundle:
         self.verify(record, digest(raw))
         return raw
 
-    def blocks(self, record: Record, elements: int = BLOCK) -> Iterator[Array]:
-        """A record's stored bits as 1-d blocks; the array yielded is overwritten by the next one.
-
-        Raises:
-            RecordError: if it has no data, or, after the last block, if the bytes do not match the digest.
-        """
+    def stored(self, record: Record) -> StoredTensor:
+        """Where a record's data lies, to be read in parts. Errors as ``locate``."""
         archive, offset = self.locate(record)
-        storage = DTYPES[record.dtype].storage
-        total = math.prod(record.shape)
-        buffer = np.empty(min(elements, total), storage)
-        digests: list[bytes] = []
-        for segment in range(0, total or 1, SEGMENT):
-            hasher = xxhash.xxh3_128()
-            end = min(segment + SEGMENT, total)
-            for start in range(segment, end, elements):
-                block = buffer[: min(elements, end - start)]
-                archive.read_into(memoryview(block.view("u1")), offset + start * storage.itemsize)
-                hasher.update(block.view("u1"))
-                yield block
-            digests.append(hasher.digest())
-        self.verify(record, digest_of_segments(digests))
+        return StoredTensor(self, record, archive, offset)
 
     def locate(self, record: Record) -> tuple[Archive, int]:
         """The open archive that holds a record's data, and the offset of its first byte.
@@ -180,27 +161,40 @@ class Bundle:
         """
         if record.member is None:
             raise RecordError(f"{self.path}: {record.key} has no data ({record.layout.value})")
-        path = self._npz(record)
-        with self._opening:
-            archive = self._archives.get(path)
-            if archive is None:
-                archive = self._archives[path] = Archive(path)
+        archive = self._archive(record)
         member = archive.member(record.member)
         if member.shape != record.shape or member.dtype != DTYPES[record.dtype].storage:
             raise RecordError(
-                f"{path}: member {record.member!r} is {member.dtype} {member.shape}, "
+                f"{archive.path}: member {record.member!r} is {member.dtype} {member.shape}, "
                 f"but its record {record.key} says {record.dtype} {record.shape}; one of the two is damaged"
             )
         return archive, member.offset
 
     def verify(self, record: Record, found: str) -> None:
         """Raise RecordError unless the digest found while reading is the record's."""
-        if found != record.digest:
-            raise RecordError(f"{self._npz(record)}: {record.key} is corrupt (its digest does not match); capture it again")
+        if found == record.digest:
+            return
+        archive = self._archive(record)
+        if archive.changed():
+            raise RecordError(f"{archive.path}: changed while it was read; compare again when nothing writes to it any more")
+        raise RecordError(f"{archive.path}: {record.key} is corrupt (its digest does not match); capture it again")
 
-    def _npz(self, record: Record) -> Path:
-        stem = "state" if record.role in STATE_ROLES else f"step{record.step}"
-        return self.path / f"rank{record.rank}" / f"{stem}.npz"
+    def buffer(self, nbytes: int) -> Array:
+        """This thread's buffer for what it reads of this bundle: bytes, overwritten by whoever asks next."""
+        if len(self._buffers.bytes) < nbytes:
+            self._buffers.bytes = np.empty(nbytes, np.uint8)
+        return self._buffers.bytes[:nbytes]
+
+    def _archive(self, record: Record) -> Archive:
+        """The step's ``.npz``, opened when it is first asked for."""
+        place = (record.rank, "state" if record.role in STATE_ROLES else record.step)
+        archive = self._archives.get(place)
+        if archive is None:
+            with self._opening:
+                stem = place[1] if place[1] == "state" else f"step{place[1]}"
+                archive = self._archives.get(place) or Archive(self.path / f"rank{record.rank}" / f"{stem}.npz")
+                self._archives[place] = archive
+        return archive
 
     def _read_lines(self, rank: int, stem: str, entry: StepEntry) -> list[Record]:
         path = self.path / f"rank{rank}" / f"{stem}.jsonl"
@@ -213,12 +207,13 @@ class Bundle:
                     if len(records) == entry.records:
                         raise BundleError(f"{path}: holds more records than the {entry.records} of the manifest; one is damaged")
                     hasher.update(line)
-                    records.append(self._parse(line, path, len(records) + 1, rank, entry.step))
-                    if (records[-1].role in STATE_ROLES) != (stem == "state"):
-                        raise BundleError(f"{path}, line {len(records)}: damaged ({records[-1].key} does not belong there)")
-                    keys.add(records[-1].key)
+                    record = self._parse(line, path, len(records) + 1, rank, entry.step)
+                    records.append(record)
+                    if (record.role in STATE_ROLES) != (stem == "state"):
+                        raise BundleError(f"{path}, line {len(records)}: damaged ({record.key} does not belong there)")
+                    keys.add(record.key)
                     if len(keys) < len(records):
-                        raise BundleError(f"{path}, line {len(records)}: damaged ({records[-1].key} is there twice)")
+                        raise BundleError(f"{path}, line {len(records)}: damaged ({record.key} is there twice)")
         except OSError as error:
             raise BundleError(f"{path}: cannot be read ({error.strerror}), but the manifest lists it") from None
         if len(records) != entry.records:
@@ -231,12 +226,54 @@ class Bundle:
         try:
             if len(line) == _LINE_LIMIT:
                 raise BundleError("it is too long for a record")
-            content: Any = json.loads(line)
-            if not isinstance(content, dict):
-                raise BundleError("it is no object")
-            return Record.from_json(content, rank, step)
-        except (ValueError, RecursionError, BundleError) as error:
+            return Record.from_line(line, rank, step)
+        except BundleError as error:
             raise BundleError(f"{path}, line {number}: damaged ({error})") from None
+
+
+class _Buffer(threading.local):
+    def __init__(self) -> None:
+        self.bytes: Array = np.empty(0, np.uint8)
+
+
+class StoredTensor:
+    """A record's data on disk: read in parts, by any number of threads, and verified as a whole."""
+
+    def __init__(self, bundle: Bundle, record: Record, archive: Archive, offset: int) -> None:
+        self._bundle = bundle
+        self._record = record
+        self._archive = archive
+        self._offset = offset
+        self._storage = DTYPES[record.dtype].storage
+        self._digests: dict[int, bytes] = {}  # of the segments that have been read, by their first element
+
+    def blocks(self, start: int, stop: int, elements: int = BLOCK) -> Iterator[Array]:
+        """The stored bits of one segment as 1-d blocks.
+
+        Args:
+            start: its first element, a multiple of SEGMENT.
+            stop: the element behind its last one.
+            elements: of a block.
+
+        Yields:
+            Arrays of ``elements`` (the last one shorter), overwritten by what this thread reads next of this bundle.
+        """
+        size = self._storage.itemsize
+        hasher = xxhash.xxh3_128()
+        for first in range(start, stop, elements):
+            block = self._bundle.buffer(min(elements, stop - first) * size)
+            self._archive.read_into(memoryview(block), self._offset + first * size)
+            hasher.update(block)
+            yield block.view(self._storage)
+        self._digests[start] = hasher.digest()
+
+    def verify(self) -> None:
+        """To be called when every segment has been read.
+
+        Raises:
+            RecordError: if the bytes do not match the record's digest.
+        """
+        self._bundle.verify(self._record, digest_of_segments(self._digests[start] for start in sorted(self._digests)))
 
 
 def open_bundle(path: str | Path) -> Bundle:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
+import msgspec
+
 from accucompare.bundle.dtypes import DTYPES
-from accucompare.bundle.statistics import Statistics
+from accucompare.bundle.statistics import Count, Statistics
 from accucompare.errors import BundleError
 
 
@@ -121,35 +122,16 @@ class Record:
         }
 
     @classmethod
-    def from_json(cls, line: dict[str, Any], rank: int, step: int) -> Record:
-        """The inverse of ``to_json``.
+    def from_line(cls, line: bytes, rank: int, step: int) -> Record:
+        """The inverse of ``to_json``, from its text.
 
         Raises:
-            BundleError: if a field is missing or of the wrong type.
+            BundleError: if it is not JSON, or a field is missing, of the wrong type, or impossible.
         """
         try:
-            parent = line["parent"]
-            statistics = line["statistics"]
-            record = cls(
-                rank=rank,
-                step=step,
-                name=_typed(line["name"], str),
-                call=count(line["call"]),
-                role=Role(line["role"]),
-                path=_typed(line["path"], str),
-                order=count(line["order"]),
-                type=_typed(line["type"], str),
-                parent=None if parent is None else (_typed(parent[0], str), count(parent[1])),
-                shape=tuple(count(length) for length in line["shape"]),
-                dtype=_typed(line["dtype"], str),
-                layout=Layout(line["layout"]),
-                member=None if line["member"] is None else _typed(line["member"], str),
-                digest=None if line["digest"] is None else _typed(line["digest"], str),
-                statistics=None if statistics is None else _statistics(statistics),
-                detail=_typed(line["detail"], str),
-            )
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise BundleError(f"a record is malformed ({type(error).__name__}: {error})") from None
+            record = cls(rank, step, *msgspec.structs.astuple(_DECODER.decode(line)))
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise BundleError(f"a record is malformed ({error})") from None
         if record.member is not None and record.dtype not in DTYPES:
             raise BundleError(f"record {record.key} has the unknown dtype {record.dtype!r}")
         most = _MOST_ELEMENTS if record.member is None else _MOST_ELEMENTS // 16
@@ -158,6 +140,26 @@ class Record:
         return record
 
 
+class _Line(msgspec.Struct):
+    """A record's line: its fields without rank and step, in their order."""
+
+    name: str
+    call: Count
+    role: Role
+    path: str
+    order: Count
+    type: str
+    parent: tuple[str, Count] | None
+    shape: tuple[Count, ...]
+    dtype: str
+    layout: Layout
+    member: str | None
+    digest: str | None
+    statistics: Statistics | None
+    detail: str
+
+
+_DECODER = msgspec.json.Decoder(_Line)
 _MOST_DIMENSIONS = 64  # NumPy's and PyTorch's
 _MOST_ELEMENTS = (1 << 63) - 1  # PyTorch's, on the device meta; NumPy's most bytes. NumPy leaves zero lengths out of the product
 
@@ -169,26 +171,5 @@ def count(value: Any) -> int:
         TypeError: if it is anything else.
     """
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise TypeError(f"{_short(value)} where a count is due")
+        raise TypeError(f"{repr(value)[:80]} where a count is due")
     return value
-
-
-def _typed(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"{_short(value)} where {kind.__name__} is due")
-    return value
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:80]
-
-
-def _statistics(content: Any) -> Statistics:
-    statistics = Statistics(**content)
-    for name in ("min", "max", "mean", "l2"):
-        value = getattr(statistics, name)
-        if value is not None and not (isinstance(value, (int, float)) and abs(value) <= sys.float_info.max):
-            raise TypeError(f"{_short(value)} where a finite number is due")
-    count(statistics.nan)
-    count(statistics.inf)
-    return statistics

@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from accucompare.bundle import kernel
 from accucompare.bundle.dtypes import Array, DType, Kind, widen
 from accucompare.bundle.sums import BLOCK, as_reals, chunk_dots, chunk_sums, power_of_two_near
+
+#: A number of things, as a record's line may hold it.
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+#: A number of any type; integers and booleans stay what they are.
+Number = int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +32,12 @@ class Statistics:
         inf: how many are +Inf or -Inf.
     """
 
-    min: float | None
-    max: float | None
+    min: Number | None
+    max: Number | None
     mean: float | None
     l2: float | None
-    nan: int
-    inf: int
+    nan: Count
+    inf: Count
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

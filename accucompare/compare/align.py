@@ -76,20 +76,20 @@ def align(golden: Iterable[Record], candidate: Iterable[Record], renamings: Iter
         One pair per record of either side, in golden's order; a candidate's record without partner follows the one that it
         came after in the candidate.
     """
-    golden, candidate, renamings = list(golden), list(candidate), list(renamings)
-    by_key = {record.key: record for record in candidate}
+    by_key, candidate, renamings = {record.key: record for record in golden}, list(candidate), list(renamings)
+    unmatched = {record.key: record for record in candidate}
     partners: dict[Key, Record] = {}
-    renamed = {record.key: _renamed(record, renamings) for record in golden} if renamings else {}
-    for key, new in [*renamed.items(), *((record.key, record.key) for record in golden)]:  # what is renamed has the first choice
-        if new is not None and key not in partners and new in by_key:
-            partners[key] = by_key.pop(new)
-    extras = _extras_by_predecessor(candidate, by_key)
-    nearest = _nearest_names({record.name for record in golden if record.key not in partners}, {key.name for key in by_key})
+    renamed = {key: _renamed(key, renamings) for key in by_key} if renamings else {}
+    for key, new in [*renamed.items(), *((key, key) for key in by_key)]:  # what is renamed has the first choice
+        if new is not None and key not in partners and new in unmatched:
+            partners[key] = unmatched.pop(new)
+    extras = _extras_by_predecessor(candidate, unmatched) if unmatched else {}
+    nearest = _nearest_names({key.name for key in by_key if key not in partners}, {key.name for key in unmatched})
     pairs = [Pair(None, record, nearest.get(record.name, "")) for record in extras.get(None, ())]
-    for record in golden:
-        partner = partners.get(record.key)
+    for key, record in by_key.items():
+        partner = partners.get(key)
         pairs.append(Pair(record, partner, "" if partner else nearest.get(record.name, "")))
-        if partner is not None:
+        if partner is not None and extras:
             pairs += [Pair(None, extra, nearest.get(extra.name, "")) for extra in extras.get(partner.key, ())]
     return pairs
 
@@ -105,9 +105,9 @@ def rename(name: str, renamings: Iterable[Renaming]) -> str | None:
     return next((new for renaming in renamings if (new := renaming.apply(name)) is not None), None)
 
 
-def _renamed(record: Record, renamings: list[Renaming]) -> Key | None:
-    name = rename(record.name, renamings)
-    return None if name is None else record.key._replace(name=name)
+def _renamed(key: Key, renamings: list[Renaming]) -> Key | None:
+    name = rename(key.name, renamings)
+    return None if name is None else key._replace(name=name)
 
 
 def _extras_by_predecessor(candidate: list[Record], unmatched: dict[Key, Record]) -> dict[Key | None, list[Record]]:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accucompare.bundle.dtypes import Array, DType, widen
+from accucompare.bundle import sums as chunked
+from accucompare.bundle.dtypes import Array, DType, Kind, widen
 from accucompare.bundle.sums import Float64, as_reals
 
-#: Yields a tensor's stored bits as 1-d blocks of ``BLOCK`` elements (the last one shorter); may be called again.
-Blocks = Callable[[], Iterator[Array]]
+#: Yields a tensor's stored bits from one element (a segment's first) up to another, as 1-d blocks of whole chunks, the last one
+#: shorter. May be called again, and by several threads at once.
+Blocks = Callable[[int, int], Iterator[Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of both tensors, in stored elements, that one thread measures."""
+
+    start: int
+    stop: int
 
 
 @dataclass(slots=True)
@@ -29,35 +40,52 @@ class Block:
     finite: NDArray[np.bool_] | None = None  # None: everything is
 
 
-class PairOfTensors:
-    """Walks two tensors in step, widening into scratch memory that is used again for every block."""
+class _Scratch(threading.local):
+    """A thread's float64 arrays, used again for every block."""
 
-    def __init__(self, golden: Blocks, candidate: Blocks, golden_dtype: DType, candidate_dtype: DType) -> None:
+    def __init__(self) -> None:
+        self.arrays = [np.empty(0) for _ in range(6)]
+
+
+_scratch = _Scratch()
+
+
+def scratch(which: int, length: int) -> Float64:
+    """The first ``length`` elements of one of this thread's six float64 arrays: 0 to 2 are the block's, 3 to 5 free."""
+    arrays = _scratch.arrays
+    if len(arrays[which]) < length:
+        arrays[which] = np.empty(length)
+    return arrays[which][:length]
+
+
+class PairOfTensors:
+    """Two tensors of one shape and kind, walked in step."""
+
+    def __init__(self, golden: Blocks, candidate: Blocks, golden_dtype: DType, candidate_dtype: DType, elements: int) -> None:
         self._golden = golden
         self._candidate = candidate
         self.golden_dtype = golden_dtype
         self.candidate_dtype = candidate_dtype
-        self._scratch = [np.empty(0) for _ in range(6)]
+        self.elements = elements
+        self.reals = 2 if golden_dtype.kind is Kind.COMPLEX else 1  # in an element
 
-    def scratch(self, which: int, length: int) -> Float64:
-        """The first ``length`` elements of one of six float64 arrays: 0 to 2 are the block's, 3 to 5 free."""
-        if len(self._scratch[which]) < length:
-            self._scratch[which] = np.empty(length)
-        return self._scratch[which][:length]
+    def segments(self) -> list[Segment]:
+        """The whole, in parts that can be measured apart."""
+        size = chunked.SEGMENT
+        return [Segment(start, min(start + size, self.elements)) for start in range(0, self.elements or 1, size)]
 
-    def raw_blocks(self) -> Iterator[tuple[Array, Array]]:
+    def raw_blocks(self, segment: Segment) -> Iterator[tuple[Array, Array]]:
         """Both tensors' stored bits."""
-        return zip(self._golden(), self._candidate(), strict=True)
+        return zip(self._golden(segment.start, segment.stop), self._candidate(segment.start, segment.stop), strict=True)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self, segment: Segment) -> Iterator[Block]:
         """Every block, ``diff`` computed, values that are not finite on both sides set to 0 in all three."""
-        start = 0
-        for golden_raw, candidate_raw in self.raw_blocks():
+        start = segment.start * self.reals
+        for golden_raw, candidate_raw in self.raw_blocks(segment):
             golden_values = as_reals(widen(golden_raw, self.golden_dtype))
             candidate_values = as_reals(widen(candidate_raw, self.candidate_dtype))
             length = len(golden_values)
-            scratch = (self.scratch(0, length), self.scratch(1, length), self.scratch(2, length))
-            block = Block(start, golden_raw, candidate_raw, *scratch)
+            block = Block(start, golden_raw, candidate_raw, scratch(0, length), scratch(1, length), scratch(2, length))
             np.copyto(block.golden, golden_values)
             np.copyto(block.candidate, candidate_values)
             if golden_values.dtype.kind in "iu" and max(golden_values.dtype.itemsize, candidate_values.dtype.itemsize) == 8:
@@ -65,17 +93,18 @@ class PairOfTensors:
             else:
                 np.subtract(block.candidate, block.golden, out=block.diff)
                 if golden_values.dtype.kind == "f" and not math.isfinite(float(np.add.reduce(block.diff))):
-                    self._set_aside_nonfinite(block)
+                    _set_aside_nonfinite(block)
             yield block
             start += length
 
-    def _set_aside_nonfinite(self, block: Block) -> None:
-        finite = np.isfinite(block.golden) & np.isfinite(block.candidate)
-        if not finite.all():
-            block.finite = finite
-            block.golden[~finite] = 0.0
-            block.candidate[~finite] = 0.0
-            np.subtract(block.candidate, block.golden, out=block.diff)
+
+def _set_aside_nonfinite(block: Block) -> None:
+    finite = np.isfinite(block.golden) & np.isfinite(block.candidate)
+    if not finite.all():
+        block.finite = finite
+        block.golden[~finite] = 0.0
+        block.candidate[~finite] = 0.0
+        np.subtract(block.candidate, block.golden, out=block.diff)
 
 
 def _integer_difference(golden: Array, candidate: Array) -> Float64:

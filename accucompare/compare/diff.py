@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,8 @@ from accucompare.bundle.selection import Selection
 from accucompare.compare.align import Pair, Renaming, align, unused
 from accucompare.compare.comparison import Comparison, Finding, Reason, Row, Side, Verdict
 from accucompare.compare.judge import Origins, judge, judge_without_data
-from accucompare.compare.measure import Metrics, measure
+from accucompare.compare.measure import Metrics, measure, measure_identical
+from accucompare.compare.norms import Run
 from accucompare.compare.preflight import preflight
 from accucompare.compare.tolerance import EXACT, Tolerance, Tolerances, read_rules
 from accucompare.errors import BundleError, UsageError
@@ -25,9 +26,11 @@ from accucompare.errors import BundleError, UsageError
 #: Called with the bytes compared so far and the bytes to compare.
 Progress = Callable[[int, int], None]
 
-#: Bytes that one more thread is worth starting for, and bytes that are handed to it at a time.
+#: Bytes that one more thread is worth starting for (threads do not help with tensors so small that Python takes most of the time),
+#: bytes of neighbouring pairs that are handed to a thread at a time, and bytes above which the threads share a pair.
 WORTH_A_WORKER = 64 << 20
 BATCH = 8 << 20
+SPLIT = 64 << 20
 
 
 def diff(
@@ -42,6 +45,7 @@ def diff(
     map: str | Iterable[str] = (),
     only: str | Iterable[str] = (),
     skip: str | Iterable[str] = (),
+    verify: bool = False,
     keep_going: bool = False,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -58,6 +62,7 @@ def diff(
         tolerances: a TOML file of limits by layer; the first rule that applies wins, the limits above judge the rest.
         map: ``OLD=NEW`` renamings of golden's layers, see ``accucompare.compare.align.Renaming``.
         only, skip: globs of the layers to compare and to leave out (golden's names).
+        verify: read and verify tensors with equal digests too, instead of taking them for equal; what is read is always verified.
         keep_going: list records that cannot be read in ``Comparison.damage`` instead of raising at the first.
         workers: threads that read and measure, by default as many as there are processors; they change no result.
         progress: called now and then.
@@ -78,12 +83,15 @@ def diff(
     renamings = [Renaming.parse(text) for text in ([map] if isinstance(map, str) else map)]
     selection = Selection.of(only, skip)
     with open_bundle(golden) as golden_bundle, open_bundle(candidate) as candidate_bundle:
-        damage: list[str] | None = [] if keep_going else None
-        golden_records, candidate_records = _records(golden_bundle, damage), _records(candidate_bundle, damage)
+        damage: list[str] = []
+        golden_records, candidate_records = (_records(bundle, keep_going, damage) for bundle in (golden_bundle, candidate_bundle))
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records)
         pairs = align(golden_records, candidate_records, renamings)
         chosen = [pair for pair in pairs if selection.allows(_name(pair))]
-        rows = _compare(golden_bundle, candidate_bundle, chosen, rules, damage, workers, progress)
+        precision = _Precision()
+        tasks = [(pair, precision.tolerance_for(pair, rules)) for pair in chosen]
+        outcomes = _Sides(golden_bundle, candidate_bundle, verify, keep_going).outcomes(tasks, workers, progress or _silent)
+        rows = _rows(chosen, outcomes, damage)
         rows += _never_called(golden_bundle, candidate_bundle, selection)
         return Comparison(
             golden=Side(golden_bundle.path, golden_bundle.manifest, golden_bundle.complete),
@@ -93,18 +101,22 @@ def diff(
             tolerances=rules,
             left_out=sum((pair.golden is not None) + (pair.candidate is not None) for pair in pairs)
             - sum((pair.golden is not None) + (pair.candidate is not None) for pair in chosen),
-            damage=list(dict.fromkeys(damage or ())),  # a step that cannot be opened is said once, not for each of its records
+            damage=list(dict.fromkeys(damage)),  # a step that cannot be opened is said once, not for each of its records
         )
 
 
-def _records(bundle: Bundle, damage: list[str] | None) -> list[Record]:
-    """Every record of a bundle; steps whose list cannot be read are noted in ``damage``, if that is given."""
+def _silent(done: int, total: int) -> None:
+    pass
+
+
+def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record]:
+    """Every record of a bundle; with ``keep_going``, steps whose list cannot be read are noted in ``damage``."""
     records = []
     for rank, entry in bundle.steps():
         try:
             records += bundle.step_records(rank, entry)
         except BundleError as error:
-            if damage is None:
+            if not keep_going:
                 raise
             damage.append(str(error))
     return records
@@ -128,75 +140,104 @@ def _unused_options(renamings: list[Renaming], selection: Selection, records: li
 
 
 Task = tuple[Pair, Tolerance]
-Outcome = tuple[Metrics | None, Verdict]
+Outcome = tuple[Metrics | None, Verdict] | BundleError
 
 
-def _compare(
-    golden: Bundle,
-    candidate: Bundle,
-    pairs: list[Pair],
-    rules: Tolerances,
-    damage: list[str] | None,
-    workers: int | None,
-    progress: Progress | None,
-) -> list[Row]:
-    origins, precision = Origins(), _Precision()
-    tasks = [(pair, precision.tolerance_for(pair, rules)) for pair in pairs]
-    rows = []
-    total, done = sum(_nbytes(pair) for pair in pairs), 0
-    outcomes = _outcomes(golden, candidate, tasks, min(workers or os.cpu_count() or 1, 1 + total // WORTH_A_WORKER))
-    with contextlib.closing(outcomes):  # whatever happens, the threads have ended before the bundles are closed
-        for pair, outcome in zip(pairs, outcomes, strict=True):
-            if isinstance(outcome, BundleError):
-                if damage is None:
-                    raise outcome
-                damage.append(str(outcome))
-                outcome = None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {outcome}")
-            metrics, verdict = outcome
-            record = pair.golden or pair.candidate
-            assert record is not None
-            rows.append(Row(pair.golden, pair.candidate, origins.trace(record, verdict), metrics, pair.nearest, record.name))
-            if progress is not None:
-                done += _nbytes(pair)
+@dataclass(frozen=True)
+class _Sides:
+    """The two bundles, and how their pairs are to be compared."""
+
+    golden: Bundle
+    candidate: Bundle
+    verify: bool
+    keep_going: bool
+
+    def outcomes(self, tasks: list[Task], workers: int | None, progress: Progress) -> list[Outcome]:
+        """What is found of each pair: large tensors come first, each split among the threads, then batches of the others.
+
+        The number of threads changes no result.
+        """
+        sizes = [_nbytes(pair) for pair, _ in tasks]
+        total, done = sum(sizes), 0
+        outcomes: dict[int, Outcome] = {}
+        large = sorted((place for place, size in enumerate(sizes) if size > SPLIT), key=sizes.__getitem__, reverse=True)
+        batches = _batches([place for place, size in enumerate(sizes) if size <= SPLIT], sizes)
+        with _threads(min(workers or os.cpu_count() or 1, 1 + total // WORTH_A_WORKER)) as run:
+            for place in large:
+                outcomes[place] = self._outcome(tasks[place], run)
+                done += sizes[place]
                 progress(done, total)
-    return rows
+            for batch, found in zip(batches, run(lambda batch: [self._outcome(tasks[place]) for place in batch], batches), strict=True):
+                outcomes.update(zip(batch, found, strict=True))
+                done += sum(sizes[place] for place in batch)
+                progress(done, total)
+        return [outcomes[place] for place in range(len(tasks))]
+
+    def _outcome(self, task: Task, run: Run = map) -> Outcome:
+        pair, tolerance = task
+        if pair.golden is None or pair.candidate is None:
+            return None, Verdict(Reason.EXTRA if pair.golden is None else Reason.MISSING)
+        try:
+            return self._compare(pair.golden, pair.candidate, tolerance, run)
+        except BundleError as error:
+            if not self.keep_going:
+                raise
+            return error
+
+    def _compare(self, golden: Record, candidate: Record, tolerance: Tolerance, run: Run) -> tuple[Metrics | None, Verdict]:
+        verdict = judge_without_data(golden, candidate)
+        if verdict is not None:
+            return None, verdict
+        golden_stored, candidate_stored = self.golden.stored(golden), self.candidate.stored(candidate)
+        dtype, atol, rtol = DTYPES[golden.dtype], tolerance.atol, tolerance.rtol
+        if golden.digest == candidate.digest and golden.dtype == candidate.dtype and golden.statistics and not self.verify:
+            metrics = measure_identical(dtype, golden.shape, golden.statistics, asked=(atol, rtol) != (None, None))
+        else:
+            blocks = golden_stored.blocks, candidate_stored.blocks
+            metrics = measure(*blocks, dtype, DTYPES[candidate.dtype], golden.shape, atol=atol, rtol=rtol, run=run)
+            golden_stored.verify()
+            candidate_stored.verify()
+        return metrics, judge(golden, candidate, metrics, tolerance)
 
 
-def _outcomes(golden: Bundle, candidate: Bundle, tasks: list[Task], workers: int) -> Generator[Outcome | BundleError, None, None]:
-    """What is found of each pair, in order: each is measured by one thread, so their number changes no result."""
-
-    def run(batch: list[Task]) -> list[Outcome | BundleError]:
-        return [_outcome(golden, candidate, *task) for task in batch]
-
+@contextlib.contextmanager
+def _threads(workers: int) -> Iterator[Run]:
+    """A ``map`` over so many threads. At the end, and after Ctrl-C, what has not begun is dropped, and what has is waited for."""
+    if workers == 1:
+        yield map
+        return
     pool = ThreadPoolExecutor(workers, "accucompare-diff")
     try:
-        for outcomes in pool.map(run, _batches(tasks)):
-            yield from outcomes
+        yield pool.map
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _batches(tasks: list[Task]) -> Iterator[list[Task]]:
-    """Neighbouring tasks together, so that handing them to a thread costs little beside the reading."""
-    batch: list[Task] = []
-    size = 0
-    for task in tasks:
-        batch.append(task)
-        size += _nbytes(task[0])
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _batches(places: list[int], sizes: list[int]) -> list[list[int]]:
+    """Neighbours together, so that handing them to a thread costs little beside the reading."""
+    batches: list[list[int]] = []
+    room = 0
+    for place in places:
+        if room <= 0:
+            batches.append([])
+            room = BATCH
+        batches[-1].append(place)
+        room -= sizes[place]
+    return batches
 
 
-def _outcome(golden: Bundle, candidate: Bundle, pair: Pair, tolerance: Tolerance) -> Outcome | BundleError:
-    if pair.golden is None or pair.candidate is None:
-        return None, Verdict(Reason.EXTRA if pair.golden is None else Reason.MISSING)
-    try:
-        return _compare_pair(golden, candidate, pair.golden, pair.candidate, tolerance)
-    except BundleError as error:
-        return error
+def _rows(pairs: list[Pair], outcomes: list[Outcome], damage: list[str]) -> list[Row]:
+    origins = Origins()
+    rows = []
+    for pair, outcome in zip(pairs, outcomes, strict=True):
+        if isinstance(outcome, BundleError):
+            damage.append(str(outcome))
+            outcome = None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {outcome}")
+        metrics, verdict = outcome
+        record = pair.golden or pair.candidate
+        assert record is not None
+        rows.append(Row(pair.golden, pair.candidate, origins.trace(record, verdict), metrics, pair.nearest, record.name))
+    return rows
 
 
 @dataclass
@@ -222,23 +263,6 @@ def _nbytes(pair: Pair) -> int:
         for record in (pair.golden, pair.candidate)
         if record is not None and record.member is not None
     )
-
-
-def _compare_pair(golden: Bundle, candidate: Bundle, golden_record: Record, candidate_record: Record, tolerance: Tolerance) -> Outcome:
-    verdict = judge_without_data(golden_record, candidate_record)
-    if verdict is not None:
-        return None, verdict
-    golden_dtype, candidate_dtype = DTYPES[golden_record.dtype], DTYPES[candidate_record.dtype]
-    metrics = measure(
-        lambda: golden.blocks(golden_record),
-        lambda: candidate.blocks(candidate_record),
-        golden_dtype,
-        candidate_dtype,
-        golden_record.shape,
-        atol=tolerance.atol,
-        rtol=tolerance.rtol,
-    )
-    return metrics, judge(golden_record, candidate_record, metrics, tolerance)
 
 
 def _never_called(golden: Bundle, candidate: Bundle, selection: Selection) -> list[Row]:

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from accucompare.bundle import kernel
 from accucompare.bundle.dtypes import Array, DType, Kind, widen
+from accucompare.bundle.statistics import Statistics
 from accucompare.bundle.sums import Float64, as_reals
-from accucompare.compare.blocks import Block, Blocks, PairOfTensors
-from accucompare.compare.norms import Scales, Sums, Totals, one_minus_cosine
+from accucompare.compare.blocks import Block, Blocks, PairOfTensors, Segment, scratch
+from accucompare.compare.norms import Run, Scales, Sums, Totals, one_minus_cosine
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ def measure(
     *,
     atol: float | None = None,
     rtol: float | None = None,
+    run: Run = map,
 ) -> Metrics:
     """Measure a pair of tensors of one shape and kind.
 
@@ -92,55 +94,93 @@ def measure(
         golden_dtype, candidate_dtype: their true types, both of one kind.
         shape: of both.
         atol, rtol: for ``over_tolerance`` and ``needed_atol``; one given alone takes the other as 0.
+        run: a ``map`` over the tensors' segments, which may work in parallel; it changes no result.
 
     Raises:
         ValueError: if the two kinds differ.
     """
     if golden_dtype.kind is not candidate_dtype.kind:
         raise ValueError(f"{golden_dtype.name} and {candidate_dtype.name} are numbers of different kinds")
-    pair = PairOfTensors(golden, candidate, golden_dtype, candidate_dtype)
-    scan = _Scan(atol, rtol)
-    sums = Sums()
-    with np.errstate(all="ignore"):
-        if not (kernel.can_measure(golden_dtype, candidate_dtype) and _compiled_pass(pair, scan, sums)):
-            scan, sums = _Scan(atol, rtol), Sums()
-            for block in pair.blocks():
-                scan.add(block, pair)
-                sums.add(block, pair)
-        scales = scan.scales()
-        if scales != sums.scales:
-            sums = Sums(scales)
-            for block in pair.blocks():
-                sums.add(block, pair)
-        total = sums.total()
-        angle = one_minus_cosine(total, pair)
+    pair = PairOfTensors(golden, candidate, golden_dtype, candidate_dtype, math.prod(shape))
+    parts = iter(run(lambda segment: _measure_segment(pair, segment, atol, rtol), pair.segments()))
+    scan, sums = next(parts)
+    for later_scan, later_sums in parts:
+        scan.join(later_scan)
+        sums.extend(later_sums.chunks)
+    scales = scan.scales()
+    if scales != sums.scales:
+        sums = Sums(scales)
+        for part in run(lambda segment: _scaled_sums(pair, segment, scales), pair.segments()):
+            sums.extend(part.chunks)
+    total = sums.total()
+    angle = one_minus_cosine(total, pair, run)
     return _metrics(scan, total, angle, (*shape, 2) if golden_dtype.kind is Kind.COMPLEX else shape)
 
 
-_MAXIMA = ("max_rel", "tolerance_used", "needed_atol")
+def measure_identical(dtype: DType, shape: tuple[int, ...], statistics: Statistics, asked: bool) -> Metrics:
+    """What ``measure`` would find of a pair whose bits are the same, without reading them.
+
+    Args:
+        dtype, shape: of both.
+        statistics: of either.
+        asked: whether there is an absolute or relative tolerance.
+    """
+    elements = math.prod(shape) * (2 if dtype.kind is Kind.COMPLEX else 1)
+    return Metrics(
+        elements=elements,
+        compared=elements - statistics.nan - statistics.inf,
+        max_ulp=0 if dtype.digits and elements else None,
+        over_tolerance=0.0 if asked else None,
+        tolerance_used=0.0 if asked else None,
+        needed_atol=0.0 if asked else None,
+        golden_nan=statistics.nan,
+        candidate_nan=statistics.nan,
+        golden_inf=statistics.inf,
+        candidate_inf=statistics.inf,
+    )
+
+
+_MAXIMA = ("max_rel", "tolerance_used", "needed_atol", "largest_golden", "largest_candidate")
 _COUNTS = (
     "compared", "over_tolerance", "over_1e3", "over_5e3",
     "golden_nan", "candidate_nan", "golden_inf", "candidate_inf", "nonfinite_mismatch", "saturated",
 )  # fmt: skip
 
 
-def _compiled_pass(pair: PairOfTensors, scan: _Scan, sums: Sums) -> bool:
-    """Fill scan and sums by the compiled kernel; false if it met a difference beyond float64, which only NumPy's pass can compare."""
-    for golden, candidate in pair.raw_blocks():
-        found, chunks = kernel.measure_block(golden, candidate, pair.golden_dtype, pair.candidate_dtype, scan.atol, scan.rtol)
-        if math.isinf(found.max_abs):
-            return False
-        scan.merge(found, golden, candidate, pair)
-        sums.extend(chunks)
-    return True
+@np.errstate(all="ignore")  # it holds for one thread only
+def _measure_segment(pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None) -> tuple[_Scan, Sums]:
+    if kernel.can_measure(pair.golden_dtype, pair.candidate_dtype):
+        scan, sums = _Scan(atol, rtol, segment.start * pair.reals), Sums()
+        for golden, candidate in pair.raw_blocks(segment):
+            found, chunks = kernel.measure_block(golden, candidate, pair.golden_dtype, pair.candidate_dtype, atol, rtol)
+            if math.isinf(found.max_abs):
+                break  # a difference beyond float64, which only NumPy's pass can compare
+            scan.merge(found, golden, candidate, pair)
+            sums.extend(chunks)
+        else:
+            return scan, sums
+    scan, sums = _Scan(atol, rtol), Sums()
+    for block in pair.blocks(segment):
+        scan.add(block, pair)
+        sums.add(block)
+    return scan, sums
+
+
+@np.errstate(all="ignore")
+def _scaled_sums(pair: PairOfTensors, segment: Segment, scales: Scales) -> Sums:
+    sums = Sums(scales)
+    for block in pair.blocks(segment):
+        sums.add(block)
+    return sums
 
 
 @dataclass
 class _Scan:
-    """Extrema and counts over all blocks."""
+    """Extrema and counts over some blocks."""
 
     atol: float | None
     rtol: float | None
+    position: int = 0  # of the next block that the compiled kernel has measured, in reals
     compared: int = 0
     max_abs: float = 0.0
     max_abs_index: int | None = None
@@ -160,27 +200,23 @@ class _Scan:
     nonfinite_mismatch: int = 0
     nonfinite_index: int | None = None
     saturated: int = 0
-    elements: int = 0
     largest_golden: float = 0.0  # |golden|; this and the next are looked for in float64 tensors only
     largest_candidate: float = 0.0
 
     def scales(self) -> Scales:
         """What values must be scaled by for their squares to fit float64. Those of every type but float64 do."""
-        if not self.largest_golden and not self.largest_candidate:
-            return Scales()
         return Scales.of(self.largest_golden, self.largest_candidate, self.max_abs)
 
     def add(self, block: Block, pair: PairOfTensors) -> None:
         length = len(block.diff)
-        self.elements += length
         self.compared += length if block.finite is None else int(np.count_nonzero(block.finite))
         if block.finite is not None:
             self._count_nonfinite(block, pair)
-        magnitude = np.abs(block.diff, out=pair.scratch(3, length))
-        golden = np.abs(block.golden, out=pair.scratch(4, length))
+        magnitude = np.abs(block.diff, out=scratch(3, length))
+        golden = np.abs(block.golden, out=scratch(4, length))
         if pair.golden_dtype.digits == 53 or pair.candidate_dtype.digits == 53:
             self.largest_golden = max(self.largest_golden, float(golden.max()))
-            self.largest_candidate = max(self.largest_candidate, float(np.abs(block.candidate, out=pair.scratch(5, length)).max()))
+            self.largest_candidate = max(self.largest_candidate, float(np.abs(block.candidate, out=scratch(5, length)).max()))
         if pair.candidate_dtype.largest < pair.golden_dtype.largest and block.finite is None:
             self._count_saturated(golden, block.candidate, pair)
         most = float(magnitude.max())
@@ -198,21 +234,31 @@ class _Scan:
 
     def merge(self, found: kernel.BlockMeasure, golden: Array, candidate: Array, pair: PairOfTensors) -> None:
         """Take in what the compiled kernel found in the next block."""
-        reals = 2 if pair.golden_dtype.kind is Kind.COMPLEX else 1
         if found.max_abs > self.max_abs:
-            self.max_abs, self.max_abs_index = found.max_abs, self.elements + found.place
-            element, part = divmod(found.place, reals)
+            self.max_abs, self.max_abs_index = found.max_abs, self.position + found.place
+            element, part = divmod(found.place, pair.reals)
             self.golden_at_max = as_reals(widen(golden[element : element + 1], pair.golden_dtype))[part].item()
             self.candidate_at_max = as_reals(widen(candidate[element : element + 1], pair.candidate_dtype))[part].item()
         if found.nonfinite_mismatch:
             values = (as_reals(widen(golden, pair.golden_dtype)), as_reals(widen(candidate, pair.candidate_dtype)))
-            self._find_mismatch(*values, self.elements)
-        self.elements += golden.size * reals
+            self._find_mismatch(*values, self.position)
+        self.position += golden.size * pair.reals
         if pair.golden_dtype is pair.candidate_dtype and pair.golden_dtype.digits:
             self.max_ulp = max(self.max_ulp or 0, found.max_ulp)
-        if 53 in (pair.golden_dtype.digits, pair.candidate_dtype.digits):
-            self.largest_golden = max(self.largest_golden, found.largest_golden)
-            self.largest_candidate = max(self.largest_candidate, found.largest_candidate)
+        self._add_up(found)
+
+    def join(self, later: _Scan) -> None:
+        """Take in what was found in the blocks that follow."""
+        if later.max_abs > self.max_abs:
+            self.max_abs, self.max_abs_index = later.max_abs, later.max_abs_index
+            self.golden_at_max, self.candidate_at_max = later.golden_at_max, later.candidate_at_max
+        if self.nonfinite_index is None:
+            self.nonfinite_index = later.nonfinite_index
+        if later.max_ulp is not None:
+            self.max_ulp = max(self.max_ulp or 0, later.max_ulp)
+        self._add_up(later)
+
+    def _add_up(self, found: kernel.BlockMeasure | _Scan) -> None:
         for name in _MAXIMA:
             setattr(self, name, max(getattr(self, name), getattr(found, name)))
         for name in _COUNTS:
@@ -300,10 +346,11 @@ def _ulps(golden: Array, candidate: Array, dtype: DType, finite: NDArray[np.bool
 
 
 def _metrics(scan: _Scan, total: Totals, angle: float, shape: tuple[int, ...]) -> Metrics:
+    """``shape``: with a last 2 for complex tensors."""
     count = max(scan.compared, 1)
     asked = (scan.atol, scan.rtol) != (None, None)
     return Metrics(
-        elements=scan.elements,
+        elements=math.prod(shape),
         compared=scan.compared,
         rel_l2=total.rel_l2,
         one_minus_cosine=angle,

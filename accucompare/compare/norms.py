@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from accucompare.bundle.sums import Float64, chunk_dots, chunk_sums, power_of_two_near
-from accucompare.compare.blocks import Block, PairOfTensors
+from accucompare.compare.blocks import Block, PairOfTensors, Segment, scratch
+
+#: Calls a function with each item and gives the results in order, as ``map`` does; a thread pool's ``map`` does it in parallel.
+Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 #: Veltkamp's constant: splits a float64 into two halves whose products are exact.
 _SPLITTER = 2.0**27 + 1.0
+
+
+#: Chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, in this order.
+Chunks = tuple[list[float], ...]
 
 
 @dataclass(frozen=True)
@@ -55,18 +65,18 @@ class Totals:
 
 @dataclass
 class Sums:
-    """Chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, with values scaled by powers of two."""
+    """Chunk sums with values scaled by powers of two."""
 
     scales: Scales = Scales()
-    chunks: tuple[list[float], ...] = field(default_factory=lambda: ([], [], [], [], [], []))
+    chunks: Chunks = field(default_factory=lambda: ([], [], [], [], [], []))
 
-    def add(self, block: Block, pair: PairOfTensors) -> None:
+    def add(self, block: Block) -> None:
         golden, candidate, diff = block.golden, block.candidate, block.diff
         if self.scales != Scales():
             small = min(self.scales.diff, 1.0)  # before the subtraction, since d itself may be beyond float64
             diff = diff * self.scales.diff if small == 1.0 else candidate * small - golden * small
             golden, candidate = golden * self.scales.golden, candidate * self.scales.candidate
-        free = pair.scratch(3, len(diff))
+        free = scratch(3, len(diff))
         self.chunks[0].extend(chunk_dots(golden, golden))
         self.chunks[1].extend(chunk_dots(candidate, candidate))
         self.chunks[2].extend(chunk_dots(diff, diff))
@@ -74,8 +84,8 @@ class Sums:
         self.chunks[4].extend(chunk_sums(np.abs(diff, out=free)))
         self.chunks[5].extend(chunk_sums(diff))
 
-    def extend(self, chunks: list[list[float]]) -> None:
-        """Take in the compiled kernel's sums of the next block, of values that were not scaled."""
+    def extend(self, chunks: Sequence[list[float]]) -> None:
+        """Take in the sums of what follows, by the same scales."""
         for ours, theirs in zip(self.chunks, chunks, strict=True):
             ours.extend(theirs)
 
@@ -84,14 +94,14 @@ class Sums:
         return Totals(self.scales, math.sqrt(golden), math.sqrt(candidate), math.sqrt(diff), cross, absolute, signed)
 
 
-def _exact_sum(chunks: list[float]) -> float:
+def _exact_sum(chunks: Iterable[float]) -> float:
     try:
         return math.fsum(chunks)
     except (OverflowError, ValueError):  # beyond float64, which scaled sums never are
         return math.inf
 
 
-def one_minus_cosine(total: Totals, pair: PairOfTensors) -> float:
+def one_minus_cosine(total: Totals, pair: PairOfTensors, run: Run) -> float:
     """1 - cosine similarity, from the difference of the normalised vectors: |u - v|^2 / 2 with u, v of length 1.
 
     In terms of the sums at hand that is (|d|^2 - (|candidate| - |golden|)^2) / (2 |golden| |candidate|). Where the difference is
@@ -108,14 +118,20 @@ def one_minus_cosine(total: Totals, pair: PairOfTensors) -> float:
             return 0.5 * ((across - along) / total.golden * rescale) * ((across + along) / total.candidate * rescale)
     golden_length, golden_exponent = math.frexp(total.golden)
     candidate_length, candidate_exponent = math.frexp(total.candidate)
-    squares: list[float] = []
-    for block in pair.blocks():
-        golden = np.ldexp(block.golden * total.scales.golden, -golden_exponent)
-        candidate = np.ldexp(block.candidate * total.scales.candidate, -candidate_exponent)
-        left, left_error = _product(candidate, golden_length)
-        right, right_error = _product(golden, candidate_length)
-        apart = (left - right) + (left_error - right_error)
-        squares += chunk_dots(apart, apart)
+
+    @np.errstate(all="ignore")  # it holds for one thread only
+    def apart(segment: Segment) -> list[float]:
+        squares: list[float] = []
+        for block in pair.blocks(segment):
+            golden = np.ldexp(block.golden * total.scales.golden, -golden_exponent)
+            candidate = np.ldexp(block.candidate * total.scales.candidate, -candidate_exponent)
+            left, left_error = _product(candidate, golden_length)
+            right, right_error = _product(golden, candidate_length)
+            difference = (left - right) + (left_error - right_error)
+            squares += chunk_dots(difference, difference)
+        return squares
+
+    squares = itertools.chain.from_iterable(run(apart, pair.segments()))
     return 0.5 * _exact_sum(squares) / (golden_length * candidate_length) ** 2
 
 

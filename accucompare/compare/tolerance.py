@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,10 @@ class Tolerance:
         return (self.atol, self.rtol, self.rel_l2, self.cosine) != (None, None, None, None)
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         values = {name: getattr(self, name) for name in ("atol", "rtol", "rel_l2", "cosine")}
         return ", ".join(f"{name} {_exact(value)}" for name, value in values.items() if value is not None) or "exact"
 
@@ -134,13 +139,18 @@ class Tolerances:
         if self.otherwise.given:
             return self.otherwise
         coarsest = coarsest or min((golden.dtype, candidate.dtype), key=lambda name: DTYPES[name].digits)
-        passed_through = "" if coarsest in (golden.dtype, candidate.dtype) else ", which values before have passed through"
-        return Tolerance(rel_l2=DEFAULT_REL_L2[coarsest], source=f"default for {coarsest}{passed_through}")
+        return _default(coarsest, coarsest in (golden.dtype, candidate.dtype))
 
     def __str__(self) -> str:
         parts = [f"{len(self.rules)} rule(s) from {self.rules[0].tolerance.source.rsplit(',', 1)[0]}"] if self.rules else []
         parts.append(str(self.otherwise) if self.otherwise.given else "default relative L2 limit of each dtype")
         return ", then ".join(parts)
+
+
+@cache
+def _default(coarsest: str, own: bool) -> Tolerance:
+    passed_through = "" if own else ", which values before have passed through"
+    return Tolerance(rel_l2=DEFAULT_REL_L2[coarsest], source=f"default for {coarsest}{passed_through}")
 
 
 _RULE_KEYS = [field.name for field in fields(Rule) if field.name != "tolerance"]

@@ -55,7 +55,7 @@ GOOD: dict[str, Any] = Record(
     )
 )
 def test_a_record_reads_as_it_was_written(record: Record) -> None:
-    assert Record.from_json(json.loads(json.dumps(record.to_json())), record.rank, record.step) == record
+    assert Record.from_line(json.dumps(record.to_json()).encode(), record.rank, record.step) == record
 
 
 def test_the_key_of_the_root_is_readable() -> None:
@@ -65,8 +65,8 @@ def test_the_key_of_the_root_is_readable() -> None:
 @pytest.mark.parametrize("field", sorted(GOOD))
 def test_a_field_that_is_missing_is_damage(field: str) -> None:
     line = {name: value for name, value in GOOD.items() if name != field}
-    with pytest.raises(BundleError, match=f"KeyError: '{field}'"):
-        Record.from_json(line, 0, 0)
+    with pytest.raises(BundleError, match=f"missing required field `{field}`"):
+        Record.from_line(json.dumps(line).encode(), 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,6 @@ def test_a_field_that_is_missing_is_damage(field: str) -> None:
         ("digest", 3),
         ("statistics", []),
         ("statistics", {"min": 0}),
-        ("statistics", {**GOOD["statistics"], "more": 1}),
         ("statistics", {**GOOD["statistics"], "min": "0"}),
         ("statistics", {**GOOD["statistics"], "max": float("nan")}),
         ("statistics", {**GOOD["statistics"], "mean": float("inf")}),
@@ -115,8 +114,8 @@ def test_a_field_that_is_missing_is_damage(field: str) -> None:
 )
 def test_a_malformed_field_is_damage_and_never_a_traceback(field: str, value: object) -> None:
     with pytest.raises(BundleError):
-        Record.from_json({**GOOD, field: value}, 0, 0)
+        Record.from_line(json.dumps({**GOOD, field: value}).encode(), 0, 0)
 
 
 def test_a_record_without_data_may_have_any_dtype() -> None:
-    assert Record.from_json({**GOOD, "member": None, "dtype": "quint8"}, 0, 0).dtype == "quint8"
+    assert Record.from_line(json.dumps({**GOOD, "member": None, "dtype": "quint8"}).encode(), 0, 0).dtype == "quint8"

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 import accucompare as ac
-from accucompare.bundle.dtypes import DTYPES, round_to
+from accucompare.bundle.dtypes import DTYPES, DType, round_to
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.bundle.writer import BundleWriter
@@ -83,12 +83,19 @@ def compare(tmp_path: Path, golden: Iterable[Item], candidate: Iterable[Item], *
 def in_blocks(raw: np.ndarray, elements: int) -> Any:
     """What ``measure`` takes: a function that yields an array's elements so many at a time."""
 
-    def blocks() -> Iterator[np.ndarray]:
+    def blocks(first: int, last: int) -> Iterator[np.ndarray]:
         flat = raw.reshape(-1)
-        for start in range(0, flat.size, elements):
-            yield flat[start : start + elements]
+        for start in range(first, last, elements):
+            yield flat[start : min(start + elements, last)]
 
     return blocks
+
+
+def random_bits(dtype: DType, count: int, seed: int) -> np.ndarray:
+    """Any bit pattern of a type: subnormals, infinities, NaN payloads, zeros of both signs."""
+    if dtype.name == "bool":
+        return np.random.default_rng(seed).integers(0, 2, count).astype(bool)
+    return np.frombuffer(np.random.default_rng(seed).bytes(count * dtype.storage.itemsize), dtype.storage)
 
 
 def set_lines(bundle: Path, content: bytes, *, stem: str = "rank0/step0", records: int | None = None) -> None:

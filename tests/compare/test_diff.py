@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections import Counter
 from pathlib import Path
@@ -12,10 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import accucompare as ac
+from accucompare.bundle import sums
+from accucompare.bundle.dtypes import DTYPES, DType
+from accucompare.bundle.reader import open_bundle
 from accucompare.compare import diff as diff_module
 from accucompare.compare.comparison import Reason, Status
 from accucompare.errors import BundleError, RecordError, UsageError
-from tests.compare.builder import Item, compare, item, write
+from tests.compare.builder import Item, compare, item, random_bits, write
 
 ONES = np.ones(3, np.float32)
 
@@ -245,14 +249,58 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
     golden, candidate = (write(tmp_path / side, [item("a", ONES), item("b", values)]) for side in ("golden", "candidate"))
     flip_bit(candidate / "rank0/step0.npz", b"golden val")
     with pytest.raises(RecordError, match=r"candidate/rank0/step0\.npz: b call 0 output \(step 0, rank 0\) is corrupt"):
+        ac.diff(golden, candidate, verify=True)
+
+
+def test_a_flipped_bit_in_a_tensor_that_differs_is_found_without_asking(tmp_path: Path) -> None:
+    golden = write(tmp_path / "golden", [item("a", np.frombuffer(b"golden values 16", np.uint8))])
+    candidate = write(tmp_path / "candidate", [item("a", np.frombuffer(b"another values16", np.uint8))])
+    flip_bit(candidate / "rank0/step0.npz", b"another val")
+    with pytest.raises(RecordError, match="is corrupt"):
         ac.diff(golden, candidate)
+
+
+def test_tensors_with_equal_digests_are_not_read(tmp_path: Path) -> None:
+    golden, candidate = (write(tmp_path / side, [item("a", np.frombuffer(b"golden values 16", np.uint8))]) for side in ("g", "c"))
+    flip_bit(candidate / "rank0/step0.npz", b"golden val")
+    assert ac.diff(golden, candidate).counts() == Counter({Reason.IDENTICAL: 1})
+
+
+def test_equal_bits_of_different_types_are_no_identical_tensors(tmp_path: Path) -> None:
+    bits = np.array([0x3F80, 0x4000], np.uint16)  # 1 and 2 in bfloat16
+    golden, candidate = item("a", bits, "bfloat16"), item("a", bits.view(np.float16), "float16")
+    assert compare(tmp_path, [golden], [candidate]).first_divergence is not None
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(list(DTYPES.values())), st.integers(0, 40), st.integers(0, 10**6), st.sampled_from([{}, {"atol": 0.0}]))
+def test_what_is_said_of_identical_tensors_unread_is_what_reading_them_says(
+    tmp_path: Path, dtype: DType, count: int, seed: int, options: dict[str, float]
+) -> None:
+    items = [item("a", random_bits(dtype, count, seed), dtype.name)]
+    for side in ("golden", "candidate"):
+        shutil.rmtree(tmp_path / side, ignore_errors=True)
+        write(tmp_path / side, items)
+    unread, read = (ac.diff(tmp_path / "golden", tmp_path / "candidate", verify=verify, **options) for verify in (False, True))
+    assert repr(unread.rows[0].metrics) == repr(read.rows[0].metrics)
+    assert unread.rows[0].verdict == read.rows[0].verdict
+
+
+def test_a_bundle_that_changes_while_it_is_read_is_said_to(tmp_path: Path) -> None:
+    with open_bundle(write(tmp_path / "candidate", chain("a", values=ONES * 2))) as bundle:
+        (record,) = bundle.records()
+        stored = bundle.stored(record)
+        flip_bit(tmp_path / "candidate/rank0/step0.npz", (ONES * 2).tobytes())
+        list(stored.blocks(0, 3))
+        with pytest.raises(RecordError, match=r"step0\.npz: changed while it was read; compare again when nothing writes to it"):
+            stored.verify()
 
 
 def test_keep_going_compares_the_other_records_and_does_not_pass(tmp_path: Path) -> None:
     values = np.frombuffer(b"golden values 16", np.uint8)
     golden, candidate = (write(tmp_path / side, [item("b", values), item("a", ONES)]) for side in ("golden", "candidate"))
     flip_bit(candidate / "rank0/step0.npz", b"golden val")
-    comparison = ac.diff(golden, candidate, keep_going=True)
+    comparison = ac.diff(golden, candidate, verify=True, keep_going=True)
     assert [row.reason.value for row in comparison.rows] == ["not comparable", "identical"]
     assert comparison.rows[0].verdict.detail.startswith("unreadable: ")
     assert len(comparison.damage) == 1
@@ -367,9 +415,12 @@ def test_a_comparison_and_its_rows_print_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 3, 7])
-def test_the_number_of_workers_changes_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+@pytest.mark.parametrize("split", [10_000, 1 << 30])
+def test_the_number_of_workers_changes_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, split: int) -> None:
     monkeypatch.setattr(diff_module, "WORTH_A_WORKER", 1)
     monkeypatch.setattr(diff_module, "BATCH", 1000)
+    monkeypatch.setattr(diff_module, "SPLIT", split)
+    monkeypatch.setattr(sums, "SEGMENT", sums.CHUNK)
     rng = np.random.default_rng(0)
     golden = [item(f"layer{number}", rng.normal(size=rng.integers(1, 30_000)).astype("f4")) for number in range(40)]
     candidate = [item(each.record.name, each.array * (1 + 1e-3 * rng.normal(size=each.array.size))) for each in golden]
@@ -385,7 +436,7 @@ def test_the_first_damaged_record_in_order_is_the_one_told(tmp_path: Path, monke
     for number in (5, 2):
         flip_bit(paths[0] / "rank0" / "step0.npz", np.full(3, number + 0.5, np.float32).tobytes())
     with pytest.raises(RecordError, match="layer2 call 0 output"):
-        ac.diff(*paths, workers=4)
+        ac.diff(*paths, workers=4, verify=True)
 
 
 def test_no_workers_are_refused(tmp_path: Path) -> None:
@@ -394,10 +445,11 @@ def test_no_workers_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_diff_that_fails_has_ended_its_threads_before_it_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diff_module, "WORTH_A_WORKER", 1)
     monkeypatch.setattr(diff_module, "BATCH", 1)
     write(tmp_path / "golden", chain("a", "b", "c"))
     write(tmp_path / "candidate", chain("a", "b", "c"))
     flip_bit(tmp_path / "candidate/rank0/step0.npz", ONES.tobytes())
     with pytest.raises(RecordError, match="digest"):
-        ac.diff(tmp_path / "golden", tmp_path / "candidate")
+        ac.diff(tmp_path / "golden", tmp_path / "candidate", verify=True)
     assert not [thread.name for thread in threading.enumerate() if "accucompare" in thread.name]

@@ -18,7 +18,7 @@ from accucompare.bundle import sums
 from accucompare.bundle.dtypes import DTYPES, DType, round_to, widen
 from accucompare.compare.measure import Metrics, measure
 from tests.bundle.both_kernels import both_kernels  # noqa: F401
-from tests.compare.builder import in_blocks
+from tests.compare.builder import in_blocks, random_bits
 from tests.compare.reference import ALL, COMPLEXES, FLOATS, INTS, disagreements, reference, same, values_of
 
 FLOAT64 = DTYPES["float64"]
@@ -46,13 +46,6 @@ def wrong(golden: Any, candidate: Any, golden_dtype: str = "float64", candidate_
     golden, candidate = np.asarray(golden, ours.storage), np.asarray(candidate, theirs.storage)
     expected = reference(values_of(golden, ours), values_of(candidate, theirs), **options)
     return disagreements(measured(golden, candidate, ours, theirs, **options), expected)
-
-
-def random_bits(dtype: DType, count: int, seed: int) -> np.ndarray:
-    """Any bit pattern of a type: subnormals, infinities, NaN payloads, zeros of both signs."""
-    if dtype.name == "bool":
-        return np.random.default_rng(seed).integers(0, 2, count).astype(bool)
-    return np.frombuffer(np.random.default_rng(seed).bytes(count * dtype.storage.itemsize), dtype.storage)
 
 
 def near(dtype: DType, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
