@@ -195,6 +195,41 @@ def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, 
     return PASS
 
 
+@cli.command(
+    epilog=_epilog(
+        "accucompare doctor",
+        "accucompare doctor --json > doctor.json         # to attach to a question",
+        "accucompare doctor --device npu --quiet         # does the NPU work?",
+        "",
+        "Exit code: 0 nothing is wrong, 2 trouble: a package is missing, too old or broken, an installed",
+        "torch does not work even on the CPU, or the device named by --device is not available. Without",
+        "--device, that there is no GPU, no NPU or no torch is none.",
+    )
+)
+@click.option("--device", metavar="DEVICE", help="Look for this device only, such as npu or cuda:1.  [default: cpu, cuda and npu]")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True, max=3600),
+    default=60,
+    show_default=True,
+    help="Seconds that devices are given to answer.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only.")
+def doctor(device: str | None, timeout: float, as_json: bool, quiet: bool) -> int:
+    """Say what this machine offers, what is wrong with it, and the cure.
+
+    Versions, the kernel in use, devices, flags and environment variables that make numbers differ. Each device is really used.
+    """
+    from accucompare.devices import DeviceName
+    from accucompare.doctor import examine
+    from accucompare.report.doctor import print_examination
+
+    found = examine(DeviceName.parse(device) if device is not None else None, timeout)
+    print_examination(found, as_json=as_json, quiet=quiet)
+    return PASS if found.ok else TROUBLE
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code: 0 within tolerance, 1 differences, 2 trouble, 130 interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments

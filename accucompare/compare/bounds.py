@@ -1,0 +1,266 @@
+"""What statistics alone prove of a pair whose values were not recorded: that it differs by at least so much.
+
+A bundle captured with ``--mode stats`` keeps each tensor's digest, extrema, mean and L2 norm. Equal digests prove that two tensors
+are the same; everything else here is a *lower* bound on what ``compare.measure`` would have found. None is an upper one: reordering
+a tensor's values changes none of its statistics.
+
+**The bounds.** Let g and c be golden's and the candidate's n finite values (complex ones as pairs of reals) and d = c - g. Any tensor
+x has a mean m(x), and a spread s(x) with n s² = ‖x - m‖² = ‖x‖² - n m². Since d - m(d) = (c - m(c)) - (g - m(g)), of which the
+left side is orthogonal to a constant, Pythagoras and the triangle inequality give ::
+
+    bias     =  m(c) - m(g)
+    rmse²    =  bias² + s(d)²  >=  bias² + (s(c) - s(g))²
+
+that is: rmse is at least the distance of the points (m, s) of the two in the plane. By the triangle inequality there, this is no
+less than either of the better known | ‖c‖ - ‖g‖ | / sqrt(n) and | bias |. The same points bound the angle between g and c, for by
+Cauchy-Schwarz g·c / n = m(g) m(c) + (g - m(g))·(c - m(c)) / n <= m(g) m(c) + s(g) s(c): the cosine of the tensors is at most that
+of the points. The largest value is a 1-Lipschitz function of the values, as is the smallest: ::
+
+    max |d|  >=  max(|max c - max g|, |min c - min g|, rmse)
+    rmse     >=  max |d| / sqrt(n),    mean |d|  >=  max(|bias|, max |d| / n)
+
+**Rounding.** Extrema are exact. A sum taken in chunks of CHUNK values is wrong by at most CHUNK u sum |x|, in whatever order a chunk is
+added, u = 2^-53 (C.-P. Jeannerod & S. M. Rump, "Improved error bounds for inner products in floating-point arithmetic", SIAM J. Matrix
+Anal. Appl. 34, 2013); the exact sum of the chunks, the division and the root add a few u. So an L2 norm is right to CHUNK u of itself,
+and a mean to CHUNK u of mean |x|, which is at most the root mean square and at most the largest magnitude. Each is taken to lie
+anywhere within twice that (2e-12 relative), which leaves room for rounding here, and every bound holds wherever they lie.
+
+**NaN and Inf.** Statistics are of finite values only. Where both sides hold as many NaN and as many Inf, they are taken to be in the same
+places: if they are not, the pair fails for that reason instead, so a failure that is reported stays certain. Where the counts differ,
+that is certain, and nothing is said of the finite values.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from decimal import ROUND_FLOOR, Context, Decimal
+from typing import NamedTuple
+
+from accucompare.bundle.dtypes import DTYPES, Kind
+from accucompare.bundle.records import Record
+from accucompare.bundle.statistics import Statistics
+from accucompare.bundle.sums import CHUNK
+from accucompare.compare.comparison import Reason, Verdict
+from accucompare.compare.measure import Metrics
+from accucompare.compare.tolerance import EXACT, Tolerance
+
+#: Largest relative error of a mean or norm, with as much again for the arithmetic here; and the same near 0, where floats are coarse.
+_ERROR = CHUNK * 2.0**-52
+_TINY = 4 * math.ulp(0.0)
+#: What an angle between 0 and pi loses to rounding, at most.
+_ANGLE_ERROR = 4 * math.ulp(math.pi)
+
+
+def can_bound(golden: Record, candidate: Record) -> bool:
+    """Whether both records have statistics and a digest to judge by."""
+    return all(record.statistics and record.digest and record.dtype in DTYPES for record in (golden, candidate))
+
+
+def lower_bounds(golden: Record, candidate: Record) -> Metrics:
+    """What the statistics of a pair prove about the metrics that its values would have.
+
+    Args:
+        golden, candidate: records that ``can_bound``, of one shape and of dtypes of one kind.
+
+    Returns:
+        Metrics of which ``elements`` and the counts of NaN and Inf are exact; ``bias`` is the difference of the means, brought
+        nearer to 0 by what it may be wrong; ``rel_l2``, ``one_minus_cosine``, ``max_abs``, ``mean_abs``, ``rmse`` and
+        ``nonfinite_mismatch`` are lower bounds; all else says nothing: it is 0 or ``None``. Where the counts of NaN or Inf
+        differ, ``compared`` is 0, and nothing is said of the finite values.
+    """
+    ours, theirs = golden.statistics, candidate.statistics
+    assert ours is not None
+    assert theirs is not None
+    kind = DTYPES[golden.dtype].kind
+    elements = math.prod(golden.shape) * (2 if kind is Kind.COMPLEX else 1)
+    metrics = Metrics(
+        elements=elements,
+        golden_nan=ours.nan,
+        candidate_nan=theirs.nan,
+        golden_inf=ours.inf,
+        candidate_inf=theirs.inf,
+        nonfinite_mismatch=max(  # positions that hold NaN on one side only; or Inf; or something finite
+            abs(ours.nan - theirs.nan), abs(ours.inf - theirs.inf), abs(ours.nan + ours.inf - theirs.nan - theirs.inf)
+        ),
+    )
+    count = elements - ours.nan - ours.inf
+    left, right = _profile(ours, count), _profile(theirs, count)
+    if metrics.nonfinite_mismatch or left is None or right is None:
+        return metrics
+    extremes = max(_distance(right.low, left.low), _distance(right.high, left.high))
+    if kind in (Kind.INT, Kind.BOOL) and golden.dtype == candidate.dtype and golden.digest != candidate.digest:
+        extremes = max(extremes, 1.0)  # somewhere integers differ, and so by one at least
+    one = min(extremes, sys.float_info.max)
+    bias = left.mean.apart(right.mean)
+    rmse = max(math.hypot(bias, left.spread.apart(right.spread)), _down(one / math.sqrt(count)))
+    return replace(
+        metrics,
+        compared=count,
+        rel_l2=_relative(extremes, rmse, left),
+        one_minus_cosine=_one_minus_cosine(left, right),
+        max_abs=max(extremes, rmse),
+        mean_abs=max(bias, _down(one / count)),
+        rmse=rmse,
+        bias=bias if right.mean.least > left.mean.least else 0.0 - bias,  # never -0
+    )
+
+
+class _Range(NamedTuple):
+    """Where a number lies."""
+
+    least: float
+    most: float
+
+    def apart(self, other: _Range) -> float:
+        """The least difference of a number here and one there."""
+        return max(0.0, self.least - other.most, other.least - self.most)
+
+
+@dataclass(frozen=True)
+class _Profile:
+    """One tensor's finite values: the extrema, exact, and where mean, root mean square and spread lie."""
+
+    low: float
+    high: float
+    mean: _Range
+    rms: _Range
+    spread: _Range
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude."""
+        return max(abs(self.low), abs(self.high))
+
+
+def _profile(statistics: Statistics, count: int) -> _Profile | None:
+    """What the statistics say of that many finite values; ``None`` if there is none."""
+    low, high, mean = statistics.min, statistics.max, statistics.mean
+    if count <= 0 or low is None or high is None or mean is None:
+        return None
+    largest = max(abs(float(low)), abs(float(high)))
+    if statistics.l2 is None:  # beyond float64
+        rms = _Range(_down(abs(mean)), largest)
+    else:
+        root = max(statistics.l2, 0.0) / math.sqrt(count)
+        rms = _Range(_down(root), root + _ERROR * root + _TINY)
+    error = _ERROR * min(rms.most, largest) + _TINY
+    least, most = max(abs(mean) - error, 0.0), abs(mean) + error
+    spread = _Range(_leg(rms.least, most), _leg(rms.most, least))
+    return _Profile(low, high, _Range(mean - error, mean + error), rms, spread)
+
+
+def _leg(hypotenuse: float, other: float) -> float:
+    """The third side of a right-angled triangle; 0 if there is none."""
+    if other >= hypotenuse:
+        return 0.0
+    return hypotenuse * math.sqrt((1.0 - other / hypotenuse) * (1.0 + other / hypotenuse))
+
+
+def _down(value: float) -> float:
+    return max(value - _ERROR * value - _TINY, 0.0)
+
+
+def _distance(left: float, right: float) -> float:
+    try:
+        return float(abs(left - right))
+    except OverflowError:  # of integers, in statistics that nobody measured
+        return math.inf
+
+
+def _relative(extremes: float, rmse: float, golden: _Profile) -> float:
+    if not golden.largest:
+        return math.inf if extremes else 0.0
+    return min(rmse, sys.float_info.max) / golden.rms.most
+
+
+def _one_minus_cosine(golden: _Profile, candidate: _Profile) -> float:
+    if not golden.largest or not candidate.largest:
+        return 0.0 if golden.largest == candidate.largest else 1.0
+    angle = max(_angles(golden).apart(_angles(candidate)) - _ANGLE_ERROR, 0.0)
+    return 2.0 * (1.0 - _ERROR) * math.sin(angle / 2.0) ** 2
+
+
+def _angles(profile: _Profile) -> _Range:
+    """Where the angle of the point (mean, spread) lies: the corners of a rectangle are at its extremes."""
+    corners = [math.atan2(spread, mean) for spread in profile.spread for mean in profile.mean]
+    return _Range(min(corners), max(corners))
+
+
+def judge_bounds(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance) -> Verdict:
+    """The verdict on a pair by statistics alone, as if everything that went into the call were within tolerance.
+
+    A failure is certain: some limit is exceeded whatever the values were. ``identical`` is certain, too. ``ok`` is not: it says that
+    the statistics prove no failure, and its detail says so. ``needed`` is empty, as no limit is known to pass.
+
+    Besides the bounds of ``lower_bounds`` against their limits: if every element kept to atol + rtol |golden|, rmse would be at most
+    atol + rtol * (root mean square of golden), by Minkowski's inequality.
+
+    Args:
+        golden, candidate: records that ``can_bound``, of one shape and of dtypes of one kind.
+        metrics: their ``lower_bounds``.
+        tolerance: the limits.
+    """
+    same_dtype = golden.dtype == candidate.dtype
+    if same_dtype and golden.digest == candidate.digest:
+        return Verdict(Reason.IDENTICAL, str(tolerance), tolerance.source, used=0.0, rel_l2_limit=tolerance.rel_l2)
+    if metrics.nonfinite_mismatch:
+        detail = _nonfinite_detail(metrics)
+        return Verdict(Reason.NON_FINITE, str(tolerance), tolerance.source, used=math.inf, detail=detail, rel_l2_limit=tolerance.rel_l2)
+    if DTYPES[golden.dtype].kind in (Kind.INT, Kind.BOOL):
+        if metrics.max_abs:
+            return Verdict(Reason.INTRODUCED, str(EXACT), EXACT.source, used=math.inf, detail=_detail(metrics))
+        return Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=_detail(metrics))
+    used = max(_shares(golden, metrics, tolerance), default=0.0)
+    return Verdict(
+        reason=Reason.INTRODUCED if used > 1.0 else Reason.OK,
+        tolerance=str(tolerance),
+        rule=tolerance.source,
+        used=used,
+        detail=_detail(metrics),
+        rel_l2_limit=tolerance.rel_l2,
+    )
+
+
+def _shares(golden: Record, metrics: Metrics, tolerance: Tolerance) -> Iterator[float]:
+    """How much of each limit is used, at least."""
+    if tolerance.atol is not None or tolerance.rtol is not None:
+        atol, rtol = tolerance.atol or 0.0, tolerance.rtol or 0.0
+        assert golden.statistics is not None
+        profile = _profile(golden.statistics, metrics.compared)
+        if profile is not None:
+            yield _share(metrics.max_abs, atol + rtol * profile.largest)
+            yield _share(metrics.rmse, atol + rtol * profile.rms.most)
+    if tolerance.rel_l2 is not None:
+        yield _share(metrics.rel_l2, tolerance.rel_l2)
+    if tolerance.cosine is not None:
+        yield _share(metrics.one_minus_cosine, 1.0 - tolerance.cosine)
+
+
+def _share(least: float, limit: float) -> float:
+    if least <= limit:
+        return min(least / limit, 1.0) if 0.0 < limit < math.inf else 0.0
+    return max(least / limit, math.nextafter(1.0, 2.0)) if limit else math.inf
+
+
+def _detail(metrics: Metrics) -> str:
+    if math.isinf(metrics.rel_l2):
+        return f"by statistics alone: golden is all zeros, and the largest difference at least {_floor(metrics.max_abs)}"
+    return (
+        f"by statistics alone: relative L2 error at least {_floor(metrics.rel_l2)}, largest difference at least {_floor(metrics.max_abs)}"
+    )
+
+
+def _nonfinite_detail(metrics: Metrics) -> str:
+    parts = []
+    for name, ours, theirs in (("NaN", metrics.golden_nan, metrics.candidate_nan), ("Inf", metrics.golden_inf, metrics.candidate_inf)):
+        if ours != theirs:
+            parts.append(f"golden has {ours} {name}, the candidate {theirs}")
+    return "; ".join(parts)
+
+
+def _floor(value: float) -> str:
+    """Three digits, rounded down."""
+    return f"{Context(prec=3, rounding=ROUND_FLOOR).create_decimal(Decimal(value)):.2e}" if value else "0"

@@ -1,0 +1,333 @@
+"""What this machine offers, and what is wrong with it: versions, kernel, devices, and settings that change numbers.
+
+Each type of device is looked for in a process of its own, all at once. torch can be imported only once and with one setting; an
+installed torch_npu without CANN keeps it from being imported; a sick driver may crash the process or never answer; and torch_npu
+prints to standard output. None of this then hides another device, or spoils what is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accucompare import __version__
+from accucompare.devices import TYPES, DeviceName, backend, open_device
+from accucompare.errors import DeviceError
+
+#: Seconds that a device is given to answer. The first use of an NPU may take half of it.
+PATIENCE = 60.0
+
+#: Flags that make numbers differ between devices or runs: the value that does, what it does, and the cure.
+_SETTINGS: dict[str, tuple[object, str, str]] = {
+    "cuda.matmul.allow_tf32": (True, "matrix products round float32 to 11 bits", "torch.backends.cuda.matmul.allow_tf32 = False"),
+    "cudnn.allow_tf32": (True, "convolutions round float32 to 11 bits", "torch.backends.cudnn.allow_tf32 = False"),
+    "cudnn.benchmark": (True, "a convolution may take another algorithm in every run", "torch.backends.cudnn.benchmark = False"),
+    "npu.matmul.allow_hf32": (True, "matrix products round float32 to 11 bits", "torch.npu.matmul.allow_hf32 = False"),
+    "npu.conv.allow_hf32": (True, "convolutions round float32 to 11 bits", "torch.npu.conv.allow_hf32 = False"),
+    "INF_NAN_MODE_ENABLE": ("0", "Inf becomes the largest finite value, and NaN 0", "unset INF_NAN_MODE_ENABLE"),
+    "deterministic_algorithms": (False, "sums may be taken in another order in every run", "torch.use_deterministic_algorithms(True)"),
+}
+
+#: Environment variables that change numbers, or what devices are there.
+ENVIRONMENT = {
+    "ACCUCOMPARE_KERNEL": "numpy switches the compiled kernel off",
+    "ASCEND_HOME_PATH": "where CANN is",
+    "ASCEND_LAUNCH_BLOCKING": "1 runs NPU operations one by one",
+    "ASCEND_RT_VISIBLE_DEVICES": "which NPUs are seen",
+    "ASCEND_TOOLKIT_HOME": "where CANN is",
+    "ATEN_CPU_CAPABILITY": "which vector instructions torch takes, and so the order of its sums",
+    "CUBLAS_WORKSPACE_CONFIG": "whether cuBLAS can be deterministic",
+    "CUDA_VISIBLE_DEVICES": "which GPUs are seen",
+    "HCCL_DETERMINISTIC": "whether sums over several NPUs have one order",
+    "INF_NAN_MODE_ENABLE": "0 lets an NPU saturate instead of giving Inf and NaN",
+    "INF_NAN_MODE_FORCE_DISABLE": "1 allows INF_NAN_MODE_ENABLE=0 on newer NPUs",
+    "MKL_CBWR": "which vector instructions MKL takes",
+    "NVIDIA_TF32_OVERRIDE": "0 forbids TF32",
+    "OMP_NUM_THREADS": "how many threads share a sum, and so its order",
+    "ONEDNN_DEFAULT_FPMATH_MODE": "lets oneDNN round float32 to less",
+    "ONEDNN_MAX_CPU_ISA": "which vector instructions oneDNN takes",
+    "TASK_QUEUE_ENABLE": "how an NPU's operations are queued",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1 allows TF32 in matrix products",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0 keeps `import torch` from importing torch_npu",
+    "TORCH_TRANSFER_TO_NPU": "1 turns every cuda into npu",
+}
+
+_SEE = {"cpu": "see `python -c 'import torch'`", "cuda": "see `nvidia-smi`", "npu": "see `npu-smi info`"}
+_REINSTALL = "pip install --force-reinstall accucompare"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, or not as it could be.
+
+    Attributes:
+        topic: what it is about.
+        message: what is wrong.
+        cure: what to do; ``""`` where the message says it.
+        serious: whether accucompare cannot do its work because of it, or not on the device that was asked for.
+    """
+
+    topic: str
+    message: str
+    cure: str
+    serious: bool = False
+
+
+@dataclass(frozen=True)
+class DeviceFound:
+    """What was found of one type of device.
+
+    Attributes:
+        available: whether a capture can run on it.
+        message: why not, and the cure.
+        count: how many there are.
+        description: its name, and versions of its software.
+        flags: settings that change numbers, as a capture would find them.
+    """
+
+    available: bool
+    message: str = ""
+    count: int = 0
+    description: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Everything that was found.
+
+    Attributes:
+        ok: whether there is no serious problem.
+        processors: how many may be used.
+        memory: bytes that may be used; ``None`` where the system does not say.
+        kernel, crc, digests: what does the heavy work; ``None`` where it cannot be imported.
+        versions: of the packages that matter, by name; ``None`` for those not installed.
+        devices: by name.
+        environment: the variables that are set and matter.
+        problems: the serious ones first.
+    """
+
+    ok: bool
+    accucompare: str
+    location: str
+    python: str
+    executable: str
+    platform: str
+    processors: int
+    memory: int | None
+    kernel: str | None
+    crc: str | None
+    digests: str | None
+    versions: dict[str, str | None]
+    devices: dict[str, DeviceFound]
+    environment: dict[str, str]
+    problems: list[Problem]
+
+
+def examine(device: DeviceName | None = None, timeout: float = PATIENCE) -> Examination:
+    """Look at this machine.
+
+    Args:
+        device: the only device to look for, whose absence is then a serious problem; all types, if not given.
+        timeout: seconds that a device is given to answer.
+    """
+    names = [DeviceName(each) for each in TYPES] if device is None else [device]
+    with _looking_for(names) as processes:  # while they import torch, the rest is done
+        deadline = time.monotonic() + timeout
+        parts, problems = _parts()
+        packages = _requirements()
+        problems += _package_problems(packages)
+        devices = {str(name): _answer(name, process, deadline, timeout) for name, process in zip(names, processes, strict=True)}
+    problems += _device_problems(devices, device)
+    return Examination(
+        ok=not any(problem.serious for problem in problems),
+        accucompare=__version__,
+        location=str(Path(__file__).parent),
+        python=platform.python_version(),
+        executable=sys.executable,
+        platform=platform.platform(),
+        processors=_processors(),
+        memory=_memory(),
+        **parts,
+        versions={name: _version(name) for name in packages},
+        devices=devices,
+        environment={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+        problems=sorted(problems, key=lambda problem: not problem.serious),
+    )
+
+
+def _processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory() -> int | None:
+    """The machine's memory, or what a container is allowed of it."""
+    sizes = []
+    with contextlib.suppress(ValueError, OSError):
+        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(ValueError, OSError):
+            sizes.append(int(Path(limit).read_text()))  # "max" where there is none
+    return min(sizes, default=None)
+
+
+def _parts() -> tuple[dict[str, str | None], list[Problem]]:
+    """What does the heavy work in bundles, and what is wrong with it."""
+    try:
+        from accucompare.bundle import archive, digests, kernel
+    except Exception as error:
+        message = f"bundles can neither be read nor written ({type(error).__name__}: {_first_line(error)})"
+        return dict.fromkeys(("kernel", "crc", "digests")), [Problem("bundle", message, _REINSTALL, serious=True)]
+    crc, hashing = (_with_version(module) for module in (archive.crc32.__module__, digests.xxhash.__name__))  # type: ignore[attr-defined]
+    parts: dict[str, str | None] = {"kernel": kernel.description(), "crc": crc, "digests": hashing}
+    if parts["kernel"] == "compiled":
+        return parts, []
+    switched_off = os.environ.get("ACCUCOMPARE_KERNEL")
+    cure = "unset ACCUCOMPARE_KERNEL" if switched_off else f"install a C compiler, such as gcc, and then {_REINSTALL} --no-deps"
+    return parts, [Problem("kernel", "NumPy does the compiled kernel's work: the same results, several times slower", cure)]
+
+
+def _requirements() -> dict[str, tuple[str, bool]]:
+    """The packages that accucompare works with, by name: the oldest version that will do, and whether it cannot do without."""
+    try:
+        lines = importlib.metadata.requires("accucompare") or []
+    except importlib.metadata.PackageNotFoundError:  # run from its source, without having been installed
+        lines = []
+    found = {}
+    for line in lines:
+        match = re.fullmatch(r'([\w.-]+)\s*>=\s*([\d.]+)(?:\s*;\s*extra == "(?:torch|npu)")?', line)
+        if match:
+            found[match[1]] = (match[2], ";" not in line)
+    return found
+
+
+def _package_problems(packages: dict[str, tuple[str, bool]]) -> Iterator[Problem]:
+    for name, (oldest, needed) in packages.items():
+        version = _version(name)
+        cure = f"pip install '{name}>={oldest}'"
+        if version is None and needed:
+            yield Problem("packages", f"{name} is not installed", cure, serious=True)
+        elif version is not None and _numbers(version) < _numbers(oldest):
+            yield Problem("packages", f"{name} {version} is older than {oldest}, which accucompare needs", cure, serious=True)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(digits) for digits in re.findall(r"\d+", version.partition("+")[0])][:3]
+
+
+def _with_version(module: str) -> str:
+    package = module.partition(".")[0]
+    return f"{package} {_version(package) or ''}".strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _device_problems(devices: dict[str, DeviceFound], asked: DeviceName | None) -> Iterator[Problem]:
+    """What is wrong with devices; without one having been asked for, only that what is installed for them does not work."""
+    for name, found in devices.items():
+        if asked is not None and not found.available:
+            yield Problem(name, found.message, "", serious=True)
+        elif name == "cpu" and not found.available and _version("torch") is not None:
+            cure = "pip install --force-reinstall torch, if `python -c 'import torch'` fails too"
+            yield Problem("torch", found.message, cure, serious=True)
+        elif name == "npu" and not found.available and _version("torch-npu") is not None:
+            yield Problem("npu", found.message, "")
+        for flag, (value, effect, cure) in _SETTINGS.items():
+            if name != "cpu" and found.flags.get(flag) == value:
+                yield Problem(name, f"{flag} is {value}: {effect}", cure)
+
+
+# Looking for a device
+
+
+@contextlib.contextmanager
+def _looking_for(names: Iterable[DeviceName]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that each look for a device; none of them is left behind, whatever happens."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for name in names:
+            program = f"import sys; sys.path[:] = {sys.path!r}; from accucompare.doctor import probe; probe({str(name)!r})"
+            command = [sys.executable, "-c", program]
+            pipe = subprocess.PIPE
+            processes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True))
+        yield processes
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
+                    os.killpg(process.pid, signal.SIGKILL)  # with what a driver may have started
+                with contextlib.suppress(subprocess.TimeoutExpired):  # a process that hangs in a driver cannot be killed
+                    process.wait(1.0)
+            for stream in (process.stdout, process.stderr):
+                assert stream is not None
+                stream.close()
+
+
+def _answer(name: DeviceName, process: subprocess.Popen[bytes], deadline: float, timeout: float) -> DeviceFound:
+    try:
+        answer, noise = process.communicate(timeout=max(deadline - time.monotonic(), 1.0))
+    except subprocess.TimeoutExpired:
+        return DeviceFound(False, f"no answer within {timeout:g} s; {_SEE[name.type]}, or wait longer with --timeout")
+    with contextlib.suppress(ValueError):
+        return DeviceFound(**json.loads(answer))
+    how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
+    last = _printable(noise.decode(errors="replace").strip().rpartition("\n")[2])
+    return DeviceFound(False, f"looking for it ended the process ({how}{': ' + last if last else ''}); {_SEE[name.type]}")
+
+
+def probe(name: str) -> None:
+    """Look for a device, write what was found to standard output as JSON, and end the process."""
+    answer = os.dup(1)
+    os.dup2(2, 1)  # what libraries print
+    content = json.dumps(asdict(_look(DeviceName.parse(name))), default=str)
+    with open(answer, "w") as file:
+        file.write(content)
+    os._exit(0)  # whatever the device's software still wants to do
+
+
+def _look(name: DeviceName) -> DeviceFound:
+    try:
+        device = open_device(name)
+        import torch
+
+        (torch.ones(8, device=device) + 1).cpu()  # that it is there does not mean that it works
+        used = backend(name.type)
+        flags = {
+            "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "threads": torch.get_num_threads(),
+            **used.flags(),
+        }
+        count = 1 if name.type == "cpu" else getattr(torch, name.type).device_count()
+        return DeviceFound(True, "", count, used.describe(device.index), flags)
+    except DeviceError as error:
+        return DeviceFound(False, re.sub(r"^--device \S+: ", "", str(error)))
+    except Exception as error:
+        return DeviceFound(False, f"{type(error).__name__}: {_first_line(error)}; {_SEE[name.type]}")
+
+
+def _first_line(error: Exception) -> str:
+    return _printable(str(error).strip().partition("\n")[0])
+
+
+def _printable(text: str) -> str:
+    return "".join(filter(str.isprintable, text))
