@@ -78,6 +78,9 @@ MEANING = {
     Reason.NOT_COMPARABLE: "a value without data to compare",
 }
 
+#: How a row without recorded values was judged, after "judged".
+BY_STATISTICS = "by statistics alone, which show neither values in another order nor most small differences"
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -148,6 +151,13 @@ class Row:
         return self.verdict.reason
 
     @property
+    def by_statistics(self) -> bool:
+        """Whether it was judged by statistics alone, so that its metrics are lower bounds, and passing proves little."""
+        sides = (self.golden, self.candidate)
+        without_values = any(record is not None and record.member is None for record in sides)
+        return self.metrics is not None and without_values and self.reason is not Reason.IDENTICAL
+
+    @property
     def place(self) -> str:
         """Where the row is, in words: ``encoder.0.fc1 call 0 output``."""
         record = self.record
@@ -201,6 +211,11 @@ class Comparison:
     def compared(self) -> int:
         """How many rows are about both sides: those that pass, and those that fail for another reason than being alone."""
         return sum(row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED for row in self.rows)
+
+    @property
+    def by_statistics(self) -> int:
+        """How many rows were judged by statistics alone."""
+        return sum(row.by_statistics for row in self.rows)
 
     @property
     def passed(self) -> bool:

@@ -15,6 +15,7 @@ from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Record
 from accucompare.bundle.selection import Selection
 from accucompare.compare.align import Pair, Renaming, align, unused
+from accucompare.compare.bounds import judge_bounds, lower_bounds
 from accucompare.compare.comparison import Comparison, Finding, Reason, Row, Side, Verdict
 from accucompare.compare.judge import Origins, judge, judge_without_data
 from accucompare.compare.measure import Metrics, measure, measure_identical
@@ -188,15 +189,19 @@ class _Sides:
         verdict = judge_without_data(golden, candidate)
         if verdict is not None:
             return None, verdict
-        golden_stored, candidate_stored = self.golden.stored(golden), self.candidate.stored(candidate)
         dtype, atol, rtol = DTYPES[golden.dtype], tolerance.atol, tolerance.rtol
-        if golden.digest == candidate.digest and golden.dtype == candidate.dtype and golden.statistics and not self.verify:
-            metrics = measure_identical(dtype, golden.shape, golden.statistics, asked=(atol, rtol) != (None, None))
-        else:
-            blocks = golden_stored.blocks, candidate_stored.blocks
-            metrics = measure(*blocks, dtype, DTYPES[candidate.dtype], golden.shape, atol=atol, rtol=rtol, run=run)
-            golden_stored.verify()
-            candidate_stored.verify()
+        statistics = golden.statistics if (golden.digest, golden.dtype) == (candidate.digest, candidate.dtype) else None
+        if golden.member is not None and candidate.member is not None:
+            ours, theirs = self.golden.stored(golden), self.candidate.stored(candidate)  # reads nothing yet, but finds damage
+            if statistics is None or self.verify:
+                metrics = measure(ours.blocks, theirs.blocks, dtype, DTYPES[candidate.dtype], golden.shape, atol=atol, rtol=rtol, run=run)
+                ours.verify()
+                theirs.verify()
+                return metrics, judge(golden, candidate, metrics, tolerance)
+        elif statistics is None:
+            metrics = lower_bounds(golden, candidate)
+            return metrics, judge_bounds(golden, candidate, metrics, tolerance)
+        metrics = measure_identical(dtype, golden.shape, statistics, asked=(atol, rtol) != (None, None))
         return metrics, judge(golden, candidate, metrics, tolerance)
 
 

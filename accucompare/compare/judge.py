@@ -8,6 +8,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 from accucompare.bundle.dtypes import DTYPES, Kind
 from accucompare.bundle.records import Layout, Record, Role
+from accucompare.compare.bounds import can_bound
 from accucompare.compare.comparison import UNMATCHED, Reason, Status, Verdict
 from accucompare.compare.measure import Metrics
 from accucompare.compare.tolerance import EXACT, SMALLEST_COSINE, Tolerance
@@ -24,7 +25,7 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
         return Verdict(Reason.DTYPE, detail=_both(golden, candidate))
     if golden.shape != candidate.shape:
         return Verdict(Reason.SHAPE, detail=f"golden is {list(golden.shape)}, the candidate {list(candidate.shape)}")
-    if golden.member is not None and candidate.member is not None:
+    if (golden.member is not None and candidate.member is not None) or can_bound(golden, candidate):
         return None
     detail = _described(golden) if _described(golden) == _described(candidate) else _both(golden, candidate)
     if golden.digest is None or candidate.digest is None:
@@ -94,6 +95,7 @@ def _limits(metrics: Metrics, tolerance: Tolerance) -> list[_Limit]:
         assert metrics.over_tolerance is not None
         assert metrics.tolerance_used is not None
         assert metrics.needed_atol is not None
+        assert metrics.max_rel is not None
         relative = not tolerance.atol and tolerance.rtol
         needed = _up("rtol", metrics.max_rel) if relative else _up("atol", metrics.needed_atol)
         passes = metrics.over_tolerance == 0

@@ -25,6 +25,8 @@ from accucompare.compare.norms import Run, Scales, Sums, Totals, one_minus_cosin
 class Metrics:
     """What was measured of a pair; d = candidate - golden, n = positions finite on both sides.
 
+    What ``compare.bounds`` concludes from statistics has lower bounds in place of most, and ``None`` for what they do not tell.
+
     Attributes:
         elements: positions in the tensor (twice the elements of a complex one).
         compared: n.
@@ -57,7 +59,7 @@ class Metrics:
     max_abs_index: tuple[int, ...] | None = None
     golden_at_max: float | None = None
     candidate_at_max: float | None = None
-    max_rel: float = 0.0
+    max_rel: float | None = 0.0
     mean_abs: float = 0.0
     rmse: float = 0.0
     bias: float = 0.0
@@ -65,15 +67,15 @@ class Metrics:
     over_tolerance: float | None = None
     tolerance_used: float | None = None
     needed_atol: float | None = None
-    over_1e3: float = 0.0
-    over_5e3: float = 0.0
+    over_1e3: float | None = 0.0
+    over_5e3: float | None = 0.0
     golden_nan: int = 0
     candidate_nan: int = 0
     golden_inf: int = 0
     candidate_inf: int = 0
     nonfinite_mismatch: int = 0
     nonfinite_index: tuple[int, ...] | None = None
-    saturated: int = 0
+    saturated: int | None = 0
 
 
 def measure(

@@ -39,6 +39,14 @@ def _completeness(golden: Bundle, candidate: Bundle, renamings: Sequence[Renamin
             yield Finding("incomplete", f"{side} lacks rank(s) {_some(bundle.missing_ranks)} of {bundle.manifest.ranks}")
 
 
+def _mode(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
+    sides = [name for name, bundle in (("golden", golden), ("the candidate", candidate)) if bundle.manifest.capture.get("mode") == "stats"]
+    if sides:
+        hold = "hold" if len(sides) == 2 else "holds"
+        message = f"{' and '.join(sides)} {hold} statistics only: errors are lower bounds, and values in another order are not seen"
+        yield Finding("mode", message, serious=False)
+
+
 def _steps(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
     sides = [{(rank, entry.step) for rank, entry in bundle.steps()} for bundle in (golden, candidate)]
     if sides[0] != sides[1]:
@@ -173,4 +181,4 @@ def _shown(value: Any) -> str:
     return words.get(str(value), str(value))
 
 
-_CHECKS: tuple[Check, ...] = (_completeness, _weights, _inputs, _steps, _settings, _flags, _notes)
+_CHECKS: tuple[Check, ...] = (_completeness, _mode, _weights, _inputs, _steps, _settings, _flags, _notes)

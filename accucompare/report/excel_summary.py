@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from openpyxl import Workbook
 
-from accucompare.compare.comparison import MEANING, Comparison, Reason, Row, Status
+from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Reason, Row, Status
 from accucompare.report.columns import Value, layer
 from accucompare.report.excel_environment import entries, important
 from accucompare.report.excel_layers import location
@@ -127,6 +127,8 @@ def meaning(comparison: Comparison) -> str:
         sentences.append("Nothing could be compared, which is no pass.")
     if comparison.counts()[Reason.NOT_COMPARABLE]:
         sentences.append(f"{comparison.counts()[Reason.NOT_COMPARABLE]:,} could not be compared.")
+    if comparison.by_statistics:
+        sentences.append(f"{comparison.by_statistics:,} were judged {BY_STATISTICS}.")
     if comparison.damage:
         sentences.append(f"{len(comparison.damage):,} could not be read.")
     return " ".join(sentences)

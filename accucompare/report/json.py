@@ -26,6 +26,7 @@ def write_json(comparison: Comparison, path: Path) -> Path:
         "candidate": str(comparison.candidate.path),
         "passed": comparison.passed,
         "compared": comparison.compared,
+        "by_statistics": comparison.by_statistics,
         "counts": {reason.value: count for reason, count in comparison.counts().items()},
         "left_out": comparison.left_out,
         "tolerance": str(comparison.tolerances),
@@ -56,6 +57,7 @@ def _row(row: Row) -> dict[str, Any]:
         "nearest": row.nearest,
         "golden": _side(row.golden),
         "candidate": _side(row.candidate),
+        "by_statistics": row.by_statistics,
         "metrics": None if row.metrics is None else asdict(row.metrics),
     }
 

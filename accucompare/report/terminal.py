@@ -15,7 +15,7 @@ from rich.text import Text
 from accucompare.bundle.dtypes import Array
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Record, display_name
-from accucompare.compare.comparison import MEANING, Comparison, Reason, Row, Status
+from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Reason, Row, Status
 from accucompare.errors import ReportError, UsageError
 
 WIDTH = 100
@@ -96,6 +96,7 @@ def _verdict_line(comparison: Comparison) -> Text:
     if comparison.passed:
         uncompared = comparison.counts()[Reason.NOT_COMPARABLE]
         but = f"; {uncompared} without data could not be compared" if uncompared else ""
+        but += f"; {comparison.by_statistics} judged {BY_STATISTICS}" if comparison.by_statistics else ""
         return Text.assemble(("PASS", "bold green"), f"  {sides}: all {comparison.compared} compared records within tolerance{but}")
     failed = comparison.counts_by_status()[Status.FAIL]
     first = comparison.first_divergence
@@ -120,7 +121,9 @@ def _print_divergence(console: Console, row: Row) -> None:
     console.print(Text.assemble("  ", (row.place, "bold red"), f"  ({record.type}, {dtypes} {list(record.shape)}, step {record.step})"))
     console.print(f"  {row.reason.value}: {row.verdict.detail or MEANING[row.reason]}")
     metrics, verdict = row.metrics, row.verdict
-    if metrics is not None:
+    if row.by_statistics:
+        console.print(f"  limit: {verdict.tolerance} ({verdict.rule})")
+    elif metrics is not None:
         where = (
             ""
             if metrics.max_abs_index is None
@@ -147,7 +150,8 @@ def _print_worst(console: Console, comparison: Comparison) -> None:
     for row in worst:
         metrics = row.metrics
         assert metrics is not None
-        numbers = (f"{value:.2e}" for value in (metrics.rel_l2, metrics.one_minus_cosine, metrics.max_abs))
+        at_least = "≥" if row.by_statistics else ""
+        numbers = (f"{at_least}{value:.2e}" for value in (metrics.rel_l2, metrics.one_minus_cosine, metrics.max_abs))
         table.add_row(_place(row), Text(row.reason.value, _STYLE[row.status]), *numbers, row.verdict.needed)
     console.print()
     console.print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from collections import Counter
@@ -19,7 +20,8 @@ from accucompare.bundle.reader import open_bundle
 from accucompare.compare import diff as diff_module
 from accucompare.compare.comparison import Reason, Status
 from accucompare.errors import BundleError, RecordError, UsageError
-from tests.compare.builder import Item, compare, item, random_bits, write
+from accucompare.report.terminal import print_comparison
+from tests.compare.builder import Item, compare, item, random_bits, set_lines, write
 
 ONES = np.ones(3, np.float32)
 
@@ -453,3 +455,44 @@ def test_a_diff_that_fails_has_ended_its_threads_before_it_raises(tmp_path: Path
     with pytest.raises(RecordError, match="digest"):
         ac.diff(tmp_path / "golden", tmp_path / "candidate", verify=True)
     assert not [thread.name for thread in threading.enumerate() if "accucompare" in thread.name]
+
+
+# Statistics only
+
+
+def without_values(bundle: Path) -> Path:
+    """Make it a bundle as ``capture --mode stats`` writes it."""
+    lines = [json.loads(text) for text in (bundle / "rank0/step0.jsonl").read_bytes().splitlines()]
+    set_lines(bundle, b"".join(json.dumps({**line, "member": None}).encode() + b"\n" for line in lines))
+    manifest = bundle / "manifest.json"
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**content, "capture": {"mode": "stats"}}))
+    (bundle / "rank0/step0.npz").unlink()
+    return bundle
+
+
+@pytest.mark.parametrize("golden_too", [True, False])
+def test_statistics_prove_a_difference_and_bound_it(tmp_path: Path, golden_too: bool) -> None:
+    values = np.arange(1, 9, dtype=np.float32)
+    golden = write(tmp_path / "golden", [*chain("same"), item("a", values), item("b", values)])
+    candidate = write(tmp_path / "candidate", [*chain("same"), item("a", values * 1.5), item("b", values * (1 + 1e-6))])
+    comparison = ac.diff(without_values(golden) if golden_too else golden, without_values(candidate))
+    assert [row.reason for row in comparison.rows] == [Reason.IDENTICAL, Reason.INTRODUCED, Reason.OK]
+    assert [row.by_statistics for row in comparison.rows] == [False, True, True]
+    metrics = comparison.rows[1].metrics
+    assert metrics is not None
+    assert metrics.rel_l2 == pytest.approx(0.5, rel=1e-6)
+    assert (metrics.max_abs, metrics.max_rel) == (4.0, None)
+    assert "by statistics alone: relative L2 error at least" in comparison.rows[1].verdict.detail
+    assert any("statistics only: errors are lower bounds" in finding.message for finding in comparison.preflight)
+
+
+def test_statistics_do_not_see_another_order_and_the_verdict_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = np.arange(8, dtype=np.float32)
+    golden, candidate = (
+        without_values(write(tmp_path / side, [item("a", each)])) for side, each in (("g", values), ("c", values[::-1].copy()))
+    )
+    comparison = ac.diff(golden, candidate)
+    assert comparison.passed
+    print_comparison(comparison, Path("x.xlsx"), quiet=True)
+    assert "1 judged by statistics alone, which show neither values in another order" in capsys.readouterr().out
