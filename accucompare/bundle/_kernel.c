@@ -48,6 +48,11 @@ typedef struct {
 INLINE double larger(double a, double b) { return a > b ? a : b; }
 INLINE double maximum(const double *v) { double r = v[0]; for (int l = 1; l < LANES; l++) r = larger(v[l], r); return r; }
 INLINE int64_t count(const int64_t *v) { int64_t r = 0; for (int l = 0; l < LANES; l++) r += v[l]; return r; }
+/* False only if the rounded quotient a / b is not above a limit. As rounding keeps order, a > limit * b leaves a >= that product
+   rounded; floats are far from where double has so few digits that a slightly smaller limit could make the two equal. */
+INLINE int may_exceed(double a, double limit, double b, int type) {
+    return type == F64 ? a >= larger(0x1p-1074, limit * b) : a > limit * (1 - 0x1p-50) * b;
+}
 /* Lanes are added in pairs. */
 INLINE double sum(const double *v) { return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])); }
 
@@ -154,7 +159,7 @@ INLINE void strip(const char *golden, const char *candidate, int type, int large
         most[l] = larger(ad, most[l]);
         over_1e3[l] += ad > 1e-3 * aa;
         over_5e3[l] += ad > 5e-3 * aa;
-        better[l] |= ad > max_rel * aa;
+        better[l] |= may_exceed(ad, max_rel, aa, type);
         if (largest) {
             largest_golden[l] = larger(aa, largest_golden[l]);
             largest_candidate[l] = larger(fabs(b), largest_candidate[l]);
@@ -185,7 +190,7 @@ INLINE void strip(const char *golden, const char *candidate, int type, int large
             double relative = rtol * aa, allowed = atol + relative;
             over[l] += ad > allowed;
             needed[l] = larger(ad - relative, needed[l]);
-            better[l] |= ad > used * allowed;
+            better[l] |= may_exceed(ad, used, allowed, type);
         )
         r->over_tolerance += count(over);
         r->needed = larger(maximum(needed), r->needed);
@@ -398,8 +403,8 @@ static PyObject *measure_block(PyObject *self, PyObject *const *args, Py_ssize_t
         Py_END_ALLOW_THREADS
         PyObject *listed = lists(sums, chunks, SUMS);
         if (listed)
-            found = Py_BuildValue("(LdLdddLLLKLLLLLLdd)N", (long long)r.compared, r.max_abs, (long long)r.index, r.max_rel, r.used, r.needed,
-                                  (long long)r.over_tolerance, (long long)r.over_1e3, (long long)r.over_5e3, (unsigned long long)r.ulps,
+            found = Py_BuildValue("(LdLdddLLLKLLLLLLdd)N", (long long)r.compared, r.max_abs, (long long)r.index, r.max_rel, r.used,
+                                  r.needed, (long long)r.over_tolerance, (long long)r.over_1e3, (long long)r.over_5e3, (unsigned long long)r.ulps,
                                   (long long)r.golden_nan, (long long)r.candidate_nan, (long long)r.golden_inf, (long long)r.candidate_inf,
                                   (long long)r.mismatch, (long long)r.saturated, r.largest_golden, r.largest_candidate, listed);
         PyMem_Free(sums);

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 #: Elements per chunk.
 CHUNK = 8192
 #: Elements per block: what is read, widened and reduced at a time. A multiple of CHUNK.
-BLOCK = 8 * CHUNK
+BLOCK = 16 * CHUNK
 #: Elements per segment: what one thread reads, verifies and measures of a large tensor. A multiple of BLOCK.
-SEGMENT = 16 * BLOCK
+SEGMENT = 8 * BLOCK
 
 Float64 = NDArray[np.float64]
 

@@ -225,7 +225,7 @@ class _Scan:
         if most > self.max_abs:
             place = int(magnitude.argmax())
             self.max_abs, self.max_abs_index = most, block.start + place
-            integers = pair.golden_dtype.kind is Kind.INT  # kept as such: a float64 cannot tell 2**53 from 2**53 + 1
+            integers = pair.golden_dtype.kind in (Kind.INT, Kind.BOOL)  # kept as such: a float64 cannot tell 2**53 from 2**53 + 1
             ours, theirs = (block.golden_raw, block.candidate_raw) if integers else (block.golden, block.candidate)
             self.golden_at_max, self.candidate_at_max = ours[place].item(), theirs[place].item()
         if most > 0.0:
@@ -299,7 +299,7 @@ class _Scan:
             self.nonfinite_index = start + int(places[0]) if places.size else None
 
     def _count_saturated(self, golden: Array, candidate: Array, pair: PairOfTensors) -> None:
-        limit = pair.candidate_dtype.largest
+        limit = np.float64(pair.candidate_dtype.largest)  # a plain float would be rounded to golden's type
         beyond = golden > limit
         if beyond.any():
             self.saturated += int(np.count_nonzero(beyond & (np.abs(candidate) == limit)))
