@@ -35,9 +35,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Context, Decimal
 from typing import NamedTuple
+
+import msgspec
 
 from accucompare.bundle.dtypes import DTYPES, Kind
 from accucompare.bundle.records import Record
@@ -100,7 +102,7 @@ def lower_bounds(golden: Record, candidate: Record) -> Metrics:
     one = min(extremes, sys.float_info.max)
     bias = left.mean.apart(right.mean)
     rmse = max(math.hypot(bias, left.spread.apart(right.spread)), _down(one / math.sqrt(count)))
-    return replace(
+    return msgspec.structs.replace(
         metrics,
         compared=count,
         rel_l2=_relative(extremes, rmse, left),

@@ -113,6 +113,9 @@ def _at_most(measured: float, limit: float, needed: str) -> _Limit:
     return _Limit(measured <= limit, used, needed)
 
 
+_THREE_DIGITS_UP = Context(prec=3, rounding=ROUND_CEILING)
+
+
 def _up(name: str, value: float) -> str:
     """Three digits, rounded up: a limit of what is printed passes. ``""`` if no finite limit would."""
     if not value:
@@ -120,7 +123,7 @@ def _up(name: str, value: float) -> str:
     above = math.nextafter(value, math.inf)  # the value may have been rounded down
     if math.isinf(above):
         return ""
-    digits = f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal(Decimal(above)):.2e}"
+    digits = f"{_THREE_DIGITS_UP.create_decimal(Decimal(above)):.2e}"
     return f"{name} {digits}" if math.isfinite(float(digits)) else ""
 
 

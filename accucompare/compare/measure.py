@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,8 +22,7 @@ from accucompare.compare.blocks import Block, Blocks, PairOfTensors, Segment, sc
 from accucompare.compare.norms import Run, Scales, Sums, Totals, one_minus_cosine
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
+class Metrics(msgspec.Struct, frozen=True, gc=False):
     """What was measured of a pair; d = candidate - golden, n = positions finite on both sides.
 
     What ``compare.bounds`` concludes from statistics has lower bounds in place of most, and ``None`` for what they do not tell.
@@ -142,13 +142,6 @@ def measure_identical(dtype: DType, shape: tuple[int, ...], statistics: Statisti
     )
 
 
-_MAXIMA = ("max_rel", "tolerance_used", "needed_atol", "largest_golden", "largest_candidate")
-_COUNTS = (
-    "compared", "over_tolerance", "over_1e3", "over_5e3",
-    "golden_nan", "candidate_nan", "golden_inf", "candidate_inf", "nonfinite_mismatch", "saturated",
-)  # fmt: skip
-
-
 @np.errstate(all="ignore")  # it holds for one thread only
 def _measure_segment(pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None) -> tuple[_Scan, Sums]:
     if kernel.can_measure(pair.golden_dtype, pair.candidate_dtype):
@@ -176,7 +169,7 @@ def _scaled_sums(pair: PairOfTensors, segment: Segment, scales: Scales) -> Sums:
     return sums
 
 
-@dataclass
+@dataclass(slots=True)
 class _Scan:
     """Extrema and counts over some blocks."""
 
@@ -261,10 +254,21 @@ class _Scan:
         self._add_up(later)
 
     def _add_up(self, found: kernel.BlockMeasure | _Scan) -> None:
-        for name in _MAXIMA:
-            setattr(self, name, max(getattr(self, name), getattr(found, name)))
-        for name in _COUNTS:
-            setattr(self, name, getattr(self, name) + getattr(found, name))
+        self.max_rel = max(self.max_rel, found.max_rel)
+        self.tolerance_used = max(self.tolerance_used, found.tolerance_used)
+        self.needed_atol = max(self.needed_atol, found.needed_atol)
+        self.largest_golden = max(self.largest_golden, found.largest_golden)
+        self.largest_candidate = max(self.largest_candidate, found.largest_candidate)
+        self.compared += found.compared
+        self.over_tolerance += found.over_tolerance
+        self.over_1e3 += found.over_1e3
+        self.over_5e3 += found.over_5e3
+        self.golden_nan += found.golden_nan
+        self.candidate_nan += found.candidate_nan
+        self.golden_inf += found.golden_inf
+        self.candidate_inf += found.candidate_inf
+        self.nonfinite_mismatch += found.nonfinite_mismatch
+        self.saturated += found.saturated
 
     def _compare_with_golden(self, block: Block, magnitude: Float64, golden: Float64) -> None:
         size: float | Float64 = 1.0

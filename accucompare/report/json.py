@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from accucompare.bundle.records import Record
 from accucompare.compare.comparison import Comparison, Row
 from accucompare.errors import ReportError
@@ -58,7 +60,7 @@ def _row(row: Row) -> dict[str, Any]:
         "golden": _side(row.golden),
         "candidate": _side(row.candidate),
         "by_statistics": row.by_statistics,
-        "metrics": None if row.metrics is None else asdict(row.metrics),
+        "metrics": None if row.metrics is None else msgspec.structs.asdict(row.metrics),
     }
 
 
