@@ -267,6 +267,45 @@ CLONES static void chunk(const char *golden, const char *candidate, int n, int64
     }
 }
 
+/* Two vectors that are to be compared in direction: powers of two that bring each near length 1, and the lengths then. */
+typedef struct {
+    double golden_power, candidate_power, golden_length, candidate_length;
+} Lengths;
+
+/* value * factor: the rounded product, and in *error exactly what rounding took off it (T. J. Dekker, Numerische Mathematik 18, 1971). */
+INLINE double product(double value, double factor, double *error) {
+    const double splitter = 0x1p27 + 1;
+    double rounded = value * factor, high = value * splitter, factor_high = factor * splitter;
+    high -= high - value;
+    factor_high -= factor_high - factor;
+    double low = value - high, factor_low = factor - factor_high;
+    *error = low * factor_low - (((rounded - high * factor_high) - low * factor_high) - high * factor_low);
+    return rounded;
+}
+
+/* The sum of squares of candidate * |golden| - golden * |candidate|, over what is finite on both sides. */
+CLONES static double apart_chunk(const char *golden, const char *candidate, int gt, int ct, int n, const Lengths *k) {
+    double x[STRIP], y[STRIP], squares[LANES] = {0};
+    for (int done = 0; done < n; done += STRIP) {
+        int m = n - done < STRIP ? n - done : STRIP;
+        to_double(x, golden + (size_t)done * WIDTH[gt], gt, m);
+        to_double(y, candidate + (size_t)done * WIDTH[ct], ct, m);
+        for (int i = m; i & (LANES - 1); i++) x[i] = y[i] = 0;
+        for (int i = 0; i < m; i += LANES)
+            EACH_LANE {
+                double a = x[i + l], b = y[i + l], left_error, right_error;
+                int finite = a * 0 + b * 0 == 0;
+                a = finite ? a : 0;
+                b = finite ? b : 0;
+                double left = product(b * k->candidate_power, k->golden_length, &left_error);
+                double right = product(a * k->golden_power, k->candidate_length, &right_error);
+                double apart = (left - right) + (left_error - right_error);
+                squares[l] += apart * apart;
+            }
+    }
+    return sum(squares);
+}
+
 /* Extrema, NaN and Inf of what was seen so far. */
 typedef struct {
     double min, max;
@@ -414,7 +453,38 @@ static PyObject *measure_block(PyObject *self, PyObject *const *args, Py_ssize_t
     return found;
 }
 
+static PyObject *apart_block(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    Operand golden, candidate;
+    PyObject *listed = NULL;
+    double *sums = NULL;
+    (void)self;
+    if (given != 9) return PyErr_SetString(PyExc_TypeError, "apart_block takes 9 arguments"), NULL;
+    Lengths lengths = {PyFloat_AsDouble(args[5]), PyFloat_AsDouble(args[6]), PyFloat_AsDouble(args[7]), PyFloat_AsDouble(args[8])};
+    int size = PyErr_Occurred() ? 0 : take_size(args[4]);
+    if (!size || !take(args[0], args[2], &golden)) return NULL;
+    if (!take(args[1], args[3], &candidate)) return PyBuffer_Release(&golden.bytes), NULL;
+    Py_ssize_t n = golden.count, chunks = n / size + (n % size != 0);
+    if (candidate.count != n) PyErr_SetString(PyExc_ValueError, "golden and candidate must hold equally many elements");
+    else if (!(sums = PyMem_New(double, chunks))) PyErr_NoMemory();
+    else {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t k = 0; k < chunks; k++)
+            sums[k] = apart_chunk((const char *)golden.bytes.buf + (size_t)(k * size) * WIDTH[golden.type],
+                                  (const char *)candidate.bytes.buf + (size_t)(k * size) * WIDTH[candidate.type], golden.type,
+                                  candidate.type, (int)(n - k * size < size ? n - k * size : size), &lengths);
+        Py_END_ALLOW_THREADS
+        listed = lists(sums, chunks, 1);
+        PyMem_Free(sums);
+    }
+    PyBuffer_Release(&golden.bytes);
+    PyBuffer_Release(&candidate.bytes);
+    return listed;
+}
+
 static PyMethodDef methods[] = {
+    {"apart_block", (PyCFunction)(void (*)(void))apart_block, METH_FASTCALL,
+     "apart_block(golden, candidate, golden_type, candidate_type, chunk, golden_power, candidate_power, golden_length, candidate_length)"
+     " -> [sums], see bundle/kernel.py"},
     {"measure_block", (PyCFunction)(void (*)(void))measure_block, METH_FASTCALL,
      "measure_block(golden, candidate, golden_type, candidate_type, chunk, atol, rtol, saturation) -> (found, sums), see bundle/kernel.py"},
     {"summarize_block", (PyCFunction)(void (*)(void))summarize_block, METH_FASTCALL,

@@ -3,4 +3,15 @@ from typing import Any
 def measure_block(
     golden: Any, candidate: Any, golden_type: int, candidate_type: int, chunk: int, atol: float, rtol: float, saturation: float
 ) -> tuple[tuple[Any, ...], list[list[float]]]: ...
+def apart_block(
+    golden: Any,
+    candidate: Any,
+    golden_type: int,
+    candidate_type: int,
+    chunk: int,
+    golden_power: float,
+    candidate_power: float,
+    golden_length: float,
+    candidate_length: float,
+) -> list[list[float]]: ...
 def summarize_block(values: Any, type: int, chunk: int) -> tuple[float, float, int, int, list[list[float]]]: ...

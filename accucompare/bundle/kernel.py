@@ -100,6 +100,29 @@ def measure_block(
     return BlockMeasure._make(found), chunk_sums
 
 
+def apart_block(
+    golden: Array,
+    candidate: Array,
+    golden_dtype: DType,
+    candidate_dtype: DType,
+    powers: tuple[float, float],
+    lengths: tuple[float, float],
+) -> list[float]:
+    """The chunk sums of (candidate * |golden| - golden * |candidate|)^2 over a block, without the interpreter's lock.
+
+    Args:
+        golden, candidate, golden_dtype, candidate_dtype: as for ``measure_block``.
+        powers: of two, that golden's and the candidate's values are multiplied by first.
+        lengths: |golden| and |candidate| after that.
+
+    Raises:
+        ValueError: as for ``measure_block``.
+    """
+    types = _number(golden, golden_dtype), _number(candidate, candidate_dtype)
+    (squares,) = _kernel.apart_block(golden, candidate, *types, sums.CHUNK, *powers, *lengths)
+    return squares  # type: ignore[no-any-return]
+
+
 def can_summarize(dtype: DType) -> bool:
     """Whether the compiled pass is there and knows the type."""
     return _kernel is not None and dtype.name in _TYPES

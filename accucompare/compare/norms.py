@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from accucompare.bundle import kernel
 from accucompare.bundle.sums import Float64, chunk_dots, chunk_sums, power_of_two_near
 from accucompare.compare.blocks import Block, PairOfTensors, Segment, scratch
 
@@ -118,10 +119,16 @@ def one_minus_cosine(total: Totals, pair: PairOfTensors, run: Run) -> float:
             return 0.5 * ((across - along) / total.golden * rescale) * ((across + along) / total.candidate * rescale)
     golden_length, golden_exponent = math.frexp(total.golden)
     candidate_length, candidate_exponent = math.frexp(total.candidate)
+    powers = math.ldexp(1.0, -golden_exponent), math.ldexp(1.0, -candidate_exponent)
+    compiled = kernel.can_measure(pair.golden_dtype, pair.candidate_dtype) and total.scales == Scales()
 
     @np.errstate(all="ignore")  # it holds for one thread only
     def apart(segment: Segment) -> list[float]:
         squares: list[float] = []
+        if compiled:
+            for raw in pair.raw_blocks(segment):
+                squares += kernel.apart_block(*raw, pair.golden_dtype, pair.candidate_dtype, powers, (golden_length, candidate_length))
+            return squares
         for block in pair.blocks(segment):
             golden = np.ldexp(block.golden * total.scales.golden, -golden_exponent)
             candidate = np.ldexp(block.candidate * total.scales.candidate, -candidate_exponent)

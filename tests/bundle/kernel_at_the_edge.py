@@ -108,6 +108,8 @@ def main(path: str, memory: Malloc | Guard) -> None:
                 found, sums = kernel.measure_block(golden, candidate, golden_type, candidate_type, chunk, 1e-3, rtol, 65504.0)
                 assert found[0] + max(found[10:14]) <= count <= found[0] + sum(found[10:14])
                 assert [len(each) for each in sums] == [-(-count // chunk)] * 6
+            (squares,) = kernel.apart_block(golden, candidate, golden_type, candidate_type, chunk, 0.5, 0.25, 0.7, 0.9)
+            assert len(squares) == -(-count // chunk)
             if alike:
                 *_, sums = kernel.summarize_block(golden, golden_type, chunk)
                 assert [len(each) for each in sums] == [-(-count // chunk)] * 2
@@ -116,6 +118,7 @@ def main(path: str, memory: Malloc | Guard) -> None:
     eight, nine, odd = bytearray(32), bytearray(36), bytearray(33)
     for wrong in ((eight, nine, 1, 1, 8), (eight, eight, 1, 2, 8), (odd, odd, 1, 1, 8), (eight, odd, 1, 1, 8)):
         refused(kernel.measure_block, *wrong, 0.0, -1.0, 0.0)
+        refused(kernel.apart_block, *wrong, 1.0, 1.0, 1.0, 1.0)
     for number in (-1, 10, 2**31):
         refused(kernel.measure_block, eight, eight, number, 1, 8, 0.0, -1.0, 0.0)
         refused(kernel.measure_block, eight, eight, 1, number, 8, 0.0, -1.0, 0.0)
@@ -124,7 +127,7 @@ def main(path: str, memory: Malloc | Guard) -> None:
         refused(kernel.measure_block, eight, eight, 1, 1, chunk, 0.0, -1.0, 0.0)
         refused(kernel.summarize_block, eight, 1, chunk)
     refused(kernel.summarize_block, odd, 1, 8)
-    for missing in (kernel.measure_block, kernel.summarize_block):
+    for missing in (kernel.measure_block, kernel.summarize_block, kernel.apart_block):
         try:
             missing(eight)
         except TypeError:
