@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
@@ -253,8 +254,8 @@ class Comparison:
 
     def worst(self, count: int = 10) -> list[Row]:
         """The rows furthest over tolerance, then the largest relative L2 errors; rows without any difference left out."""
-        different = [row for row in self.rows if row.metrics and _badness(row)[1:] > (0.0, 0.0)]
-        return sorted(different, key=_badness, reverse=True)[:count]
+        different = (row for row in self.rows if row.metrics and _badness(row)[1:] > (0.0, 0.0))
+        return heapq.nlargest(count, different, key=_badness)
 
     def unmatched(self) -> list[Row]:
         """The rows that have only one side."""

@@ -457,6 +457,29 @@ def test_a_diff_that_fails_has_ended_its_threads_before_it_raises(tmp_path: Path
     assert not [thread.name for thread in threading.enumerate() if "accucompare" in thread.name]
 
 
+class Dying(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Dying, MemoryError])
+@pytest.mark.parametrize("where", ["in a thread", "in the progress bar"])
+def test_a_diff_that_is_interrupted_ends_its_threads_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: str
+) -> None:
+    monkeypatch.setattr(diff_module, "WORTH_A_WORKER", 1)
+    monkeypatch.setattr(diff_module, "BATCH", 1)
+
+    def die(*arguments: object, **options: object) -> None:
+        raise error
+
+    if where == "in a thread":
+        monkeypatch.setattr(diff_module, "measure", die)
+    golden, candidate = (write(tmp_path / side, chain(*"abcdef", values=ONES * factor)) for side, factor in (("g", 1), ("c", 2)))
+    with pytest.raises(error):
+        ac.diff(golden, candidate, workers=3, progress=die if where == "in the progress bar" else None)
+    assert not [thread.name for thread in threading.enumerate() if "accucompare" in thread.name]
+
+
 # Statistics only
 
 
