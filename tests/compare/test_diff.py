@@ -457,11 +457,11 @@ def test_a_diff_that_fails_has_ended_its_threads_before_it_raises(tmp_path: Path
     assert not [thread.name for thread in threading.enumerate() if "accucompare" in thread.name]
 
 
-class Dying(Exception):
+class ThreadError(Exception):
     pass
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Dying, MemoryError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ThreadError, MemoryError])
 @pytest.mark.parametrize("where", ["in a thread", "in the progress bar"])
 def test_a_diff_that_is_interrupted_ends_its_threads_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: str
