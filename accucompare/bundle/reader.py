@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from types import TracebackType
 import numpy as np
 import xxhash
 
+from accucompare.bundle import sums
 from accucompare.bundle.archive import Archive
 from accucompare.bundle.digests import digest, digest_of_segments
 from accucompare.bundle.dtypes import DTYPES, Array, widen
@@ -176,8 +178,12 @@ class Bundle:
             return
         archive = self._archive(record)
         if archive.changed():
-            raise RecordError(f"{archive.path}: changed while it was read; compare again when nothing writes to it any more")
+            raise self.changed(record)
         raise RecordError(f"{archive.path}: {record.key} is corrupt (its digest does not match); capture it again")
+
+    def changed(self, record: Record) -> RecordError:
+        """The error of a step that is written to while it is read."""
+        return RecordError(f"{self._archive(record).path}: changed while it was read; compare again when nothing writes to it any more")
 
     def buffer(self, nbytes: int) -> Array:
         """This thread's buffer for what it reads of this bundle: bytes, overwritten by whoever asks next."""
@@ -257,6 +263,9 @@ class StoredTensor:
 
         Yields:
             Arrays of ``elements`` (the last one shorter), overwritten by what this thread reads next of this bundle.
+
+        Raises:
+            RecordError: if the segment was read before and was another then.
         """
         size = self._storage.itemsize
         hasher = xxhash.xxh3_128()
@@ -265,7 +274,16 @@ class StoredTensor:
             self._archive.read_into(memoryview(block), self._offset + first * size)
             hasher.update(block)
             yield block.view(self._storage)
-        self._digests[start] = hasher.digest()
+        if self._digests.setdefault(start, hasher.digest()) != hasher.digest():  # what is measured in two passes is read twice
+            raise self._bundle.changed(self._record)
+
+    def read(self) -> None:
+        """Read everything, a block at a time, and verify it. Errors as ``blocks`` and ``verify``."""
+        elements = math.prod(self._record.shape)
+        for start in range(0, elements or 1, sums.SEGMENT):
+            for _ in self.blocks(start, min(start + sums.SEGMENT, elements)):
+                pass
+        self.verify()
 
     def verify(self) -> None:
         """To be called when every segment has been read.

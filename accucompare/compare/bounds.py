@@ -252,11 +252,9 @@ def _share(least: float, limit: float) -> float:
 
 
 def _detail(metrics: Metrics) -> str:
-    if math.isinf(metrics.rel_l2):
-        return f"by statistics alone: golden is all zeros, and the largest difference at least {_floor(metrics.max_abs)}"
-    return (
-        f"by statistics alone: relative L2 error at least {_floor(metrics.rel_l2)}, largest difference at least {_floor(metrics.max_abs)}"
-    )
+    error = "golden is all zeros" if math.isinf(metrics.rel_l2) else f"relative L2 error at least {_floor(metrics.rel_l2)}"
+    places = ", if NaN and Inf are in the same places" if metrics.golden_nan or metrics.golden_inf else ""
+    return f"by statistics alone: {error}, largest difference at least {_floor(metrics.max_abs)}{places}"
 
 
 def _nonfinite_detail(metrics: Metrics) -> str:

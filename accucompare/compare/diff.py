@@ -190,7 +190,9 @@ class _Sides:
         if verdict is not None:
             return None, verdict
         dtype, atol, rtol = DTYPES[golden.dtype], tolerance.atol, tolerance.rtol
-        statistics = golden.statistics if (golden.digest, golden.dtype) == (candidate.digest, candidate.dtype) else None
+        statistics = golden.statistics if _same_bits(Pair(golden, candidate)) else None
+        if self.verify and (golden.member is None) is not (candidate.member is None):
+            (self.golden.stored(golden) if golden.member is not None else self.candidate.stored(candidate)).read()
         if golden.member is not None and candidate.member is not None:
             ours, theirs = self.golden.stored(golden), self.candidate.stored(candidate)  # reads nothing yet, but finds damage
             if statistics is None or self.verify:
@@ -247,19 +249,32 @@ def _rows(pairs: list[Pair], outcomes: list[Outcome], damage: list[str]) -> list
 
 @dataclass
 class _Precision:
-    """The coarsest floating dtype that either side has held so far, step by step."""
+    """The coarsest floating dtype in which the two sides have differed so far, step by step.
+
+    Values that are the same on both sides bring no rounding error into what follows, and neither do scales, which float8_e8m0fnu is for.
+    """
 
     _coarsest: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def tolerance_for(self, pair: Pair, rules: Tolerances) -> Tolerance:
         """The limits for the next pair in execution order."""
-        for record in (pair.golden, pair.candidate):
-            if record is not None and record.dtype in DTYPES and DTYPES[record.dtype].digits:
-                known = self._coarsest.get((record.rank, record.step), record.dtype)
-                self._coarsest[record.rank, record.step] = min(known, record.dtype, key=lambda name: DTYPES[name].digits)
-        if pair.golden is None or pair.candidate is None or not DTYPES.get(pair.golden.dtype, DTYPES["bool"]).digits:
+        records = [record for record in (pair.golden, pair.candidate) if record is not None]
+        dtypes = {record.dtype for record in records if DTYPES.get(record.dtype, DTYPES["bool"]).digits}
+        step = (records[0].rank, records[0].step)
+        before = {self._coarsest[step]} if step in self._coarsest else set()
+        if dtypes and not _same_bits(pair):
+            seen = before | dtypes - {"float8_e8m0fnu"}
+            self._coarsest[step] = min(seen, key=lambda name: DTYPES[name].digits, default="float64")
+        if pair.golden is None or pair.candidate is None or pair.golden.dtype not in dtypes:
             return EXACT
-        return rules.tolerance_for(pair.golden, pair.candidate, self._coarsest[pair.golden.rank, pair.golden.step])
+        return rules.tolerance_for(pair.golden, pair.candidate, min(before | dtypes, key=lambda name: DTYPES[name].digits))
+
+
+def _same_bits(pair: Pair) -> bool:
+    golden, candidate = pair.golden, pair.candidate
+    if golden is None or candidate is None or golden.digest is None:
+        return False
+    return (golden.digest, golden.dtype) == (candidate.digest, candidate.dtype)
 
 
 def _nbytes(pair: Pair) -> int:

@@ -77,6 +77,11 @@ class Metrics(msgspec.Struct, frozen=True, gc=False):
     nonfinite_index: tuple[int, ...] | None = None
     saturated: int | None = 0
 
+    @property
+    def nothing_finite(self) -> bool:
+        """Whether there was no position to measure a difference at, although the two differ: every difference here is 0 only for that."""
+        return self.compared == 0 and self.nonfinite_mismatch > 0
+
 
 def measure(
     golden: Blocks,
@@ -281,9 +286,11 @@ class _Scan:
             self.over_tolerance += int(np.count_nonzero(magnitude > allowed))
             self.needed_atol = max(self.needed_atol, float(((magnitude - rtol * golden) / size).max()))
             self.tolerance_used = max(self.tolerance_used, _largest(np.divide(magnitude, allowed, out=allowed)))
-        self.over_1e3 += int(np.count_nonzero(magnitude > 1e-3 * golden))
-        self.over_5e3 += int(np.count_nonzero(magnitude > 5e-3 * golden))
-        self.max_rel = max(self.max_rel, _largest(np.divide(magnitude, golden, out=magnitude)))
+        most = _largest(np.divide(magnitude, golden, out=scratch(5, len(golden))))
+        self.max_rel = max(self.max_rel, most)
+        if most > 0.999e-3:  # else there is nothing to count
+            self.over_1e3 += int(np.count_nonzero(magnitude > 1e-3 * golden))
+            self.over_5e3 += int(np.count_nonzero(magnitude > 5e-3 * golden))
 
     def _count_nonfinite(self, block: Block, pair: PairOfTensors) -> None:
         golden = as_reals(widen(block.golden_raw, pair.golden_dtype))

@@ -78,10 +78,11 @@ def _of(side: Callable[[Row], Record | None], attribute: str, otherwise: Value =
 
 
 def _metric(name: str) -> Callable[[int, Row], Value]:
+    """A measured difference; nothing where there was no finite value to measure it at."""
     read = attrgetter(name)
 
     def get(number: int, row: Row) -> Value:
-        value: Value = None if row.metrics is None else read(row.metrics)
+        value: Value = None if row.metrics is None or row.metrics.nothing_finite else read(row.metrics)
         return value
 
     return get

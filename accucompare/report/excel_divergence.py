@@ -72,7 +72,7 @@ def limit_of(row: Row) -> float | None:
 def points(rows: Sequence[Row]) -> list[Point]:
     """The outputs that were measured, in execution order."""
     return [
-        Point(number, row, row.metrics.rel_l2, limit_of(row))
+        Point(number, row, math.nan if row.metrics.nothing_finite else row.metrics.rel_l2, limit_of(row))
         for number, row in enumerate(rows, 1)
         if row.metrics is not None and row.record is not None and row.record.role is Role.OUTPUT
     ]

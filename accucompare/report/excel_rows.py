@@ -117,8 +117,8 @@ def _cell(place: str, style: int, value: Value) -> str:
     value = number_or_text(value)
     if isinstance(value, str):
         return f'<c r="{place}" s="{style}" t="inlineStr"><is>{_inline(value)}</is></c>'
-    kind = "b" if isinstance(value, bool) else "n"
-    return f'<c r="{place}" s="{style}" t="{kind}"><v>{value:.16g}</v></c>'
+    kind, shown = ("b", int(value)) if isinstance(value, bool) else ("n", value)
+    return f'<c r="{place}" s="{style}" t="{kind}"><v>{shown!r}</v></c>'
 
 
 @lru_cache(maxsize=4096)

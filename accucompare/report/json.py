@@ -13,6 +13,7 @@ import msgspec
 
 from accucompare.bundle.records import Record
 from accucompare.compare.comparison import Comparison, Row
+from accucompare.compare.measure import Metrics
 from accucompare.errors import ReportError
 
 
@@ -60,8 +61,17 @@ def _row(row: Row) -> dict[str, Any]:
         "golden": _side(row.golden),
         "candidate": _side(row.candidate),
         "by_statistics": row.by_statistics,
-        "metrics": None if row.metrics is None else msgspec.structs.asdict(row.metrics),
+        "metrics": None if row.metrics is None else _metrics(row.metrics),
     }
+
+
+#: What is known of a pair without a finite value to compare.
+_COUNTS = ("elements", "compared", "golden_nan", "candidate_nan", "golden_inf", "candidate_inf", "nonfinite_mismatch", "nonfinite_index")
+
+
+def _metrics(metrics: Metrics) -> dict[str, Any]:
+    found = msgspec.structs.asdict(metrics)
+    return {name: value if name in _COUNTS or not metrics.nothing_finite else None for name, value in found.items()}
 
 
 def _side(record: Record | None) -> dict[str, Any] | None:

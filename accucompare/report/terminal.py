@@ -121,7 +121,7 @@ def _print_divergence(console: Console, row: Row) -> None:
     console.print(Text.assemble("  ", (row.place, "bold red"), f"  ({record.type}, {dtypes} {list(record.shape)}, step {record.step})"))
     console.print(f"  {row.reason.value}: {row.verdict.detail or MEANING[row.reason]}")
     metrics, verdict = row.metrics, row.verdict
-    if row.by_statistics:
+    if row.by_statistics or (metrics is not None and metrics.nothing_finite):
         console.print(f"  limit: {verdict.tolerance} ({verdict.rule})")
     elif metrics is not None:
         where = (
@@ -151,7 +151,10 @@ def _print_worst(console: Console, comparison: Comparison) -> None:
         metrics = row.metrics
         assert metrics is not None
         at_least = "≥" if row.by_statistics else ""
-        numbers = (f"{at_least}{value:.2e}" for value in (metrics.rel_l2, metrics.one_minus_cosine, metrics.max_abs))
+        numbers = (
+            "" if metrics.nothing_finite else f"{at_least}{value:.2e}"
+            for value in (metrics.rel_l2, metrics.one_minus_cosine, metrics.max_abs)
+        )
         table.add_row(_place(row), Text(row.reason.value, _STYLE[row.status]), *numbers, row.verdict.needed)
     console.print()
     console.print(table)

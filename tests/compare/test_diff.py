@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import accucompare as ac
 from accucompare.bundle import sums
+from accucompare.bundle.archive import Archive
 from accucompare.bundle.dtypes import DTYPES, DType
 from accucompare.bundle.reader import open_bundle
 from accucompare.compare import diff as diff_module
@@ -288,6 +289,28 @@ def test_what_is_said_of_identical_tensors_unread_is_what_reading_them_says(
     assert unread.rows[0].verdict == read.rows[0].verdict
 
 
+def test_a_bundle_that_changes_between_two_passes_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The angle between tensors that differ by a factor is measured in a second pass."""
+    values = np.linspace(1, 2, 1000, dtype=np.float32)
+    golden, candidate = (write(tmp_path / side, [item("a", values * factor)]) for side, factor in (("g", 1), ("c", np.float32(1.5))))
+    path = candidate / "rank0/step0.npz"
+    right = path.read_bytes()
+    path.write_bytes(right.replace((values * np.float32(1.5)).tobytes(), (values * np.float32(1.00001)).tobytes()))
+    read_into, reads = Archive.read_into, []
+
+    def read_and_mend(self: Archive, buffer: memoryview, offset: int) -> None:
+        reads.append(self.path)
+        if reads.count(path) == 2:
+            with path.open("r+b") as file:
+                file.write(right)
+        read_into(self, buffer, offset)
+
+    monkeypatch.setattr(Archive, "read_into", read_and_mend)
+    with pytest.raises(RecordError, match="changed while it was read"):
+        ac.diff(golden, candidate)
+    assert reads.count(path) == 2
+
+
 def test_a_bundle_that_changes_while_it_is_read_is_said_to(tmp_path: Path) -> None:
     with open_bundle(write(tmp_path / "candidate", chain("a", values=ONES * 2))) as bundle:
         (record,) = bundle.records()
@@ -352,6 +375,19 @@ def test_the_default_limit_follows_the_coarsest_type_that_values_have_passed_thr
     before, _, after = compare(tmp_path, golden, candidate).rows
     assert (before.status, before.verdict.rule) == (Status.FAIL, "default for float32")
     assert (after.status, after.verdict.rule) == (Status.PASS, "default for bfloat16, which values before have passed through")
+
+
+def test_a_type_that_both_sides_hold_with_the_same_bits_leaves_the_limits_of_what_follows(tmp_path: Path) -> None:
+    values = np.linspace(1, 2, 50)
+    before = item("before", values, "bfloat16")
+    comparison = compare(tmp_path, [before, item("after", np.float32(values))], [before, item("after", np.float32(values * 1.01))])
+    assert comparison.rows[1].verdict.rel_l2_limit == 1e-4
+    assert comparison.first_divergence is comparison.rows[1]
+
+
+def test_scales_leave_the_limits_of_what_follows(tmp_path: Path) -> None:
+    sides = [[item("scale", [factor], "float8_e8m0fnu"), *chain("after", values=ONES * factor)] for factor in (1.0, 2.0)]
+    assert compare(tmp_path, *sides).rows[1].verdict.rel_l2_limit == 1e-4
 
 
 def test_the_coarsest_type_is_that_of_the_step_alone(tmp_path: Path) -> None:
@@ -508,6 +544,15 @@ def test_statistics_prove_a_difference_and_bound_it(tmp_path: Path, golden_too: 
     assert (metrics.max_abs, metrics.max_rel) == (4.0, None)
     assert "by statistics alone: relative L2 error at least" in comparison.rows[1].verdict.detail
     assert any("statistics only: errors are lower bounds" in finding.message for finding in comparison.preflight)
+
+
+def test_verify_reads_the_values_that_one_side_alone_holds(tmp_path: Path) -> None:
+    golden, candidate = (write(tmp_path / side, [item("a", np.frombuffer(b"golden values 16", np.uint8))]) for side in ("g", "c"))
+    without_values(candidate)
+    flip_bit(golden / "rank0/step0.npz", b"golden val")
+    assert ac.diff(golden, candidate).passed
+    with pytest.raises(RecordError, match="is corrupt"):
+        ac.diff(golden, candidate, verify=True)
 
 
 def test_statistics_do_not_see_another_order_and_the_verdict_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

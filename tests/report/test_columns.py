@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -99,3 +100,17 @@ def test_a_distance_beyond_int64_fits_the_frame(tmp_path: Path) -> None:
     golden, candidate = (write(tmp_path / name, [item("a", np.array([value]))]) for name, value in (("g", -1.7e308), ("c", 1.7e308)))
     frame = ac.diff(golden, candidate).to_dataframe()
     assert frame["max ULP"][0] > 1 << 63
+
+
+def test_what_could_not_be_measured_for_want_of_finite_values_is_shown_nowhere_as_zero(tmp_path: Path) -> None:
+    golden = write(tmp_path / "golden", [item("a", np.ones(3, np.float32))])
+    candidate = write(tmp_path / "candidate", [item("a", np.full(3, np.nan, np.float32))])
+    found = ac.diff(golden, candidate)
+    line = to_dataframe(found).iloc[0]
+    assert line[["relative L2", "1 − cosine", "max abs diff", "RMSE", "bias", "max ULP", "over 1e-3"]].isna().all()
+    assert line["candidate NaN"] == 3
+    metrics = json.loads(found.to_json(tmp_path / "x.json").read_text())["rows"][0]["metrics"]
+    assert {name: value for name, value in metrics.items() if value is not None} == {
+        "elements": 3, "compared": 0, "golden_nan": 0, "candidate_nan": 3, "golden_inf": 0, "candidate_inf": 0,
+        "nonfinite_mismatch": 3, "nonfinite_index": [0],
+    }  # fmt: skip
