@@ -56,6 +56,7 @@ def cli(debug: bool) -> None:
         "accucompare capture --device cpu --out golden",
         "accucompare capture model.py:case --device npu --dtype bfloat16",
         "accucompare capture model.py --out golden --only 'encoder.*' --skip '*.dropout'",
+        "accucompare capture model.py --out golden --mode stats      # digests and statistics, no tensors",
         "accucompare capture model.py --out golden --save-state      # weights and inputs too, then elsewhere:",
         "accucompare capture model.py --device npu --like golden     # same weights, inputs, seed, selection",
     )
@@ -66,6 +67,13 @@ def cli(debug: bool) -> None:
     "--dtype",
     type=click.Choice(["float64", "float32", "bfloat16", "float16"]),
     help="Cast the model and its floating inputs to this type.  [default: as they are]",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["tensors", "stats"]),
+    default="tensors",
+    show_default=True,
+    help="Keep every distinct tensor, or only digests and statistics: a bundle of a few kilobytes.",
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Directory to write.  [default: the device's type]")
 @click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), help="Seed of weights and random operations.  [default: 0]")

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import threading
-import zipfile
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,16 +15,20 @@ from typing import IO
 
 import xxhash
 
-from accucompare.bundle.archive import member_name, write_member
+from accucompare.bundle.archive import ArchiveWriter, member_name
 from accucompare.bundle.digests import digest, fingerprint
 from accucompare.bundle.dtypes import DTYPES, Array
 from accucompare.bundle.manifest import Manifest, StepEntry
+from accucompare.bundle.memory import Allocate, HostMemory, Lease
 from accucompare.bundle.records import Record
-from accucompare.bundle.statistics import summarize
+from accucompare.bundle.statistics import Statistics, summarize
 from accucompare.errors import CaptureError
 
 #: How many bytes of tensors may wait to be written, by default: 1 GiB.
 QUEUE_BYTES = 1 << 30
+#: What makes two records' data and statistics equal: dtype, shape, digest.
+Content = tuple[str, tuple[int, ...], str | None]
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 #: Where in its directory a bundle waits that is being overwritten.
 PREVIOUS = ".previous"
 
@@ -33,47 +36,67 @@ PREVIOUS = ".previous"
 class RecordFile:
     """A ``.npz`` and its ``.jsonl``, written under temporary names and renamed whole.
 
-    A record whose bytes, shape and storage type equal an earlier one's names that one's member.
+    A record whose bytes, shape and storage type equal an earlier one's names that one's member. Without ``tensors``, records keep
+    digests and statistics only, and the ``.npz`` stays empty.
     """
 
-    def __init__(self, stem: Path) -> None:
+    def __init__(self, stem: Path, tensors: bool = True) -> None:
         self._npz = stem.with_name(stem.name + ".npz")
         self._jsonl = stem.with_name(stem.name + ".jsonl")
         self._parts = [path.with_name(path.name + ".part") for path in (self._npz, self._jsonl)]
         stem.parent.mkdir(parents=True, exist_ok=True)
         self._lines: IO[bytes] = self._parts[1].open("wb")
         try:
-            self._archive = zipfile.ZipFile(self._parts[0], "w", zipfile.ZIP_STORED)
+            self._archive = ArchiveWriter(self._parts[0])
         except OSError:
             self._lines.close()
             self._parts[1].unlink()
             raise
         self._hasher = xxhash.xxh3_128()
-        self._members: dict[tuple[str, tuple[int, ...], str], Record] = {}
+        self._tensors = tensors
+        self._members: dict[tuple[str, tuple[int, ...], str | None], str] = {}  # by storage type, shape and digest
+        self._known: dict[Content, tuple[str | None, Statistics]] = {}
         self.records = 0
 
-    def add(self, record: Record, array: Array | None) -> None:
-        """Write one record; ``array`` is C-contiguous, of the storage type of the record's dtype."""
-        if array is not None:
-            fingerprint_key = (array.dtype.str, array.shape, digest(array))
-            twin = self._members.get(fingerprint_key)
-            if twin is None:
-                name = member_name(len(self._members), record.name, record.role.value, record.path)
-                write_member(self._archive, name, array)
-                record = replace(record, member=name, digest=fingerprint_key[2], statistics=summarize(array, DTYPES[record.dtype]))
-                self._members[fingerprint_key] = record
-            else:
-                same_type = twin.dtype == record.dtype
-                statistics = twin.statistics if same_type else summarize(array, DTYPES[record.dtype])
-                record = replace(record, member=twin.member, digest=twin.digest, statistics=statistics)
-        line = json.dumps(record.to_json(), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    def add(self, record: Record, array: Array | None) -> Record:
+        """Write one record.
+
+        Args:
+            record: with the digest of the array, if that is known already.
+            array: C-contiguous, of the storage type of the record's dtype; ``None`` for a record without data, and for one whose
+                digest is that of an earlier record of the same dtype and shape.
+
+        Returns:
+            The record as it was written, with its member, digest and statistics.
+        """
+        if array is not None and record.digest is None:
+            record = replace(record, digest=digest(array))
+        content = (record.dtype, record.shape, record.digest)
+        if array is not None and content not in self._known:
+            self._known[content] = self._store(record, array)
+        if content in self._known:
+            member, statistics = self._known[content]
+            record = replace(record, member=member, statistics=statistics)
+        line = _JSON.encode(record.to_json()).encode() + b"\n"
         self._hasher.update(line)
         self._lines.write(line)
         self.records += 1
+        return record
+
+    def _store(self, record: Record, array: Array) -> tuple[str | None, Statistics]:
+        """Write an array, unless one of another dtype has the same bits; its statistics are its own all the same."""
+        statistics = summarize(array, DTYPES[record.dtype])
+        if not self._tensors:
+            return None, statistics
+        bits = (array.dtype.str, array.shape, record.digest)
+        if bits not in self._members:
+            self._members[bits] = member_name(len(self._members), record.name, record.role.value, record.path)
+            self._archive.add(self._members[bits], array)
+        return self._members[bits], statistics
 
     def finish(self) -> str:
         """Close both files, give them their names, and return the digest of the ``.jsonl``."""
-        self._archive.close()
+        self._archive.finish()
         self._lines.close()
         for part, final in zip(self._parts, (self._npz, self._jsonl), strict=True):
             os.replace(part, final)
@@ -81,14 +104,11 @@ class RecordFile:
 
     def discard(self) -> None:
         """Remove what was written; never raises."""
-        file, self._archive.fp = self._archive.fp, None  # or the archive would try to end itself when it is forgotten
-        for stream in (file, self._lines):
-            with contextlib.suppress(OSError, ValueError):
-                if stream is not None:
-                    stream.close()
-        for part in self._parts:
-            with contextlib.suppress(OSError):
-                part.unlink()
+        self._archive.discard()
+        with contextlib.suppress(OSError):
+            self._lines.close()
+        with contextlib.suppress(OSError):
+            self._parts[1].unlink()
 
 
 @dataclass(frozen=True)
@@ -96,10 +116,8 @@ class _Tensor:
     record: Record
     array: Array | None
     case_input: bool
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.array is None else self.array.nbytes
+    lease: Lease | None
+    ready: Callable[[], None] | None
 
 
 @dataclass(frozen=True)
@@ -111,51 +129,71 @@ class _EndStep:
 class BundleWriter:
     """Takes records from a capture and writes them in the background.
 
-    ``add`` and ``end_step`` return at once while fewer than ``queue_bytes`` of tensors wait, and otherwise block until the disk
-    has caught up. After a failure (a full disk) they do nothing, and ``failure`` says what happened.
+    ``take`` and ``add`` return at once while fewer than ``queue_bytes`` of tensors wait, and otherwise block until the disk has
+    caught up. After a failure (a full disk) nothing is queued any more, and ``failure`` says what happened.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest, rank: int = 0, queue_bytes: int = QUEUE_BYTES) -> None:
+    def __init__(self, directory: Path, manifest: Manifest, rank: int = 0, queue_bytes: int = QUEUE_BYTES, tensors: bool = True) -> None:
+        """Without ``tensors``, records keep digests and statistics only; a saved state keeps its tensors."""
         self.directory = directory
         self.manifest = manifest
         self.failure: CaptureError | None = None
         self._rank = rank
         self._folder = directory / f"rank{rank}"
         self._manifest_path = (self._folder if rank else directory) / "manifest.json"
-        self._limit = queue_bytes
-        self._held = 0
+        self._tensors = tensors
         self._queue: deque[_Tensor | _EndStep | None] = deque()
         self._changed = threading.Condition()
         self._file: RecordFile | None = None
+        self._announced: set[Content] = set()  # what the queue and the file of the current step hold, by the digests it came with
+        self._fingerprints: dict[Content, dict[str, str]] = {}
         self._folder.mkdir(parents=True, exist_ok=True)
         manifest.write(self._manifest_path)
         self._thread = threading.Thread(target=self._run, name="accucompare-writer", daemon=True)
+        self.memory = HostMemory(queue_bytes, self._thread.is_alive)
         self._thread.start()
 
-    def add(self, record: Record, array: Array | None, case_input: bool = False) -> None:
-        """Queue one record of the current step; ``array`` must not change any more.
+    def take(self, nbytes: int, allocate: Allocate) -> Lease:
+        """Host memory for a tensor that will be added; blocks while there is no room for it."""
+        return self.memory.take(nbytes, allocate)
 
-        ``case_input`` marks an input of the root module: its fingerprint goes into the manifest.
+    def has(self, dtype: str, shape: tuple[int, ...], checksum: str) -> bool:
+        """Whether the current step holds a tensor like this, so that a record with its digest needs no array."""
+        return (dtype, shape, checksum) in self._announced
+
+    def add(
+        self,
+        record: Record,
+        array: Array | None,
+        case_input: bool = False,
+        lease: Lease | None = None,
+        ready: Callable[[], None] | None = None,
+    ) -> None:
+        """Queue one record of the current step.
+
+        Args:
+            record: with its array's digest, if that is known already.
+            array: must not change any more; ``None`` for a record without data, and for one whose digest this step ``has``.
+            case_input: whether it is an input of the root module: its fingerprint goes into the manifest.
+            lease: the memory that the array is in, if it was taken from here; else this blocks until there is room for it.
+            ready: to be called before the array is read: waits until a device has filled it in.
         """
-        item = _Tensor(record, array, case_input)
+        if array is not None and lease is None:
+            lease = self.memory.take(array.nbytes)
         with self._changed:
-            self._wait_for_room(item.nbytes)
-            if self.failure is None:
-                self._held += item.nbytes
-                self._queue.append(item)
-                self._changed.notify_all()
-
-    def wait_for_room(self, nbytes: int) -> None:
-        """Block until a tensor of this size may be copied without exceeding the bound, or the queue is empty, or it has failed."""
-        with self._changed:
-            self._wait_for_room(nbytes)
-
-    def _wait_for_room(self, nbytes: int) -> None:
-        self._changed.wait_for(lambda: self.failure or not self._held or self._held + nbytes <= self._limit)
+            if self.memory.closed:
+                self.failure = self.failure or self._without_thread()
+            if self.failure is not None:
+                return
+            if array is not None and record.digest is not None:
+                self._announced.add((record.dtype, record.shape, record.digest))
+            self._queue.append(_Tensor(record, array, case_input, lease, ready))
+            self._changed.notify_all()
 
     def end_step(self, step: int, partial: bool = False) -> None:
         """Queue the end of a step: what was added since the last end is renamed whole to ``step<step>``."""
         with self._changed:
+            self._announced.clear()
             self._queue.append(_EndStep(step, partial))
             self._changed.notify_all()
 
@@ -188,6 +226,8 @@ class BundleWriter:
             self._changed.notify_all()
         while self._thread.is_alive():  # bounded waits, so that Ctrl-C gets through on every platform
             self._thread.join(timeout=0.2)
+        if self._queue:
+            self.failure = self.failure or self._without_thread()
         if self.failure is not None:
             self.manifest.complete = False
             self.manifest.stopped = self.manifest.stopped or {"error": str(self.failure)}
@@ -205,22 +245,23 @@ class BundleWriter:
                     self._finish_step(item)
                     continue
                 self._write(item)
-                nbytes = item.nbytes
+                lease = item.lease
                 del item  # its memory is free before there is room for the next
-                with self._changed:
-                    self._held -= nbytes
-                    self._changed.notify_all()
+                if lease is not None:
+                    lease.release()
         except OSError as error:
             self._fail(self._cannot_write(error))
-        except Exception as error:  # a bug here must reach the user as an error of the capture, not vanish with the thread
+        except BaseException as error:  # a bug here must reach the user as an error of the capture, not vanish with the thread
             self._fail(CaptureError(f"{self.directory}: writing failed ({type(error).__name__}: {error})"))
 
     def _write(self, item: _Tensor) -> None:
         if self._file is None:
-            self._file = RecordFile(self._folder / f"step{item.record.step}")
-        self._file.add(item.record, item.array)
-        if item.case_input and item.array is not None:
-            self._note_input(item.record, item.array)
+            self._file = RecordFile(self._folder / f"step{item.record.step}", self._tensors)
+        if item.ready is not None:
+            item.ready()
+        record = self._file.add(item.record, item.array)
+        if item.case_input:
+            self._note_input(record, item.array)
 
     def _take(self) -> _Tensor | _EndStep | None:
         with self._changed:
@@ -228,8 +269,9 @@ class BundleWriter:
             return self._queue.popleft()
 
     def _finish_step(self, end: _EndStep) -> None:
-        file = self._file or RecordFile(self._folder / f"step{end.step}")
+        file = self._file or RecordFile(self._folder / f"step{end.step}", self._tensors)
         self._file = None
+        self._fingerprints.clear()
         try:
             checksum = file.finish()
         except Exception:
@@ -238,14 +280,17 @@ class BundleWriter:
         self.manifest.steps.append(StepEntry(end.step, file.records, checksum, end.partial))
         self.manifest.write(self._manifest_path)
 
-    def _note_input(self, record: Record, array: Array) -> None:
-        inputs = self.manifest.inputs.setdefault(str(record.step), {})
-        place = ".".join(part for part in (record.name, record.path) if part)
-        inputs[place] = {
-            "dtype": record.dtype,
-            "shape": list(record.shape),
-            "digests": fingerprint(array, DTYPES[record.dtype]),
-        }
+    def _note_input(self, record: Record, array: Array | None) -> None:
+        content = (record.dtype, record.shape, record.digest)
+        if array is not None and content not in self._fingerprints:
+            self._fingerprints[content] = fingerprint(array, DTYPES[record.dtype])
+        if content in self._fingerprints:
+            place = ".".join(part for part in (record.name, record.path) if part)
+            self.manifest.inputs.setdefault(str(record.step), {})[place] = {
+                "dtype": record.dtype,
+                "shape": list(record.shape),
+                "digests": self._fingerprints[content],
+            }
 
     def _fail(self, failure: CaptureError) -> None:
         if self._file is not None:
@@ -254,8 +299,11 @@ class BundleWriter:
         with self._changed:
             self.failure = failure
             self._queue.clear()
-            self._held = 0
             self._changed.notify_all()
+        self.memory.close()
+
+    def _without_thread(self) -> CaptureError:
+        return CaptureError(f"{self.directory}: writing ended early, for its thread is gone; was the process forked?")
 
     def _cannot_write(self, error: OSError) -> CaptureError:
         return CaptureError(

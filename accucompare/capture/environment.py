@@ -18,7 +18,7 @@ from accucompare import devices
 from accucompare.bundle.digests import fingerprint
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.capture.names import Modules
-from accucompare.capture.tensors import to_host
+from accucompare.capture.tensors import round_to, to_host
 
 _PACKAGES = ("accucompare", "torch", "torch_npu", "numpy", "transformers")
 
@@ -60,10 +60,11 @@ def describe_model(modules: Modules) -> dict[str, Any]:
     """Class, mode, modules, and a fingerprint of every parameter and buffer."""
     root = modules.named[""]
     tables: dict[str, dict[str, Any]] = {"parameters": {}, "buffers": {}}
+    described: dict[int, dict[str, Any]] = {}  # tied weights have several names
     for kind, name, tensor in modules.tensors():
-        host = to_host(tensor)
-        digests = {} if host.array is None else fingerprint(host.array, DTYPES[host.dtype])
-        tables[kind][name] = {"dtype": host.dtype, "shape": list(host.shape), "digests": digests}
+        if id(tensor) not in described:
+            described[id(tensor)] = _describe_tensor(tensor)
+        tables[kind][name] = described[id(tensor)]
     return {
         "class": f"{type(root).__module__}.{type(root).__qualname__}",
         "training": root.training,
@@ -74,6 +75,12 @@ def describe_model(modules: Modules) -> dict[str, Any]:
         "aliases": modules.aliases,
         **tables,
     }
+
+
+def _describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
+    host = to_host(tensor)
+    digests = {} if host.array is None else fingerprint(host.array, DTYPES[host.dtype], round_to)
+    return {"dtype": host.dtype, "shape": list(host.shape), "digests": digests}
 
 
 def _drops_out(module: nn.Module) -> bool:

@@ -13,15 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from accucompare.bundle.dtypes import Array
 from accucompare.bundle.records import Record, Role
 from accucompare.bundle.selection import Selection
+from accucompare.bundle.writer import BundleWriter
 from accucompare.capture.names import Modules
-from accucompare.capture.tensors import HostValue, other_to_host, scalar_to_host, tensor_bytes, to_host
+from accucompare.capture.tensors import HostValue, other_to_host, scalar_to_host, to_host
 from accucompare.capture.values import Scalar, leaves
-
-#: Takes a record, its bits (which nobody changes any more), and whether it is what the step began with.
-Sink = Callable[[Record, Array | None, bool], None]
 
 
 @dataclass(frozen=True)
@@ -36,19 +33,12 @@ class _Call:
 class Recorder:
     """Hooks on every module of a model.
 
-    An input is copied before the module runs, since an in-place module overwrites it; an output when it is returned, since the
+    An input is recorded before the module runs, since an in-place module overwrites it; an output when it is returned, since the
     next module may. Whatever goes wrong in a hook is noted in ``errors`` and never reaches the model.
     """
 
-    def __init__(
-        self,
-        modules: Modules,
-        selection: Selection,
-        sink: Sink,
-        wait_for_room: Callable[[int], None],
-        started: Callable[[], None],
-    ) -> None:
-        """``wait_for_room`` is called with a tensor's bytes before it is copied, ``started`` when an outermost call begins."""
+    def __init__(self, modules: Modules, selection: Selection, writer: BundleWriter, started: Callable[[], None]) -> None:
+        """``started`` is called when an outermost call begins."""
         self.step = 0
         self.recording = True
         self.records = 0
@@ -56,8 +46,7 @@ class Recorder:
         self.called: set[str] = set()
         self._modules = modules
         self._selection = selection
-        self._sink = sink
-        self._wait_for_room = wait_for_room
+        self._writer = writer
         self._started = started
         self._indices: Counter[str] = Counter()
         self._seen: Counter[tuple[str, int, Role, str]] = Counter()
@@ -142,16 +131,14 @@ class Recorder:
 
     def _record(self, call: _Call, role: Role, parts: Iterator[tuple[str, Any]]) -> None:
         outermost = role is Role.INPUT and call.parent is None
-        if not (outermost or self._selection.allows(call.name)):
+        if self._writer.failure is not None or not (outermost or self._selection.allows(call.name)):
             return
         given = outermost and self.records == 0  # a later call may be given what an earlier one computed
         for path, value in parts:
             self._record_value(call, role, path, value, given)
 
     def _record_value(self, call: _Call, role: Role, path: str, value: Any, given: bool) -> None:
-        if isinstance(value, torch.Tensor):
-            self._wait_for_room(tensor_bytes(value))  # before the copy is made, so that memory stays within the bound
-        host = _host_value(value)
+        host = self._host_value(value)
         place = (call.name, call.index, role, path)
         self._seen[place] += 1
         if self._seen[place] > 1:
@@ -173,7 +160,14 @@ class Recorder:
             detail=host.detail,
         )
         self.records += 1
-        self._sink(record, host.array, given)
+        self._writer.add(record, host.array, given, host.lease, host.ready)
+
+    def _host_value(self, value: Any) -> HostValue:
+        if isinstance(value, torch.Tensor):
+            return to_host(value, self._writer)
+        if isinstance(value, Scalar):
+            return scalar_to_host(value)
+        return other_to_host(value)
 
 
 class _Hook:
@@ -199,11 +193,3 @@ def _nothing(*arguments: Any) -> None:
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from leaves(args)
     yield from leaves(kwargs)
-
-
-def _host_value(value: Any) -> HostValue:
-    if isinstance(value, torch.Tensor):
-        return to_host(value)
-    if isinstance(value, Scalar):
-        return scalar_to_host(value)
-    return other_to_host(value)

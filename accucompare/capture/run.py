@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.writer import PREVIOUS, QUEUE_BYTES
-from accucompare.capture.session import capture
+from accucompare.capture.session import Mode, capture
 from accucompare.capture.state import Arguments, saved_inputs
 from accucompare.case import load_case, steps_of
 from accucompare.devices import DeviceName, open_device
@@ -37,6 +37,7 @@ def capture_case(
     out: str | Path,
     device: DeviceName,
     *,
+    mode: str = Mode.TENSORS,
     dtype: FloatType | None = None,
     seed: int | None = None,
     steps: int | None = None,
@@ -56,7 +57,7 @@ def capture_case(
         device: where to run.
         dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
         steps: how many; as many as the case has inputs if not given. Inputs are used again from the first if there are fewer.
-        seed, only, skip, overwrite, save_state, like, queue_bytes: as for ``accucompare.capture``.
+        mode, seed, only, skip, overwrite, save_state, like, queue_bytes: as for ``accucompare.capture``.
         progress: called with the steps done and the steps to do.
 
     Returns:
@@ -85,6 +86,7 @@ def capture_case(
     if torch_dtype is not None:  # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
         model._apply(lambda tensor: tensor.to(torch_dtype) if tensor.is_floating_point() else tensor)  # type: ignore[no-untyped-call]
     options: dict[str, Any] = {
+        "mode": mode,
         "seed": seed,
         "only": only,
         "skip": skip,

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ from accucompare.capture.names import Modules, name_modules
 from accucompare.capture.randomness import Draws, matched_randomness
 from accucompare.capture.state import Arguments, restore_weights, state_records
 from accucompare.errors import CaptureError, UsageError
+
+
+class Mode(str, Enum):
+    """What ``mode`` can be: what a capture keeps of a tensor."""
+
+    TENSORS = "tensors"
+    STATS = "stats"
 
 
 class Session:
@@ -90,6 +98,7 @@ def capture(
     model: nn.Module,
     out: str | Path,
     *,
+    mode: str = Mode.TENSORS,
     seed: int | None = None,
     steps: int | None = None,
     only: str | Iterable[str] = (),
@@ -110,6 +119,7 @@ def capture(
     Args:
         model: any module, on any device, wrapped or not.
         out: directory to write the bundle to.
+        mode: ``"tensors"`` keeps every distinct tensor; ``"stats"`` only its digest and statistics, in a bundle of a few kilobytes.
         seed: of the random operations; 0 if not given, or that of ``like``.
         steps: record this many steps and no more; without it, all.
         only, skip: globs of qualified names to record and to leave out; those of ``like`` if neither is given. The outermost
@@ -141,6 +151,8 @@ def capture(
         raise UsageError(f"queue_bytes must be at least 1, but is {queue_bytes}")
     if like is not None and Path(like).resolve() == Path(out).resolve():
         raise UsageError(f"{out}: cannot be both what the capture starts from and what it writes; choose another --out")
+    if mode not in list(Mode):
+        raise UsageError(f"mode must be 'tensors' or 'stats', but is {mode!r}")
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
     modules = name_modules(model)
@@ -162,6 +174,7 @@ def capture(
     manifest = Manifest(
         ranks=ranks,
         capture={
+            "mode": Mode(mode).value,
             "seed": seed,
             "steps": steps,
             "only": list(selection.only),
@@ -174,7 +187,7 @@ def capture(
         model={**describe_model(modules), "not_called": []},
         notes=notes,
     )
-    writer = BundleWriter(directory, manifest, rank, queue_bytes)
+    writer = BundleWriter(directory, manifest, rank, queue_bytes, tensors=mode == Mode.TENSORS)
     with contextlib.ExitStack() as stack:
         try:
             if save_state:
@@ -185,7 +198,7 @@ def capture(
                 manifest.notes.append("this version of torch does not let random operations be matched across devices")
             if "torch._dynamo" in sys.modules:  # inner hooks of a compiled model stop firing after its first call
                 stack.enter_context(_eager_stance())
-            recorder = Recorder(modules, selection, writer.add, writer.wait_for_room, _noting_autocast(manifest.environment, device))
+            recorder = Recorder(modules, selection, writer, _noting_autocast(manifest.environment, device))
             stack.callback(recorder.remove)
             recorder.install()
         except BaseException:

@@ -25,7 +25,7 @@ def state_records(modules: Modules, steps: list[Arguments] | None) -> tuple[list
     """What to save of a model and its inputs.
 
     Returns:
-        Records, each with a function that copies its data to the host; and the structure of the inputs, as JSON.
+        Records, each with a function that brings its data to the host; and the structure of the inputs, as JSON.
 
     Raises:
         CaptureError: if an input holds something that cannot be saved.

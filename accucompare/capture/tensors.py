@@ -1,7 +1,9 @@
-"""From a live tensor to bits on the host: a copy that nothing can overwrite later."""
+"""From a live tensor to bits on the host, where nothing can overwrite them later."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,22 +11,37 @@ import torch
 import xxhash
 from torch._subclasses.fake_tensor import FakeTensor
 
-from accucompare.bundle.dtypes import DTYPES, Array
+from accucompare import devices
+from accucompare.bundle.digests import digest
+from accucompare.bundle.dtypes import DTYPES, Array, DType
+from accucompare.bundle.memory import Lease
 from accucompare.bundle.records import Layout
+from accucompare.bundle.writer import BundleWriter
 from accucompare.capture.values import describe
 
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_UNKNOWN_TO_NUMPY = {name for name, dtype in DTYPES.items() if dtype.ml_dtype or name == "complex32"}
+_LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
 
 
 class HostValue(NamedTuple):
-    """A value as a record keeps it: its bits, or why there are none."""
+    """A value as a record keeps it: its bits, or why there are none.
+
+    Attributes:
+        array: its bits; ``None`` if there are none, or if the writer has them already.
+        digest: of the bits, if it is known already; or of a string, which has no array but can be compared.
+        lease: the memory of the writer's that the array is in.
+        ready: to be called before the array is read, if a device is still filling it in.
+    """
 
     array: Array | None
     shape: tuple[int, ...]
     dtype: str
     layout: Layout
     detail: str = ""
-    digest: str | None = None  # of a string, which has no array but can be compared
+    digest: str | None = None
+    lease: Lease | None = None
+    ready: Callable[[], None] | None = None
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -32,16 +49,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def tensor_bytes(tensor: torch.Tensor) -> int:
-    """How much memory a host copy of a tensor takes; 0 for one that has no plain data."""
-    try:
-        return tensor.numel() * tensor.element_size()
-    except RuntimeError:  # a nested tensor
-        return 0
+def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None) -> HostValue:
+    """Bring a tensor's bits to the host; never raises.
 
-
-def to_host(tensor: torch.Tensor) -> HostValue:
-    """Copy a tensor to the host, bit for bit; never raises.
+    Bits that lie there already are digested where they lie, and copied only if the writer does not have them from this step; the
+    content decides, whichever tensor holds it. Without a writer, the array may be the tensor's own memory.
 
     A tensor that has no plain data (sparse, meta, quantized, nested, inside vmap) or cannot be copied comes without an array.
     """
@@ -50,15 +62,47 @@ def to_host(tensor: torch.Tensor) -> HostValue:
         layout = _layout(tensor)
         if layout in (Layout.NESTED, Layout.BATCHED):
             return HostValue(None, (), dtype, layout)
-        shape = tuple(int(length) for length in tensor.shape)
+        shape = tuple(tensor.shape)
         if layout is not Layout.STRIDED:
             return HostValue(None, shape, dtype, layout)
         if dtype not in DTYPES:
             return HostValue(None, shape, dtype, Layout.UNREADABLE, "accucompare does not know this dtype")
-        with torch.no_grad():
-            return HostValue(_bits(_plain(tensor.detach())), shape, dtype, layout)
+        array = _in_place(tensor)
+        if array is None:
+            with torch.no_grad():
+                tensor = _plain(tensor.detach())
+                array = _in_place(tensor)
+                if array is None:
+                    return _copied(tensor, writer)
+        if writer is None:
+            return HostValue(array, shape, dtype, layout)
+        checksum = digest(array)
+        if writer.has(dtype, shape, checksum):
+            return HostValue(None, shape, dtype, layout, digest=checksum)
+        lease = writer.take(array.nbytes, devices.backend("cpu").host_memory)
+        kept = _as_array(lease.block, dtype, shape)
+        _copy(array, kept)
+        return HostValue(kept, shape, dtype, layout, digest=checksum, lease=lease)
     except Exception as error:  # a tensor subclass may raise anything; the record then says so, and the model runs on
         return HostValue(None, (), dtype, Layout.UNREADABLE, f"{type(error).__name__}: {error}"[:200])
+
+
+def _copied(tensor: torch.Tensor, writer: BundleWriter | None) -> HostValue:
+    """A copy of a tensor of a device or of one that is not contiguous; its digest is left to the writer."""
+    dtype, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
+    backend = devices.backend(tensor.device.type)
+    nbytes = tensor.numel() * tensor.element_size()
+    lease = None if writer is None else writer.take(nbytes, backend.host_memory)
+    try:
+        block = torch.empty(nbytes, dtype=torch.uint8, device="cpu") if lease is None else lease.block
+        ready = backend.copy_to_host(tensor, block[:nbytes].view(tensor.dtype).view(shape))
+        if ready is not None and lease is None:
+            ready()
+        return HostValue(_as_array(block, dtype, shape), shape, dtype, Layout.STRIDED, lease=lease, ready=lease and ready)
+    except BaseException:
+        if lease is not None:
+            lease.release()
+        raise
 
 
 def scalar_to_host(value: Any) -> HostValue:
@@ -101,17 +145,58 @@ def _layout(tensor: torch.Tensor) -> Layout:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy on the CPU; conjugate and negative bits are resolved by the copy."""
+    """A tensor with data of its own: sharded ones gathered, oneDNN's put into plain order."""
     if hasattr(tensor, "full_tensor"):  # DTensor; a collective, which every rank's hook enters in the same order
         tensor = tensor.full_tensor()
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor)
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
-def _bits(host: torch.Tensor) -> Array:
-    storage = DTYPES[dtype_name(host.dtype)].storage
-    if host.dtype in (torch.bfloat16, torch.complex32) or dtype_name(host.dtype).startswith("float8"):
-        host = host.view(_SAME_WIDTH[host.element_size()])
-    array: Array = host.numpy()
-    return array.view(storage)
+def _in_place(tensor: torch.Tensor) -> Array | None:
+    """A tensor's bits as they lie in the host's memory; ``None`` if they do not lie there, one after the other.
+
+    By as few calls as can be of those that let another thread take the interpreter: getting it back takes longer than the call.
+    """
+    plain = (
+        type(tensor) is torch.Tensor  # else its data may be anywhere
+        and not tensor.requires_grad
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+    if not plain:
+        return None
+    name = dtype_name(tensor.dtype)
+    if name in _UNKNOWN_TO_NUMPY:
+        if tensor.is_conj() or tensor.is_neg():
+            return None
+        tensor = tensor.view(_SAME_WIDTH[tensor.element_size()])
+    try:
+        array: Array = tensor.numpy()
+    except RuntimeError:  # it is yet to be conjugated or negated
+        return None
+    return array.view(DTYPES[name].storage)
+
+
+def _as_array(block: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Array:
+    """The beginning of a row of bytes as an array of the storage type."""
+    return np.ndarray(shape, DTYPES[dtype].storage, block.numpy())
+
+
+def _copy(source: Array, target: Array) -> None:
+    """Copy one contiguous array to another; by two threads if they are large, for most of the time goes into fresh pages."""
+    source, target = source.reshape(-1), target.reshape(-1)
+    half = source.size // 2 if source.nbytes >= _LARGE else 0
+    helper = threading.Thread(target=np.copyto, args=(target[:half], source[:half]), daemon=True) if half else None
+    if helper is not None:
+        helper.start()
+    np.copyto(target[half:], source[half:])
+    if helper is not None:
+        helper.join()
+
+
+def round_to(values: Array, dtype: DType) -> Array:
+    """As ``accucompare.bundle.dtypes.round_to``, by PyTorch, which has instructions for it where NumPy computes bit by bit."""
+    array = _in_place(torch.from_numpy(values).to(getattr(torch, dtype.name)))
+    assert array is not None
+    return array

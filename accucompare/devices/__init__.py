@@ -1,6 +1,6 @@
 """What differs between devices: how each is opened, what it is called, and which of its settings change numbers.
 
-One module per type of device, each with the same three functions: ``open_device``, ``describe`` and ``flags``.
+One module per type of device, each with the functions of ``Backend``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from accucompare.errors import DeviceError, UsageError
@@ -49,7 +51,18 @@ class Backend(Protocol):
     def describe(self, index: int | None) -> dict[str, Any]: ...
     def flags(self) -> dict[str, Any]: ...
 
+    def host_memory(self, nbytes: int) -> torch.Tensor:
+        """So many bytes of the host's memory, of the kind that the device copies into fastest."""
 
+    def copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None] | None:
+        """Copy a tensor's values into a contiguous tensor of its dtype and shape, on the host.
+
+        Returns:
+            What to call, from any thread, before the target is read; ``None`` if the copy is done.
+        """
+
+
+@cache
 def backend(type: str) -> Backend:
     """The module for a type of device; for a type without one, cpu's, which asks nothing of the device."""
     name = type if type in TYPES else "cpu"

@@ -18,3 +18,12 @@ def describe(index: int | None) -> dict[str, Any]:
 
 def flags() -> dict[str, Any]:
     return {"mkldnn.enabled": bool(torch.backends.mkldnn.enabled)}
+
+
+def host_memory(nbytes: int) -> torch.Tensor:
+    with torch.inference_mode(False):  # or nothing could be written into it later, outside of that mode
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+
+
+def copy_to_host(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source)

@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
+from accucompare.devices.streams import copy_to_host, host_memory
 from accucompare.errors import DeviceError
+
+__all__ = ["copy_to_host", "describe", "flags", "host_memory", "open_device"]
 
 
 def open_device(index: int | None) -> torch.device:

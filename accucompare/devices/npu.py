@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
+from accucompare.devices.streams import copy_to_host, host_memory
 from accucompare.errors import DeviceError
+
+__all__ = ["copy_to_host", "describe", "flags", "host_memory", "open_device"]
 
 #: Variables that torch_npu and CANN read once, and that change numbers or their order.
 _ENVIRONMENT = ("ASCEND_LAUNCH_BLOCKING", "HCCL_DETERMINISTIC", "INF_NAN_MODE_ENABLE", "INF_NAN_MODE_FORCE_DISABLE", "TASK_QUEUE_ENABLE")

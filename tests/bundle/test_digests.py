@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 import xxhash
 
 from accucompare.bundle.digests import digest, fingerprint
-from accucompare.bundle.dtypes import DTYPES
+from accucompare.bundle.dtypes import DTYPES, round_to, widen
 from accucompare.bundle.sums import BLOCK, SEGMENT
+from accucompare.capture import tensors
 
 
 def test_a_digest_is_xxh3_128_of_the_bytes() -> None:
@@ -47,3 +50,21 @@ def test_a_fingerprint_holds_the_digest_of_the_weights_rounded_by_torch(wide: st
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int64", "bool", "complex64"])
 def test_a_type_that_nothing_is_rounded_from_has_one_digest(dtype: str) -> None:
     assert list(fingerprint(np.zeros(3, DTYPES[dtype].storage), DTYPES[dtype])) == [dtype]
+
+
+@pytest.mark.parametrize("rounded", [round_to, tensors.round_to], ids=["numpy", "torch"])
+@pytest.mark.parametrize("narrow", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("wide", ["float64", "float32"])
+def test_rounding_goes_to_nearest_even_for_any_bits_whoever_does_it(wide: str, narrow: str, rounded: Any) -> None:
+    if narrow == wide:
+        return
+    generator = np.random.default_rng(0)
+    singles = generator.integers(0, 1 << 32, 100_000, np.uint32).view(np.float32)  # subnormal numbers, NaN and Inf among them
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    ties = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16) | np.uint32(0x8000)).view(np.float32)
+    with np.errstate(all="ignore"):
+        values = np.concatenate([singles, halves, np.nextafter(halves, np.float32(0)), (halves[1:] + halves[:-1]) / 2, ties]).astype(wide)
+        expected = torch.tensor(values).to(getattr(torch, narrow)).double()
+        found = widen(rounded(values, DTYPES[narrow]), DTYPES[narrow]).astype(np.float64)
+    np.testing.assert_array_equal(found, expected.numpy())
+    assert fingerprint(values, DTYPES[wide], rounded) == fingerprint(values, DTYPES[wide])

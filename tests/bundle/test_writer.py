@@ -8,6 +8,7 @@ import resource
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.bundle import writer as writer_module
+from accucompare.bundle.archive import ArchiveWriter
 from accucompare.bundle.digests import digest
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Record
@@ -134,6 +135,97 @@ def test_other_ranks_write_manifests_of_their_own(tmp_path: Path) -> None:
     assert files(tmp_path / "b")[:1] + files(tmp_path / "b")[3:4] == ["manifest.json", "rank1/manifest.json"]
 
 
+# Records that repeat an earlier one
+
+
+def known(name: str, values: Any, **options: Any) -> tuple[Record, np.ndarray]:
+    """A record that comes with its digest, and its array."""
+    record, array, _ = item(name, values, **options)
+    assert array is not None
+    return replace(record, digest=digest(array)), array
+
+
+def test_a_record_with_a_digest_that_the_step_has_needs_no_array(tmp_path: Path) -> None:
+    writer = BundleWriter(tmp_path / "b", Manifest())
+    first, array = known("a", [1.0, 2.0])
+    writer.add(first, array)
+    assert writer.has(first.dtype, first.shape, first.digest or "")
+    writer.add(replace(first, name="b"), None)
+    writer.end_step(0)
+    writer.close()
+    with ac.open_bundle(tmp_path / "b") as bundle:
+        one, other = bundle.records()
+        assert replace(other, name="a") == one
+        assert bundle.values(other).tolist() == [1.0, 2.0]
+
+
+def test_a_tensor_of_another_dtype_shape_or_step_is_not_had(tmp_path: Path) -> None:
+    writer = BundleWriter(tmp_path / "b", Manifest())
+    record, array = known("a", np.zeros(2, np.uint16))
+    writer.add(record, array)
+    assert record.digest is not None
+    assert not writer.has("bfloat16", (2,), record.digest)  # its statistics are others
+    assert not writer.has("uint16", (2, 1), record.digest)
+    writer.end_step(0)
+    assert not writer.has("uint16", (2,), record.digest)
+    writer.close()
+
+
+def test_a_digest_that_comes_with_the_array_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accucompare.bundle.writer.digest", lambda _: pytest.fail("computed"))
+    writer = BundleWriter(tmp_path / "b", Manifest())
+    writer.add(*known("a", [1.0]))
+    writer.end_step(0)
+    writer.close()
+
+
+def test_an_array_is_not_read_before_it_is_ready(tmp_path: Path) -> None:
+    writer = BundleWriter(tmp_path / "b", Manifest())
+    record, _, _ = item("a", [0.0, 0.0])
+    late = np.zeros(2)
+    writer.add(record, late, ready=lambda: late.__setitem__(slice(None), [1.0, 2.0]))
+    writer.end_step(0)
+    writer.close()
+    with ac.open_bundle(tmp_path / "b") as bundle:
+        assert bundle.load("a").tolist() == [1.0, 2.0]
+
+
+def test_memory_is_released_when_its_tensor_is_written_and_not_before(tmp_path: Path, gate: threading.Event) -> None:
+    writer = BundleWriter(tmp_path / "b", Manifest())
+    lease = writer.take(16, lambda nbytes: np.zeros(nbytes, np.uint8))
+    record, _, _ = item("a", [0.0, 0.0])
+    writer.add(record, lease.block.view(np.float64), lease=lease)
+    assert (writer.memory.held, writer.memory.idle) == (16, 0)
+    gate.set()
+    writer.end_step(0)
+    writer.close()
+    assert (writer.memory.held, writer.memory.idle) == (0, 16)
+
+
+def test_equal_inputs_of_the_case_each_have_a_fingerprint(tmp_path: Path) -> None:
+    writer = BundleWriter(tmp_path / "b", Manifest())
+    record, array = known("", [1.0], role="input", path="0", parent=None)
+    writer.add(record, array, case_input=True)
+    writer.add(replace(record, path="1"), None, case_input=True)
+    writer.end_step(0)
+    writer.close()
+    inputs = Manifest.read(tmp_path / "b/manifest.json").inputs["0"]
+    assert list(inputs) == ["0", "1"]
+    assert inputs["0"] == inputs["1"]
+
+
+def test_without_tensors_records_keep_digests_and_statistics(tmp_path: Path) -> None:
+    kept, left = BundleWriter(tmp_path / "kept", Manifest()), BundleWriter(tmp_path / "left", Manifest(), tensors=False)
+    for writer in (kept, left):
+        add(writer, "a", [1.0, 2.0])
+        add(writer, "b", [1.0, 2.0])
+        writer.end_step(0)
+        writer.close()
+    with ac.open_bundle(tmp_path / "kept") as one, ac.open_bundle(tmp_path / "left") as other:
+        assert list(other.records()) == [replace(record, member=None) for record in one.records()]
+        assert np.load(tmp_path / "left/rank0/step0.npz").files == []
+
+
 # The queue
 
 
@@ -143,9 +235,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     event = threading.Event()
     plain = RecordFile.add
 
-    def slow(self: RecordFile, record: Record, array: Any) -> None:
+    def slow(self: RecordFile, record: Record, array: Any) -> Record:
         assert event.wait(30)
-        plain(self, record, array)
+        return plain(self, record, array)
 
     monkeypatch.setattr(RecordFile, "add", slow)
     yield event
@@ -159,20 +251,19 @@ class Producer(threading.Thread):
         super().__init__(daemon=True)
         self.writer, self.count, self.added, self.most = writer, count, 0, 0
         self.waits = threading.Event()
-        plain = writer._changed.wait_for
+        plain = writer.memory._changed.wait
 
-        def wait_for(predicate: Any, timeout: float | None = None) -> Any:
-            if threading.current_thread() is self and not predicate():
-                self.waits.set()
-            return plain(predicate, timeout)
+        def wait(timeout: float | None = None) -> bool:
+            self.waits.set()
+            return plain(timeout)
 
-        writer._changed.wait_for = wait_for  # type: ignore[method-assign]
+        writer.memory._changed.wait = wait  # type: ignore[method-assign]
 
     def run(self) -> None:
         for number in range(self.count):
             add(self.writer, f"a{number}", np.full(10, float(number)))
             self.added += 1
-            self.most = max(self.most, self.writer._held)
+            self.most = max(self.most, self.writer.memory.held)
 
 
 def test_no_more_than_the_bound_ever_waits_to_be_written(tmp_path: Path, gate: threading.Event) -> None:
@@ -203,7 +294,7 @@ def test_a_tensor_larger_than_the_bound_waits_alone(tmp_path: Path, gate: thread
 
 
 def test_a_failure_frees_who_waits(tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "write_member", lambda *_: (_ for _ in ()).throw(no_space()))
+    monkeypatch.setattr(ArchiveWriter, "add", lambda *_: (_ for _ in ()).throw(no_space()))
     writer = BundleWriter(tmp_path / "b", Manifest(), queue_bytes=100)
     producer = Producer(writer, 10)
     producer.start()
@@ -211,8 +302,27 @@ def test_a_failure_frees_who_waits(tmp_path: Path, gate: threading.Event, monkey
     gate.set()
     producer.join(30)
     assert producer.added == 10
-    assert writer._held == 0
+    assert writer.memory.held == 0
     with pytest.raises(CaptureError):
+        writer.close()
+
+
+def test_nothing_is_waited_for_when_the_writers_thread_is_gone(tmp_path: Path, gate: threading.Event) -> None:
+    writer = BundleWriter(tmp_path / "b", Manifest(), queue_bytes=80)
+    writer.memory._alive = lambda: False  # as in a process that was forked
+    for number in range(3):
+        add(writer, str(number), np.full(10, float(number)))
+    gate.set()
+    writer.end_step(0)
+    with pytest.raises(CaptureError, match="its thread is gone"):
+        writer.close()
+
+
+def test_a_thread_that_ends_by_anything_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordFile, "add", lambda *_: (_ for _ in ()).throw(SystemExit("gone")))
+    writer = BundleWriter(tmp_path / "b", Manifest())
+    add(writer, "a", [1.0])
+    with pytest.raises(CaptureError, match=r"writing failed \(SystemExit: gone\)"):
         writer.close()
 
 
@@ -220,14 +330,14 @@ def test_a_failure_frees_who_waits(tmp_path: Path, gate: threading.Event, monkey
 
 
 def test_a_full_disk_is_told_and_leaves_the_finished_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = writer_module.write_member
+    plain = ArchiveWriter.add
 
-    def fails_later(archive: Any, name: str, array: Any) -> None:
+    def fails_later(self: ArchiveWriter, name: str, array: Any) -> None:
         if "second" in name:
             raise no_space()
-        plain(archive, name, array)
+        plain(self, name, array)
 
-    monkeypatch.setattr(writer_module, "write_member", fails_later)
+    monkeypatch.setattr(ArchiveWriter, "add", fails_later)
     writer = BundleWriter(tmp_path / "b", Manifest(complete=True))
     add(writer, "first", [1.0, 2.0])
     writer.end_step(0)
@@ -283,7 +393,7 @@ def test_a_step_that_cannot_be_renamed_leaves_nothing_half_written(tmp_path: Pat
 
 
 def test_files_that_cannot_be_opened_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module.zipfile, "ZipFile", lambda *_: (_ for _ in ()).throw(no_space()))
+    monkeypatch.setattr(ArchiveWriter, "__init__", lambda *_: (_ for _ in ()).throw(no_space()))
     writer = BundleWriter(tmp_path / "b", Manifest())
     add(writer, "a", [1.0])
     with pytest.raises(CaptureError, match="No space left on device"):
@@ -304,10 +414,11 @@ def test_a_killed_capture_leaves_its_finished_steps_readable(tmp_path: Path, mon
     inside = threading.Event()
     plain = RecordFile.add
 
-    def add_and_tell(self: RecordFile, record: Record, array: Any) -> None:
-        plain(self, record, array)
+    def add_and_tell(self: RecordFile, record: Record, array: Any) -> Record:
+        written = plain(self, record, array)
         if record.step == 1:
             inside.set()
+        return written
 
     monkeypatch.setattr(RecordFile, "add", add_and_tell)
     writer = BundleWriter(tmp_path / "b", Manifest())

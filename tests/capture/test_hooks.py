@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
 from accucompare.bundle.records import Layout
+from accucompare.bundle.writer import BundleWriter
 from accucompare.capture import hooks
 from accucompare.capture.tensors import to_host
 from tests.capture.conftest import Glue, Opened, Record, places
@@ -281,7 +282,7 @@ def test_the_writers_failure_never_changes_the_models_result(tmp_path: Path, mon
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device", "step0.npz")
 
-    monkeypatch.setattr("accucompare.bundle.writer.write_member", full)
+    monkeypatch.setattr("accucompare.bundle.archive.ArchiveWriter.add", full)
     results = []
     with pytest.raises(ac.AccucompareError, match="No space left"), ac.capture(model, tmp_path / "out") as session:  # noqa: PT012
         results += [model(x), model(x)]
@@ -423,14 +424,14 @@ def test_one_thread_records_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
     together: list[set[int]] = []
     another = threading.Event()
 
-    def watched(value: Any) -> Any:
+    def watched(value: Any, writer: BundleWriter) -> Any:
         inside.add(threading.get_ident())
         if len(inside) > 1:
             together.append(set(inside))
             another.set()
         another.wait(0.01)  # long enough for another thread to come in, if it could
         inside.discard(threading.get_ident())
-        return to_host(value)
+        return to_host(value, writer)
 
     monkeypatch.setattr(hooks, "to_host", watched)
     with ac.capture(model, tmp_path / "out"):

@@ -18,8 +18,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
-from accucompare.capture import hooks
-from accucompare.capture.tensors import to_host
 from accucompare.errors import CaptureError, UsageError
 from tests.capture.conftest import Glue, Opened, Record, places
 
@@ -52,8 +50,8 @@ def test_a_finished_step_is_readable_while_the_capture_goes_on(tmp_path: Path) -
     with ac.capture(model, tmp_path / "out", queue_bytes=1) as session:
         model(torch.ones(1))
         session.step()
-        for _ in range(3):  # with a queue of one byte, each of these waits for all before it
-            model(torch.ones(1))
+        for value in range(3):  # with a queue of one byte, each of these waits for all before it
+            model(torch.full((1,), float(value)))
         with ac.open_bundle(tmp_path / "out") as bundle:
             assert bundle.load("").tolist() == [1]
             assert not bundle.complete
@@ -130,7 +128,11 @@ def test_parents_of_records_stay_true_when_layers_between_are_left_out(record: R
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"steps": 0}, "steps must be at least 1"), ({"queue_bytes": 0}, "queue_bytes must be at least 1")],
+    [
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"queue_bytes": 0}, "queue_bytes must be at least 1"),
+        ({"mode": "all"}, "mode must be 'tensors' or 'stats', but is 'all'"),
+    ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message), ac.capture(net(), tmp_path / "out", **options):
@@ -226,7 +228,7 @@ def test_an_interrupt_inside_the_model_keeps_the_bundle_and_names_the_module(tmp
 
 
 def test_the_models_exception_matters_more_than_our_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accucompare.capture.hooks.to_host", lambda value: 1 / 0)
+    monkeypatch.setattr("accucompare.capture.hooks.to_host", lambda *_: 1 / 0)
     model = nn.Sequential(nn.Identity(), Glue(fails))
     with warnings.catch_warnings(), pytest.raises(ValueError, match="too hot"):  # noqa: PT012
         warnings.simplefilter("error")
@@ -412,19 +414,6 @@ def test_hooks_of_a_finished_capture_copy_nothing_even_on_a_shallow_copy(tmp_pat
         replica = model._replicate_for_data_parallel()
         replica._forward_hooks = replica._forward_hooks.copy()
     copied: list[Any] = []
-    monkeypatch.setattr("accucompare.capture.hooks.to_host", copied.append)
+    monkeypatch.setattr("accucompare.capture.hooks.to_host", lambda *arguments: copied.append(arguments))
     replica(torch.ones(1))
     assert copied == []
-
-
-def test_a_tensor_is_copied_only_when_there_is_room_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, held = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), []
-
-    def spying(tensor: torch.Tensor) -> Any:
-        held.append(session._writer._held)
-        return to_host(tensor)
-
-    with ac.capture(model, tmp_path / "out", queue_bytes=1) as session:
-        monkeypatch.setattr(hooks, "to_host", spying)
-        model(torch.randn(8, 64))
-    assert held == [0] * 10
