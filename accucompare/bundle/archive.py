@@ -13,7 +13,6 @@ import re
 import struct
 import sys
 import weakref
-import zipfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,7 +60,6 @@ _MAX_DIMENSIONS = 64  # NumPy's
 _STORAGE = {f"'{dtype.storage.str}'": dtype.storage for dtype in DTYPES.values()}
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _NAME_LIMIT = 120
-_ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class Member(NamedTuple):
@@ -84,24 +82,6 @@ def member_name(number: int, name: str, role: str, path: str) -> str:
     """A safe and readable name for a member; the true name is in the record."""
     readable = _UNSAFE.sub("_", ".".join(part for part in (name, role, path) if part))
     return f"{number:06d}.{readable[:_NAME_LIMIT]}"
-
-
-def write_member(archive: zipfile.ZipFile, name: str, array: Array) -> None:
-    """Append one C-contiguous array as ``<name>.npy``, its data at a multiple of 64 bytes."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    info = zipfile.ZipInfo(f"{name}.npy", _ZIP_EPOCH)
-    info.file_size = len(header.getvalue()) + array.nbytes
-    zip64 = info.file_size * 1.05 > zipfile.ZIP64_LIMIT
-    assert archive.fp is not None
-    start = archive.fp.tell() + _LOCAL_HEADER.size + len(info.filename) + (20 if zip64 else 0) + 4
-    padding = -(start + len(header.getvalue())) % ALIGNMENT
-    info.extra = struct.pack("<HH", _PADDING_FIELD, padding) + bytes(padding)
-    with archive.open(info, "w", force_zip64=zip64) as member:
-        member.write(header.getvalue())
-        data = memoryview(array.reshape(-1).view("u1"))
-        for begin in range(0, len(data), 1 << 24):
-            member.write(data[begin : begin + (1 << 24)])
 
 
 class ArchiveWriter:
