@@ -62,9 +62,9 @@ class RecordFile:
         """Write one record.
 
         Args:
-            record: with the digest of the array, if that is known already.
-            array: C-contiguous, of the storage type of the record's dtype; ``None`` for a record without data, and for one whose
-                digest is that of an earlier record of the same dtype and shape.
+            record: with the digest and the statistics of the array, if they are known already.
+            array: C-contiguous, of the storage type of the record's dtype; ``None`` for a record without data, for one whose
+                digest is that of an earlier record of the same dtype and shape, and for one whose statistics are all that is kept.
 
         Returns:
             The record as it was written, with its member, digest and statistics.
@@ -72,6 +72,8 @@ class RecordFile:
         if array is not None and record.digest is None:
             record = replace(record, digest=digest(array))
         content = (record.dtype, record.shape, record.digest)
+        if record.statistics is not None:
+            self._known.setdefault(content, (None, record.statistics))
         if array is not None and content not in self._known:
             self._known[content] = self._store(record, array)
         if content in self._known:
@@ -141,7 +143,7 @@ class BundleWriter:
         self._rank = rank
         self._folder = directory / f"rank{rank}"
         self._manifest_path = (self._folder if rank else directory) / "manifest.json"
-        self._tensors = tensors
+        self.tensors = tensors
         self._queue: deque[_Tensor | _EndStep | None] = deque()
         self._changed = threading.Condition()
         self._file: RecordFile | None = None
@@ -185,7 +187,7 @@ class BundleWriter:
                 self.failure = self.failure or self._without_thread()
             if self.failure is not None:
                 return
-            if array is not None and record.digest is not None:
+            if record.digest is not None and (array is not None or record.statistics is not None):
                 self._announced.add((record.dtype, record.shape, record.digest))
             self._queue.append(_Tensor(record, array, case_input, lease, ready))
             self._changed.notify_all()
@@ -256,7 +258,7 @@ class BundleWriter:
 
     def _write(self, item: _Tensor) -> None:
         if self._file is None:
-            self._file = RecordFile(self._folder / f"step{item.record.step}", self._tensors)
+            self._file = RecordFile(self._folder / f"step{item.record.step}", self.tensors)
         if item.ready is not None:
             item.ready()
         record = self._file.add(item.record, item.array)
@@ -269,7 +271,7 @@ class BundleWriter:
             return self._queue.popleft()
 
     def _finish_step(self, end: _EndStep) -> None:
-        file = self._file or RecordFile(self._folder / f"step{end.step}", self._tensors)
+        file = self._file or RecordFile(self._folder / f"step{end.step}", self.tensors)
         self._file = None
         self._fingerprints.clear()
         try:

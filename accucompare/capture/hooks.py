@@ -138,7 +138,7 @@ class Recorder:
             self._record_value(call, role, path, value, given)
 
     def _record_value(self, call: _Call, role: Role, path: str, value: Any, given: bool) -> None:
-        host = self._host_value(value)
+        host = self._host_value(value, given)
         place = (call.name, call.index, role, path)
         self._seen[place] += 1
         if self._seen[place] > 1:
@@ -157,14 +157,15 @@ class Recorder:
             dtype=host.dtype,
             layout=host.layout,
             digest=host.digest,
+            statistics=host.statistics,
             detail=host.detail,
         )
         self.records += 1
         self._writer.add(record, host.array, given, host.lease, host.ready)
 
-    def _host_value(self, value: Any) -> HostValue:
+    def _host_value(self, value: Any, needed: bool) -> HostValue:
         if isinstance(value, torch.Tensor):
-            return to_host(value, self._writer)
+            return to_host(value, self._writer, needed)
         if isinstance(value, Scalar):
             return scalar_to_host(value)
         return other_to_host(value)

@@ -16,6 +16,7 @@ from accucompare.bundle.digests import digest
 from accucompare.bundle.dtypes import DTYPES, Array, DType
 from accucompare.bundle.memory import Lease
 from accucompare.bundle.records import Layout
+from accucompare.bundle.statistics import Statistics, summarize
 from accucompare.bundle.writer import BundleWriter
 from accucompare.capture.values import describe
 
@@ -30,6 +31,7 @@ class HostValue(NamedTuple):
     Attributes:
         array: its bits; ``None`` if there are none, or if the writer has them already.
         digest: of the bits, if it is known already; or of a string, which has no array but can be compared.
+        statistics: of the bits, if they are known already.
         lease: the memory of the writer's that the array is in.
         ready: to be called before the array is read, if a device is still filling it in.
     """
@@ -40,6 +42,7 @@ class HostValue(NamedTuple):
     layout: Layout
     detail: str = ""
     digest: str | None = None
+    statistics: Statistics | None = None
     lease: Lease | None = None
     ready: Callable[[], None] | None = None
 
@@ -49,11 +52,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None) -> HostValue:
+def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bool = False) -> HostValue:
     """Bring a tensor's bits to the host; never raises.
 
     Bits that lie there already are digested where they lie, and copied only if the writer does not have them from this step; the
-    content decides, whichever tensor holds it. Without a writer, the array may be the tensor's own memory.
+    content decides, whichever tensor holds it. For a writer that keeps no tensors they are summarized there too, unless the array is
+    ``needed``. Without a writer, the array may be the tensor's own memory.
 
     A tensor that has no plain data (sparse, meta, quantized, nested, inside vmap) or cannot be copied comes without an array.
     """
@@ -79,6 +83,8 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None) -> HostVal
         checksum = digest(array)
         if writer.has(dtype, shape, checksum):
             return HostValue(None, shape, dtype, layout, digest=checksum)
+        if not (writer.tensors or needed):
+            return HostValue(None, shape, dtype, layout, digest=checksum, statistics=summarize(array, DTYPES[dtype]))
         lease = writer.take(array.nbytes, devices.backend("cpu").host_memory)
         kept = _as_array(lease.block, dtype, shape)
         _copy(array, kept)

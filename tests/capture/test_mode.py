@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
+from accucompare.bundle.memory import HostMemory
 from accucompare.errors import RecordError
 from tests.capture.conftest import Glue, Record
 from tests.conftest import ROOT, Run
@@ -62,3 +64,17 @@ def test_the_command_line_captures_and_shows_statistics(cli: Run, tmp_path: Path
     shown = cli("show", "out", name)
     assert shown.returncode == 2
     assert "has no data" in shown.stderr
+
+
+def test_nothing_is_copied_but_the_inputs_of_the_model(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    take = HostMemory.take
+
+    def counted(self: HostMemory, nbytes: int, *more: Any) -> Any:
+        taken.append(nbytes)
+        return take(self, nbytes, *more)
+
+    monkeypatch.setattr(HostMemory, "take", counted)
+    bundle = record(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)), torch.randn(4, 3), options={"mode": "stats"})
+    assert taken == [4 * 3 * 4]
+    assert len(list(bundle.records())) == 6
