@@ -63,7 +63,7 @@ def _weights(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -
 
 def _inputs(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
     for rank, (ours, theirs) in _by_rank(golden, candidate):
-        for step in ours.inputs.keys() & theirs.inputs.keys():
+        for step in (step for step in ours.inputs if step in theirs.inputs):
             yield from _digests(f"inputs of step {step}{rank}", ours.inputs[step], theirs.inputs[step])
 
 
