@@ -289,23 +289,26 @@ def test_what_is_said_of_identical_tensors_unread_is_what_reading_them_says(
     assert unread.rows[0].verdict == read.rows[0].verdict
 
 
-def test_a_bundle_that_changes_between_two_passes_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first_is_right", [True, False])
+def test_a_bundle_that_changes_between_two_passes_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_is_right: bool) -> None:
     """The angle between tensors that differ by a factor is measured in a second pass."""
     values = np.linspace(1, 2, 1000, dtype=np.float32)
     golden, candidate = (write(tmp_path / side, [item("a", values * factor)]) for side, factor in (("g", 1), ("c", np.float32(1.5))))
     path = candidate / "rank0/step0.npz"
     right = path.read_bytes()
-    path.write_bytes(right.replace((values * np.float32(1.5)).tobytes(), (values * np.float32(1.00001)).tobytes()))
+    wrong = right.replace((values * np.float32(1.5)).tobytes(), (values * np.float32(1.00001)).tobytes())
+    first, second = (right, wrong) if first_is_right else (wrong, right)
+    path.write_bytes(first)
     read_into, reads = Archive.read_into, []
 
-    def read_and_mend(self: Archive, buffer: memoryview, offset: int) -> None:
+    def read_what_changes(self: Archive, buffer: memoryview, offset: int) -> None:
         reads.append(self.path)
         if reads.count(path) == 2:
             with path.open("r+b") as file:
-                file.write(right)
+                file.write(second)
         read_into(self, buffer, offset)
 
-    monkeypatch.setattr(Archive, "read_into", read_and_mend)
+    monkeypatch.setattr(Archive, "read_into", read_what_changes)
     with pytest.raises(RecordError, match="changed while it was read"):
         ac.diff(golden, candidate)
     assert reads.count(path) == 2
@@ -383,6 +386,12 @@ def test_a_type_that_both_sides_hold_with_the_same_bits_leaves_the_limits_of_wha
     comparison = compare(tmp_path, [before, item("after", np.float32(values))], [before, item("after", np.float32(values * 1.01))])
     assert comparison.rows[1].verdict.rel_l2_limit == 1e-4
     assert comparison.first_divergence is comparison.rows[1]
+
+
+def test_of_two_types_with_as_many_digits_the_rule_names_the_pairs_own(tmp_path: Path) -> None:
+    sides = [[item("before", ONES * (1 + 1j) * factor, "complex64"), *chain("after", values=ONES * factor)] for factor in (1, 2)]
+    before, after = compare(tmp_path, *sides).rows
+    assert (before.verdict.rule, after.verdict.rule) == ("default for complex64", "default for float32")
 
 
 def test_scales_leave_the_limits_of_what_follows(tmp_path: Path) -> None:
