@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# The real torch_npu, in a folder of its own: without CANN it would break `import torch`. Only for Linux on x86-64.
+TORCH_NPU := $(if $(filter Linux-x86_64,$(shell uname -s -m | tr ' ' -)),$(VENV)/torch_npu/.installed)
 
-.PHONY: demo test lint format libreoffice bench bench-peers clean
+.PHONY: demo demo-npu test lint format libreoffice bench bench-peers clean
 
 demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it
 	$(BIN)/accucompare capture fixtures/minilm.py:case --device cpu --out demo/golden --overwrite
@@ -13,7 +15,14 @@ demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it
 	@$(BIN)/python -c "import json; print('\nThe planted fault was found in:', json.load(open('demo/demo.json'))['first_divergence'])"
 	@echo "The report to open:             $(CURDIR)/reports/demo.xlsx"
 
-test: $(INSTALLED) libreoffice lint  ## linters, types, tests
+demo-npu: $(INSTALLED) $(TORCH_NPU)  ## the same three commands, on an NPU that the real torch_npu believes in
+	$(BIN)/accucompare capture fixtures/cnn.py --device cpu --out demo/cnn --overwrite
+	$(BIN)/python fixtures/simnpu --numerics hf32 -- $(BIN)/accucompare capture fixtures/cnn.py --device npu --out demo/npu --overwrite
+	$(BIN)/accucompare diff demo/cnn demo/npu --atol 1e-5 --report reports/demo-npu.xlsx --json demo/npu.json || test $$? -eq 1
+	@$(BIN)/python -c "import json; print('\nFirst over 1e-5, as HF32 in convolutions is on by default:', json.load(open('demo/npu.json'))['first_divergence'])"
+	@echo "The report to open:             $(CURDIR)/reports/demo-npu.xlsx"
+
+test: $(INSTALLED) $(TORCH_NPU) libreoffice lint  ## linters, types, tests
 	$(BIN)/python -m pytest -n 2
 
 lint: $(INSTALLED)
@@ -28,6 +37,10 @@ format: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+$(VENV)/torch_npu/.installed: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) torch_npu==2.13.0
 	touch $@
 
 bench: $(INSTALLED)  ## the speed targets: about 20 minutes, and 9 GB of disk while it runs
