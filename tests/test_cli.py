@@ -127,6 +127,13 @@ def test_verdict_stands_though_the_reader_of_its_output_has_gone(folder: Path, t
     assert (tmp_path / "reports" / f"golden-vs-{candidate}.xlsx").is_file()
 
 
+@pytest.mark.parametrize("command", [["show", "golden"], ["diff", "golden", "twin"], ["--help"]], ids=lambda command: command[0])
+def test_output_that_cannot_be_written_is_one_clear_message(folder: Path, command: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "accucompare", *command], cwd=folder, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "accucompare: standard output cannot be written (No space left on device)\n")
+
+
 @pytest.mark.parametrize("command", ["capture", "diff", "show"])
 def test_every_command_has_help_with_examples(cli: Run, command: str) -> None:
     done = cli(command, "--help")
@@ -223,6 +230,15 @@ def test_show_prints_and_saves_a_slice(folder: Path, cli: Run, tmp_path: Path) -
     with np.load(folder / "golden" / "rank0" / "step0.npz") as stored:
         whole = next(stored[name] for name in stored.files if "up.output" in name)
     np.testing.assert_array_equal(np.load(tmp_path / "up.npy"), whole[1, :4])
+
+
+def test_show_prints_the_statistics_of_a_layer_without_values(folder: Path, cli: Run) -> None:
+    done = cli("capture", "--mode", "stats", "--out", "stats", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    whole, statistics = (cli("show", folder / bundle, "up") for bundle in ("golden", "stats"))
+    assert statistics.returncode == 0, statistics.stderr
+    assert statistics.stdout.splitlines() == [*whole.stdout.splitlines()[:2], "its values were not recorded (--mode stats)"]
+    assert "has no data" in clean(cli("show", folder / "stats", "up", "--slice", "0"))
 
 
 def test_show_breaks_no_number_over_two_lines(folder: Path, cli: Run) -> None:
@@ -345,6 +361,14 @@ def test_unwritable_report_is_one_clear_message(folder: Path, cli: Run, tmp_path
     done = cli("diff", folder / "golden", folder / "twin", "--report", "taken.xlsx")
     assert done.returncode == 2
     assert "taken.xlsx" in clean(done)
+
+
+def test_json_is_written_though_the_report_cannot_be(folder: Path, cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "taken.xlsx").mkdir()
+    done = cli("diff", folder / "golden", folder / "twin", "--report", "taken.xlsx", "--json", "out.json")
+    assert done.returncode == 2
+    assert "taken.xlsx" in clean(done)
+    assert json.loads((tmp_path / "out.json").read_text())["passed"]
 
 
 def test_diff_and_help_import_neither_torch_nor_pandas(folder: Path, tmp_path: Path) -> None:

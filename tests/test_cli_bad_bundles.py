@@ -192,6 +192,13 @@ def test_a_flipped_bit_is_found_and_named(here: Path) -> None:
     assert refused(here, "--verify") == f"{NPZ}: {RECORD} is corrupt (its digest does not match); capture it again\n"
 
 
+@pytest.mark.parametrize("name", [NPZ, JSONL, "candidate/manifest.json"])
+def test_a_fifo_is_refused_and_not_waited_for(here: Path, name: str) -> None:
+    (here / name).unlink()
+    os.mkfifo(here / name)
+    assert refused(here, "--verify") == f"{name}: is not a regular file; refused\n"
+
+
 def test_a_truncated_archive_is_named(here: Path) -> None:
     cut(here / NPZ, 100)
     assert refused(here).startswith(f"{NPZ}: not a readable .npz, truncated or damaged (")

@@ -10,6 +10,7 @@ import io
 import math
 import os
 import re
+import stat
 import struct
 import sys
 import weakref
@@ -186,6 +187,8 @@ class Archive:
         """
         self.path = path
         try:
+            if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for its writer
+                raise BundleError(f"{path}: is not a regular file; refused")
             self._file = path.open("rb", buffering=0)
             status = os.fstat(self._file.fileno())
         except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -93,7 +94,10 @@ class Manifest:
             BundleError: if it is missing, no manifest, damaged, or of a newer format.
         """
         try:
-            if path.stat().st_size > _SIZE_LIMIT:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for its writer
+                raise BundleError(f"{path}: is not a regular file; refused")
+            if status.st_size > _SIZE_LIMIT:
                 raise BundleError(f"{path}: too large for a manifest; refused")
             content = json.loads(path.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -208,6 +209,8 @@ class Bundle:
         records: list[Record] = []
         keys: set[Key] = set()
         try:
+            if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for its writer
+                raise BundleError(f"{path}: is not a regular file; refused")
             with path.open("rb") as lines:
                 while line := lines.readline(_LINE_LIMIT):
                     if len(records) == entry.records:

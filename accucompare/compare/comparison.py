@@ -245,6 +245,16 @@ class Comparison:
         """The first row that fails, in execution order; ``None`` if none does. Missing and extra records do not diverge."""
         return next((row for row in self.rows if row.status is Status.FAIL and row.reason not in UNMATCHED), None)
 
+    def place(self, row: Row) -> str:
+        """Where a row is, with its step and rank where there are several: ``encoder.0.fc1 output (step 2, rank 1)``."""
+        manifests = (self.golden.manifest, self.candidate.manifest)
+        numbers = []
+        if row.record is not None and any(len(manifest.steps) > 1 for manifest in manifests):
+            numbers.append(f"step {row.record.step}")
+        if row.record is not None and any(manifest.ranks > 1 for manifest in manifests):
+            numbers.append(f"rank {row.record.rank}")
+        return row.place + (f" ({', '.join(numbers)})" if numbers else "")
+
     def counts(self) -> Counter[Reason]:
         """Number of rows by reason; they add up to ``len(rows)``."""
         return Counter(row.reason for row in self.rows)

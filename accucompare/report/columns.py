@@ -188,14 +188,16 @@ def to_dataframe(comparison: Comparison) -> pandas.DataFrame:
     """One line per row of the comparison, in its order, under the titles of ``COLUMNS``.
 
     Floats stay floats, NaN and infinities included (so what was not measured is NaN too); counts are ``UInt64`` with ``NA``
-    where there is none; text is ``""`` where there is none.
+    where there is none; text is ``""`` where there is none. A column with an integer that float64 cannot hold is one of objects.
     """
     import pandas
 
     numbered = list(enumerate(comparison.rows, 1))
-    return pandas.DataFrame(
-        {
-            column.title: pandas.Series([column.get(number, row) for number, row in numbered], dtype=_DTYPE.get(column.format, "float64"))
-            for column in COLUMNS
-        }
-    )
+    columns = {}
+    for column in COLUMNS:
+        values = [column.get(number, row) for number, row in numbered]
+        dtype = _DTYPE.get(column.format, "float64")
+        if dtype == "float64" and any(isinstance(value, int) and float(value) != value for value in values):
+            values, dtype = [float("nan") if value is None else value for value in values], "object"
+        columns[column.title] = pandas.Series(values, dtype=dtype)
+    return pandas.DataFrame(columns)

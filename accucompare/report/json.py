@@ -33,7 +33,7 @@ def write_json(comparison: Comparison, path: Path) -> Path:
         "counts": {reason.value: count for reason, count in comparison.counts().items()},
         "left_out": comparison.left_out,
         "tolerance": str(comparison.tolerances),
-        "first_divergence": None if first is None else first.place,
+        "first_divergence": None if first is None else comparison.place(first),
         "preflight": [asdict(finding) for finding in comparison.preflight],
         "damage": comparison.damage,
         "rows": [_row(row) for row in comparison.rows],

@@ -78,7 +78,7 @@ def print_comparison(comparison: Comparison, report: Path, quiet: bool) -> None:
         return
     _print_preflight(console, comparison)
     if comparison.first_divergence is not None:
-        _print_divergence(console, comparison.first_divergence)
+        _print_divergence(console, comparison, comparison.first_divergence)
     _print_worst(console, comparison)
     _print_unmatched(console, comparison)
     for damage in comparison.damage[:_UNMATCHED_SHOWN]:
@@ -100,7 +100,7 @@ def _verdict_line(comparison: Comparison) -> Text:
         return Text.assemble(("PASS", "bold green"), f"  {sides}: all {comparison.compared} compared records within tolerance{but}")
     failed = comparison.counts_by_status()[Status.FAIL]
     first = comparison.first_divergence
-    where = f"; first divergence: {first.place}" if first is not None else "; all of them are on one side only"
+    where = f"; first divergence: {comparison.place(first)}" if first is not None else "; all of them are on one side only"
     return Text.assemble(("FAIL", "bold red"), f"  {sides}: {failed} of {len(comparison.rows)} rows fail{where}")
 
 
@@ -112,13 +112,13 @@ def _print_preflight(console: Console, comparison: Comparison) -> None:
         console.print(Text(f"  {'!' if finding.serious else '·'} {finding.message}", "yellow" if finding.serious else ""))
 
 
-def _print_divergence(console: Console, row: Row) -> None:
+def _print_divergence(console: Console, comparison: Comparison, row: Row) -> None:
     console.print()
     console.print(Text("First divergence", "bold"))
     record = row.record
     assert record is not None
     dtypes = record.dtype if row.candidate is None or row.candidate.dtype == record.dtype else f"{record.dtype} → {row.candidate.dtype}"
-    console.print(Text.assemble("  ", (row.place, "bold red"), f"  ({record.type}, {dtypes} {list(record.shape)}, step {record.step})"))
+    console.print(Text.assemble("  ", (comparison.place(row), "bold red"), f"  ({record.type}, {dtypes} {list(record.shape)})"))
     console.print(f"  {row.reason.value}: {row.verdict.detail or MEANING[row.reason]}")
     metrics, verdict = row.metrics, row.verdict
     if row.by_statistics or (metrics is not None and metrics.nothing_finite):
@@ -155,7 +155,7 @@ def _print_worst(console: Console, comparison: Comparison) -> None:
             "" if metrics.nothing_finite else f"{at_least}{value:.2e}"
             for value in (metrics.rel_l2, metrics.one_minus_cosine, metrics.max_abs)
         )
-        table.add_row(_place(row), Text(row.reason.value, _STYLE[row.status]), *numbers, row.verdict.needed)
+        table.add_row(Text(comparison.place(row)), Text(row.reason.value, _STYLE[row.status]), *numbers, row.verdict.needed)
     console.print()
     console.print(table)
 
@@ -170,17 +170,13 @@ def _print_unmatched(console: Console, comparison: Comparison) -> None:
     table.add_column("reason", no_wrap=True)
     table.add_column("nearest name on the other side", overflow="fold")
     for row in unmatched[:_UNMATCHED_SHOWN]:
-        table.add_row(_place(row), row.reason.value, Text(row.nearest))
+        table.add_row(Text(comparison.place(row)), row.reason.value, Text(row.nearest))
     console.print()
     console.print(table)
     if len(unmatched) > _UNMATCHED_SHOWN:
         console.print(f"… and {len(unmatched) - _UNMATCHED_SHOWN} more in the report")
     if any(row.nearest not in ("", row.module) for row in unmatched):
         console.print("--map OLD=NEW compares a layer with one of another name")
-
-
-def _place(row: Row) -> Text:
-    return Text(row.place + (f" (step {row.record.step})" if row.record is not None and row.record.step else ""))
 
 
 def _counts(comparison: Comparison) -> str:
@@ -226,22 +222,29 @@ def print_records(bundle: Bundle, step: int | None, rank: int | None) -> None:
     console.print(table)
 
 
-def print_tensor(record: Record, values: Array, slices: str | None, save: Path | None) -> None:
+def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path | None) -> None:
     """Print one tensor's statistics and values, or a part of them, and save those as ``.npy`` if asked to.
 
     Raises:
+        RecordError: if it has neither or is damaged, or its values are asked for and there are only statistics.
         UsageError: if the slice makes no sense for the shape.
         ReportError: if the file cannot be written.
     """
-    part = values if slices is None else _sliced(values, slices)
+    found = record.statistics
+    part = None
+    if record.member is not None or found is None or slices is not None or save is not None:
+        values = bundle.values(record)
+        part = values if slices is None else _sliced(values, slices)
     console = _console()
     console.print(f"{record.key}: {record.type}, {record.dtype} {list(record.shape)}", soft_wrap=True)
-    found = record.statistics
     if found is not None:
         console.print(
             f"min {_value(found.min)}, max {_value(found.max)}, mean {_value(found.mean)}, L2 {_value(found.l2)}, "
             f"{found.nan} NaN, {found.inf} Inf"
         )
+    if part is None:
+        console.print("its values were not recorded (--mode stats)")
+        return
     console.print(np.array2string(part, max_line_width=WIDTH, threshold=200))
     if save is not None:
         try:

@@ -158,6 +158,21 @@ def test_an_earlier_bundle_is_kept_unless_overwriting(tmp_path: Path, opened: Op
     assert opened(tmp_path / "out").complete
 
 
+def test_a_second_capture_into_a_directory_is_refused_while_the_first_goes_on(tmp_path: Path, opened: Opened) -> None:
+    model = nn.Identity()
+    with ac.capture(model, tmp_path / "out"):
+        model(torch.ones(1))
+        with (
+            pytest.raises(CaptureError, match="another capture is writing to it"),
+            ac.capture(nn.Identity(), tmp_path / "out", overwrite=True),
+        ):
+            pass
+    bundle = opened(tmp_path / "out")
+    assert (bundle.complete, bundle.load("").tolist()) == (True, [1])
+    with ac.capture(model, tmp_path / "out", overwrite=True):
+        pass
+
+
 def test_overwriting_leaves_nothing_of_the_earlier_bundle(tmp_path: Path, opened: Opened) -> None:
     model = nn.Identity()
     for steps in (3, 1):

@@ -102,6 +102,19 @@ def test_a_distance_beyond_int64_fits_the_frame(tmp_path: Path) -> None:
     assert frame["max ULP"][0] > 1 << 63
 
 
+def test_integers_that_no_float_holds_stay_exact(tmp_path: Path) -> None:
+    large = (1 << 53) + 1
+    golden, candidate = (
+        write(tmp_path / name, [item("a", np.array([value])), item("b", np.array([0.5])), item("c", layout="meta")])
+        for name, value in (("golden", large), ("candidate", large + 2))
+    )
+    frame = ac.diff(golden, candidate).to_dataframe()
+    for title, value in {"golden there": large, "candidate there": large + 2, "golden max": large, "candidate min": large + 2}.items():
+        assert int(frame[title][0]) == value
+    assert frame["golden max"][1:].astype(float).isna().tolist() == [False, True]
+    assert frame["golden mean"].dtype == "float64"
+
+
 def test_what_could_not_be_measured_for_want_of_finite_values_is_shown_nowhere_as_zero(tmp_path: Path) -> None:
     golden = write(tmp_path / "golden", [item("a", np.ones(3, np.float32))])
     candidate = write(tmp_path / "candidate", [item("a", np.full(3, np.nan, np.float32))])

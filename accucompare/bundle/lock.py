@@ -1,0 +1,40 @@
+"""One capture at a time writes into a directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from accucompare.errors import CaptureError
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Make a directory and keep other captures out of it; a process that is killed leaves no lock behind.
+
+    Raises:
+        CaptureError: if another capture is writing to it, or it cannot be made.
+    """
+    import fcntl  # Windows has none
+
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY)
+    except FileExistsError:
+        raise CaptureError(f"{directory}: exists and is not a directory; choose another --out") from None
+    except OSError as error:
+        raise CaptureError(f"{error.filename or directory}: cannot be written ({error.strerror or error})") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CaptureError(f"{directory}: another capture is writing to it; wait for its end or choose another --out") from None
+        except OSError:  # a file system without such locks, as some networks' are
+            pass
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # for forked processes too, such as a DataLoader's workers
+        os.close(descriptor)
