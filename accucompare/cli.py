@@ -55,6 +55,8 @@ def cli(debug: bool) -> None:
     epilog=_epilog(
         "accucompare capture --device cpu --out golden",
         "accucompare capture model.py:case --device npu --dtype bfloat16",
+        "accucompare capture model.py --device npu --deterministic --no-hf32",
+        "accucompare capture model.py --device cpu --emulate hf32 --out hf32",
         "accucompare capture model.py --out golden --only 'encoder.*' --skip '*.dropout'",
         "accucompare capture model.py --out golden --mode stats      # digests and statistics, no tensors",
         "accucompare capture model.py --out golden --save-state      # weights and inputs too, then elsewhere:",
@@ -87,6 +89,14 @@ def cli(debug: bool) -> None:
     type=click.Path(path_type=Path),
     metavar="BUNDLE",
     help="Start from a bundle captured with --save-state: its weights, inputs, seed, selection and mode.",
+)
+@click.option("--deterministic", is_flag=True, help="Use deterministic algorithms where the device has such.")
+@click.option("--hf32/--no-hf32", default=None, help="Let an NPU round what goes into float32 products to HF32.  [default: as it is]")
+@click.option("--tf32/--no-tf32", default=None, help="The same for TF32 on a GPU.  [default: as it is]")
+@click.option(
+    "--emulate",
+    type=click.Choice(["hf32", "tf32", "bf16", "fp16"]),
+    help="On the CPU: round what goes into products to this format, to see the size of error to expect of it.",
 )
 @click.option("--queue", type=_Size(), default="1GiB", show_default=True, help="Most bytes of tensors that may wait to be written.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
@@ -157,9 +167,11 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
         raise UsageError(f"--report {report}: must end in .xlsx")
     with progress_bar("comparing", "bytes", quiet) as progress:
         comparison = compare(golden, candidate, progress=progress, **options)
-    comparison.to_excel(report)
-    if json_path is not None:
-        comparison.to_json(json_path)
+    try:
+        comparison.to_excel(report)
+    finally:  # each is written, whether or not the other can be
+        if json_path is not None:
+            comparison.to_json(json_path)
     with reader_may_leave():
         print_comparison(comparison, report, quiet)
     if comparison.trouble:
@@ -199,7 +211,7 @@ def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, 
             print_records(opened, place["step"], place["rank"])
         else:
             record = opened.find(name, **{key: value for key, value in place.items() if value is not None})
-            print_tensor(record, opened.values(record), slices, save)
+            print_tensor(opened, record, slices, save)
     return PASS
 
 
@@ -260,14 +272,23 @@ def main(arguments: list[str] | None = None) -> None:
     except AccucompareError as error:
         _complain(str(error), debug)
     except BrokenPipeError:  # the reader of a pipe has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
     except Exception as error:
-        _complain(f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug", debug)
+        message = f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug"
+        if isinstance(error, OSError) and error.filename is None:  # standard output's, for a file's is one of our errors by now
+            _discard_output()
+            message = f"standard output cannot be written ({error.strerror})"
+        _complain(message, debug)
     sys.exit(code)
 
 
 def _interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
+
+
+def _discard_output() -> None:
+    """Let what is left to print go nowhere, so that Python does not fail at it while it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, debug: bool) -> None:

@@ -24,47 +24,13 @@ from typing import Any
 
 from accucompare import __version__
 from accucompare.devices import TYPES, DeviceName, backend, open_device
+from accucompare.devices.settings import ENVIRONMENT, SETTINGS
+from accucompare.devices.software import PACKAGE, SEE, mismatch, release, version
 from accucompare.errors import DeviceError
 
 #: Seconds that a device is given to answer. The first use of an NPU may take half of it.
 PATIENCE = 60.0
 
-#: Flags that make numbers differ between devices or runs: the value that does, what it does, and the cure.
-_SETTINGS: dict[str, tuple[object, str, str]] = {
-    "cuda.matmul.allow_tf32": (True, "matrix products round float32 to 11 bits", "torch.backends.cuda.matmul.allow_tf32 = False"),
-    "cudnn.allow_tf32": (True, "convolutions round float32 to 11 bits", "torch.backends.cudnn.allow_tf32 = False"),
-    "cudnn.benchmark": (True, "a convolution may take another algorithm in every run", "torch.backends.cudnn.benchmark = False"),
-    "npu.matmul.allow_hf32": (True, "matrix products round float32 to 11 bits", "torch.npu.matmul.allow_hf32 = False"),
-    "npu.conv.allow_hf32": (True, "convolutions round float32 to 11 bits", "torch.npu.conv.allow_hf32 = False"),
-    "INF_NAN_MODE_ENABLE": ("0", "Inf becomes the largest finite value, and NaN 0", "unset INF_NAN_MODE_ENABLE"),
-    "deterministic_algorithms": (False, "sums may be taken in another order in every run", "torch.use_deterministic_algorithms(True)"),
-}
-
-#: Environment variables that change numbers, or what devices are there.
-ENVIRONMENT = {
-    "ACCUCOMPARE_KERNEL": "numpy switches the compiled kernel off",
-    "ASCEND_HOME_PATH": "where CANN is",
-    "ASCEND_LAUNCH_BLOCKING": "1 runs NPU operations one by one",
-    "ASCEND_RT_VISIBLE_DEVICES": "which NPUs are seen",
-    "ASCEND_TOOLKIT_HOME": "where CANN is",
-    "ATEN_CPU_CAPABILITY": "which vector instructions torch takes, and so the order of its sums",
-    "CUBLAS_WORKSPACE_CONFIG": "whether cuBLAS can be deterministic",
-    "CUDA_VISIBLE_DEVICES": "which GPUs are seen",
-    "HCCL_DETERMINISTIC": "whether sums over several NPUs have one order",
-    "INF_NAN_MODE_ENABLE": "0 lets an NPU saturate instead of giving Inf and NaN",
-    "INF_NAN_MODE_FORCE_DISABLE": "1 allows INF_NAN_MODE_ENABLE=0 on newer NPUs",
-    "MKL_CBWR": "which vector instructions MKL takes",
-    "NVIDIA_TF32_OVERRIDE": "0 forbids TF32",
-    "OMP_NUM_THREADS": "how many threads share a sum, and so its order",
-    "ONEDNN_DEFAULT_FPMATH_MODE": "lets oneDNN round float32 to less",
-    "ONEDNN_MAX_CPU_ISA": "which vector instructions oneDNN takes",
-    "TASK_QUEUE_ENABLE": "how an NPU's operations are queued",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1 allows TF32 in matrix products",
-    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0 keeps `import torch` from importing torch_npu",
-    "TORCH_TRANSFER_TO_NPU": "1 turns every cuda into npu",
-}
-
-_SEE = {"cpu": "see `python -c 'import torch'`", "cuda": "see `nvidia-smi`", "npu": "see `npu-smi info`"}
 _REINSTALL = "pip install --force-reinstall accucompare"
 
 
@@ -151,6 +117,8 @@ def examine(device: DeviceName | None = None, timeout: float = PATIENCE) -> Exam
         problems += _package_problems(packages)
         devices = {str(name): _answer(name, process, deadline, timeout) for name, process in zip(names, processes, strict=True)}
     problems += _device_problems(devices, device)
+    if (wrong := mismatch()) is not None:
+        problems.append(Problem("versions", wrong, ""))
     return Examination(
         ok=not any(problem.serious for problem in problems),
         accucompare=__version__,
@@ -161,7 +129,7 @@ def examine(device: DeviceName | None = None, timeout: float = PATIENCE) -> Exam
         processors=_processors(),
         memory=_memory(),
         **parts,
-        versions={name: _version(name) for name in packages},
+        versions={name: version(name) for name in packages},
         devices=devices,
         environment={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
         problems=sorted(problems, key=lambda problem: not problem.serious),
@@ -217,28 +185,17 @@ def _requirements() -> dict[str, tuple[str, bool]]:
 
 def _package_problems(packages: dict[str, tuple[str, bool]]) -> Iterator[Problem]:
     for name, (oldest, needed) in packages.items():
-        version = _version(name)
+        installed = version(name)
         cure = f"pip install '{name}>={oldest}'"
-        if version is None and needed:
+        if installed is None and needed:
             yield Problem("packages", f"{name} is not installed", cure, serious=True)
-        elif version is not None and _numbers(version) < _numbers(oldest):
-            yield Problem("packages", f"{name} {version} is older than {oldest}, which accucompare needs", cure, serious=True)
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(digits) for digits in re.findall(r"\d+", version.partition("+")[0])][:3]
+        elif installed is not None and release(installed) < release(oldest):
+            yield Problem("packages", f"{name} {installed} is older than {oldest}, which accucompare needs", cure, serious=True)
 
 
 def _with_version(module: str) -> str:
     package = module.partition(".")[0]
-    return f"{package} {_version(package) or ''}".strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return f"{package} {version(package) or ''}".strip()
 
 
 def _device_problems(devices: dict[str, DeviceFound], asked: DeviceName | None) -> Iterator[Problem]:
@@ -246,14 +203,14 @@ def _device_problems(devices: dict[str, DeviceFound], asked: DeviceName | None) 
     for name, found in devices.items():
         if asked is not None and not found.available:
             yield Problem(name, found.message, "", serious=True)
-        elif name == "cpu" and not found.available and _version("torch") is not None:
+        elif name == "cpu" and not found.available and version("torch") is not None:
             cure = "pip install --force-reinstall torch, if `python -c 'import torch'` fails too"
             yield Problem("torch", found.message, cure, serious=True)
-        elif name == "npu" and not found.available and _version("torch-npu") is not None:
-            yield Problem("npu", found.message, "")
-        for flag, (value, effect, cure) in _SETTINGS.items():
-            if name != "cpu" and found.flags.get(flag) == value:
-                yield Problem(name, f"{flag} is {value}: {effect}", cure)
+        elif not found.available and name in PACKAGE and version(PACKAGE[name]) is not None:
+            yield Problem(name, found.message, "")
+        for setting in SETTINGS:
+            if DeviceName.parse(name).type in setting.types and found.flags.get(setting.flag) in setting.values:
+                yield Problem(name, f"{setting.flag} is {found.flags[setting.flag]}: {setting.effect}", setting.cure)
 
 
 # Looking for a device
@@ -286,12 +243,12 @@ def _answer(name: DeviceName, process: subprocess.Popen[bytes], deadline: float,
     try:
         answer, noise = process.communicate(timeout=max(deadline - time.monotonic(), 1.0))
     except subprocess.TimeoutExpired:
-        return DeviceFound(False, f"no answer within {timeout:g} s; {_SEE[name.type]}, or wait longer with --timeout")
+        return DeviceFound(False, f"no answer within {timeout:g} s; {SEE[name.type]}, or wait longer with --timeout")
     with contextlib.suppress(ValueError):
         return DeviceFound(**json.loads(answer))
     how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
     last = _printable(noise.decode(errors="replace").strip().rpartition("\n")[2])
-    return DeviceFound(False, f"looking for it ended the process ({how}{': ' + last if last else ''}); {_SEE[name.type]}")
+    return DeviceFound(False, f"looking for it ended the process ({how}{': ' + last if last else ''}); {SEE[name.type]}")
 
 
 def probe(name: str) -> None:
@@ -311,18 +268,12 @@ def _look(name: DeviceName) -> DeviceFound:
 
         (torch.ones(8, device=device) + 1).cpu()  # that it is there does not mean that it works
         used = backend(name.type)
-        flags = {
-            "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-            "float32_matmul_precision": torch.get_float32_matmul_precision(),
-            "threads": torch.get_num_threads(),
-            **used.flags(),
-        }
-        count = 1 if name.type == "cpu" else getattr(torch, name.type).device_count()
-        return DeviceFound(True, "", count, used.describe(device.index), flags)
+        flags = {"threads": torch.get_num_threads(), **used.flags()}
+        return DeviceFound(True, "", used.count(), used.describe(device.index), flags)
     except DeviceError as error:
         return DeviceFound(False, re.sub(r"^--device \S+: ", "", str(error)))
     except Exception as error:
-        return DeviceFound(False, f"{type(error).__name__}: {_first_line(error)}; {_SEE[name.type]}")
+        return DeviceFound(False, f"{type(error).__name__}: {_first_line(error)}; {SEE[name.type]}")
 
 
 def _first_line(error: Exception) -> str:

@@ -157,10 +157,11 @@ def test_a_device_that_is_there_but_does_not_work_is_not_available(monkeypatch: 
 
 
 def test_a_gpu_is_described_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    used = SimpleNamespace(describe=lambda index: {"type": "cuda", "name": "H200"}, flags=lambda: {"cudnn.allow_tf32": True})
+    used = SimpleNamespace(
+        count=lambda: 8, describe=lambda index: {"type": "cuda", "name": "H200"}, flags=lambda: {"cudnn.allow_tf32": True}
+    )
     monkeypatch.setattr(doctor, "open_device", lambda name: torch.device("cpu"))
     monkeypatch.setattr(doctor, "backend", lambda _: used)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     found = doctor._look(DeviceName("cuda"))
     assert (found.available, found.count, found.description["name"], found.flags["cudnn.allow_tf32"]) == (True, 8, "H200", True)
 
@@ -178,8 +179,8 @@ def test_a_torch_that_cannot_be_imported_is_trouble(cli: Run, folder: Path) -> N
 
 def test_no_torch_at_all_is_no_trouble(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(instead_of(folder, "torch", NO_TORCH))
-    version = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda package: None if package == "torch" else version(package))
+    version = doctor.version
+    monkeypatch.setattr(doctor, "version", lambda package: None if package == "torch" else version(package))
     found = examine()
     assert found.ok
     assert "pip install torch" in found.devices["cpu"].message
@@ -255,11 +256,28 @@ def test_numpy_in_place_of_the_kernel_is_told_with_the_cure(setting: str | None,
 
 
 def test_a_setting_that_changes_numbers_is_told_with_the_cure() -> None:
-    devices = {"cuda": DeviceFound(True, flags={"cudnn.allow_tf32": True, "cudnn.benchmark": False})}
-    (problem,) = doctor._device_problems(devices, None)
+    found = DeviceFound(True, flags={"npu.conv.allow_hf32": True, "npu.matmul.allow_hf32": False, "deterministic_algorithms": True})
+    (problem,) = doctor._device_problems({"npu:1": found}, None)
     assert problem == Problem(
-        "cuda", "cudnn.allow_tf32 is True: convolutions round float32 to 11 bits", "torch.backends.cudnn.allow_tf32 = False"
+        "npu:1",
+        "npu.conv.allow_hf32 is True: convolutions may round what goes into them to HF32: 11 of 23 mantissa bits",
+        "capture --no-hf32, or torch.npu.conv.allow_hf32 = False",
     )
+
+
+def test_a_setting_of_another_device_is_no_problem() -> None:
+    found = DeviceFound(True, flags={"deterministic_algorithms": False, "mkldnn.matmul.fp32_precision": "bf16"})
+    assert [problem.message.partition(" ")[0] for problem in doctor._device_problems({"cpu": found}, None)] == [
+        "mkldnn.matmul.fp32_precision"
+    ]
+
+
+def test_versions_that_do_not_fit_are_told_with_the_cure(cli: Run, folder: Path) -> None:
+    packages = pretend(folder, WITHOUT_DEVICE, autoload=True, version="2.12.1")
+    found = json.loads(cli("doctor", "--json", PYTHONPATH=packages).stdout)
+    (problem,) = [problem for problem in found["problems"] if problem["topic"] == "versions"]
+    assert problem["message"].startswith("torch_npu 2.12.1 is made for torch 2.12.1, but torch 2.")
+    assert problem["message"].endswith("pip install torch==2.12.1")
 
 
 # Printing

@@ -38,11 +38,7 @@ def describe_environment(device: torch.device, case: str | None) -> dict[str, An
             **({"cann": description["cann"]} if "cann" in description else {}),
         },
         "platform": platform.platform(),
-        "flags": {
-            "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-            "float32_matmul_precision": torch.get_float32_matmul_precision(),
-            **(backend.flags() if device.type in devices.TYPES else {}),
-        },
+        "flags": backend.flags(),
         "threads": torch.get_num_threads(),
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }

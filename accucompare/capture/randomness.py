@@ -5,9 +5,7 @@ while a capture runs, each random operation is first done plainly, which leaves 
 then its numbers are replaced by ones drawn in float32 on the CPU by a Mersenne Twister seeded with the seed and the
 operation's number.
 
-The operations are caught by kernels registered at a dispatch key that PyTorch leaves unused and that is switched on for the
-capturing thread only (and for the backward threads that it starts). For every other operation that key falls through, which
-costs nothing. Activation checkpointing restores the plain generators before it computes a forward again; a draw then finds its
+Activation checkpointing restores the plain generators before it computes a forward again; a draw then finds its
 number by their state, so that a recomputed dropout mask is the one of the first time.
 """
 
@@ -20,9 +18,9 @@ from typing import Any
 
 import torch
 import xxhash
-from torch.library import Library, fallthrough_kernel
 
-_KEY = "TESTING_ONLY_GenericMode"
+from accucompare.capture.interception import intercepting, plainly, register
+
 _STEPS = {torch.bfloat16: 2.0**8, torch.float16: 2.0**11}  # how many uniform numbers a narrow type has between 0 and 1
 _aten = torch.ops.aten
 
@@ -61,7 +59,7 @@ class Draws:
 
 
 _active: list[Draws] = []
-_libraries: list[Library] = []  # as long as they live, so do the kernels
+_registered: list[bool] = []
 
 
 @contextlib.contextmanager
@@ -72,8 +70,11 @@ def matched_randomness(seed: int) -> Iterator[Draws | None]:
         The draws, or ``None`` where this version of torch does not let them be caught.
     """
     try:
-        _register()
-        switch = torch._C._IncludeDispatchKeyGuard(_key())
+        if not _registered:
+            register(_kernels())
+            _registered.append(True)
+        switch = contextlib.ExitStack()
+        switch.enter_context(intercepting())
     except (AttributeError, RuntimeError, TypeError):
         yield None
         return
@@ -84,24 +85,6 @@ def matched_randomness(seed: int) -> Iterator[Draws | None]:
             yield draws
     finally:
         _active.remove(draws)
-
-
-def _key() -> torch._C.DispatchKey:
-    key = torch._C._parse_dispatch_key(_KEY)
-    if key is None:
-        raise RuntimeError(f"this torch has no dispatch key {_KEY}")
-    return key
-
-
-def _register() -> None:
-    if _libraries:
-        return
-    fallback = Library("_", "IMPL")  # type: ignore[no-untyped-call]
-    fallback.fallback(fallthrough_kernel, _KEY)  # type: ignore[no-untyped-call]
-    kernels = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for name, kernel in _kernels():
-        kernels.impl(name, kernel, _KEY)  # type: ignore[no-untyped-call]
-    _libraries.extend((fallback, kernels))
 
 
 def _kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -142,11 +125,6 @@ def _name_of(op: Any) -> str:
     return str(op._schema.name).removeprefix("aten::") + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
 
 
-def _plainly(op: Any, *args: Any, **kwargs: Any) -> Any:
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_key())):
-        return op(*args, **kwargs)
-
-
 def _generator_for(tensor: torch.Tensor, given: torch.Generator | None) -> torch.Generator | None:
     """The generator to draw from; ``None`` where the plain numbers shall stand.
 
@@ -184,7 +162,7 @@ def _set_state(device: torch.device, state: torch.Tensor) -> None:
 
 
 def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    drawn: torch.Tensor = _plainly(torch.rand, shape, generator=generator, dtype=torch.float32, device="cpu")
+    drawn: torch.Tensor = plainly(torch.rand, shape, generator=generator, dtype=torch.float32, device="cpu")
     return drawn
 
 
@@ -200,18 +178,18 @@ def _filling(op: Any) -> Callable[..., torch.Tensor]:
 
     def kernel(tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None) -> torch.Tensor:
         ours = _generator_for(tensor, generator)
-        _plainly(op, tensor, *args, generator=generator)
+        plainly(op, tensor, *args, generator=generator)
         if ours is None:
             return tensor
         dtype = torch.float32 if wide and tensor.is_floating_point() else tensor.dtype
-        return _overwrite(tensor, _plainly(op, torch.empty(tensor.shape, dtype=dtype, device="cpu"), *args, generator=ours))
+        return _overwrite(tensor, plainly(op, torch.empty(tensor.shape, dtype=dtype, device="cpu"), *args, generator=ours))
 
     return kernel
 
 
 def _uniform_(tensor: torch.Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None) -> torch.Tensor:
     ours = _generator_for(tensor, generator)
-    _plainly(_aten.uniform_.default, tensor, low, high, generator=generator)
+    plainly(_aten.uniform_.default, tensor, low, high, generator=generator)
     if ours is None:
         return tensor
     values = _uniform(tensor.shape, ours)
@@ -223,31 +201,31 @@ def _uniform_(tensor: torch.Tensor, low: float = 0.0, high: float = 1.0, *, gene
 
 def _bernoulli_float_(tensor: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
     ours = _generator_for(tensor, generator)
-    _plainly(_aten.bernoulli_.float, tensor, p, generator=generator)
+    plainly(_aten.bernoulli_.float, tensor, p, generator=generator)
     return tensor if ours is None else _overwrite(tensor, _uniform(tensor.shape, ours) < p)
 
 
 def _bernoulli_tensor_(tensor: torch.Tensor, p: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:
     ours = _generator_for(tensor, generator)
-    _plainly(_aten.bernoulli_.Tensor, tensor, p, generator=generator)
+    plainly(_aten.bernoulli_.Tensor, tensor, p, generator=generator)
     return tensor if ours is None else _overwrite(tensor, _uniform(tensor.shape, ours) < p.detach().cpu())
 
 
 def _bernoulli_p(tensor: torch.Tensor, p: float, *, generator: torch.Generator | None = None) -> torch.Tensor:
     ours = _generator_for(tensor, generator)
-    result: torch.Tensor = _plainly(_aten.bernoulli.p, tensor, p, generator=generator)
+    result: torch.Tensor = plainly(_aten.bernoulli.p, tensor, p, generator=generator)
     return result if ours is None else _overwrite(result, _uniform(tensor.shape, ours) < p)
 
 
 def _bernoulli_out(tensor: torch.Tensor, *, generator: torch.Generator | None = None, out: torch.Tensor) -> torch.Tensor:
     ours = _generator_for(tensor, generator)
-    _plainly(_aten.bernoulli.out, tensor, generator=generator, out=out)
+    plainly(_aten.bernoulli.out, tensor, generator=generator, out=out)
     return out if ours is None else _overwrite(out, _uniform(tensor.shape, ours) < tensor.detach().cpu())
 
 
 def _native_dropout(tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     ours = _generator_for(tensor, None) if train is not False and p > 0 else None
-    result: tuple[torch.Tensor, torch.Tensor] = _plainly(_aten.native_dropout.default, tensor, p, train)
+    result: tuple[torch.Tensor, torch.Tensor] = plainly(_aten.native_dropout.default, tensor, p, train)
     if ours is None:
         return result
     kept = (_uniform(tensor.shape, ours) < 1 - p).to(tensor.device)
@@ -267,7 +245,7 @@ def _scaled_dot_product_attention(
     plain = _aten.scaled_dot_product_attention.default
     matched = dropout_p > 0 and bool(_active) and _is_plain(query)
     before = _get_state(query.device) if matched else None
-    result: torch.Tensor = _plainly(plain, query, key, value, attn_mask, dropout_p, is_causal, **options)
+    result: torch.Tensor = plainly(plain, query, key, value, attn_mask, dropout_p, is_causal, **options)
     if before is None:
         return result
     if torch.is_autocast_enabled(query.device.type):
@@ -293,8 +271,8 @@ def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _randperm_out(n: int, *, generator: torch.Generator | None, out: torch.Tensor) -> torch.Tensor:
     ours = _generator_for(out, generator)
-    _plainly(_aten.randperm.generator_out, n, generator=generator, out=out)
-    return out if ours is None else _overwrite(out, _plainly(torch.randperm, n, generator=ours, device="cpu"))
+    plainly(_aten.randperm.generator_out, n, generator=generator, out=out)
+    return out if ours is None else _overwrite(out, plainly(torch.randperm, n, generator=ours, device="cpu"))
 
 
 def _on_cpu(op: Any) -> Callable[..., torch.Tensor]:
@@ -306,11 +284,11 @@ def _on_cpu(op: Any) -> Callable[..., torch.Tensor]:
         given = generator or (generators[0] if generators else None)
         ours = _generator_for(tensors[0], given)
         args = tuple(arg for arg in args if not isinstance(arg, torch.Generator))
-        result: torch.Tensor = _plainly(op, *args, generator=given, **kwargs)
+        result: torch.Tensor = plainly(op, *args, generator=given, **kwargs)
         if ours is None:
             return result
         hosts = [_host(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
-        return _plainly(op, *hosts, generator=ours, **kwargs).to(result.device, result.dtype)  # type: ignore[no-any-return]
+        return plainly(op, *hosts, generator=ours, **kwargs).to(result.device, result.dtype)  # type: ignore[no-any-return]
 
     return kernel
 
@@ -327,6 +305,6 @@ def _unmatched(op: Any) -> Callable[..., Any]:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if _active and (given.get("dropout") or given.get("training") or "dropout" in _name_of(op)):
             _active[-1].unmatched.add(_name_of(op))
-        return _plainly(op, *args, **kwargs)
+        return plainly(op, *args, **kwargs)
 
     return kernel

@@ -19,8 +19,8 @@ from accucompare.bundle.writer import PREVIOUS, QUEUE_BYTES
 from accucompare.capture.session import Mode, capture
 from accucompare.capture.state import Arguments, saved_inputs
 from accucompare.case import load_case, steps_of
-from accucompare.devices import DeviceName, open_device
-from accucompare.errors import AccucompareError, CaptureError, CaseError, UsageError
+from accucompare.devices import DeviceName, explain, open_device
+from accucompare.errors import AccucompareError, CaptureError, CaseError, DeviceError, UsageError
 
 
 class FloatType(str, Enum):
@@ -46,6 +46,10 @@ def capture_case(
     overwrite: bool = False,
     save_state: bool = False,
     like: str | Path | None = None,
+    deterministic: bool = False,
+    hf32: bool | None = None,
+    tf32: bool | None = None,
+    emulate: str | None = None,
     queue_bytes: int = QUEUE_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
@@ -57,7 +61,8 @@ def capture_case(
         device: where to run.
         dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
         steps: how many; as many as the case has inputs if not given. Inputs are used again from the first if there are fewer.
-        mode, seed, only, skip, overwrite, save_state, like, queue_bytes: as for ``accucompare.capture``.
+        mode, seed, only, skip, overwrite, save_state, like, deterministic, hf32, tf32, emulate: as for ``accucompare.capture``.
+        queue_bytes: likewise.
         progress: called with the steps done and the steps to do.
 
     Returns:
@@ -82,9 +87,13 @@ def capture_case(
     inputs = _inputs(case.inputs, like, name)
     count = steps if steps is not None else len(inputs)
     torch_dtype = None if dtype is None else getattr(torch, dtype.value)
-    model = case.model.to(device=place)
+    model = case.model
     if torch_dtype is not None:  # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
         model._apply(lambda tensor: tensor.to(torch_dtype) if tensor.is_floating_point() else tensor)  # type: ignore[no-untyped-call]
+    try:
+        model = model.to(device=place)  # cast already: no operator runs on the device before its flags are set
+    except RuntimeError as error:
+        raise DeviceError(f"{name}: the model cannot be moved to {device}: {explain(device.type, error)}") from error
     options: dict[str, Any] = {
         "mode": mode,
         "seed": seed,
@@ -93,9 +102,13 @@ def capture_case(
         "overwrite": overwrite,
         "save_state": save_state,
         "like": like,
+        "deterministic": deterministic,
+        "hf32": hf32,
+        "tf32": tf32,
+        "emulate": emulate,
     }
     with (
-        _naming_the_model(name, Path(out)),
+        _naming_the_model(name, Path(out), device.type),
         capture(model, out, queue_bytes=queue_bytes, case=name, inputs=inputs if save_state else None, **options) as session,
     ):
         for step in range(count):
@@ -136,10 +149,10 @@ def _inputs(inputs: Any, like: str | Path | None, name: str) -> list[Arguments]:
 
 
 def _moved(arguments: Arguments, device: torch.device, dtype: torch.dtype | None) -> Arguments:
-    """Fresh copies on the device, floating ones cast; the model may write into what it is given."""
+    """Fresh copies on the device, floating ones cast where they are; the model may write into what it is given."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(device, dtype if tensor.is_floating_point() else None, copy=True)
+        return tensor.to(dtype if tensor.is_floating_point() else None, copy=True).to(device)
 
     moved: Arguments = pytree.tree_map_only(torch.Tensor, move, arguments)
     return moved
@@ -154,7 +167,7 @@ def _seed_everything(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def _naming_the_model(name: str, out: Path) -> Any:
+def _naming_the_model(name: str, out: Path, device: str) -> Any:
     """Turn what the model raised into a CaptureError that names the module."""
     try:
         yield
@@ -168,7 +181,7 @@ def _naming_the_model(name: str, out: Path) -> Any:
             what = f"the case raised outside of the model's forward, step {step}"
         kept = f"; the bundle that it was to replace is in {out / PREVIOUS}" if (out / PREVIOUS).exists() else ""
         raise CaptureError(
-            f"{name}: {what}: {type(error).__name__}: {error}\n"
+            f"{name}: {what}: {explain(device, error)}\n"
             f"What was recorded until then is in {out}, marked incomplete{kept}; --debug shows the traceback"
         ) from error
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from accucompare.bundle.lock import locked
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.selection import Selection
@@ -20,6 +21,7 @@ from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter, forget_previous
 from accucompare.capture.environment import describe_autocast, describe_environment, describe_model, device_of, notes_on
 from accucompare.capture.hooks import Recorder
 from accucompare.capture.names import Modules, name_modules
+from accucompare.capture.numerics import Numerics
 from accucompare.capture.randomness import Draws, matched_randomness
 from accucompare.capture.state import Arguments, restore_weights, state_records
 from accucompare.errors import CaptureError, UsageError
@@ -40,12 +42,15 @@ class Session:
         step_number: of the step being recorded, from 0.
     """
 
-    def __init__(self, path: Path, recorder: Recorder, writer: BundleWriter, draws: Draws | None, steps: int | None) -> None:
+    def __init__(
+        self, path: Path, recorder: Recorder, writer: BundleWriter, draws: Draws | None, steps: int | None, numerics: Numerics
+    ) -> None:
         self.path = path
         self._recorder = recorder
         self._writer = writer
         self._draws = draws
         self._steps = steps
+        self._numerics = numerics
 
     @property
     def step_number(self) -> int:
@@ -61,6 +66,7 @@ class Session:
             raise self._writer.failure
         if not self._recorder.recording:
             return
+        self._numerics.end_step(self._recorder.step)
         self._writer.end_step(self._recorder.step)
         self._recorder.next_step()
         if self._draws is not None:
@@ -75,6 +81,7 @@ class Session:
         manifest.environment["random"] = "drawn on the device" if self._draws is None else "drawn on the CPU"
         if self._draws is not None:
             manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]
+        manifest.notes += self._numerics.notes()
         if error is not None:
             reason = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "interrupted"
             manifest.stopped = {"step": recorder.step, "module": recorder.failing_call(), "error": reason}
@@ -106,6 +113,10 @@ def capture(
     overwrite: bool = False,
     save_state: bool = False,
     like: str | Path | None = None,
+    deterministic: bool = False,
+    hf32: bool | None = None,
+    tf32: bool | None = None,
+    emulate: str | None = None,
     queue_bytes: int = QUEUE_BYTES,
     case: str | None = None,
     inputs: list[Arguments] | None = None,
@@ -128,6 +139,11 @@ def capture(
         save_state: save parameters, buffers and ``inputs`` too, for ``like``.
         like: a bundle captured with ``save_state``: its weights and buffers are copied into the model before it runs, its
             train or eval mode is set, and its seed and selection are taken over.
+        deterministic: use deterministic algorithms where there are such.
+        hf32, tf32: whether an NPU or a GPU may round the operands of float32 matrix products and convolutions to HF32 or TF32;
+            ``None`` leaves that as it is. As with ``deterministic``, all is as before afterwards.
+        emulate: ``"hf32"``, ``"tf32"``, ``"bf16"`` or ``"fp16"``: on the CPU, round the operands of matrix products and convolutions
+            to that format, to see the size of error that it is expected to make.
         queue_bytes: how many bytes of tensors may wait to be written; the model waits when there are more.
         case: how the manifest shall call what is run.
         inputs: the inputs to save with ``save_state``, one entry of positional and keyword arguments a step.
@@ -158,37 +174,40 @@ def capture(
     modules = name_modules(model)
     selection = Selection.of(only, skip)
     notes = notes_on(modules)
-    if like is not None:
-        with open_bundle(like) as source:
-            notes += restore_weights(source, modules)
-            options = source.manifest.capture
-            _set_mode(model, modules, source.manifest.model)
-            seed = options.get("seed") if seed is None else seed
-            if not (selection.only or selection.skip):
-                selection = Selection.of(options.get("only") or (), options.get("skip") or ())
-    seed = seed or 0
-    _check_selection(selection, modules)
     device, rank, ranks = device_of(model), *_rank()
-    directory = Path(out)
-    _prepare(directory, overwrite, rank, ranks)
-    manifest = Manifest(
-        ranks=ranks,
-        capture={
-            "mode": Mode(mode).value,
-            "seed": seed,
-            "steps": steps,
-            "only": list(selection.only),
-            "skip": list(selection.skip),
-            "like": like and str(like),
-            "inputs": None,
-        },
-        # every key is there from the start: the writer's thread reads these tables while they are filled in
-        environment={**describe_environment(device, case), "autocast": None, "random": None},
-        model={**describe_model(modules), "not_called": []},
-        notes=notes,
-    )
-    writer = BundleWriter(directory, manifest, rank, queue_bytes, tensors=mode == Mode.TENSORS)
+    numerics = Numerics(device, deterministic=deterministic, hf32=hf32, tf32=tf32, emulate=emulate)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(numerics.in_force())
+        if like is not None:
+            with open_bundle(like) as source:
+                notes += restore_weights(source, modules)
+                options = source.manifest.capture
+                _set_mode(model, modules, source.manifest.model)
+                seed = options.get("seed") if seed is None else seed
+                if not (selection.only or selection.skip):
+                    selection = Selection.of(options.get("only") or (), options.get("skip") or ())
+        seed = seed or 0
+        _check_selection(selection, modules)
+        directory = Path(out)
+        stack.enter_context(_prepared(directory, overwrite, rank, ranks))
+        manifest = Manifest(
+            ranks=ranks,
+            capture={
+                "mode": Mode(mode).value,
+                "seed": seed,
+                "steps": steps,
+                "only": list(selection.only),
+                "skip": list(selection.skip),
+                "like": like and str(like),
+                "inputs": None,
+                **numerics.options,
+            },
+            # every key is there from the start: the writer's thread reads these tables while they are filled in
+            environment={**describe_environment(device, case), "autocast": None, "random": None},
+            model={**describe_model(modules), "not_called": []},
+            notes=notes,
+        )
+        writer = BundleWriter(directory, manifest, rank, queue_bytes, tensors=mode == Mode.TENSORS)
         try:
             if save_state:
                 records, manifest.capture["inputs"] = state_records(modules, inputs)
@@ -205,9 +224,12 @@ def capture(
             with contextlib.suppress(CaptureError):
                 writer.close()
             raise
-        session = Session(directory, recorder, writer, draws, steps)
+        session = Session(directory, recorder, writer, draws, steps, numerics)
         try:
-            yield session
+            with numerics.emulation():
+                yield session
+            if recorder.records:
+                numerics.end_step(recorder.step)
         except BaseException as error:
             recorder.remove()
             with contextlib.suppress(CaptureError, Warning):  # the model's own error matters more
@@ -249,18 +271,22 @@ def _set_mode(model: nn.Module, modules: Modules, saved: dict[str, Any]) -> None
             modules.named[name].training = not saved.get("training")
 
 
-def _prepare(directory: Path, overwrite: bool, rank: int, ranks: int) -> None:
-    """Let rank 0 make the directory, and all ranks wait for it, or fail with it."""
+@contextlib.contextmanager
+def _prepared(directory: Path, overwrite: bool, rank: int, ranks: int) -> Iterator[None]:
+    """Let rank 0 lock and clear the directory, and all ranks wait for it, or fail with it."""
     problem: list[str | None] = [None]
-    if rank == 0:
-        try:
-            prepare_directory(directory, overwrite)
-        except CaptureError as error:
-            problem = [str(error)]
-    if ranks > 1:
-        torch.distributed.broadcast_object_list(problem, src=0)
-    if problem[0] is not None:
-        raise CaptureError(problem[0])
+    with contextlib.ExitStack() as stack:
+        if rank == 0:
+            try:
+                stack.enter_context(locked(directory))
+                prepare_directory(directory, overwrite)
+            except CaptureError as error:
+                problem = [str(error)]
+        if ranks > 1:
+            torch.distributed.broadcast_object_list(problem, src=0)
+        if problem[0] is not None:
+            raise CaptureError(problem[0])
+        yield
 
 
 def _rank() -> tuple[int, int]:

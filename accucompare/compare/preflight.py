@@ -136,6 +136,7 @@ _SETTINGS = (
     ("model", "class", "model class", False),
     ("capture", "seed", "seed", True),
     ("environment", "autocast", "autocast", True),
+    ("capture", "emulate", "emulated precision", True),
     ("capture", "only", "--only", False),
     ("capture", "skip", "--skip", False),
     ("environment", "random", "random operations", True),
@@ -154,12 +155,20 @@ def _flags(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> 
         if ours[name] != theirs[name]:
             yield Finding("flags", f"{name}: golden {_shown(ours[name])}, candidate {_shown(theirs[name])}")
     for side, flags in (("golden", ours), ("candidate", theirs)):
-        lowered = [name for name in _REDUCED_PRECISION if flags.get(name) is True and not (ours.get(name) and theirs.get(name))]
+        lowered = [name for name in _REDUCED_PRECISION if flags.get(name) in _LOWERED and ours.get(name) != theirs.get(name)]
         if lowered:
             yield Finding("flags", f"{side} may compute float32 in fewer bits: {', '.join(lowered)}")
 
 
-_REDUCED_PRECISION = ("cuda.matmul.allow_tf32", "cudnn.allow_tf32", "npu.matmul.allow_hf32", "npu.conv.allow_hf32")
+_REDUCED_PRECISION = (
+    "cuda.matmul.allow_tf32",
+    "cudnn.allow_tf32",
+    "mkldnn.matmul.fp32_precision",
+    "mkldnn.conv.fp32_precision",
+    "npu.matmul.allow_hf32",
+    "npu.conv.allow_hf32",
+)
+_LOWERED = (True, "tf32", "bf16")
 
 
 def _notes(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:

@@ -5,14 +5,18 @@ One module per type of device, each with the functions of ``Backend``.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from accucompare.devices.software import INSTALL, SEE, loading_failed
 from accucompare.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
@@ -45,11 +49,38 @@ class DeviceName:
 
 
 class Backend(Protocol):
-    """The functions that each device's module has."""
+    """What each device's module has."""
 
-    def open_device(self, index: int | None) -> torch.device: ...
-    def describe(self, index: int | None) -> dict[str, Any]: ...
-    def flags(self) -> dict[str, Any]: ...
+    #: Which reduced precision of float32 matrix products and convolutions it can be told to allow: ``"hf32"``, ``"tf32"`` or none.
+    REDUCED: str | None
+
+    def open_device(self, index: int | None) -> torch.device:
+        """Make sure that the device is there.
+
+        Raises:
+            DeviceError: if its software or the device itself is missing: what, why, and the cure.
+        """
+
+    def count(self) -> int:
+        """How many devices there are."""
+
+    def describe(self, index: int | None) -> dict[str, Any]:
+        """Its type and name, and the versions of its software."""
+
+    def flags(self) -> dict[str, Any]:
+        """The settings that change numbers, as they are now."""
+
+    def numerics(self, deterministic: bool, reduced: bool | None) -> AbstractContextManager[None]:
+        """While the context lasts, use deterministic algorithms, and allow or forbid reduced precision; ``None`` leaves it as it is."""
+
+    def synchronize(self, device: torch.device) -> None:
+        """Wait until everything begun on the device is done, and raise what went wrong with it."""
+
+    def overflowed(self, device: torch.device) -> bool | None:
+        """Whether an operator has overflowed since this was last asked; ``None`` where Inf and NaN show it instead."""
+
+    def unsupported(self) -> Collection[str]:
+        """The operators, such as ``aten::huber_loss``, that are run on the CPU for lack of a kernel."""
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
         """So many bytes of the host's memory, of the kind that the device copies into fastest."""
@@ -72,28 +103,50 @@ def backend(type: str) -> Backend:
 def open_device(name: DeviceName) -> torch.device:
     """Import torch with what the device needs, and make sure that the device is there.
 
+    What libraries print meanwhile goes to standard error: torch_npu prints warnings, and standard output is for results.
+
     Raises:
         DeviceError: if torch, the device's software, or the device itself is missing.
     """
     if name.type != "npu":  # an installed torch_npu without CANN would keep torch from being imported at all
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    try:
-        importlib.import_module("torch")
-    except ImportError as error:
-        if name.type != "npu" and (error.name or "").split(".")[0] == "torch":
-            raise DeviceError("capturing needs PyTorch, which is not installed here: pip install torch") from None
-        if name.type != "npu":
+    with _printing_to_stderr():
+        try:
+            importlib.import_module("torch")
+        except ImportError as error:
+            if (error.name or "").split(".")[0] == "torch":
+                raise DeviceError(f"capturing needs PyTorch, which is not installed here: {INSTALL[name.type]}") from None
             raise DeviceError(f"torch cannot be imported ({error})") from None
-        raise DeviceError(f"torch cannot be imported ({error}); for an NPU see: pip install accucompare[npu]") from None
-    except RuntimeError as error:  # the message of torch's backend autoloading; the reason is its cause
-        raise DeviceError(_autoload_message(error)) from None
-    return backend(name.type).open_device(name.index)
+        except RuntimeError as error:  # the message of torch's loading of backends; the reason is its cause
+            reason = error.__cause__ or error
+            message = loading_failed(reason) if "torch_npu" in str(error) else f"torch cannot be imported ({reason})"
+            raise DeviceError(message) from None
+        return backend(name.type).open_device(name.index)
 
 
-def _autoload_message(error: RuntimeError) -> str:
-    if "torch_npu" in str(error):
-        return (
-            f"torch_npu is installed but its CANN libraries are not found ({error.__cause__ or error}); "
-            "run `source /usr/local/Ascend/ascend-toolkit/set_env.sh` (where CANN is installed) and try again"
-        )
-    return f"torch cannot be imported ({error})"
+def explain(type: str, error: Exception) -> str:
+    """What a device's error says, in a line or two, with the cure where one is known."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = f"{error.__class__.__name__}: {lines[0] if lines else ''}"
+    if "out of memory" in str(error).lower():
+        return f"{said}\nUse smaller inputs or --dtype bfloat16, or free the device: {SEE[type]} for who uses it"
+    return said + (" …" if len(lines) > 1 else "")
+
+
+@contextlib.contextmanager
+def _printing_to_stderr() -> Iterator[None]:
+    """Send to standard error what any library prints, in Python or in C."""
+    try:
+        sys.stdout.flush()
+        kept = os.dup(1)
+    except (OSError, ValueError, AttributeError):  # there is no standard output
+        yield
+        return
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+REDUCED = None
+
 
 def open_device(index: int | None) -> torch.device:
     return torch.device("cpu")
+
+
+def count() -> int:
+    return 1
 
 
 def describe(index: int | None) -> dict[str, Any]:
@@ -17,7 +25,47 @@ def describe(index: int | None) -> dict[str, Any]:
 
 
 def flags() -> dict[str, Any]:
-    return {"mkldnn.enabled": bool(torch.backends.mkldnn.enabled)}
+    """Those of torch as a whole, and of oneDNN."""
+    try:
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError:  # it has been set for one backend alone, by torch 2.9's fp32_precision
+        precision = "mixed"
+    mkldnn = torch.backends.mkldnn
+    products = {  # since torch 2.9
+        f"mkldnn.{name}.fp32_precision": getattr(mkldnn, name).fp32_precision
+        for name in ("matmul", "conv", "rnn")
+        if hasattr(getattr(mkldnn, name, None), "fp32_precision")
+    }
+    return {
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "float32_matmul_precision": precision,
+        "mkldnn.enabled": bool(mkldnn.enabled),
+        **products,
+    }
+
+
+@contextlib.contextmanager
+def numerics(deterministic: bool, reduced: bool | None) -> Iterator[None]:
+    """Deterministic algorithms, on every device: torch has one switch for all. Operators that have none warn, and run."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if deterministic and not before[0]:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def synchronize(device: torch.device) -> None:
+    pass
+
+
+def overflowed(device: torch.device) -> None:
+    return None
+
+
+def unsupported() -> tuple[str, ...]:
+    return ()
 
 
 def host_memory(nbytes: int) -> torch.Tensor:

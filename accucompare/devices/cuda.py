@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from accucompare.devices import cpu
 from accucompare.devices.streams import copy_to_host, host_memory
 from accucompare.errors import DeviceError
 
-__all__ = ["copy_to_host", "describe", "flags", "host_memory", "open_device"]
+__all__ = [
+    "REDUCED",
+    "copy_to_host",
+    "count",
+    "describe",
+    "flags",
+    "host_memory",
+    "numerics",
+    "open_device",
+    "overflowed",
+    "synchronize",
+    "unsupported",
+]
+
+REDUCED = "tf32"
 
 
 def open_device(index: int | None) -> torch.device:
@@ -21,14 +38,21 @@ def open_device(index: int | None) -> torch.device:
     """
     if torch.version.cuda is None and torch.version.hip is None:
         raise DeviceError(f"--device cuda: this torch ({torch.__version__}) is built without CUDA; install a CUDA build of torch")
-    count = torch.cuda.device_count()
-    if not torch.cuda.is_available() or count == 0:
+    found = count()
+    if not torch.cuda.is_available() or found == 0:
         raise DeviceError("--device cuda: no GPU is available; see whether `nvidia-smi` lists one")
-    if index is not None and index >= count:
-        raise DeviceError(f"--device cuda:{index}: there are {count} GPU(s), numbered from 0")
-    device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-    torch.cuda.set_device(device)
+    if index is not None and index >= found:
+        raise DeviceError(f"--device cuda:{index}: there are {found} GPU(s), numbered from 0")
+    try:
+        device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+        torch.cuda.set_device(device)
+    except RuntimeError as error:  # busy in exclusive mode, out of memory; the first of its many lines says what it is
+        raise DeviceError(f"--device cuda: the GPU cannot be opened ({str(error).partition(chr(10))[0]}); see `nvidia-smi`") from None
     return device
+
+
+def count() -> int:
+    return torch.cuda.device_count()
 
 
 def describe(index: int | None) -> dict[str, Any]:
@@ -44,9 +68,86 @@ def describe(index: int | None) -> dict[str, Any]:
 
 def flags() -> dict[str, Any]:
     return {
-        "cuda.matmul.allow_tf32": torch.backends.cuda.matmul.allow_tf32,
-        "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
+        **cpu.flags(),
+        "cuda.matmul.allow_tf32": _allowed(_MATMUL),
+        "cudnn.allow_tf32": _allowed(_CUDNN),
+        "cuda.matmul.allow_fp16_reduced_precision_reduction": bool(torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
+        "cuda.matmul.allow_bf16_reduced_precision_reduction": bool(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
         "cudnn.deterministic": torch.backends.cudnn.deterministic,
         "cudnn.benchmark": torch.backends.cudnn.benchmark,
         "CUBLAS_WORKSPACE_CONFIG": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
     }
+
+
+@contextlib.contextmanager
+def numerics(deterministic: bool, reduced: bool | None) -> Iterator[None]:
+    """As ``cpu.numerics``, and what cuBLAS and cuDNN need for it; and TF32 in matrix products, convolutions and RNNs."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(cpu.numerics(deterministic, None))
+        if deterministic:
+            cudnn = torch.backends.cudnn
+            stack.enter_context(_set(cudnn, "deterministic", True))
+            stack.enter_context(_set(cudnn, "benchmark", False))
+            stack.enter_context(_workspace())
+        for family in (_MATMUL, _CUDNN) if reduced is not None else ():
+            for owner, name, allow, forbid in _settings(family):
+                stack.enter_context(_set(owner, name, allow if reduced else forbid))
+        yield
+
+
+def synchronize(device: torch.device) -> None:
+    torch.cuda.synchronize(device)
+
+
+def overflowed(device: torch.device) -> None:
+    return None
+
+
+def unsupported() -> tuple[str, ...]:
+    return ()
+
+
+#: Whose TF32 it is: what holds ``allow_tf32``, and what holds ``fp32_precision``, which torch 2.9 puts in its place.
+_Family = tuple[Any, Callable[[], tuple[Any, ...]]]
+_MATMUL: _Family = (torch.backends.cuda.matmul, lambda: (torch.backends.cuda.matmul,))
+_CUDNN: _Family = (torch.backends.cudnn, lambda: (torch.backends.cudnn.conv, torch.backends.cudnn.rnn))  # type: ignore[attr-defined]
+
+
+def _allowed(family: _Family) -> bool:
+    """Whether TF32 is; torch refuses to answer the old question where a user has given the new kind of answer."""
+    try:
+        return bool(family[0].allow_tf32)
+    except RuntimeError:
+        return any(each.fp32_precision == "tf32" for each in family[1]())
+
+
+def _settings(family: _Family) -> list[tuple[Any, str, object, object]]:
+    """What to set, as (owner, name, value that allows, value that forbids): as the user did, for the two ways must not be mixed."""
+    try:
+        family[0].allow_tf32  # noqa: B018 - raises where the new way has been taken
+        return [(family[0], "allow_tf32", True, False)]
+    except RuntimeError:
+        return [(each, "fp32_precision", "tf32", "ieee") for each in family[1]()]
+
+
+@contextlib.contextmanager
+def _set(owner: Any, name: str, value: object) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def _workspace() -> Iterator[None]:
+    """Let cuBLAS be deterministic (cuBLAS documentation, "Results reproducibility"); it reads this when it is first used."""
+    given = "CUBLAS_WORKSPACE_CONFIG" in os.environ
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    try:
+        yield
+    finally:
+        if not given:
+            del os.environ["CUBLAS_WORKSPACE_CONFIG"]

@@ -1,67 +1,162 @@
-"""Ascend NPUs through torch_npu."""
+"""Ascend NPUs through torch_npu. Names and behaviours are those of torch_npu 2.13.0 (Ascend/pytorch), older ones allowed for."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from accucompare.devices import cpu
+from accucompare.devices.software import INSTALL, loading_failed
 from accucompare.devices.streams import copy_to_host, host_memory
 from accucompare.errors import DeviceError
 
-__all__ = ["copy_to_host", "describe", "flags", "host_memory", "open_device"]
+__all__ = [
+    "REDUCED",
+    "copy_to_host",
+    "count",
+    "describe",
+    "flags",
+    "host_memory",
+    "numerics",
+    "open_device",
+    "overflowed",
+    "synchronize",
+    "unsupported",
+]
+
+REDUCED = "hf32"
 
 #: Variables that torch_npu and CANN read once, and that change numbers or their order.
 _ENVIRONMENT = ("ASCEND_LAUNCH_BLOCKING", "HCCL_DETERMINISTIC", "INF_NAN_MODE_ENABLE", "INF_NAN_MODE_FORCE_DISABLE", "TASK_QUEUE_ENABLE")
+
+
+_OPENING = "see `npu-smi info` for its state and who uses it; --device npu:N takes another one"
 
 
 def open_device(index: int | None) -> torch.device:
     """Import torch_npu and check that the NPU is there.
 
     Raises:
-        DeviceError: if torch_npu, CANN or the NPU is missing.
+        DeviceError: if torch_npu, CANN or the NPU is missing, or does not work.
     """
     try:
         importlib.import_module("torch_npu")
-    except ModuleNotFoundError as error:
-        if error.name != "torch_npu":
-            raise DeviceError(f"torch_npu cannot be imported ({error}); pip install accucompare[npu]") from None
-        raise DeviceError("--device npu: torch_npu is not installed; pip install accucompare[npu]") from None
-    except (ImportError, OSError, RuntimeError) as error:
-        raise DeviceError(
-            f"torch_npu is installed but cannot be loaded ({error}); is CANN there? "
-            "Run `source /usr/local/Ascend/ascend-toolkit/set_env.sh` (where CANN is installed) and try again"
-        ) from None
+    except Exception as error:  # it raises bare ones where CANN is set up by half
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch_npu":
+            raise DeviceError(f"--device npu: torch_npu is not installed; {INSTALL['npu']}") from None
+        raise DeviceError(loading_failed(error)) from None
     try:
-        count = _npu().device_count() if _npu().is_available() else 0
-        if count == 0:
+        found = count() if _npu().is_available() else 0
+        if found == 0:
             raise DeviceError("--device npu: no NPU is available; see whether `npu-smi info` lists one")
-        if index is not None and index >= count:
-            raise DeviceError(f"--device npu:{index}: there are {count} NPU(s), numbered from 0")
+        if index is not None and index >= found:
+            raise DeviceError(f"--device npu:{index}: there are {found} NPU(s), numbered from 0")
         device = torch.device("npu", index or 0)
         _npu().set_device(device)
-    except RuntimeError as error:  # of the driver; the first of its many lines says what it is
-        raise DeviceError(f"--device npu: the NPU cannot be opened ({str(error).partition(chr(10))[0]}); see `npu-smi info`") from None
+    except RuntimeError as error:
+        raise DeviceError(f"--device npu: the NPU cannot be opened ({_said(error)}); {_OPENING}") from None
     return device
 
 
+def count() -> int:
+    return int(_npu().device_count())
+
+
 def describe(index: int | None) -> dict[str, Any]:
-    return {"type": "npu", "name": _npu().get_device_name(index), "cann": _cann_version(), "driver": _driver_version()}
+    return {
+        "type": "npu",
+        "name": _npu().get_device_name(index),
+        "cann": _version("CANN") or _cann_version(),
+        "driver": _version("DRIVER") or _driver_version(),
+    }
 
 
 def flags() -> dict[str, Any]:
+    deterministic_level = getattr(_npu(), "_get_deterministic_level", None)
     return {
-        "npu.matmul.allow_hf32": _npu().matmul.allow_hf32,
-        "npu.conv.allow_hf32": _npu().conv.allow_hf32,
+        **cpu.flags(),
+        "npu.matmul.allow_hf32": bool(_npu().matmul.allow_hf32),
+        "npu.conv.allow_hf32": bool(_npu().conv.allow_hf32),
+        "npu.jit_compile": not _npu().is_jit_compile_false(),
+        "npu.deterministic_level": deterministic_level and deterministic_level(),
+        "npu.inf_nan_mode": _gives_inf_and_nan(),
         **{name: os.environ.get(name) for name in _ENVIRONMENT},
     }
 
 
+@contextlib.contextmanager
+def numerics(deterministic: bool, reduced: bool | None) -> Iterator[None]:
+    """As ``cpu.numerics``, which torch_npu follows at each operator; and HF32 in matrix products and convolutions.
+
+    CANN heeds only the first setting of determinism in a thread: enter it before the first operator.
+    """
+    products = (_npu().matmul, _npu().conv)
+    before = [bool(product.allow_hf32) for product in products]
+    with cpu.numerics(deterministic, None):
+        try:
+            for product in products if reduced is not None else ():
+                product.allow_hf32 = reduced
+            yield
+        finally:
+            for product, allowed in zip(products, before, strict=True):
+                if bool(product.allow_hf32) != allowed:
+                    product.allow_hf32 = allowed
+
+
+def synchronize(device: torch.device) -> None:
+    _npu().synchronize(device)
+
+
+def overflowed(device: torch.device) -> bool | None:
+    """By the flag that SoCs without Inf and NaN keep (910A, 310P; others where INF_NAN_MODE_ENABLE is 0), which is then cleared."""
+    if _gives_inf_and_nan():
+        return None
+    with _npu().device(device):
+        overflowed = bool(_npu().get_npu_overflow_flag())
+        if overflowed:
+            _npu().clear_npu_overflow_flag()
+    return overflowed
+
+
+def unsupported() -> list[str]:
+    """Operators with kernels for CPUs, but none for NPUs, and not composed of other operators."""
+    kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    composed = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+    ours = set(torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1"))
+    others = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::") and name not in ours)
+    return [name for name in others if kernel(name, "CPU") and not any(kernel(name, key) for key in composed)]
+
+
+def _said(error: RuntimeError) -> str:
+    """The telling lines of what a driver says: the error code of torch_npu's call, and CANN's own words, if there are any."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    codes = re.findall(r"[\w:()]+, error code is \d+", str(error))
+    words = [line for line in lines if re.match(r"E[A-Z]\d{4}\b", line)]
+    return "; ".join([*codes[:1], *words[:1]]) or (lines[0] if lines else type(error).__name__)
+
+
+def _gives_inf_and_nan() -> bool:
+    return bool(importlib.import_module("torch_npu.npu.utils").is_support_inf_nan())
+
+
 def _npu() -> Any:
     return torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
+
+
+def _version(of: str) -> str | None:
+    """What torch_npu knows of CANN's or the driver's version; ``None`` if nothing, or if it is too old to tell."""
+    ask = getattr(importlib.import_module("torch_npu.npu.utils"), "get_cann_version", None)
+    try:
+        return str(ask(of)) or None if ask is not None else None
+    except RuntimeError:  # of a part that it does not know
+        return None
 
 
 def _cann_version() -> str | None:

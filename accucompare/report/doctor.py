@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from accucompare.doctor import ENVIRONMENT, DeviceFound, Examination
+from accucompare.devices.settings import ENVIRONMENT
+from accucompare.doctor import DeviceFound, Examination
 
 WIDTH = 100
 Rows = list[tuple[str, str]]

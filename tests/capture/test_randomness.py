@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - as everyone calls it
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from accucompare.capture import randomness
+from accucompare.capture import interception, randomness
 from accucompare.capture.randomness import Draws, matched_randomness
 
 aten = torch.ops.aten
@@ -297,7 +297,7 @@ def test_attention_with_little_dropout_is_nearly_attention_without(options: dict
 
 
 def test_attention_leaves_the_generator_as_a_devices_own_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    plainly = randomness._plainly
+    plainly = randomness.plainly
 
     def on_device(op: Any, *args: Any, **kwargs: Any) -> Any:
         """A fused kernel that draws other numbers, and more of them, than the mathematical form."""
@@ -306,7 +306,7 @@ def test_attention_leaves_the_generator_as_a_devices_own_kernel_does(monkeypatch
         plainly(torch.rand, 7)
         return plainly(op, *args[:4], 0.0, *args[5:], **kwargs)
 
-    monkeypatch.setattr(randomness, "_plainly", on_device)
+    monkeypatch.setattr(randomness, "plainly", on_device)
     torch.manual_seed(1)
     drawn(lambda: attention(0.5))
     found = torch.get_rng_state()
@@ -405,7 +405,7 @@ def test_a_fused_operation_that_cannot_be_matched_is_named(tmp_path: Any) -> Non
 def test_a_torch_without_our_dispatch_key_still_captures_and_says_so(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import accucompare as ac
 
-    monkeypatch.setattr(randomness, "_KEY", "NoSuchKey")
+    monkeypatch.setattr(interception, "_KEY", "NoSuchKey")
     model = nn.Dropout(0.5)
     with ac.capture(model, tmp_path / "out"):
         model(torch.ones(3))

@@ -87,15 +87,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def pretend(folder: Path, source: str, *, autoload: bool = False) -> str:
+def pretend(folder: Path, source: str, *, autoload: bool = False, version: str = torch.__version__) -> str:
     """Install a torch_npu, as pip would; the directory to put on PYTHONPATH is returned."""
     packages = folder / "packages"
     (packages / "torch_npu").mkdir()
     (packages / "torch_npu" / "__init__.py").write_text(source)
     if autoload:
-        info = packages / "torch_npu-2.13.0.dist-info"
+        info = packages / f"torch_npu-{version}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 2.13.0\n")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch-npu\nVersion: {version}\n")
         (info / "entry_points.txt").write_text("[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
     return str(packages)
 
@@ -127,7 +127,7 @@ def refused(cli: Run, folder: Path, packages: str = "") -> str:
 
 def test_npu_without_torch_npu(cli: Run, folder: Path) -> None:
     message = refused(cli, folder)
-    assert message == "accucompare: --device npu: torch_npu is not installed; pip install accucompare[npu]\n"
+    assert message == "accucompare: --device npu: torch_npu is not installed; pip install 'accucompare[npu]'\n"
 
 
 @pytest.mark.parametrize("autoload", [False, True], ids=["imported by us", "imported by torch"])

@@ -1,0 +1,58 @@
+"""Operators caught while a capture runs, wherever they are called: in a forward, in a backward, inside another operator.
+
+They are caught by kernels registered at a dispatch key that PyTorch leaves unused and that is switched on for the capturing thread
+only (and for the backward threads that it starts). For every other operator that key falls through, which costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.library import Library, fallthrough_kernel
+
+_KEY = "TESTING_ONLY_GenericMode"
+_libraries: list[Library] = []  # as long as they live, so do the kernels
+
+
+def register(kernels: Iterable[tuple[str, Callable[..., Any]]]) -> None:
+    """Let kernels be called in place of operators such as ``bernoulli_.float``, where ``intercepting``; forever, so do it once.
+
+    Raises:
+        AttributeError, RuntimeError, TypeError: where this version of torch does not let operators be caught.
+    """
+    if not _libraries:
+        fallback = Library("_", "IMPL")  # type: ignore[no-untyped-call]
+        fallback.fallback(fallthrough_kernel, _KEY)  # type: ignore[no-untyped-call]
+        _libraries.append(fallback)
+    library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for name, kernel in kernels:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _KEY):
+            library.impl(name, kernel, _KEY)  # type: ignore[no-untyped-call]
+    _libraries.append(library)
+
+
+@contextlib.contextmanager
+def intercepting() -> Iterator[None]:
+    """Catch operators on this thread while the context lasts.
+
+    Raises:
+        AttributeError, RuntimeError, TypeError: where this version of torch does not let operators be caught.
+    """
+    with torch._C._IncludeDispatchKeyGuard(_key()):
+        yield
+
+
+def plainly(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator as if it were not caught."""
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_key())):
+        return op(*args, **kwargs)
+
+
+def _key() -> torch._C.DispatchKey:
+    key = torch._C._parse_dispatch_key(_KEY)
+    if key is None:
+        raise RuntimeError(f"this torch has no dispatch key {_KEY}")
+    return key

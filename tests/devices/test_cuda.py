@@ -1,0 +1,123 @@
+"""CUDA GPUs: settings, which any build of torch has; and what needs a GPU (`pytest -m gpu`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import accucompare as ac
+from accucompare.capture.run import FloatType, capture_case
+from accucompare.devices import DeviceName, cuda
+from tests.conftest import ROOT
+
+MATMUL, CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn
+NEW_WAY = hasattr(MATMUL, "fp32_precision")  # torch 2.9
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_its_own() -> Iterator[None]:
+    yield
+    if NEW_WAY:
+        MATMUL.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision = "none", "tf32", "tf32"
+    MATMUL.allow_tf32, CUDNN.allow_tf32 = False, True
+
+
+def tf32() -> tuple[Any, Any]:
+    flags = cuda.flags()
+    return flags["cuda.matmul.allow_tf32"], flags["cudnn.allow_tf32"]
+
+
+@pytest.mark.parametrize("allow", [True, False])
+def test_tf32_is_set_for_products_convolutions_and_rnns_and_put_back(allow: bool) -> None:
+    before = tf32()
+    with cuda.numerics(deterministic=False, reduced=allow):
+        assert tf32() == (allow, allow)
+    assert tf32() == before == (False, True)
+
+
+@pytest.mark.skipif(not NEW_WAY, reason="fp32_precision comes with torch 2.9")
+@pytest.mark.parametrize("allow", [True, False])
+def test_tf32_is_set_the_way_the_user_did_who_must_not_mix_the_two(allow: bool) -> None:
+    MATMUL.fp32_precision, CUDNN.conv.fp32_precision = "tf32", "ieee"
+    with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+        _ = CUDNN.allow_tf32
+    assert tf32() == (True, True)  # RNNs still may
+    with cuda.numerics(deterministic=False, reduced=allow):
+        assert tf32() == (allow, allow)
+    assert (MATMUL.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision) == ("tf32", "ieee", "tf32")
+
+
+@pytest.mark.skipif(not NEW_WAY, reason="fp32_precision comes with torch 2.9")
+def test_flags_are_recorded_where_torch_refuses_to_tell_them_the_old_way(tmp_path: Path) -> None:
+    MATMUL.fp32_precision = "tf32"
+    with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+        torch.get_float32_matmul_precision()
+    with ac.capture(torch.nn.ReLU(), tmp_path / "golden"):
+        pass
+    with ac.open_bundle(tmp_path / "golden") as bundle:
+        assert bundle.manifest.environment["flags"]["float32_matmul_precision"] == "mixed"
+
+
+def test_tf32_is_left_alone_unless_asked() -> None:
+    MATMUL.allow_tf32 = True
+    with cuda.numerics(deterministic=True, reduced=None):
+        assert tf32() == (True, True)
+
+
+def test_deterministic_sets_what_cublas_and_cudnn_need_and_puts_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(CUDNN, "benchmark", True)
+    with cuda.numerics(deterministic=True, reduced=None):
+        flags = cuda.flags()
+        assert flags["deterministic_algorithms"] is True
+        assert (flags["cudnn.deterministic"], flags["cudnn.benchmark"]) == (True, False)
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    flags = cuda.flags()
+    assert (flags["cudnn.deterministic"], flags["cudnn.benchmark"], flags["deterministic_algorithms"]) == (False, True, False)
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
+def test_a_users_own_workspace_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    with cuda.numerics(deterministic=True, reduced=None):
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+# With a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["cnn", "gpt2", "llama", "minilm", "t5", "tricky"])
+def test_a_gpu_in_float32_agrees_with_the_cpu(name: str, tmp_path: Path) -> None:
+    case = f"{ROOT}/fixtures/{name}.py"
+    golden = capture_case(case, tmp_path / "golden", DeviceName("cpu"))
+    candidate = capture_case(case, tmp_path / "cuda", DeviceName("cuda"), tf32=False, deterministic=True)
+    comparison = ac.diff(golden, candidate, verify=True)
+    assert comparison.passed
+    with ac.open_bundle(candidate) as bundle:
+        assert bundle.manifest.environment["flags"]["cudnn.allow_tf32"] is False
+
+
+@pytest.mark.gpu
+def test_tf32_on_a_gpu_is_seen_in_the_first_product(tmp_path: Path) -> None:
+    case = f"{ROOT}/fixtures/gpt2.py"
+    golden = capture_case(case, tmp_path / "golden", DeviceName("cpu"))
+    first = ac.diff(golden, capture_case(case, tmp_path / "cuda", DeviceName("cuda"), tf32=True), rel_l2=1e-5).first_divergence
+    assert first is not None
+    assert first.golden is not None
+    assert first.golden.name == "transformer.h.0.attn.c_attn"
+    assert first.metrics is not None
+    assert 1e-4 < first.metrics.rel_l2 < 1e-3
+
+
+@pytest.mark.gpu
+def test_bfloat16_on_a_gpu_is_within_the_default_limits(tmp_path: Path) -> None:
+    case = f"{ROOT}/fixtures/minilm.py"
+    golden = capture_case(case, tmp_path / "golden", DeviceName("cpu"))
+    assert ac.diff(golden, capture_case(case, tmp_path / "cuda", DeviceName("cuda"), dtype=FloatType.BFLOAT16)).passed

@@ -1,0 +1,302 @@
+"""The NPU as a user meets it: the real torch_npu on a simulated runtime, from the command line, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+import torch
+
+import accucompare as ac
+from accucompare.bundle.records import Role
+from accucompare.capture.run import capture_case
+from accucompare.compare.comparison import Comparison, Row
+from accucompare.devices import DeviceName
+from tests.conftest import ROOT, run_cli
+
+sys.path.insert(0, str(ROOT / "fixtures"))
+from simnpu.launcher import environment
+
+try:
+    SIMULATED = environment({})
+except RuntimeError as error:
+    pytest.skip(f"no simulated NPU here: {error}", allow_module_level=True)
+
+pytestmark = pytest.mark.xdist_group("npu")
+TRAINED = ["cnn", "gpt2", "llama", "minilm", "t5"]
+TYPE = "Ascend910B1"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def npu(*arguments: str | Path, cwd: Path, **switches: str) -> CompletedProcess[str]:
+    """Run the command line where there is a simulated NPU, with its switches."""
+    variables = environment({}, **switches)
+    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return run_cli(*arguments, cwd=cwd, OMP_NUM_THREADS="1", TORCH_DEVICE_BACKEND_AUTOLOAD="1", **variables)
+
+
+def captured(case: str, out: Path, *options: str, **switches: str) -> Path:
+    """Capture a fixture on the simulated NPU."""
+    done = npu("capture", f"{ROOT}/fixtures/{case}", "--device", "npu", "--out", out, *options, cwd=out.parent, **switches)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def rows(comparison: Comparison) -> list[Row]:
+    """The compared rows, in golden's order."""
+    found = [row for row in comparison.rows if row.metrics is not None]
+    assert found
+    return found
+
+
+def within(comparison: Comparison, limit: float) -> bool:
+    return all(row.metrics is not None and row.metrics.rel_l2 <= limit for row in rows(comparison))
+
+
+@pytest.fixture(scope="module")
+def goldens(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """``goldens("cnn.py")`` is a capture of a fixture on the CPU."""
+    folder = tmp_path_factory.mktemp("golden")
+
+    def golden(case: str, steps: int | None = None) -> Path:
+        out = folder / case.replace(":", "-")
+        return out if out.exists() else capture_case(f"{ROOT}/fixtures/{case}", out, DeviceName("cpu"), steps=steps)
+
+    return golden
+
+
+# What is computed
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_agrees_with_the_cpu(name: str, goldens: Any, tmp_path: Path) -> None:
+    """Forward and backward: the second step's outputs depend on the first step's gradients."""
+    candidate = captured(f"{name}.py:training", tmp_path / "npu", "--steps", "2")
+    comparison = ac.diff(goldens(f"{name}.py:training", 2), candidate)
+    assert {row.golden.step for row in rows(comparison) if row.golden} == {0, 1}
+    assert comparison.passed
+    assert within(comparison, 2e-6)
+
+
+def test_hf32_in_convolutions_is_seen_there_and_in_what_follows(goldens: Any, tmp_path: Path) -> None:
+    """torch_npu allows it for convolutions and not for matrix products, unless told otherwise."""
+    candidate = captured("cnn.py", tmp_path / "npu", "--steps", "1", numerics="hf32")
+    comparison = ac.diff(goldens("cnn.py"), candidate, rel_l2=2e-6)
+    first = comparison.first_divergence
+    assert first is not None
+    assert first.golden is not None
+    assert (first.golden.name, first.golden.role) == ("stem.0", Role.OUTPUT)
+    compared = [row for row in rows(comparison) if row.golden and row.golden.step == 0]
+    place = compared.index(first)
+    assert all(row.metrics is not None and row.metrics.rel_l2 <= 2e-6 for row in compared[:place])
+    assert all(row.metrics is not None and row.metrics.rel_l2 > 2e-6 for row in compared[place:])
+    assert first.metrics is not None
+    assert 1e-4 < first.metrics.rel_l2 < 2e-4
+    assert any("candidate may compute float32 in fewer bits: npu.conv.allow_hf32" in each.message for each in comparison.preflight)
+
+
+def test_hf32_in_convolutions_leaves_a_model_without_them_as_it_is(goldens: Any, tmp_path: Path) -> None:
+    candidate = captured("gpt2.py", tmp_path / "npu", numerics="hf32")
+    assert within(ac.diff(goldens("gpt2.py"), candidate), 2e-6)
+
+
+def test_hf32_can_be_forbidden_and_allowed(goldens: Any, tmp_path: Path) -> None:
+    """By the real flags of the real torch_npu, which the simulated kernels obey."""
+    forbidden = captured("cnn.py", tmp_path / "no", "--no-hf32", numerics="hf32")
+    assert within(ac.diff(goldens("cnn.py"), forbidden), 2e-6)
+    allowed = captured("gpt2.py", tmp_path / "yes", "--hf32", numerics="hf32")
+    first = ac.diff(goldens("gpt2.py"), allowed, rel_l2=2e-6).first_divergence
+    assert first is not None
+    assert first.golden is not None
+    assert first.golden.name == "transformer.h.0.attn.c_attn"
+    flags = [json.loads((path / "manifest.json").read_text())["environment"]["flags"] for path in (forbidden, allowed)]
+    assert [flag["npu.conv.allow_hf32"] for flag in flags] == [False, True]
+    assert [flag["npu.matmul.allow_hf32"] for flag in flags] == [False, True]
+
+
+def test_a_fault_in_one_operator_of_one_module_is_found_there(goldens: Any, tmp_path: Path) -> None:
+    """Layer norm 3 of a GPT-2 with two a block is the second block's second."""
+    candidate = captured("gpt2.py", tmp_path / "npu", fault="aten::native_layer_norm:3=scale1.01")
+    first = ac.diff(goldens("gpt2.py"), candidate).first_divergence
+    assert first is not None
+    assert first.golden is not None
+    assert (first.golden.name, first.golden.role) == ("transformer.h.1.ln_2", Role.OUTPUT)
+    assert first.reason.value == "introduced"
+
+
+@pytest.mark.parametrize("name", ["cnn", "t5"])
+def test_every_copy_to_the_host_is_waited_for(name: str, goldens: Any, tmp_path: Path) -> None:
+    candidate = captured(f"{name}.py", tmp_path / "npu", lazy_copies="1")
+    comparison = ac.diff(goldens(f"{name}.py"), candidate, verify=True)
+    assert comparison.passed
+    assert within(comparison, 2e-6)
+
+
+def test_random_numbers_agree_with_the_cpu(goldens: Any, tmp_path: Path) -> None:
+    comparison = ac.diff(goldens("tricky.py"), captured("tricky.py", tmp_path / "npu"))
+    assert comparison.passed
+
+
+def test_half_precision_on_the_npu_is_that_of_the_cpu(tmp_path: Path) -> None:
+    golden = capture_case(f"{ROOT}/fixtures/gpt2.py", tmp_path / "golden", DeviceName("cpu"))
+    candidate = captured("gpt2.py", tmp_path / "npu", "--dtype", "bfloat16")
+    with ac.open_bundle(candidate) as bundle:
+        assert next(record for record in bundle.records() if record.name == "lm_head").dtype == "bfloat16"
+    assert ac.diff(golden, candidate).passed
+
+
+# What is recorded of it
+
+
+def test_the_manifest_says_what_ran_and_how(tmp_path: Path) -> None:
+    manifest = json.loads((captured("cnn.py", tmp_path / "npu", "--steps", "1", "--deterministic") / "manifest.json").read_text())
+    environment = manifest["environment"]
+    assert environment["device"]["type"] == "npu"
+    assert "simulated" in environment["device"]["name"]
+    assert environment["versions"]["torch_npu"] == "2.13.0"
+    assert {"cann", "driver"} <= environment["device"].keys()
+    flags = environment["flags"]
+    assert flags["npu.conv.allow_hf32"] is True
+    assert flags["npu.matmul.allow_hf32"] is False
+    assert flags["deterministic_algorithms"] is True
+    assert {"npu.jit_compile", "npu.deterministic_level", "npu.inf_nan_mode"} <= flags.keys()
+    assert {"ASCEND_LAUNCH_BLOCKING", "TASK_QUEUE_ENABLE", "HCCL_DETERMINISTIC", "INF_NAN_MODE_ENABLE"} <= flags.keys()
+
+
+def test_operators_that_fell_back_to_the_cpu_are_noted(tmp_path: Path) -> None:
+    """Those that torch_npu itself warns of, in forward and backward, though its warnings are switched off here or there."""
+    (tmp_path / "case.py").write_text(
+        "import torch\nfrom accucompare import Case\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, x):\n        return torch.linalg.inv(super().forward(x))\n"
+        "def case():\n"
+        "    return Case(Net(4, 4), torch.randn(4, 4), loss=lambda y: torch.nn.functional.huber_loss(y, torch.zeros_like(y)))\n"
+    )
+    done = npu("capture", "--device", "npu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    warned = set(re.findall(r"The operator '([^']+)' is not currently supported", done.stderr))
+    assert warned == {"aten::huber_loss", "aten::huber_loss_backward.out", "aten::linalg_inv_ex.inverse"}
+    with ac.open_bundle(tmp_path / "npu") as bundle:
+        noted = {note.partition(" ")[0] for note in bundle.manifest.notes if note.endswith("was run on the CPU")}
+    assert noted == warned
+
+
+def test_without_a_case_the_one_of_pyproject_is_captured_into_npu(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(f'[tool.accucompare]\ncase = "{ROOT}/fixtures/cnn.py"\n')
+    done = npu("capture", "--device", "npu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "npu" / "manifest.json").is_file()
+
+
+def test_standard_output_is_for_results_only(tmp_path: Path) -> None:
+    done = npu("capture", f"{ROOT}/fixtures/cnn.py", "--device", "npu", "--quiet", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_doctor_describes_the_npu_and_what_changes_its_numbers(tmp_path: Path) -> None:
+    done = npu("doctor", "--device", "npu", "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert found["devices"]["npu"]["count"] == 1
+    assert "simulated" in found["devices"]["npu"]["description"]["name"]
+    (hf32,) = [problem for problem in found["problems"] if "hf32" in problem["message"]]
+    assert hf32["message"].startswith("npu.conv.allow_hf32 is True")
+    assert "--no-hf32" in hf32["cure"]
+
+
+# What is said when it does not work
+
+
+def refused(done: CompletedProcess[str]) -> str:
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "internal error" not in done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+def test_the_real_torch_npu_without_any_cann(tmp_path: Path) -> None:
+    """torch itself cannot be imported then, unless it is told not to load torch_npu."""
+    wheel = environment({})["PYTHONPATH"].split(os.pathsep)[0]
+    case = f"{ROOT}/fixtures/cnn.py"
+    message = refused(run_cli("capture", case, "--device", "npu", cwd=tmp_path, PYTHONPATH=wheel, TORCH_DEVICE_BACKEND_AUTOLOAD="1"))
+    assert "cannot open shared object file" in message
+    assert "source /usr/local/Ascend/ascend-toolkit/set_env.sh" in message
+    variables = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
+    assert "PYTHONPATH" not in variables
+    done = run_cli("capture", case, "--device", "cpu", "--out", "golden", cwd=tmp_path, PYTHONPATH=wheel)
+    assert done.returncode == 0, done.stderr
+
+
+def test_cann_without_a_device(tmp_path: Path) -> None:
+    message = refused(npu("capture", f"{ROOT}/fixtures/cnn.py", "--device", "npu", cwd=tmp_path, devices="0"))
+    assert message.endswith("accucompare: --device npu: no NPU is available; see whether `npu-smi info` lists one\n")
+
+
+def test_a_busy_device(tmp_path: Path) -> None:
+    message = refused(npu("capture", f"{ROOT}/fixtures/cnn.py", "--device", "npu", cwd=tmp_path, busy="1"))
+    assert re.search(r"the NPU cannot be opened \(\S+, error code is \d+; E[A-Z]\d{4}: .*busy", message, re.IGNORECASE)
+    assert message.endswith("see `npu-smi info` for its state and who uses it; --device npu:N takes another one\n")
+
+
+def test_a_device_that_does_not_exist(tmp_path: Path) -> None:
+    message = refused(npu("capture", f"{ROOT}/fixtures/cnn.py", "--device", "npu:7", cwd=tmp_path))
+    assert "--device npu:7: there are 1 NPU(s), numbered from 0" in message
+
+
+def test_versions_of_torch_and_torch_npu_that_do_not_fit(tmp_path: Path) -> None:
+    """The real torch_npu beside the metadata of another release, and without CANN, so that it cannot be loaded."""
+    wheel = environment({})["PYTHONPATH"].split(os.pathsep)[0]
+    info = tmp_path / "packages" / "torch_npu-2.12.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 2.12.0\n")
+    path = os.pathsep.join([str(info.parent), wheel])
+    message = refused(run_cli("capture", f"{ROOT}/fixtures/cnn.py", "--device", "npu", cwd=tmp_path, PYTHONPATH=path))
+    assert "torch_npu 2.12.0 is made for torch 2.12.0, but torch 2." in message
+    assert message.endswith("pip install torch==2.12.0\n")
+
+
+def test_a_gpu_and_an_npu_in_one_process(tmp_path: Path) -> None:
+    """The real torch_npu's own refusal, where torch says that it has a GPU."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nos.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'\n"
+        "import torch\ntorch._C._get_accelerator = lambda: torch.device('cuda')\n"
+    )
+    wheel = environment({})["PYTHONPATH"].split(os.pathsep)[0]
+    path = os.pathsep.join([str(tmp_path), wheel])
+    message = refused(run_cli("capture", f"{ROOT}/fixtures/cnn.py", "--device", "npu", cwd=tmp_path, PYTHONPATH=path))
+    assert "PyTorch cannot use an NPU and a GPU in one process" in message
+    assert "--device cuda" in message
+
+
+@pytest.mark.parametrize("memory", ["1000000", "4000000"], ids=["too little for the model", "too little for its forward"])
+def test_out_of_device_memory(memory: str, tmp_path: Path) -> None:
+    (tmp_path / "case.py").write_text(
+        "import torch\nfrom accucompare import Case\n"
+        "def case():\n    return Case(torch.nn.Sequential(torch.nn.Linear(1000, 700)), torch.ones(16, 1000).repeat(200, 1))\n"
+    )
+    message = refused(npu("capture", "--device", "npu", cwd=tmp_path, memory=memory))
+    assert "out of memory" in message
+    assert "Use smaller inputs or --dtype bfloat16, or free the device: see `npu-smi info` for who uses it" in message
+
+
+def test_an_operator_that_fails_is_told_with_its_module(tmp_path: Path) -> None:
+    done = npu("capture", f"{ROOT}/fixtures/gpt2.py", "--device", "npu", cwd=tmp_path, **{"raise": "aten::tanh"})
+    message = refused(done)
+    assert "the model raised in transformer.h.0.mlp.act, step 0: RuntimeError: " in message
+    with ac.open_bundle(tmp_path / "npu") as bundle:
+        assert not bundle.complete
