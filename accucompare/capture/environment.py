@@ -63,8 +63,8 @@ def describe_model(modules: Modules) -> dict[str, Any]:
         tables[kind][name] = described[id(tensor)]
     return {
         "class": f"{type(root).__module__}.{type(root).__qualname__}",
-        "training": root.training,
-        "other_mode": [name for name, module in modules.named.items() if module.training != root.training],
+        "training": _training(root),
+        "other_mode": [name for name, module in modules.named.items() if _training(module) != _training(root)],
         "active_dropout": sum(_drops_out(module) for module in modules.named.values()),
         "dtypes": sorted({entry["dtype"] for entry in tables["parameters"].values()}),
         "modules": {name: type(module).__name__ for name, module in modules.named.items()},
@@ -79,8 +79,13 @@ def _describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
     return {"dtype": host.dtype, "shape": list(host.shape), "digests": digests}
 
 
+def _training(module: nn.Module) -> bool:
+    """Whether a module is in train mode; a frozen scripted one has forgotten that there is such a thing."""
+    return bool(getattr(module, "training", False))
+
+
 def _drops_out(module: nn.Module) -> bool:
-    return module.training and "Dropout" in type(module).__name__ and bool(getattr(module, "p", True))
+    return _training(module) and "Dropout" in type(module).__name__ and bool(getattr(module, "p", True))
 
 
 def notes_on(modules: Modules) -> list[str]:
@@ -89,7 +94,7 @@ def notes_on(modules: Modules) -> list[str]:
     scripted = [name or "(root)" for name, module in modules.named.items() if isinstance(module, torch.jit.ScriptModule)]
     if scripted:
         notes.append(f"{len(scripted)} scripted or traced module(s) hide what happens inside them: {', '.join(scripted[:3])}")
-    fused = [name for name, module in modules.named.items() if isinstance(module, nn.TransformerEncoderLayer) and not module.training]
+    fused = [name for name, module in modules.named.items() if isinstance(module, nn.TransformerEncoderLayer) and not _training(module)]
     if fused:
         notes.append(f"{len(fused)} nn.TransformerEncoderLayer(s) take their unfused path while hooked")
     return notes

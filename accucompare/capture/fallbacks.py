@@ -7,16 +7,26 @@ goes by is asked for here instead: whether the operator has a kernel of the devi
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
-from accucompare.capture.interception import intercepting, plainly, register
+from accucompare.capture.interception import intercepting, own, plainly, register
+from accucompare.capture.randomness import register_kernels
 
 Seen = Callable[[str], None]
-_listening: list[tuple[str, Seen]] = []
+
+
+class _Listener(NamedTuple):
+    type: str
+    operators: frozenset[str]
+    seen: Seen
+
+
+_active: list[tuple[int, _Listener]] = []
 _registered: set[str] = set()
 
 
@@ -24,25 +34,22 @@ _registered: set[str] = set()
 def noting_fallbacks(type: str, operators: Iterable[str], seen: Seen) -> Iterator[None]:
     """Call ``seen`` with the name of each of these operators, such as ``aten::huber_loss``, that is run on a device's tensors.
 
-    Where this version of torch does not let operators be caught, none is seen.
+    Where this version of torch does not let operators be caught, none is seen; nor are random ones, which are caught for their numbers.
     """
-    names = {name for name in operators if name.startswith("aten::")}
-    try:
-        register((name.removeprefix("aten::"), _noting(name)) for name in names - _registered)
-        _registered.update(names)
-        switch = contextlib.ExitStack()
+    names = frozenset(name for name in operators if name.startswith("aten::"))
+    with contextlib.ExitStack() as stack:
         if names:
-            switch.enter_context(intercepting())
-    except (AttributeError, RuntimeError, TypeError):
-        yield
-        return
-    listener = (type, seen)
-    _listening.append(listener)
-    try:
-        with switch:
+            with contextlib.suppress(AttributeError, RuntimeError, TypeError):
+                register_kernels()
+                register((name.removeprefix("aten::"), _noting(name)) for name in names - _registered)
+                _registered.update(names)
+                stack.enter_context(intercepting())
+        entered = (threading.get_ident(), _Listener(type, names, seen))
+        _active.append(entered)
+        try:
             yield
-    finally:
-        _listening.remove(listener)
+        finally:
+            _active.remove(entered)
 
 
 def _noting(name: str) -> Callable[..., Any]:
@@ -50,10 +57,11 @@ def _noting(name: str) -> Callable[..., Any]:
     op = getattr(getattr(torch.ops.aten, base), overload or "default")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        types = {value.device.type for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)}
-        for listener, seen in _listening:
-            if listener in types:
-                seen(name)
+        listener = own(_active)
+        if listener is not None and name in listener.operators:
+            tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+            if any(tensor.device.type == listener.type for tensor in tensors):
+                listener.seen(name)
         return plainly(op, *args, **kwargs)
 
     return kernel

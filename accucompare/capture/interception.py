@@ -7,11 +7,14 @@ only (and for the backward threads that it starts). For every other operator tha
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch.library import Library, fallthrough_kernel
+
+T = TypeVar("T")
 
 _KEY = "TESTING_ONLY_GenericMode"
 _libraries: list[Library] = []  # as long as they live, so do the kernels
@@ -41,8 +44,17 @@ def intercepting() -> Iterator[None]:
     Raises:
         AttributeError, RuntimeError, TypeError: where this version of torch does not let operators be caught.
     """
-    with torch._C._IncludeDispatchKeyGuard(_key()):
+    key = _key()
+    for operator in torch._ops._higher_order_ops.values():  # torch.cond, flex_attention: they know no fall through for all
+        operator.fallthrough(key)
+    with torch._C._IncludeDispatchKeyGuard(key):
         yield
+
+
+def own(active: Sequence[tuple[int, T]]) -> T | None:
+    """Of what captures have entered here, by thread, this thread's latest; on a backward's thread, the latest of all."""
+    thread = threading.get_ident()
+    return next((entered for by, entered in reversed(active) if by == thread), active[-1][1] if active else None)
 
 
 def plainly(op: Any, *args: Any, **kwargs: Any) -> Any:

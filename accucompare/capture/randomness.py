@@ -12,6 +12,7 @@ number by their state, so that a recomputed dropout mask is the one of the first
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 import xxhash
 
-from accucompare.capture.interception import intercepting, plainly, register
+from accucompare.capture.interception import intercepting, own, plainly, register
 
 _STEPS = {torch.bfloat16: 2.0**8, torch.float16: 2.0**11}  # how many uniform numbers a narrow type has between 0 and 1
 _aten = torch.ops.aten
@@ -58,7 +59,7 @@ class Draws:
         self._earlier, self._numbers = self._numbers, {}
 
 
-_active: list[Draws] = []
+_active: list[tuple[int, Draws]] = []
 _registered: list[bool] = []
 
 
@@ -70,21 +71,27 @@ def matched_randomness(seed: int) -> Iterator[Draws | None]:
         The draws, or ``None`` where this version of torch does not let them be caught.
     """
     try:
-        if not _registered:
-            register(_kernels())
-            _registered.append(True)
+        register_kernels()
         switch = contextlib.ExitStack()
         switch.enter_context(intercepting())
     except (AttributeError, RuntimeError, TypeError):
         yield None
         return
     draws = Draws(seed)
-    _active.append(draws)
+    entered = (threading.get_ident(), draws)
+    _active.append(entered)
     try:
         with switch:
             yield draws
     finally:
-        _active.remove(draws)
+        _active.remove(entered)
+
+
+def register_kernels() -> None:
+    """Let random operations be caught; errors as ``register``. To be called before other kernels are registered for them."""
+    if not _registered:
+        register(_kernels())
+        _registered.append(True)
 
 
 def _kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -130,19 +137,20 @@ def _generator_for(tensor: torch.Tensor, given: torch.Generator | None) -> torch
 
     They stand for a CPU generator of the user's own, which agrees on every device, and where there is no plain data.
     """
-    if not _active or (given is not None and given.device.type == "cpu") or not _is_plain(tensor):
+    draws = own(_active)
+    if draws is None or (given is not None and given.device.type == "cpu") or not _is_plain(tensor, draws):
         return None
     state = given.get_state() if given is not None else _get_state(tensor.device)
-    return _active[-1].generator(xxhash.xxh3_128_digest(state.numpy()))
+    return draws.generator(xxhash.xxh3_128_digest(state.numpy()))
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def _is_plain(tensor: torch.Tensor, draws: Draws) -> bool:
     """Whether a tensor has data that can be overwritten here: no subclass that acts by itself, not inside torch.func, not meta."""
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # DTensor, FakeTensor
-        _active[-1].unmatched.add(f"an operation on a {type(tensor).__name__}")
+        draws.unmatched.add(f"an operation on a {type(tensor).__name__}")
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        _active[-1].unmatched.add("an operation inside torch.func")
+        draws.unmatched.add("an operation inside torch.func")
         return False
     return not (tensor.is_meta or tensor.is_nested)
 
@@ -243,7 +251,8 @@ def _scaled_dot_product_attention(
 ) -> torch.Tensor:
     """With dropout, the fused kernels draw inside; the mathematical form drops out by an operation of its own."""
     plain = _aten.scaled_dot_product_attention.default
-    matched = dropout_p > 0 and bool(_active) and _is_plain(query)
+    draws = own(_active)
+    matched = dropout_p > 0 and draws is not None and _is_plain(query, draws)
     before = _get_state(query.device) if matched else None
     result: torch.Tensor = plainly(plain, query, key, value, attn_mask, dropout_p, is_causal, **options)
     if before is None:
@@ -303,8 +312,9 @@ def _unmatched(op: Any) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if _active and (given.get("dropout") or given.get("training") or "dropout" in _name_of(op)):
-            _active[-1].unmatched.add(_name_of(op))
+        draws = own(_active)
+        if draws is not None and (given.get("dropout") or given.get("training") or "dropout" in _name_of(op)):
+            draws.unmatched.add(_name_of(op))
         return plainly(op, *args, **kwargs)
 
     return kernel

@@ -129,7 +129,7 @@ def explain(type: str, error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = f"{error.__class__.__name__}: {lines[0] if lines else ''}"
     if "out of memory" in str(error).lower():
-        return f"{said}\nUse smaller inputs or --dtype bfloat16, or free the device: {SEE[type]} for who uses it"
+        return f"{said}\nUse --dtype bfloat16 or smaller inputs, or free the device: {SEE[type]} for who uses it"
     return said + (" …" if len(lines) > 1 else "")
 
 

@@ -123,12 +123,21 @@ def _allowed(family: _Family) -> bool:
 
 
 def _settings(family: _Family) -> list[tuple[Any, str, object, object]]:
-    """What to set, as (owner, name, value that allows, value that forbids): as the user did, for the two ways must not be mixed."""
+    """What to set, as (owner, name, value that allows, value that forbids).
+
+    By ``allow_tf32`` only where nothing else has been said: it does not overrule what was set the new way, for one backend or all, nor can
+    it put back what ``set_float32_matmul_precision`` did. Setting the new way alone would make torch refuse to tell the old flags.
+    """
+    backends = (torch.backends, torch.backends.cudnn)
+    said = any(getattr(backend, "fp32_precision", "none") != "none" for backend in backends)
     try:
         family[0].allow_tf32  # noqa: B018 - raises where the new way has been taken
-        return [(family[0], "allow_tf32", True, False)]
+        said = said or torch.get_float32_matmul_precision() != "highest"
     except RuntimeError:
+        said = True
+    if said and hasattr(torch.backends.cuda.matmul, "fp32_precision"):
         return [(each, "fp32_precision", "tf32", "ieee") for each in family[1]()]
+    return [(family[0], "allow_tf32", True, False)]
 
 
 @contextlib.contextmanager

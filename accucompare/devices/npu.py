@@ -61,7 +61,8 @@ def open_device(index: int | None) -> torch.device:
         device = torch.device("npu", index or 0)
         _npu().set_device(device)
     except RuntimeError as error:
-        raise DeviceError(f"--device npu: the NPU cannot be opened ({_said(error)}); {_OPENING}") from None
+        cure = "" if "INF_NAN_MODE" in str(error) else f"; {_OPENING}"  # torch_npu says what to do itself
+        raise DeviceError(f"--device npu: the NPU cannot be opened ({_said(error)}){cure}") from None
     return device
 
 

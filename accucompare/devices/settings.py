@@ -76,7 +76,7 @@ SETTINGS = (
         "npu.inf_nan_mode",
         (False,),
         "what overflows becomes the largest finite value, and NaN 0",
-        "unset INF_NAN_MODE_ENABLE, where the NPU has the choice",
+        "unset INF_NAN_MODE_ENABLE and INF_NAN_MODE_FORCE_DISABLE, where the NPU has the choice",
         ("npu",),
     ),
     Setting(

@@ -46,7 +46,12 @@ def _verdict(found: Examination) -> Text:
         return Text.assemble(("TROUBLE", "bold red"), f"  {serious}")
     able = [name for name, device in found.devices.items() if device.available]
     captures = f"captures can run on {', '.join(able)}" if able else "comparisons can run here, captures cannot"
-    return Text.assemble(("OK", "bold green"), f"  nothing is wrong with this installation; {captures}")
+    broken = [problem.topic for problem in found.problems if problem.topic in (*found.devices, "versions")]
+    wrong = f"accucompare can work here, but see what is said of {', '.join(dict.fromkeys(broken))}" if broken else _NOTHING_WRONG
+    return Text.assemble(("OK", "bold green"), f"  {wrong}; {captures}")
+
+
+_NOTHING_WRONG = "nothing is wrong with this installation"
 
 
 def _installation(found: Examination) -> Rows:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -137,6 +140,69 @@ def test_operators_that_fell_back_to_the_cpu_are_noted_once(tmp_path: Path, monk
         ]
     captured(model, tmp_path / "cpu").close()
     torch.erfc(torch.ones(1))  # nothing is caught any more
+
+
+def test_a_later_capture_on_a_device_that_has_the_operator_notes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Digamma(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.digamma(x)
+
+    with monkeypatch.context() as patched:
+        talking(patched, unsupported=lambda: ["aten::digamma"])
+        captured(Digamma(), tmp_path / "npu").close()
+    with captured(Digamma(), tmp_path / "cpu") as bundle:
+        assert bundle.manifest.notes == []
+
+
+def test_random_operators_that_a_device_lacks_draw_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Poisson(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.poisson(x * 5)
+
+    program = (
+        "import sys, torch, accucompare as ac\n"
+        "from accucompare import devices\n"
+        "devices.backend('cpu').unsupported = lambda: ['aten::poisson'] if sys.argv[1] == 'lacks' else []\n"
+        "class Poisson(torch.nn.Module):\n    def forward(self, x):\n        return torch.poisson(x * 5)\n"
+        "with ac.capture(Poisson(), sys.argv[1]):\n    ones = torch.ones(50)\n    torch.manual_seed(len(sys.argv[1]))\n"
+        "    print(Poisson()(ones).sum().item())\n"
+    )
+    sums = {
+        subprocess.run([sys.executable, "-c", program, name], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        for name in ("has", "lacks")
+    }
+    assert len(sums) == 1
+
+
+def test_two_captures_in_two_threads_draw_each_their_own(tmp_path: Path) -> None:
+    model = nn.Dropout(0.5).train()
+    with captured(model, tmp_path / "alone", seed=1) as bundle:
+        alone = bundle.load("")
+    entered, go_on = threading.Event(), threading.Event()
+
+    def beside() -> None:
+        with ac.capture(model, tmp_path / "beside", seed=1):
+            entered.set()
+            go_on.wait()
+            model(torch.ones(2, 3))
+
+    thread = threading.Thread(target=beside)
+    thread.start()
+    entered.wait()
+    with ac.capture(nn.Identity(), tmp_path / "later", seed=2):
+        go_on.set()
+        thread.join()
+    with ac.open_bundle(tmp_path / "beside") as bundle:
+        assert (bundle.load("") == alone).all()
+
+
+def test_operators_on_functions_run_while_a_capture_lasts(tmp_path: Path) -> None:
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+    with captured(Branches(), tmp_path / "golden") as bundle:
+        torch.testing.assert_close(torch.from_numpy(bundle.load("")), torch.ones(2, 3).sin())
 
 
 def test_a_step_in_which_the_device_overflowed_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

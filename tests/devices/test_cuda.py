@@ -63,6 +63,31 @@ def test_flags_are_recorded_where_torch_refuses_to_tell_them_the_old_way(tmp_pat
         assert bundle.manifest.environment["flags"]["float32_matmul_precision"] == "mixed"
 
 
+@pytest.mark.skipif(not NEW_WAY, reason="fp32_precision comes with torch 2.9")
+@pytest.mark.parametrize("allow", [True, False])
+@pytest.mark.parametrize("said", ["cudnn", "all", "medium"])
+def test_tf32_is_set_whatever_was_said_before_and_all_of_it_put_back(said: str, allow: bool) -> None:
+    mkldnn = torch.backends.mkldnn.matmul
+    try:
+        if said == "medium":
+            torch.set_float32_matmul_precision("medium")
+        else:
+            owner: Any = CUDNN if said == "cudnn" else torch.backends
+            owner.fp32_precision = "tf32"
+        before = (tf32(), MATMUL.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision, mkldnn.fp32_precision)
+        with cuda.numerics(deterministic=False, reduced=allow):
+            effective = {each.fp32_precision for each in (MATMUL, CUDNN.conv, CUDNN.rnn)}
+            assert effective == {"tf32" if allow else "ieee"}
+        assert before == (tf32(), MATMUL.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision, mkldnn.fp32_precision)
+        if said == "medium":
+            assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.backends.fp32_precision, CUDNN.fp32_precision = "none", "none"
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+        MATMUL.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_tf32_is_left_alone_unless_asked() -> None:
     MATMUL.allow_tf32 = True
     with cuda.numerics(deterministic=True, reduced=None):

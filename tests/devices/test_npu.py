@@ -291,7 +291,7 @@ def test_out_of_device_memory(memory: str, tmp_path: Path) -> None:
     )
     message = refused(npu("capture", "--device", "npu", cwd=tmp_path, memory=memory))
     assert "out of memory" in message
-    assert "Use smaller inputs or --dtype bfloat16, or free the device: see `npu-smi info` for who uses it" in message
+    assert "Use --dtype bfloat16 or smaller inputs, or free the device: see `npu-smi info` for who uses it" in message
 
 
 def test_an_operator_that_fails_is_told_with_its_module(tmp_path: Path) -> None:
