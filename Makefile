@@ -6,12 +6,17 @@ INSTALLED := $(VENV)/.installed
 # The real torch_npu, in a folder of its own: without CANN it would break `import torch`. Only for Linux on x86-64.
 TORCH_NPU := $(if $(filter Linux-x86_64,$(shell uname -s -m | tr ' ' -)),$(VENV)/torch_npu/.installed)
 
-.PHONY: demo demo-npu test lint format libreoffice bench bench-peers clean
+.PHONY: demo demo-npu test lint format libreoffice bench bench-peers bench-faults clean
 
-demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it
-	$(BIN)/accucompare capture fixtures/minilm.py:case --device cpu --out demo/golden --overwrite
-	$(BIN)/accucompare capture fixtures/minilm.py:faulty --device cpu --out demo/candidate --overwrite
-	$(BIN)/accucompare diff demo/golden demo/candidate --report reports/demo.xlsx --json demo/demo.json || test $$? -eq 1
+demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it where thresholds flag nearly every layer
+	$(BIN)/accucompare capture fixtures/minilm.py --round-weights bfloat16 --out demo/golden --overwrite
+	$(BIN)/accucompare capture fixtures/minilm.py:faulty --dtype bfloat16 --out demo/candidate --overwrite
+	@echo "\nA fixed tolerance, as tight as float32 allows, flags nearly every layer; the default for bfloat16 flags none:\n"
+	$(BIN)/accucompare diff demo/golden demo/candidate --rel-l2 1e-3 --report reports/demo-fixed.xlsx --quiet || test $$? -eq 1
+	$(BIN)/accucompare diff demo/golden demo/candidate --report reports/demo-default.xlsx --quiet
+	@echo "\nEach layer on golden's inputs, judged by what rounding does to it:\n"
+	$(BIN)/accucompare locate fixtures/minilm.py:faulty --golden demo/golden --device cpu --dtype bfloat16 \
+	  --out demo/locate --overwrite --report reports/demo.xlsx --json demo/demo.json || test $$? -eq 1
 	@$(BIN)/python -c "import json; print('\nThe planted fault was found in:', json.load(open('demo/demo.json'))['first_divergence'])"
 	@echo "The report to open:             $(CURDIR)/reports/demo.xlsx"
 
@@ -48,6 +53,9 @@ bench: $(INSTALLED)  ## the speed targets: about 20 minutes, and 9 GB of disk wh
 
 bench-peers: $(INSTALLED)  ## the same, and msprobe beside it in a virtual environment of its own
 	$(BIN)/python -m benchmarks.bench --peers
+
+bench-faults: $(INSTALLED)  ## plants hundreds of faults in twelve models: how often is the right module named, and is there a false alarm
+	$(BIN)/python -m benchmarks.faults
 
 libreoffice:  # one test converts the report with it
 	@command -v soffice >/dev/null || { \

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from accucompare.case import Case
     from accucompare.compare.comparison import Comparison
     from accucompare.compare.diff import diff
+    from accucompare.compare.suggest import suggest_baseline
     from accucompare.compare.tolerance import Tolerance
     from accucompare.errors import AccucompareError
 
@@ -30,6 +31,7 @@ _HOMES = {
     "Tolerance": "accucompare.compare.tolerance",
     "diff": "accucompare.compare.diff",
     "open_bundle": "accucompare.bundle.reader",
+    "suggest_baseline": "accucompare.compare.suggest",
 }
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "capture",
     "diff",
     "open_bundle",
+    "suggest_baseline",
 ]
 
 

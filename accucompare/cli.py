@@ -9,12 +9,15 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from accucompare import __version__
 from accucompare.errors import AccucompareError, UsageError
+
+if TYPE_CHECKING:
+    from accucompare.compare.comparison import Comparison
 
 PASS, DIFFERENT, TROUBLE, INTERRUPTED = 0, 1, 2, 130
 
@@ -61,6 +64,11 @@ def cli(debug: bool) -> None:
         "accucompare capture model.py --out golden --mode stats      # digests and statistics, no tensors",
         "accucompare capture model.py --out golden --save-state      # weights and inputs too, then elsewhere:",
         "accucompare capture model.py --device npu --like golden     # same weights, inputs, seed, selection",
+        "accucompare capture model.py --device npu --dtype bfloat16 --feed golden --out npu-fed",
+        "accucompare capture model.py --dtype float64 --feed npu --out answers    # what should each layer have given?",
+        "accucompare capture model.py --out golden --round-weights bfloat16       # the weights that bfloat16 has",
+        "accucompare capture model.py --out ops --level op --only encoder.0.attention  # and its operators",
+        "accucompare capture model.py --device npu --repeat 2        # does it agree with itself?",
     )
 )
 @click.argument("case", required=False)
@@ -71,11 +79,23 @@ def cli(debug: bool) -> None:
     help="Cast the model and its floating inputs to this type.  [default: as they are]",
 )
 @click.option(
+    "--round-weights",
+    type=click.Choice(["bfloat16", "float16"]),
+    help="Round weights, buffers and floating inputs to this type first; they keep their own.  [default: as --like or --feed]",
+)
+@click.option(
     "--mode",
     type=click.Choice(["tensors", "stats"]),
     default="tensors",
     show_default=True,
     help="Keep every distinct tensor, or only digests and statistics: a bundle of a few kilobytes.",
+)
+@click.option(
+    "--level",
+    type=click.Choice(["module", "op"]),
+    default="module",
+    show_default=True,
+    help="op: record every operator in the code of the layers chosen by --only, too, with its source line.",
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Directory to write.  [default: the device's type]")
 @click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), help="Seed of weights and random operations.  [default: 0]")
@@ -89,6 +109,20 @@ def cli(debug: bool) -> None:
     type=click.Path(path_type=Path),
     metavar="BUNDLE",
     help="Start from a bundle captured with --save-state: its weights, inputs, seed, selection and mode.",
+)
+@click.option(
+    "--feed",
+    type=click.Path(path_type=Path),
+    metavar="GOLDEN",
+    help="Give every layer golden's inputs, and its caller golden's outputs, so that what is recorded shows each layer's own error.",
+)
+@click.option("--force", is_flag=True, help="Feed from a golden of other weights or of another class of model, too.")
+@click.option(
+    "--repeat",
+    type=click.IntRange(1, 9),
+    default=1,
+    show_default=True,
+    help="Capture so many times from scratch, into DIR, DIR/repeat1, …, to see whether the device agrees with itself.",
 )
 @click.option("--deterministic", is_flag=True, help="Use deterministic algorithms where the device has such.")
 @click.option("--hf32/--no-hf32", default=None, help="Let an NPU round what goes into float32 products to HF32.  [default: as it is]")
@@ -114,21 +148,24 @@ def capture(case: str | None, device: str, out: Path | None, queue: int, quiet: 
     from accucompare.devices import open_device
 
     open_device(name)  # before anything else imports torch
-    from accucompare.capture.run import FloatType, capture_case
+    from accucompare.capture.run import FloatType, RoundedType, capture_case, repeat_of
     from accucompare.report.terminal import print_capture, progress_bar, reader_may_leave
 
     options["dtype"] = FloatType(options["dtype"]) if options["dtype"] else None
+    options["round_weights"] = RoundedType(options["round_weights"]) if options["round_weights"] else None
     with progress_bar("capturing", "steps", quiet) as progress:
         capture_case(case, directory, name, queue_bytes=queue, progress=progress, **options)
     if not quiet:
         with reader_may_leave():
-            print_capture(directory)
+            for run in range(options["repeat"]):
+                print_capture(repeat_of(directory, run))
     return PASS
 
 
 @cli.command(
     epilog=_epilog(
         "accucompare diff golden/ npu/ --atol 1e-3",
+        "accucompare diff golden/ npu/ --baseline cpu-bf16/           # rounding, or a bug?",
         "accucompare diff golden/ npu/ --rel-l2 1e-2 --cosine 0.999 --report reports/npu.xlsx",
         "accucompare diff golden/ npu/ --tolerances limits.toml --json npu.json",
         "accucompare diff golden/ npu/ --map 'encoder.layers.*=blocks.*' --skip '*.dropout'",
@@ -138,6 +175,12 @@ def capture(case: str | None, device: str, out: Path | None, queue: int, quiet: 
 )
 @click.argument("golden", type=click.Path(path_type=Path))
 @click.argument("candidate", type=click.Path(path_type=Path))
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    metavar="BUNDLE",
+    help="A trusted device's bundle in CANDIDATE's precision, which shows the error to expect.",
+)
 @click.option("--atol", type=float, help="Largest |candidate - golden|, on top of rtol * |golden|.")
 @click.option("--rtol", type=float, help="Largest |candidate - golden| / |golden|, on top of atol.")
 @click.option("--rel-l2", type=float, help="Largest relative L2 error of a tensor.")
@@ -157,26 +200,67 @@ def capture(case: str | None, device: str, out: Path | None, queue: int, quiet: 
 def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | None, quiet: bool, **options: Any) -> int:
     """Compare the bundle CANDIDATE with the bundle GOLDEN, layer by layer, and write an Excel report.
 
-    Without any tolerance, a relative L2 limit for each dtype judges (float32 1e-4, float16 1e-2, bfloat16 5e-2).
+    Without any tolerance, the baseline judges, or else a relative L2 limit for each dtype (float32 1e-4, float16 1e-2, bfloat16 5e-2).
     """
     from accucompare.compare.diff import diff as compare
-    from accucompare.report.terminal import print_comparison, progress_bar, reader_may_leave
+    from accucompare.report.terminal import progress_bar
 
     report = report or Path("reports") / f"{_stem(golden)}-vs-{_stem(candidate)}.xlsx"
-    if report.suffix.lower() != ".xlsx":
-        raise UsageError(f"--report {report}: must end in .xlsx")
+    _refuse_other_than_xlsx(report)
     with progress_bar("comparing", "bytes", quiet) as progress:
         comparison = compare(golden, candidate, progress=progress, **options)
-    try:
-        comparison.to_excel(report)
-    finally:  # each is written, whether or not the other can be
-        if json_path is not None:
-            comparison.to_json(json_path)
-    with reader_may_leave():
-        print_comparison(comparison, report, quiet)
-    if comparison.trouble:
-        return TROUBLE
-    return PASS if comparison.passed else DIFFERENT
+    return _conclude(comparison, report, json_path, quiet)
+
+
+@cli.command(
+    epilog=_epilog(
+        "accucompare locate model.py --device npu --golden golden/",
+        "accucompare locate model.py --device npu --dtype bfloat16      # makes golden itself, on the CPU",
+        "accucompare locate model.py --device cpu --dtype bfloat16      # is the bug in the model's code?",
+        "accucompare locate model.py --device npu --ops                 # and in which operator, on which line?",
+        "",
+        "Exit code: 0 rounding, 1 a bug, 2 trouble.",
+    )
+)
+@click.argument("case", required=False)
+@click.option("--device", required=True, metavar="DEVICE", help="The device under test: cpu, cuda, cuda:N, npu or npu:N.")
+@click.option("--golden", type=click.Path(path_type=Path), metavar="BUNDLE", help="The trusted bundle.  [default: made on the CPU]")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="What to compute in.  [default: the case's own type]")
+@click.option("--out", type=click.Path(path_type=Path), default="locate", show_default=True, metavar="DIR", help="Directory for bundles.")
+@click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), help="Seed of weights and random operations.  [default: golden's, or 0]")
+@click.option("--steps", type=click.IntRange(1), help="Steps to run.  [default: golden's, or one for each of the case's inputs]")
+@click.option("--ops", is_flag=True, help="Then say which operator of that layer it is, with its source line; report in …-ops.xlsx.")
+@click.option("--hf32", is_flag=True, help="Let an NPU round what goes into float32 products; otherwise it may not while this runs.")
+@click.option("--tf32", is_flag=True, help="The same for a GPU.")
+@click.option("--deterministic", is_flag=True, help="Use deterministic algorithms where the device has such.")
+@click.option("--report", type=click.Path(path_type=Path), metavar="XLSX", help="Excel report.  [default: reports/DIR.xlsx]")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="PATH", help="Write everything as JSON, too.")
+@click.option("--overwrite", is_flag=True, help="Replace the bundles of an earlier run.")
+@click.option("--force", is_flag=True, help="Go on although golden has other weights.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the answer only.")
+def locate(case: str | None, device: str, ops: bool, report: Path | None, json_path: Path | None, quiet: bool, **options: Any) -> int:
+    """Run CASE on a device and say whether it differs from golden by rounding or by a bug, and in which layer the bug is.
+
+    Each layer is given golden's inputs, so that its error is its own, and is judged by what rounding alone does to it on the CPU.
+    """
+    from accucompare.devices import DeviceName
+
+    report = report if report is not None else Path("reports") / f"{_stem(options['out'])}.xlsx"
+    _refuse_other_than_xlsx(report)
+    name = DeviceName.parse(device)
+    from accucompare.locate import locate as find
+    from accucompare.locate import locate_operators
+
+    announce = (lambda doing: None) if quiet else (lambda doing: click.echo(f"… {doing}", err=True))
+    comparison = find(case, name, announce=announce, **options)
+    code = _conclude(comparison, report, json_path, quiet)
+    if ops:
+        again = {option: value for option, value in options.items() if option not in ("golden", "seed", "steps")}
+        operators = locate_operators(comparison, case, name, announce=announce, **again)
+        if operators is not None:
+            of_ops = [path and path.with_stem(f"{path.stem}-ops") for path in (report, json_path)]
+            _conclude(operators, of_ops[0] or report, of_ops[1], quiet)
+    return code
 
 
 @cli.command(
@@ -190,7 +274,7 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("name", required=False)
 @click.option("--call", type=click.IntRange(0), default=0, show_default=True, help="Call index.")
-@click.option("--role", type=click.Choice(["input", "output"]), default="output", show_default=True)
+@click.option("--role", type=click.Choice(["input", "output", "op_input", "op_output"]), default="output", show_default=True)
 @click.option("--path", help="Place in a nested value, as the list of records shows it.")
 @click.option("--step", type=click.IntRange(0), help="Step.  [default: 0; all, without NAME]")
 @click.option("--rank", type=click.IntRange(0), help="Rank.  [default: 0; all, without NAME]")
@@ -301,6 +385,27 @@ def _refuse_existing(directory: Path, overwrite: bool) -> None:
     """Say at once, before torch is imported and the model built, that an earlier bundle is in the way."""
     if (directory / "manifest.json").is_file() and not overwrite:
         raise UsageError(f"{directory}: already holds a bundle; overwrite it (--overwrite) or choose another --out")
+
+
+def _refuse_other_than_xlsx(report: Path) -> None:
+    if report.suffix.lower() != ".xlsx":
+        raise UsageError(f"--report {report}: must end in .xlsx")
+
+
+def _conclude(comparison: Comparison, report: Path, json_path: Path | None, quiet: bool) -> int:
+    """Write the reports, print what came out, and give the exit code."""
+    from accucompare.report.terminal import print_comparison, reader_may_leave
+
+    try:
+        comparison.to_excel(report)
+    finally:  # each is written, whether or not the other can be
+        if json_path is not None:
+            comparison.to_json(json_path)
+    with reader_may_leave():
+        print_comparison(comparison, report, quiet)
+    if comparison.trouble:
+        return TROUBLE
+    return PASS if comparison.passed else DIFFERENT
 
 
 def _stem(path: Path) -> str:

@@ -65,6 +65,23 @@ def fingerprint(raw: Array, dtype: DType, rounded: Callable[[Array, DType], Arra
     return {name: hasher.hexdigest() for name, hasher in hashers.items()}
 
 
+def same_fingerprint(golden: dict[str, Any], candidate: dict[str, Any]) -> bool | None:
+    """Whether two tensors of manifests agree, under a type that both were rounded to; ``None`` if there is no such type.
+
+    Args:
+        golden, candidate: as in a manifest: ``{"dtype", "shape", "digests"}``, the last from ``fingerprint``.
+    """
+    if golden["shape"] != candidate["shape"]:
+        return False
+    if golden["dtype"] == candidate["dtype"]:
+        shared = [golden["dtype"]]
+    else:
+        both = golden["digests"].keys() & candidate["digests"].keys()
+        shared = [name for name in (candidate["dtype"], golden["dtype"], "int64") if name in both]
+    found = [golden["digests"].get(name) == candidate["digests"].get(name) for name in shared[:1]]
+    return found[0] if found else None
+
+
 def _where_nan(values: Array) -> Array | None:
     """Which values are NaN; ``None`` if none is."""
     with np.errstate(all="ignore"):

@@ -148,6 +148,16 @@ class Manifest:
         _expect_all(self.model.get("not_called", ()), str, "not_called")
         _expect_all(self.model.get("modules", {}).values(), str, "modules")
         _expect(self.environment.get("flags", {}), dict, "flags")
+        feed = self.capture.get("feed")
+        if feed is not None:
+            _expect(feed, dict, "feed")
+            _expect(feed["identity"], str, "identity of feed")
+            _expect(feed["not_fed"], list, "not_fed")
+            _expect_all(feed["not_fed"], dict, "not_fed")
+            for entry in feed["not_fed"]:
+                _expect_all((entry["name"], entry["role"]), str, "not_fed")
+                count(entry["step"])
+                count(entry["call"])
         for place, table in (
             ("parameters", self.model.get("parameters", {})),
             ("buffers", self.model.get("buffers", {})),

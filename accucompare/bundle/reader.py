@@ -18,7 +18,7 @@ from accucompare.bundle.archive import Archive
 from accucompare.bundle.digests import digest, digest_of_segments
 from accucompare.bundle.dtypes import DTYPES, Array, widen
 from accucompare.bundle.manifest import Manifest, StepEntry
-from accucompare.bundle.records import STATE_ROLES, Key, Record, Role, display_name
+from accucompare.bundle.records import OPERATOR_ROLES, STATE_ROLES, Key, Record, Role, display_name
 from accucompare.bundle.sums import BLOCK
 from accucompare.errors import BundleError, RecordError, UsageError
 
@@ -73,6 +73,14 @@ class Bundle:
         """(rank, step) pairs of the finished steps, in order."""
         return [(rank, entry) for rank, manifest in sorted(self.manifests.items()) for entry in manifest.steps]
 
+    def identity(self) -> str:
+        """What tells this bundle's content from another's: a digest of the digests of all finished steps of all ranks.
+
+        That of a copied bundle is the same. 32 hexadecimal digits.
+        """
+        lines = "".join(f"{rank} {entry.step} {entry.digest}\n" for rank, entry in self.steps())
+        return xxhash.xxh3_128_hexdigest(lines.encode())
+
     def records(self) -> Iterator[Record]:
         """Every record of every finished step, by rank, step and execution order.
 
@@ -103,7 +111,7 @@ class Bundle:
         Args:
             name: qualified name of the module; ``"(root)"`` or ``""`` for the root.
             call: call index in the step.
-            role: ``"output"`` or ``"input"``.
+            role: ``"output"`` or ``"input"``; of an operator, ``"op_output"`` or ``"op_input"``.
             path: place in a nested value; may be left out where the call has a single record of the role.
             step, rank: which step of which rank.
 
@@ -118,7 +126,7 @@ class Bundle:
 
     def find(self, name: str, *, call: int = 0, role: str = "output", path: str | None = None, step: int = 0, rank: int = 0) -> Record:
         """Find the record that ``load`` would load; arguments and errors as there."""
-        if role not in (Role.INPUT, Role.OUTPUT):
+        if role not in (Role.INPUT, Role.OUTPUT, *OPERATOR_ROLES):
             raise UsageError(f"role must be 'input' or 'output', but is {role!r}")
         name = "" if name == display_name("") else name
         entries = [entry for number, entry in self.steps() if (number, entry.step) == (rank, step)]

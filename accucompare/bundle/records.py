@@ -25,9 +25,13 @@ class Role(str, Enum):
     PARAM = "param"
     BUFFER = "buffer"
     CASE_INPUT = "case_input"
+    # Of the operators called in a module's own code, in a bundle captured with level op:
+    OP_INPUT = "op_input"
+    OP_OUTPUT = "op_output"
 
 
 STATE_ROLES = (Role.PARAM, Role.BUFFER, Role.CASE_INPUT)
+OPERATOR_ROLES = (Role.OP_INPUT, Role.OP_OUTPUT)
 
 
 class Layout(str, Enum):
@@ -71,14 +75,14 @@ class Record:
     Attributes:
         rank, step, name, call, role, path: what it is known by (see ``Key``).
         order: its place in the step's execution order.
-        type: the module's class name.
-        parent: (qualified name, call index) of the call that it was made in; ``None`` for the root's.
+        type: the module's class name; an operator's name, such as ``aten.bmm.default``.
+        parent: (qualified name, call index) of the call that it was made in; ``None`` for the root's. For an operator, that is its own.
         shape, dtype: the tensor's own; ``dtype`` is PyTorch's name without ``torch.``, or ``""`` for an opaque value.
         layout: how it was held.
         member: its member in the step's ``.npz``; ``None`` where no data could be kept.
         digest: of the member's bytes, or of an opaque string (xxh3, 128 bits, hexadecimal); ``None`` where there is neither.
         statistics: of the finite values; ``None`` without data.
-        detail: what an opaque value was, or why a tensor could not be read.
+        detail: what an opaque value was, or why a tensor could not be read; of an operator, the source line that called it.
     """
 
     rank: int
@@ -101,6 +105,19 @@ class Record:
     @property
     def key(self) -> Key:
         return Key(self.rank, self.step, self.name, self.call, self.role, self.path)
+
+    @property
+    def operator(self) -> tuple[str, int]:
+        """Of an operator's record: its name, and its number among those of that name in its module call; else ``("", 0)``."""
+        if self.role not in OPERATOR_ROLES:
+            return "", 0
+        number = self.path.removeprefix(f"{self.type}#").partition(".")[0]
+        return self.type, int(number) if number.isdecimal() else 0
+
+    @property
+    def source_line(self) -> str:
+        """Of an operator's record: where it was called, such as ``modeling_bert.py:187``; else ``""``."""
+        return self.detail.rpartition(" at ")[2] if self.role in OPERATOR_ROLES else ""
 
     def to_json(self) -> dict[str, Any]:
         """One line of ``stepN.jsonl``; rank and step are the file's."""

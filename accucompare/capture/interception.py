@@ -46,7 +46,7 @@ def intercepting() -> Iterator[None]:
     """
     key = _key()
     for operator in torch._ops._higher_order_ops.values():  # torch.cond, flex_attention: they know no fall through for all
-        operator.fallthrough(key)
+        operator.fallthrough(key)  # type: ignore[no-untyped-call]
     with torch._C._IncludeDispatchKeyGuard(key):
         yield
 

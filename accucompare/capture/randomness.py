@@ -254,7 +254,8 @@ def _scaled_dot_product_attention(
     draws = own(_active)
     matched = dropout_p > 0 and draws is not None and _is_plain(query, draws)
     before = _get_state(query.device) if matched else None
-    result: torch.Tensor = plainly(plain, query, key, value, attn_mask, dropout_p, is_causal, **options)
+    run = _aside if matched else plainly
+    result: torch.Tensor = run(plain, query, key, value, attn_mask, dropout_p, is_causal, **options)
     if before is None:
         return result
     if torch.is_autocast_enabled(query.device.type):
@@ -269,6 +270,11 @@ def _scaled_dot_product_attention(
         output: torch.Tensor = math(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
     _set_state(query.device, after)
     return output
+
+
+def _aside(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """As ``plainly``, for the sake of the generators only."""
+    return plainly(op, *args, **kwargs)
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -318,3 +324,7 @@ def _unmatched(op: Any) -> Callable[..., Any]:
         return plainly(op, *args, **kwargs)
 
     return kernel
+
+
+#: The code of the kernels that run operators of the model's own; whatever the others run is part of a draw.
+PASSING_ON = (_scaled_dot_product_attention.__code__, _unmatched(_aten._cudnn_rnn.default).__code__)

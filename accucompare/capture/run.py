@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.writer import PREVIOUS, QUEUE_BYTES
-from accucompare.capture.session import Mode, capture
+from accucompare.capture.feeding import check_golden
+from accucompare.capture.session import Level, Mode, capture
 from accucompare.capture.state import Arguments, saved_inputs
 from accucompare.case import load_case, steps_of
 from accucompare.devices import DeviceName, explain, open_device
@@ -32,13 +33,48 @@ class FloatType(str, Enum):
     FLOAT16 = "float16"
 
 
+class RoundedType(str, Enum):
+    """What ``--round-weights`` can be."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class _Casting:
+    """What is done to floating tensors of a model and its inputs, on the CPU.
+
+    Attributes:
+        needed: whether it does anything.
+        options: for the manifest.
+    """
+
+    def __init__(self, rounded: RoundedType | None, final: FloatType | None) -> None:
+        self.options = {"round_weights": rounded and rounded.value, "dtype": final and final.value}
+        self.needed = rounded is not None or final is not None
+        self._rounded: torch.dtype | None = None if rounded is None else getattr(torch, rounded.value)
+        self._final: torch.dtype | None = None if final is None else getattr(torch, final.value)
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        exact = tensor if self._rounded is None else tensor.to(self._rounded).to(tensor.dtype)
+        return exact.to(self._final)
+
+
+def repeat_of(directory: Path, run: int) -> Path:
+    """Where a run of ``--repeat`` is, numbered from 0: the first in the directory itself, then ``repeat1``, ``repeat2``, … in it."""
+    return directory / f"repeat{run}" if run else directory
+
+
 def capture_case(
     target: str | None,
     out: str | Path,
     device: DeviceName,
     *,
     mode: str = Mode.TENSORS,
+    level: str = Level.MODULE,
     dtype: FloatType | None = None,
+    round_weights: RoundedType | None = None,
     seed: int | None = None,
     steps: int | None = None,
     only: Iterable[str] = (),
@@ -46,6 +82,9 @@ def capture_case(
     overwrite: bool = False,
     save_state: bool = False,
     like: str | Path | None = None,
+    feed: str | Path | None = None,
+    force: bool = False,
+    repeat: int = 1,
     deterministic: bool = False,
     hf32: bool | None = None,
     tf32: bool | None = None,
@@ -60,9 +99,14 @@ def capture_case(
         out: directory to write the bundle to.
         device: where to run.
         dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
-        steps: how many; as many as the case has inputs if not given. Inputs are used again from the first if there are fewer.
-        mode, seed, only, skip, overwrite, save_state, like, deterministic, hf32, tf32, emulate: as for ``accucompare.capture``.
-        queue_bytes: likewise.
+        round_weights: what to round floating parameters, buffers and inputs to, before they are cast; they keep their types.
+        steps: how many; as many as the case has inputs if not given, or as ``like`` or ``feed`` has. Inputs are used again from the first
+            if there are fewer.
+        mode, level, seed, only, skip, overwrite, save_state, like, force, deterministic, hf32, tf32, emulate, queue_bytes: as for
+            ``accucompare.capture``.
+        feed: likewise. Loss and optimizer are left out; of a case with an optimizer only step 0 is run, since golden's later steps had
+            other weights.
+        repeat: how many times to run the case from scratch; the runs after the first one go to ``repeat1``, … in its directory.
         progress: called with the steps done and the steps to do.
 
     Returns:
@@ -73,51 +117,90 @@ def capture_case(
         DeviceError: if the device is not there.
         CaptureError: if the model raised, or the bundle cannot be written.
     """
+    if emulate is not None and dtype not in (None, FloatType.FLOAT32):
+        raise UsageError(f"--emulate {emulate}: rounds what goes into float32 products; with --dtype {dtype.value} there are none")
     place = open_device(device)
-    if like is not None:
-        with open_bundle(like) as source:
-            seed = source.manifest.capture.get("seed") if seed is None else seed
-            steps = steps or len(source.manifest.steps) or None
-    _seed_everything(seed or 0)
-    case, name = load_case(target)
-    if not isinstance(case.model, nn.Module):
-        raise CaseError(f"{name}: the case's model must be a torch.nn.Module, but is a {type(case.model).__name__}")
-    if case.optimizer is not None and case.loss is None:
-        raise CaseError(f"{name}: the case has an optimizer but no loss to send backward; give Case(…, loss=…)")
-    inputs = _inputs(case.inputs, like, name)
-    count = steps if steps is not None else len(inputs)
-    torch_dtype = None if dtype is None else getattr(torch, dtype.value)
-    model = case.model
-    if torch_dtype is not None:  # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
-        model._apply(lambda tensor: tensor.to(torch_dtype) if tensor.is_floating_point() else tensor)  # type: ignore[no-untyped-call]
-    try:
-        model = model.to(device=place)  # cast already: no operator runs on the device before its flags are set
-    except RuntimeError as error:
-        raise DeviceError(f"{name}: the model cannot be moved to {device}: {explain(device.type, error)}") from error
+    for source in (like, feed):
+        if source is not None:
+            with open_bundle(source) as bundle:
+                if source is feed:
+                    check_golden(bundle, out, steps)  # before the model is built
+                seed = bundle.manifest.capture.get("seed") if seed is None else seed
+                steps = steps or len(bundle.manifest.steps) or None
+                rounded = bundle.manifest.capture.get("round_weights")
+                if source is like and round_weights not in (None, rounded):
+                    raise UsageError(
+                        f"--round-weights {round_weights.value}: the weights are those of --like {like}; round them where that is captured"
+                    )
+                round_weights = round_weights or (rounded and RoundedType(rounded))
+    casting = _Casting(round_weights, dtype)
     options: dict[str, Any] = {
         "mode": mode,
+        "level": level,
         "seed": seed,
         "only": only,
         "skip": skip,
         "overwrite": overwrite,
         "save_state": save_state,
         "like": like,
+        "feed": feed,
+        "force": force,
         "deterministic": deterministic,
         "hf32": hf32,
         "tf32": tf32,
         "emulate": emulate,
+        "queue_bytes": queue_bytes,
     }
+    for run in range(repeat):
+
+        def note_step(done: int, count: int, run: int = run) -> None:
+            if progress is not None:
+                progress(run * count + done, repeat * count)
+
+        _capture_once(target, repeat_of(Path(out), run), place, casting, steps, options, note_step)
+    return Path(out)
+
+
+def _capture_once(
+    target: str | None,
+    out: Path,
+    place: torch.device,
+    casting: _Casting,
+    steps: int | None,
+    options: dict[str, Any],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Build the case and capture it; ``options`` are those of ``accucompare.capture``."""
+    _seed_everything(options["seed"] or 0)
+    case, name = load_case(target)
+    if not isinstance(case.model, nn.Module):
+        raise CaseError(f"{name}: the case's model must be a torch.nn.Module, but is a {type(case.model).__name__}")
+    if case.optimizer is not None and case.loss is None:
+        raise CaseError(f"{name}: the case has an optimizer but no loss to send backward; give Case(…, loss=…)")
+    inputs = _inputs(case.inputs, options["like"], name)
+    count = steps if steps is not None else len(inputs)
+    fed = options["feed"] is not None
+    notes = []
+    if fed and case.optimizer is not None and count > 1:
+        notes.append(f"fed: only step 0 of {count} was run, since golden's later steps had the weights that its optimizer made")
+        count = 1
+    model = case.model
+    if casting.needed:  # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
+        model._apply(casting)  # type: ignore[no-untyped-call]
+    try:
+        model = model.to(device=place)  # cast already: no operator runs on the device before its flags are set
+    except RuntimeError as error:
+        raise DeviceError(f"{name}: the model cannot be moved to {place}: {explain(place.type, error)}") from error
+    saved = inputs if options["save_state"] else None
     with (
-        _naming_the_model(name, Path(out), device.type),
-        capture(model, out, queue_bytes=queue_bytes, case=name, inputs=inputs if save_state else None, **options) as session,
+        _naming_the_model(name, out, place.type),
+        capture(model, out, device=place, case=name, inputs=saved, made=casting.options, notes=notes, **options) as session,
     ):
         for step in range(count):
-            args, kwargs = _moved(inputs[step % len(inputs)], place, torch_dtype)
-            _run_step(model, args, kwargs, case.loss, case.optimizer)
+            args, kwargs = _moved(inputs[step % len(inputs)], place, casting)
+            _run_step(model, args, kwargs, None if fed else case.loss, case.optimizer)
             session.step()
-            if progress is not None:
-                progress(step + 1, count)
-    return Path(out)
+            progress(step + 1, count)
 
 
 def _run_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Any] | None, optimizer: Any) -> None:
@@ -148,11 +231,11 @@ def _inputs(inputs: Any, like: str | Path | None, name: str) -> list[Arguments]:
     return steps
 
 
-def _moved(arguments: Arguments, device: torch.device, dtype: torch.dtype | None) -> Arguments:
+def _moved(arguments: Arguments, device: torch.device, casting: _Casting) -> Arguments:
     """Fresh copies on the device, floating ones cast where they are; the model may write into what it is given."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype if tensor.is_floating_point() else None, copy=True).to(device)
+        return casting(tensor).clone().to(device)
 
     moved: Arguments = pytree.tree_map_only(torch.Tensor, move, arguments)
     return moved

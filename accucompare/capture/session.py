@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.selection import Selection
 from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter, forget_previous, prepare_directory
 from accucompare.capture.environment import describe_autocast, describe_environment, describe_model, device_of, notes_on
+from accucompare.capture.feeding import Feed, check_golden, check_model
 from accucompare.capture.hooks import Recorder
 from accucompare.capture.names import Modules, name_modules
 from accucompare.capture.numerics import Numerics
@@ -32,6 +33,13 @@ class Mode(str, Enum):
 
     TENSORS = "tensors"
     STATS = "stats"
+
+
+class Level(str, Enum):
+    """What ``level`` can be: whose inputs and outputs a capture records."""
+
+    MODULE = "module"
+    OP = "op"
 
 
 class Session:
@@ -62,8 +70,9 @@ class Session:
         Raises:
             CaptureError: if recording failed, for example on a full disk.
         """
-        if self._writer.failure is not None:
-            raise self._writer.failure
+        failure = self._writer.failure or self._recorder.failure
+        if failure is not None:
+            raise failure
         if not self._recorder.recording:
             return
         self._numerics.end_step(self._recorder.step)
@@ -106,6 +115,7 @@ def capture(
     out: str | Path,
     *,
     mode: str = Mode.TENSORS,
+    level: str = Level.MODULE,
     seed: int | None = None,
     steps: int | None = None,
     only: str | Iterable[str] = (),
@@ -113,13 +123,18 @@ def capture(
     overwrite: bool = False,
     save_state: bool = False,
     like: str | Path | None = None,
+    feed: str | Path | None = None,
+    force: bool = False,
     deterministic: bool = False,
     hf32: bool | None = None,
     tf32: bool | None = None,
     emulate: str | None = None,
     queue_bytes: int = QUEUE_BYTES,
+    device: torch.device | None = None,
     case: str | None = None,
     inputs: list[Arguments] | None = None,
+    made: Mapping[str, Any] | None = None,
+    notes: Iterable[str] = (),
 ) -> Iterator[Session]:
     """Record the inputs and outputs of every module call while the context lasts.
 
@@ -131,6 +146,8 @@ def capture(
         model: any module, on any device, wrapped or not.
         out: directory to write the bundle to.
         mode: ``"tensors"`` keeps every distinct tensor; ``"stats"`` only its digest and statistics, in a bundle of a few kilobytes.
+        level: ``"op"`` records the operators called in the code of the modules that ``only`` selects, too, with their source lines, and
+            the calls that these modules make. With ``feed``, operators are fed as well; golden must be of this level then.
         seed: of the random operations; 0 if not given, or that of ``like``.
         steps: record this many steps and no more; without it, all.
         only, skip: globs of qualified names to record and to leave out; those of ``like`` if neither is given. The outermost
@@ -139,21 +156,31 @@ def capture(
         save_state: save parameters, buffers and ``inputs`` too, for ``like``.
         like: a bundle captured with ``save_state``: its weights and buffers are copied into the model before it runs, its
             train or eval mode is set, and its seed and selection are taken over.
+        feed: a golden bundle: every module call is given golden's inputs in place of those that arrive, and its caller golden's outputs
+            in place of those computed (fresh copies in the same dtype and on the same device), after what arrived and what was computed
+            is recorded. So each record shows the error of one module, or of the code of one parent before it. Without gradients:
+            leave out backward and optimizer. Golden's seed, number of steps and selection are taken over where not given. What golden
+            lacks, and objects that cannot be looked into, are passed on as they come and listed in the manifest.
+        force: feed from a golden of other weights, or of another class of model, too.
         deterministic: use deterministic algorithms where there are such.
         hf32, tf32: whether an NPU or a GPU may round the operands of float32 matrix products and convolutions to HF32 or TF32;
             ``None`` leaves that as it is. As with ``deterministic``, all is as before afterwards.
         emulate: ``"hf32"``, ``"tf32"``, ``"bf16"`` or ``"fp16"``: on the CPU, round the operands of matrix products and convolutions
             to that format, to see the size of error that it is expected to make.
         queue_bytes: how many bytes of tensors may wait to be written; the model waits when there are more.
+        device: where the model computes; where its first parameter or buffer is, if not given.
         case: how the manifest shall call what is run.
         inputs: the inputs to save with ``save_state``, one entry of positional and keyword arguments a step.
+        made: options by which the model was made, for the manifest: dtype, round_weights.
+        notes: sentences more for the manifest.
 
     Yields:
         The session; call its ``step()`` at the end of each step, if there are several.
 
     Raises:
-        CaptureError: if the bundle cannot be written; what was finished stays readable.
-        UsageError: if an option makes no sense.
+        CaptureError: if the bundle cannot be written; what was finished stays readable. In a fed capture also if a call cannot be
+            fed: a damaged record of golden, a hook of the user's that replaces what a module returns.
+        UsageError: if an option makes no sense, or ``feed`` is of another model, of other weights, or holds nothing to feed.
 
     Example:
         >>> with capture(model, "golden", seed=0) as session:           # doctest: +SKIP
@@ -169,23 +196,46 @@ def capture(
         raise UsageError(f"{out}: cannot be both what the capture starts from and what it writes; choose another --out")
     if mode not in list(Mode):
         raise UsageError(f"mode must be 'tensors' or 'stats', but is {mode!r}")
+    if level not in list(Level):
+        raise UsageError(f"level must be 'module' or 'op', but is {level!r}")
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
     modules = name_modules(model)
     selection = Selection.of(only, skip)
-    notes = notes_on(modules)
-    device, rank, ranks = device_of(model), *_rank()
+    sentences = [*notes_on(modules), *notes]
+    device, rank, ranks = device or device_of(model), *_rank()
     numerics = Numerics(device, deterministic=deterministic, hf32=hf32, tf32=tf32, emulate=emulate)
     with contextlib.ExitStack() as stack:
         stack.enter_context(numerics.in_force())
         if like is not None:
             with open_bundle(like) as source:
-                notes += restore_weights(source, modules)
+                sentences += restore_weights(source, modules)
                 options = source.manifest.capture
                 _set_mode(model, modules, source.manifest.model)
                 seed = options.get("seed") if seed is None else seed
                 if not (selection.only or selection.skip):
                     selection = Selection.of(options.get("only") or (), options.get("skip") or ())
+        description = describe_model(modules)
+        feeding = None
+        if feed is not None:
+            golden = stack.enter_context(open_bundle(feed))
+            check_golden(golden, out, steps, ranks)
+            check_model(golden, rank, description, force)
+            options = golden.manifest.capture
+            seed = options.get("seed") if seed is None else seed
+            steps = steps or len(golden.manifests[rank].steps)
+            if not (selection.only or selection.skip):
+                selection = Selection.of(options.get("only") or (), options.get("skip") or ())
+            feeding = Feed(golden, rank)
+            stack.enter_context(torch.no_grad())
+            if level == Level.OP and options.get("level") != Level.OP:
+                raise UsageError(
+                    f"{feed}: holds no operators; capture it with --level op --only {' --only '.join(selection.only) or 'NAME'}"
+                )
+        if level == Level.OP and not selection.only:
+            raise UsageError(
+                "--level op: give the modules whose operators are to be recorded (--only NAME); those of all would be too many"
+            )
         seed = seed or 0
         _check_selection(selection, modules)
         directory = Path(out)
@@ -194,18 +244,23 @@ def capture(
             ranks=ranks,
             capture={
                 "mode": Mode(mode).value,
+                "level": Level(level).value,
                 "seed": seed,
                 "steps": steps,
                 "only": list(selection.only),
                 "skip": list(selection.skip),
                 "like": like and str(like),
                 "inputs": None,
+                "feed": feeding and {"golden": str(feed), "identity": golden.identity(), "not_fed": feeding.not_fed},
+                "dtype": None,
+                "round_weights": None,
+                **(made or {}),
                 **numerics.options,
             },
             # every key is there from the start: the writer's thread reads these tables while they are filled in
             environment={**describe_environment(device, case), "autocast": None, "random": None},
-            model={**describe_model(modules), "not_called": []},
-            notes=notes,
+            model={**description, "not_called": []},
+            notes=sentences,
         )
         writer = BundleWriter(directory, manifest, rank, queue_bytes, tensors=mode == Mode.TENSORS)
         try:
@@ -217,7 +272,7 @@ def capture(
                 manifest.notes.append("this version of torch does not let random operations be matched across devices")
             if "torch._dynamo" in sys.modules:  # inner hooks of a compiled model stop firing after its first call
                 stack.enter_context(_eager_stance())
-            recorder = Recorder(modules, selection, writer, _noting_autocast(manifest.environment, device))
+            recorder = Recorder(modules, selection, writer, _on_first_call(manifest, model, device), feeding, level == Level.OP)
             stack.callback(recorder.remove)
             recorder.install()
         except BaseException:
@@ -228,8 +283,14 @@ def capture(
         try:
             with numerics.emulation():
                 yield session
+            if recorder.failure is not None:  # the model has caught it
+                raise recorder.failure
             if recorder.records:
                 numerics.end_step(recorder.step)
+            if feeding is not None:
+                manifest.notes += feeding.notes()
+                if not feeding.fed:
+                    raise CaptureError(f"{feed}: nothing of it was fed; {'; '.join(feeding.notes()) or 'no module was called'}")
         except BaseException as error:
             recorder.remove()
             with contextlib.suppress(CaptureError, Warning):  # the model's own error matters more
@@ -241,9 +302,16 @@ def capture(
             forget_previous(directory)
 
 
-def _noting_autocast(environment: dict[str, Any], device: torch.device) -> Callable[[], None]:
+def _on_first_call(manifest: Manifest, model: nn.Module, device: torch.device) -> Callable[[], None]:
+    """What to do when the model is called: note the autocast in force, and that it is no longer where it was."""
+    moved: list[torch.device] = []
+
     def note() -> None:
-        environment["autocast"] = environment["autocast"] or describe_autocast(device)
+        manifest.environment["autocast"] = manifest.environment["autocast"] or describe_autocast(device)
+        now = device_of(model)
+        if not moved and now.type not in (device.type, "cpu"):
+            moved.append(now)
+            manifest.notes.append(f"the model was called on {now.type}, and was on {device.type} when the capture began: move it before")
 
     return note
 

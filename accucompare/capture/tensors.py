@@ -63,7 +63,7 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
     """
     dtype = dtype_name(tensor.dtype)
     try:
-        layout = _layout(tensor)
+        layout = layout_of(tensor)
         if layout in (Layout.NESTED, Layout.BATCHED):
             return HostValue(None, (), dtype, layout)
         shape = tuple(tensor.shape)
@@ -136,7 +136,8 @@ def from_bits(raw: Array, dtype: str) -> torch.Tensor:
     return tensor if tensor.dtype == true else torch.from_numpy(raw.view(f"i{raw.dtype.itemsize}")).view(true)
 
 
-def _layout(tensor: torch.Tensor) -> Layout:
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """How a tensor holds its data."""
     if torch._C._functorch.is_batchedtensor(tensor):
         return Layout.BATCHED
     if tensor.is_nested:

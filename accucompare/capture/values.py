@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -22,8 +23,7 @@ def leaves(value: Any, path: str = "", inside: tuple[int, ...] = ()) -> Iterator
     """
     if value is None:
         return
-    whole = isinstance(value, (torch.Tensor, str, bytes, *Scalar)) or id(value) in inside
-    children = None if whole else _children(value)
+    children = None if id(value) in inside else _children(value)
     if children is None:
         yield path, value
     else:
@@ -31,8 +31,70 @@ def leaves(value: Any, path: str = "", inside: tuple[int, ...] = ()) -> Iterator
             yield from leaves(child, f"{path}.{part}" if path else part, (*inside, id(value)))
 
 
+def replaced(value: Any, by_path: Mapping[str, Any], rebuilt: list[tuple[Any, Any]] | None = None) -> Any:
+    """A value with some of its parts exchanged; what holds them is built anew, in the same structure and of the same types.
+
+    Args:
+        value: it is not changed; what holds no exchanged part is in the result as it is.
+        by_path: new parts by the paths that ``leaves`` gives.
+        rebuilt: is given the (old, new) pairs of the lists and mappings that were built anew, since somebody may write into them.
+
+    Returns:
+        The new value, or the old one if nothing in it is exchanged. A cache of keys and values, which the calls of a model share, and a
+        container that cannot be built anew stay as they are, and so do their parts.
+    """
+
+    def visit(part: Any, path: str, inside: tuple[int, ...]) -> Any:
+        if part is None:
+            return None
+        children = None if id(part) in inside else _children(part)
+        if children is None:
+            return by_path.get(path, part)
+        new = [visit(child, f"{path}.{name}" if path else name, (*inside, id(part))) for name, child in children]
+        if all(after is before for after, (_, before) in zip(new, children, strict=True)):
+            return part
+        if any(base.__name__ == "Cache" for base in type(part).__mro__):  # transformers'
+            return part
+        try:
+            result = _rebuilt(part, new)
+        except Exception:  # a class of the user's may refuse in any way
+            return part
+        if rebuilt is not None and isinstance(part, (list, MutableMapping)):
+            rebuilt.append((part, result))
+        return result
+
+    return visit(value, "", ())
+
+
+def _rebuilt(value: Any, children: list[Any]) -> Any:
+    """A container like this one with other children, given in the order of ``_children``."""
+    if isinstance(value, MutableMapping):
+        mapping = copy.copy(value)
+        for key, child in zip(value.keys(), children, strict=True):  # a BatchEncoding iterates otherwise
+            mapping[key] = child
+        return mapping
+    if isinstance(value, Mapping):
+        return type(value)(dict(zip(value.keys(), children, strict=True)))  # type: ignore[call-arg]
+    if isinstance(value, tuple):
+        return value._make(children) if hasattr(value, "_make") else type(value)(children)
+    if isinstance(value, list):
+        items = copy.copy(value)
+        items[:] = children
+        return items
+    if dataclasses.is_dataclass(value):
+        instance: Any = copy.copy(value)
+        for field, child in zip(dataclasses.fields(value), children, strict=True):
+            if child is not getattr(value, field.name, None):
+                object.__setattr__(instance, field.name, child)  # also where it is frozen
+        return instance
+    node = pytree.SUPPORTED_NODES[type(value)]
+    return node.unflatten_fn(children, node.flatten_fn(value)[1])
+
+
 def _children(value: Any) -> list[tuple[str, Any]] | None:
     """The parts of a container with their names; ``None`` if it is none."""
+    if isinstance(value, (torch.Tensor, str, bytes, *Scalar)):
+        return None
     if isinstance(value, Mapping):
         return [(_part(key), child) for key, child in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -42,6 +42,8 @@ class Reason(str, Enum):
     EXTRA = "extra"
     NOT_CALLED = "not called"
     NOT_COMPARABLE = "not comparable"
+    OVER_PRECISE = "over-precise"
+    NOT_DETERMINISTIC = "not deterministic"
 
 
 STATUS_OF = {
@@ -58,6 +60,8 @@ STATUS_OF = {
     Reason.EXTRA: Status.FAIL,
     Reason.NOT_CALLED: Status.NOT_COMPARED,
     Reason.NOT_COMPARABLE: Status.NOT_COMPARED,
+    Reason.OVER_PRECISE: Status.PASS,
+    Reason.NOT_DETERMINISTIC: Status.NOT_COMPARED,
 }
 
 #: Reasons of rows that have only one side.
@@ -77,7 +81,12 @@ MEANING = {
     Reason.EXTRA: "only the candidate has it",
     Reason.NOT_CALLED: "a registered module that no forward called",
     Reason.NOT_COMPARABLE: "a value without data to compare",
+    Reason.OVER_PRECISE: "much closer to golden than the baseline, which computes in the same precision: usually a cast is missing",
+    Reason.NOT_DETERMINISTIC: "over its limit, but no more than two runs of the candidate differ from each other",
 }
+
+#: How the detail of a row ends where values that are not finite come from.
+BEGINS_HERE = "begins here"
 
 #: How a row without recorded values was judged, after "judged".
 BY_STATISTICS = "by statistics alone, which show neither values in another order nor most small differences"
@@ -95,6 +104,7 @@ class Verdict:
         used: measured error as a share of its limit (over 1 fails); the largest, if there are several limits.
         detail: one sentence more, where there is something to say.
         rel_l2_limit: the limit on the relative L2 error, where there was one.
+        excess: the candidate's relative L2 error as a multiple of the baseline's (or of its floor); ``None`` without a baseline.
     """
 
     reason: Reason
@@ -104,6 +114,7 @@ class Verdict:
     used: float | None = None
     detail: str = ""
     rel_l2_limit: float | None = None
+    excess: float | None = None
 
     @property
     def status(self) -> Status:
@@ -125,6 +136,8 @@ class Row:
         metrics: what was measured; ``None`` where nothing could be.
         nearest: for a record without partner, the other side's unmatched name most like its own.
         module: the module's qualified name on golden's side (the candidate's, if only it has one).
+        baseline: relative L2 error of the baseline's record; ``None`` where there is none.
+        noise: relative L2 difference between two runs of the candidate; ``None`` where it was run once.
     """
 
     golden: Record | None
@@ -133,6 +146,8 @@ class Row:
     metrics: Metrics | None = None
     nearest: str = ""
     module: str = ""
+    baseline: float | None = None
+    noise: float | None = None
 
     def __repr__(self) -> str:
         error = f", relative L2 {self.metrics.rel_l2:.3g}" if self.metrics else ""
@@ -178,6 +193,48 @@ class Finding:
     serious: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """Where an error is made.
+
+    Attributes:
+        name, call: the module call; of glue, the call in whose own code it is.
+        site: ``"module"``, or ``"glue"`` for code of the module's own between, before or after its children; or ``"operator"``.
+        before: for glue, the child that was given the wrong value (``""`` at the module's end).
+        row: the row that shows it.
+        excess: relative L2 error as a multiple of what is expected: the baseline's, or else the limit.
+        reason: why it is one.
+        jump: free-running, the excess as a multiple of that of what went in; ``None`` where nothing is to be told from.
+        operator: of an operator: ``aten.bmm call 1 (modeling_bert.py:187)``.
+        seen: in how many calls, all steps and ranks together, the site shows an error; ``row`` is of the largest.
+        words: the shape of its error, one finding each: "concentrated in channels 17 and 700 of dimension -1".
+        hints: what such an error often comes from.
+    """
+
+    name: str
+    call: int
+    site: str
+    before: str
+    row: Row
+    excess: float
+    reason: Reason
+    words: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+    jump: float | None = None
+    seen: int = 1
+    operator: str = ""
+
+    @property
+    def place(self) -> str:
+        """``encoder.layers.5.attention.self call 1 (glue, before output.dense)``."""
+        call = f" call {self.call}" if self.call else ""
+        if self.operator:
+            return f"{self.name or '(root)'}{call}: {self.operator}"
+        own = self.before.removeprefix(f"{self.name}.") if self.name else self.before
+        where = {"module": "", "glue": f" (glue, before {own})" if own else " (glue, at its end)"}[self.site]
+        return f"{self.name or '(root)'}{call}{where}"
+
+
 @dataclass(frozen=True)
 class Side:
     """One of the two bundles, as the report shows it."""
@@ -198,6 +255,8 @@ class Comparison:
         tolerances: the limits in force.
         left_out: how many records ``only`` and ``skip`` left out, both sides together.
         damage: records that could not be read (only with ``keep_going``; without it the first one raises).
+        baseline: the bundle that shows how large an error rounding alone makes; ``None`` if none was given.
+        culprits: where errors are made, the most certain first.
     """
 
     golden: Side
@@ -207,6 +266,20 @@ class Comparison:
     tolerances: Tolerances = field(default_factory=Tolerances)
     left_out: int = 0
     damage: list[str] = field(default_factory=list)
+    baseline: Side | None = None
+    culprits: list[Culprit] = field(default_factory=list)
+
+    @property
+    def fed(self) -> bool:
+        """Whether each of the candidate's module calls was given golden's values, so that its error is its own."""
+        return bool(self.candidate.manifest.capture.get("feed"))
+
+    @property
+    def conclusion(self) -> str:
+        """Rounding or a bug, and where, in one line that begins with ``rounding``, ``bug``, ``not sure`` or ``identical``."""
+        from accucompare.compare.culprits import conclude
+
+        return conclude(self)
 
     @property
     def compared(self) -> int:

@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.reader import Bundle, open_bundle
-from accucompare.bundle.records import Record
+from accucompare.bundle.records import Record, Role
 from accucompare.bundle.selection import Selection
 from accucompare.compare.align import Pair, Renaming, align, unused
-from accucompare.compare.bounds import judge_bounds, lower_bounds
+from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
 from accucompare.compare.comparison import Comparison, Finding, Reason, Row, Side, Verdict
-from accucompare.compare.judge import Origins, judge, judge_without_data
-from accucompare.compare.measure import Metrics, measure, measure_identical
-from accucompare.compare.norms import Run
-from accucompare.compare.preflight import preflight
-from accucompare.compare.tolerance import EXACT, Tolerance, Tolerances, read_rules
+from accucompare.compare.culprits import described, find_culprits
+from accucompare.compare.operators import OperatorOrigins
+from accucompare.compare.origins import Fed, Origins, not_fed, operators_not_fed
+from accucompare.compare.outcomes import Found, Outcome, Progress, Sides, Task, same_bits, with_baseline
+from accucompare.compare.preflight import preflight, preflight_baseline
+from accucompare.compare.suggest import PRODUCT_ROUNDING, product_formats
+from accucompare.compare.tolerance import EXACT, Rule, Tolerance, Tolerances, read_rules
 from accucompare.errors import BundleError, UsageError
-
-#: Called with the bytes compared so far and the bytes to compare.
-Progress = Callable[[int, int], None]
-
-#: Bytes that one more thread is worth starting for (threads do not help with tensors so small that Python takes most of the time),
-#: bytes of neighbouring pairs that are handed to a thread at a time, and bytes above which the threads share a pair.
-WORTH_A_WORKER = 64 << 20
-BATCH = 8 << 20
-SPLIT = 64 << 20
 
 
 def diff(
     golden: str | Path,
     candidate: str | Path,
     *,
+    baseline: str | Path | None = None,
     atol: float | None = None,
     rtol: float | None = None,
     rel_l2: float | None = None,
@@ -55,11 +46,13 @@ def diff(
 
     Args:
         golden: the trusted bundle's directory.
-        candidate: the directory of the bundle under test.
+        candidate: the directory of the bundle under test; if it was captured with ``--repeat 2``, its second run shows its noise.
+        baseline: the directory of a bundle in the candidate's precision from a device that is trusted, captured as the candidate was
+            (fed or not): errors are then judged by how many times as large they are as the baseline's.
         atol, rtol: largest elementwise difference, |candidate - golden| <= atol + rtol * |golden|; one given alone takes the
             other as 0.
         rel_l2: largest relative L2 error.
-        cosine: smallest cosine similarity. Of several limits, all must be kept; with none, a table by dtype judges.
+        cosine: smallest cosine similarity. Of several limits, all must be kept; with none, the baseline judges, or a table by dtype.
         tolerances: a TOML file of limits by layer; the first rule that applies wins, the limits above judge the rest.
         map: ``OLD=NEW`` renamings of golden's layers, see ``accucompare.compare.align.Renaming``.
         only, skip: globs of the layers to compare and to leave out (golden's names).
@@ -70,7 +63,8 @@ def diff(
 
     Raises:
         BundleError: if a bundle is missing, damaged, or of a newer format.
-        UsageError: if a limit, a renaming or the tolerance file makes no sense.
+        UsageError: if a limit, a renaming or the tolerance file makes no sense, or the bundles do not belong together: fed with another
+            golden, or a baseline of another dtype, incomplete, or not fed as the candidate was.
 
     Example:
         >>> comparison = diff("golden", "npu", atol=1e-3)               # doctest: +SKIP
@@ -80,30 +74,72 @@ def diff(
     if workers is not None and workers < 1:
         raise UsageError(f"workers must be at least 1, but is {workers}")
     limits = Tolerance(atol, rtol, rel_l2, cosine, source="given for all layers")
-    rules = Tolerances(read_rules(tolerances) if tolerances is not None else (), limits)
+    given = read_rules(tolerances) if tolerances is not None else ()
     renamings = [Renaming.parse(text) for text in ([map] if isinstance(map, str) else map)]
     selection = Selection.of(only, skip)
-    with open_bundle(golden) as golden_bundle, open_bundle(candidate) as candidate_bundle:
+    with contextlib.ExitStack() as stack:
+        golden_bundle, candidate_bundle = (stack.enter_context(open_bundle(path)) for path in (golden, candidate))
+        baseline_bundle = None if baseline is None else stack.enter_context(open_bundle(baseline))
+        repeat = Path(candidate) / REPEAT
+        repeat_bundle = stack.enter_context(open_bundle(repeat)) if (repeat / "manifest.json").is_file() else None
+        check_feed(golden_bundle, candidate_bundle)
+        if baseline_bundle is not None:
+            check_baseline(golden_bundle, candidate_bundle, baseline_bundle)
+        rules = _rules(given, limits, candidate_bundle)
         damage: list[str] = []
         golden_records, candidate_records = (_records(bundle, keep_going, damage) for bundle in (golden_bundle, candidate_bundle))
-        findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records)
         pairs = align(golden_records, candidate_records, renamings)
         chosen = [pair for pair in pairs if selection.allows(_name(pair))]
         precision = _Precision()
-        tasks = [(pair, precision.tolerance_for(pair, rules)) for pair in chosen]
-        outcomes = _Sides(golden_bundle, candidate_bundle, verify, keep_going).outcomes(tasks, workers, progress or _silent)
-        rows = _rows(chosen, outcomes, damage)
+        tasks = [Task(pair, precision.tolerance_for(pair, rules)) for pair in chosen]
+        if baseline_bundle is not None:
+            found = partners(golden_records, _records(baseline_bundle, keep_going, damage), renamings)
+            check_dtypes(pairs, found, baseline_bundle.path)
+            tasks = [with_baseline(task, found) for task in tasks]
+        if repeat_bundle is not None:
+            again = {record.key: record for record in _records(repeat_bundle, keep_going, damage)}
+            tasks = [task if task.pair.candidate is None else replace(task, repeat=again.get(task.pair.candidate.key)) for task in tasks]
+        sides = Sides(golden_bundle, candidate_bundle, baseline_bundle, repeat_bundle, verify, keep_going)
+        rows = _rows(chosen, sides.outcomes(tasks, workers, progress or _silent), damage, _origins(golden_records, candidate_bundle))
         rows += _never_called(golden_bundle, candidate_bundle, selection)
-        return Comparison(
-            golden=Side(golden_bundle.path, golden_bundle.manifest, golden_bundle.complete),
-            candidate=Side(candidate_bundle.path, candidate_bundle.manifest, candidate_bundle.complete),
+        findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records)
+        findings += preflight_baseline(golden_bundle, candidate_bundle, baseline_bundle, renamings)
+        comparison = Comparison(
+            golden=_side(golden_bundle),
+            candidate=_side(candidate_bundle),
             rows=rows,
-            preflight=findings,
+            preflight=sorted(findings, key=lambda finding: not finding.serious),
             tolerances=rules,
             left_out=sum((pair.golden is not None) + (pair.candidate is not None) for pair in pairs)
             - sum((pair.golden is not None) + (pair.candidate is not None) for pair in chosen),
             damage=list(dict.fromkeys(damage)),  # a step that cannot be opened is said once, not for each of its records
+            baseline=None if baseline_bundle is None else _side(baseline_bundle),
         )
+        culprits = described(find_culprits(comparison), golden_bundle, candidate_bundle)
+        return replace(comparison, culprits=culprits)
+
+
+#: Where the second run of a capture with ``--repeat 2`` is, inside the first one's directory.
+REPEAT = "repeat1"
+
+
+def _side(bundle: Bundle) -> Side:
+    return Side(bundle.path, bundle.manifest, bundle.complete)
+
+
+def _rules(given: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tolerances:
+    """The limits in force: for a fed candidate, the default depends on the format that its float32 products were rounded to."""
+    if not candidate.manifest.capture.get("feed"):
+        return Tolerances(given, limits)
+    matmul, conv = (PRODUCT_ROUNDING.get(name, 0.0) for name in product_formats(candidate.manifest))
+    return Tolerances(given, limits, fed=True, rounding=matmul, conv_rounding=max(matmul, conv))
+
+
+def _origins(golden: list[Record], candidate: Bundle) -> Origins | Fed:
+    if not candidate.manifest.capture.get("feed"):
+        return Origins()
+    recorded = {record.name for record in golden if record.role is Role.OUTPUT}  # of what was left out, the root's inputs are there
+    return Fed(not_fed(candidate.manifests), OperatorOrigins(fed=True, not_fed=operators_not_fed(candidate.manifests)), recorded)
 
 
 def _silent(done: int, total: int) -> None:
@@ -140,110 +176,16 @@ def _unused_options(renamings: list[Renaming], selection: Selection, records: li
     return findings
 
 
-Task = tuple[Pair, Tolerance]
-Outcome = tuple[Metrics | None, Verdict] | BundleError
-
-
-@dataclass(frozen=True)
-class _Sides:
-    """The two bundles, and how their pairs are to be compared."""
-
-    golden: Bundle
-    candidate: Bundle
-    verify: bool
-    keep_going: bool
-
-    def outcomes(self, tasks: list[Task], workers: int | None, progress: Progress) -> list[Outcome]:
-        """What is found of each pair: large tensors come first, each split among the threads, then batches of the others.
-
-        The number of threads changes no result.
-        """
-        sizes = [_nbytes(pair) for pair, _ in tasks]
-        total, done = sum(sizes), 0
-        outcomes: dict[int, Outcome] = {}
-        large = sorted((place for place, size in enumerate(sizes) if size > SPLIT), key=sizes.__getitem__, reverse=True)
-        batches = _batches([place for place, size in enumerate(sizes) if size <= SPLIT], sizes)
-        with _threads(min(workers or os.cpu_count() or 1, 1 + total // WORTH_A_WORKER)) as run:
-            for place in large:
-                outcomes[place] = self._outcome(tasks[place], run)
-                done += sizes[place]
-                progress(done, total)
-            for batch, found in zip(batches, run(lambda batch: [self._outcome(tasks[place]) for place in batch], batches), strict=True):
-                outcomes.update(zip(batch, found, strict=True))
-                done += sum(sizes[place] for place in batch)
-                progress(done, total)
-        return [outcomes[place] for place in range(len(tasks))]
-
-    def _outcome(self, task: Task, run: Run = map) -> Outcome:
-        pair, tolerance = task
-        if pair.golden is None or pair.candidate is None:
-            return None, Verdict(Reason.EXTRA if pair.golden is None else Reason.MISSING)
-        try:
-            return self._compare(pair.golden, pair.candidate, tolerance, run)
-        except BundleError as error:
-            if not self.keep_going:
-                raise
-            return error
-
-    def _compare(self, golden: Record, candidate: Record, tolerance: Tolerance, run: Run) -> tuple[Metrics | None, Verdict]:
-        verdict = judge_without_data(golden, candidate)
-        if verdict is not None:
-            return None, verdict
-        dtype, atol, rtol = DTYPES[golden.dtype], tolerance.atol, tolerance.rtol
-        statistics = golden.statistics if _same_bits(Pair(golden, candidate)) else None
-        if self.verify and (golden.member is None) is not (candidate.member is None):
-            (self.golden.stored(golden) if golden.member is not None else self.candidate.stored(candidate)).read()
-        if golden.member is not None and candidate.member is not None:
-            ours, theirs = self.golden.stored(golden), self.candidate.stored(candidate)  # reads nothing yet, but finds damage
-            if statistics is None or self.verify:
-                metrics = measure(ours.blocks, theirs.blocks, dtype, DTYPES[candidate.dtype], golden.shape, atol=atol, rtol=rtol, run=run)
-                ours.verify()
-                theirs.verify()
-                return metrics, judge(golden, candidate, metrics, tolerance)
-        elif statistics is None:
-            metrics = lower_bounds(golden, candidate)
-            return metrics, judge_bounds(golden, candidate, metrics, tolerance)
-        metrics = measure_identical(dtype, golden.shape, statistics, asked=(atol, rtol) != (None, None))
-        return metrics, judge(golden, candidate, metrics, tolerance)
-
-
-@contextlib.contextmanager
-def _threads(workers: int) -> Iterator[Run]:
-    """A ``map`` over so many threads. At the end, and after Ctrl-C, what has not begun is dropped, and what has is waited for."""
-    if workers == 1:
-        yield map
-        return
-    pool = ThreadPoolExecutor(workers, "accucompare-diff")
-    try:
-        yield pool.map
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _batches(places: list[int], sizes: list[int]) -> list[list[int]]:
-    """Neighbours together, so that handing them to a thread costs little beside the reading."""
-    batches: list[list[int]] = []
-    room = 0
-    for place in places:
-        if room <= 0:
-            batches.append([])
-            room = BATCH
-        batches[-1].append(place)
-        room -= sizes[place]
-    return batches
-
-
-def _rows(pairs: list[Pair], outcomes: list[Outcome], damage: list[str]) -> list[Row]:
-    origins = Origins()
+def _rows(pairs: list[Pair], outcomes: list[Outcome], damage: list[str], origins: Origins | Fed) -> list[Row]:
     rows = []
-    for pair, outcome in zip(pairs, outcomes, strict=True):
-        if isinstance(outcome, BundleError):
-            damage.append(str(outcome))
-            outcome = None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {outcome}")
-        metrics, verdict = outcome
+    for pair, found in zip(pairs, outcomes, strict=True):
+        if isinstance(found, BundleError):
+            damage.append(str(found))
+            found = Found(None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {found}"))
         record = pair.golden or pair.candidate
         assert record is not None
-        rows.append(Row(pair.golden, pair.candidate, origins.trace(record, verdict), metrics, pair.nearest, record.name))
+        verdict = origins.trace(record, found.verdict)
+        rows.append(Row(pair.golden, pair.candidate, verdict, found.metrics, pair.nearest, record.name, found.baseline, found.noise))
     return rows
 
 
@@ -262,7 +204,7 @@ class _Precision:
         dtypes = {record.dtype for record in records if DTYPES.get(record.dtype, DTYPES["bool"]).digits}
         step = (records[0].rank, records[0].step)
         before = {self._coarsest[step]} if step in self._coarsest else set()
-        if dtypes and not _same_bits(pair):
+        if dtypes and not same_bits(pair.golden, pair.candidate):
             self._coarsest[step] = _coarsest_of(before, dtypes - {"float8_e8m0fnu"}) or "float64"
         if pair.golden is None or pair.candidate is None or pair.golden.dtype not in dtypes:
             return EXACT
@@ -272,21 +214,6 @@ class _Precision:
 def _coarsest_of(before: set[str], own: set[str]) -> str:
     """The type with the fewest digits; of several, one of the pair's own, and the same in every run."""
     return min(before | own, key=lambda name: (DTYPES[name].digits, name not in own, name), default="")
-
-
-def _same_bits(pair: Pair) -> bool:
-    golden, candidate = pair.golden, pair.candidate
-    if golden is None or candidate is None or golden.digest is None:
-        return False
-    return (golden.digest, golden.dtype) == (candidate.digest, candidate.dtype)
-
-
-def _nbytes(pair: Pair) -> int:
-    return sum(
-        math.prod(record.shape) * DTYPES[record.dtype].storage.itemsize
-        for record in (pair.golden, pair.candidate)
-        if record is not None and record.member is not None
-    )
 
 
 def _never_called(golden: Bundle, candidate: Bundle, selection: Selection) -> list[Row]:

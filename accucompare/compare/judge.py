@@ -1,15 +1,16 @@
-"""What is said of a pair: whether it passes, why, and where a difference came from."""
+"""What is said of a pair alone: whether it passes, and why. Where a difference came from is for ``compare.origins`` to say."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 from accucompare.bundle.dtypes import DTYPES, Kind
-from accucompare.bundle.records import Layout, Record, Role
+from accucompare.bundle.records import Layout, Record
+from accucompare.compare.baseline import FEW, Expected, differing, excess, floor, is_half, limit
 from accucompare.compare.bounds import can_bound
-from accucompare.compare.comparison import UNMATCHED, Reason, Status, Verdict
+from accucompare.compare.comparison import Reason, Status, Verdict
 from accucompare.compare.measure import Metrics
 from accucompare.compare.tolerance import EXACT, SMALLEST_COSINE, Tolerance
 
@@ -51,11 +52,19 @@ def _described(record: Record) -> str:
     return f"{words} ({record.detail})" if record.detail else words
 
 
-def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance) -> Verdict:
+def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance, expected: Expected | None = None) -> Verdict:
     """The verdict on a measured pair, as if everything that went into the call were within tolerance.
 
     ``Origins.trace`` says afterwards whether the error was inherited.
+
+    Args:
+        golden, candidate: the pair.
+        metrics: of the two.
+        tolerance: what the user gave, or else what holds by default.
+        expected: the baseline's error, if that is known; it judges in place of a default.
     """
+    if expected is not None and DTYPES[golden.dtype].digits:
+        return _judge_by_excess(golden, candidate, metrics, tolerance, expected)
     if golden.digest == candidate.digest and golden.dtype == candidate.dtype:
         return Verdict(Reason.IDENTICAL, str(tolerance), tolerance.source, used=0.0, rel_l2_limit=tolerance.rel_l2)
     if metrics.nonfinite_mismatch:
@@ -66,6 +75,8 @@ def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolera
         largest = DTYPES[candidate.dtype].largest
         detail = f"{metrics.saturated} value(s) saturated at {candidate.dtype}'s largest, {largest:g}, where golden is larger"
     if DTYPES[golden.dtype].kind in (Kind.INT, Kind.BOOL):
+        if metrics.max_abs and expected is not None and expected.different:
+            return _judge_choices(metrics, expected)
         reason = Reason.OK if metrics.max_abs == 0 else Reason.INTRODUCED
         return Verdict(reason, str(EXACT), EXACT.source, used=math.inf if metrics.max_abs else 0.0)
     limits = _limits(metrics, tolerance)
@@ -80,6 +91,66 @@ def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolera
         detail=detail,
         rel_l2_limit=tolerance.rel_l2,
     )
+
+
+def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance, expected: Expected) -> Verdict:
+    """By what the user gave, if anything, with the excess beside it; else by the excess itself."""
+    verdict = judge(golden, candidate, metrics, tolerance)
+    if metrics.nonfinite_mismatch:
+        return verdict
+    found, most = excess(metrics, expected, candidate.dtype), limit(metrics.compared, candidate.dtype)
+    if not tolerance.by_default:
+        return replace(verdict, excess=found)
+    expects = max(expected.rel_l2, floor(candidate.dtype))
+    verdict = replace(
+        verdict,
+        tolerance=f"excess {most:.3g}",
+        rule="baseline",
+        needed=_up_plain("excess", found),
+        used=found / most,
+        rel_l2_limit=most * expects if math.isfinite(expects) else None,
+        excess=found,
+    )
+    if verdict.reason is Reason.IDENTICAL:
+        return replace(verdict, needed="")
+    if found > most:
+        return replace(verdict, reason=Reason.INTRODUCED)
+    proves = is_half(candidate.dtype) and metrics.compared >= FEW and floor(candidate.dtype) < expected.rel_l2 < math.inf
+    detail = verdict.detail if math.isfinite(metrics.rel_l2) else ""  # which was said of another limit
+    return replace(verdict, reason=Reason.OVER_PRECISE if proves and found < 1.0 / most else Reason.OK, detail=detail)
+
+
+def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
+    """Integers that rounding alone changes, as the baseline shows: choices among nearly equal values, such as which expert comes first.
+
+    How often that happens is as good as a Poisson variable, whose mean is known from the baseline's one count: two such counts differ
+    by more than three times their joint standard deviation, and one, hardly ever.
+    """
+    found = differing(metrics)
+    most = expected.different + 3.0 * math.sqrt(2.0 * expected.different) + 1.0
+    reason = Reason.OK if found <= most else Reason.INTRODUCED
+    detail = f"{found} of {metrics.compared} differ; so do {expected.different} in the baseline, by rounding alone"
+    ratio = found / expected.different
+    return Verdict(reason, f"{most:.0f} different", "baseline", f"{found} different", found / most, detail, excess=ratio)
+
+
+def settle_noise(verdict: Verdict, tolerance: Tolerance, metrics: Metrics | None, noise: float | None) -> Verdict:
+    """The verdict on a pair whose candidate was run twice; ``noise`` is how far the two runs are apart."""
+    if verdict.status is not Status.FAIL or metrics is None or not is_noise(metrics, noise):
+        return verdict
+    detail = f"two runs of the candidate differ by {noise:.2e} from each other"
+    if tolerance.by_default:
+        return replace(verdict, reason=Reason.NOT_DETERMINISTIC, detail=detail)
+    return replace(verdict, detail="; ".join(part for part in (verdict.detail, detail) if part))
+
+
+#: Two runs that are each so far from the truth are apart by about this much less.
+_RUNS = 2.0
+
+
+def is_noise(metrics: Metrics, noise: float | None) -> bool:
+    """Whether an error is no larger than what two runs of the candidate differ by, give or take."""
+    return bool(noise) and not metrics.nonfinite_mismatch and metrics.rel_l2 <= _RUNS * (noise or 0.0)
 
 
 @dataclass(frozen=True)
@@ -127,6 +198,13 @@ def _up(name: str, value: float) -> str:
     return f"{name} {digits}" if math.isfinite(float(digits)) else ""
 
 
+def _up_plain(name: str, value: float) -> str:
+    """As ``_up``, without an exponent where a person would use none: ``excess 3.11``."""
+    if not math.isfinite(value):
+        return ""
+    return f"{name} {float(_THREE_DIGITS_UP.create_decimal(Decimal(value))):g}"
+
+
 def _cosine(one_minus_cosine: float) -> str:
     """The cosine similarity with as many nines as it takes to show two digits of its distance from 1, rounded down.
 
@@ -151,56 +229,3 @@ def _nonfinite_detail(metrics: Metrics) -> str:
         parts.append(f"{metrics.saturated} saturated in the candidate")
     counts = "; ".join(parts) or f"NaN or Inf in {metrics.nonfinite_mismatch} different places"
     return f"{counts}; the first at {list(metrics.nonfinite_index or ())}"
-
-
-Call = tuple[int, int, str, int]
-
-
-@dataclass
-class _CallState:
-    known: bool = False  # it has a row of its own; its children's come earlier if nothing went into it, or if it was left out
-    over: bool = False  # an input of the call, or an output of a call made inside it, is over tolerance
-    has_children: bool = False
-
-
-@dataclass
-class Origins:
-    """Tells where errors come from, fed row by row in execution order.
-
-    Without a baseline or a fed capture this is what tolerances alone can tell: an output over tolerance is *introduced* by a
-    module all of whose inputs were within; it is *glue* if the module's children were within too, for then its own code made
-    the error; an input over tolerance is *glue* if everything its parent had until then was within; all else is *inherited*. An
-    input of an outermost call has no parent: it is *inputs differ* if nothing before it in its step was over.
-    """
-
-    _calls: dict[Call, _CallState] = field(default_factory=dict)
-    _steps_over: set[tuple[int, int]] = field(default_factory=set)
-
-    def trace(self, record: Record, verdict: Verdict) -> Verdict:
-        """The verdict with its reason made exact, where the error could have come from elsewhere."""
-        call = self._calls.setdefault((record.rank, record.step, record.name, record.call), _CallState())
-        call.known = True
-        parent = None
-        if record.parent is not None:
-            parent = self._calls.setdefault((record.rank, record.step, *record.parent), _CallState())
-            parent.has_children = True
-        over = verdict.status is Status.FAIL and verdict.reason not in UNMATCHED
-        if verdict.reason is Reason.INTRODUCED:
-            verdict = replace(verdict, reason=self._reason(record, call, parent))
-        if over:
-            self._steps_over.add((record.rank, record.step))
-            if record.role is Role.INPUT:
-                call.over = True
-            if parent is not None:
-                parent.over = True
-        return verdict
-
-    def _reason(self, record: Record, call: _CallState, parent: _CallState | None) -> Reason:
-        if record.role is Role.INPUT:
-            earlier = parent.over if parent is not None and parent.known else (record.rank, record.step) in self._steps_over
-            if earlier:
-                return Reason.INHERITED
-            return Reason.INPUTS_DIFFER if record.parent is None else Reason.GLUE
-        if call.over:
-            return Reason.INHERITED
-        return Reason.GLUE if call.has_children else Reason.INTRODUCED

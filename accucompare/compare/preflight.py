@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from accucompare.bundle.digests import same_fingerprint
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle
 from accucompare.compare.align import Renaming, rename
 from accucompare.compare.comparison import Finding
+from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
 
 
 def preflight(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()) -> list[Finding]:
@@ -18,15 +21,30 @@ def preflight(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] =
         golden, candidate: the bundles.
         renamings: of golden's layers, which hold for their parameters and buffers too.
     """
-    findings = [finding for check in _CHECKS for finding in check(golden, candidate, renamings)]
+    pair = Pairing(golden, candidate, renamings)
+    findings = [finding for check in _CHECKS for finding in check(pair)]
     return sorted(findings, key=lambda finding: not finding.serious)
 
 
-Check = Callable[[Bundle, Bundle, Sequence[Renaming]], Iterator[Finding]]
+@dataclass(frozen=True)
+class Pairing:
+    """Golden, and what is held against it under what name."""
+
+    golden: Bundle
+    candidate: Bundle
+    renamings: Sequence[Renaming] = ()
+    name: str = "candidate"
+
+    @property
+    def sides(self) -> tuple[tuple[str, Bundle], ...]:
+        return ("golden", self.golden), (self.name, self.candidate)
 
 
-def _completeness(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
-    for side, bundle in (("golden", golden), ("candidate", candidate)):
+Check = Callable[[Pairing], Iterator[Finding]]
+
+
+def _completeness(pair: Pairing) -> Iterator[Finding]:
+    for side, bundle in pair.sides:
         for rank, manifest in bundle.manifests.items():
             if manifest.complete:
                 continue
@@ -39,32 +57,36 @@ def _completeness(golden: Bundle, candidate: Bundle, renamings: Sequence[Renamin
             yield Finding("incomplete", f"{side} lacks rank(s) {_some(bundle.missing_ranks)} of {bundle.manifest.ranks}")
 
 
-def _mode(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
-    sides = [name for name, bundle in (("golden", golden), ("the candidate", candidate)) if bundle.manifest.capture.get("mode") == "stats"]
+def _mode(pair: Pairing) -> Iterator[Finding]:
+    sides = [
+        name
+        for name, bundle in (("golden", pair.golden), ("the candidate", pair.candidate))
+        if bundle.manifest.capture.get("mode") == "stats"
+    ]
     if sides:
         hold = "hold" if len(sides) == 2 else "holds"
         message = f"{' and '.join(sides)} {hold} statistics only: errors are lower bounds, and values in another order are not seen"
         yield Finding("mode", message, serious=False)
 
 
-def _steps(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
-    sides = [{(rank, entry.step) for rank, entry in bundle.steps()} for bundle in (golden, candidate)]
+def _steps(pair: Pairing) -> Iterator[Finding]:
+    sides = [{(rank, entry.step) for rank, entry in bundle.steps()} for bundle in (pair.golden, pair.candidate)]
     if sides[0] != sides[1]:
         counts = [f"{len(side)} step(s) of {len({rank for rank, _ in side})} rank(s)" for side in sides]
-        yield Finding("steps", f"golden holds {counts[0]}, the candidate {counts[1]}")
+        yield Finding("steps", f"golden holds {counts[0]}, the {pair.name} {counts[1]}")
 
 
-def _weights(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
-    for rank, (ours, theirs) in _by_rank(golden, candidate):
+def _weights(pair: Pairing) -> Iterator[Finding]:
+    for rank, (ours, theirs) in _by_rank(pair.golden, pair.candidate):
         for kind in ("parameters", "buffers"):
-            renamed = {_renamed(name, renamings): entry for name, entry in (ours.model.get(kind) or {}).items()}
-            yield from _digests(f"{kind}{rank}", renamed, theirs.model.get(kind) or {})
+            renamed = {_renamed(name, pair.renamings): entry for name, entry in (ours.model.get(kind) or {}).items()}
+            yield from _digests(f"{kind}{rank}", renamed, theirs.model.get(kind) or {}, pair.name)
 
 
-def _inputs(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
-    for rank, (ours, theirs) in _by_rank(golden, candidate):
+def _inputs(pair: Pairing) -> Iterator[Finding]:
+    for rank, (ours, theirs) in _by_rank(pair.golden, pair.candidate):
         for step in (step for step in ours.inputs if step in theirs.inputs):
-            yield from _digests(f"inputs of step {step}{rank}", ours.inputs[step], theirs.inputs[step])
+            yield from _digests(f"inputs of step {step}{rank}", ours.inputs[step], theirs.inputs[step], pair.name)
 
 
 def _by_rank(golden: Bundle, candidate: Bundle) -> Iterator[tuple[str, tuple[Manifest, Manifest]]]:
@@ -80,10 +102,10 @@ def _renamed(name: str, renamings: Sequence[Renaming]) -> str:
     return name if new is None else ".".join(part for part in (new, own) if part)
 
 
-def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any]) -> Iterator[Finding]:
-    """Findings on two tables of fingerprints by name."""
+def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any], side: str) -> Iterator[Finding]:
+    """Findings on two tables of fingerprints by name; ``side`` is how the second is called."""
     shared = sorted(golden.keys() & candidate.keys())
-    same = {name: _same_tensor(golden[name], candidate[name]) for name in shared}
+    same = {name: same_fingerprint(golden[name], candidate[name]) for name in shared}
     different = [name for name in shared if same[name] is False]
     if different:
         yield Finding(what, f"{len(different)} of {len(shared)} {what} differ: {_some(different)}")
@@ -92,7 +114,7 @@ def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any]) -> It
         ours, theirs = golden[name]["dtype"], candidate[name]["dtype"]
         if ours != theirs and same[name] is not False:
             known = "" if same[name] else ", too different to say whether they agree"
-            changes.setdefault((ours, f"{ours} in golden, {theirs} in the candidate{known}"), []).append(name)
+            changes.setdefault((ours, f"{ours} in golden, {theirs} in the {side}{known}"), []).append(name)
     kept = {golden[name]["dtype"] for name in shared if golden[name]["dtype"] == candidate[name]["dtype"]}
     for (ours, change), names in changes.items():
         if ours in kept:  # others of this dtype kept it: an accident, more often than not
@@ -105,28 +127,15 @@ def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any]) -> It
         yield Finding(what, f"{len(alone)} {what} on one side only: {_some(alone)}")
 
 
-def _same_tensor(golden: dict[str, Any], candidate: dict[str, Any]) -> bool | None:
-    """Whether two fingerprints agree, under a type that both were rounded to; ``None`` if there is no such type."""
-    if golden["shape"] != candidate["shape"]:
-        return False
-    if golden["dtype"] == candidate["dtype"]:
-        shared = [golden["dtype"]]
-    else:
-        both = golden["digests"].keys() & candidate["digests"].keys()
-        shared = [name for name in (candidate["dtype"], golden["dtype"], "int64") if name in both]
-    found = [golden["digests"].get(name) == candidate["digests"].get(name) for name in shared[:1]]
-    return found[0] if found else None
-
-
 def _some(names: Sequence[str | int]) -> str:
     return ", ".join(map(str, names[:3])) + (f", and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _settings(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
+def _settings(pair: Pairing) -> Iterator[Finding]:
     for section, key, words, serious in _SETTINGS:
-        ours, theirs = (_get(bundle.manifest, section, key) for bundle in (golden, candidate))
+        ours, theirs = (_get(bundle.manifest, section, key) for bundle in (pair.golden, pair.candidate))
         if ours != theirs and not (key == "random" and None in (ours, theirs)):  # a killed capture could not say
-            yield Finding(words, f"{words}: golden {_shown(ours)}, candidate {_shown(theirs)}", serious)
+            yield Finding(words, f"{words}: golden {_shown(ours)}, {pair.name} {_shown(theirs)}", serious)
 
 
 #: Settings that two captures should share: section of the manifest, dotted key, how it is called, whether it is serious.
@@ -149,8 +158,8 @@ _SETTINGS = (
 )
 
 
-def _flags(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
-    ours, theirs = ((bundle.manifest.environment.get("flags") or {}) for bundle in (golden, candidate))
+def _flags(pair: Pairing) -> Iterator[Finding]:
+    ours, theirs = ((bundle.manifest.environment.get("flags") or {}) for bundle in (pair.golden, pair.candidate))
     for name in sorted(ours.keys() & theirs.keys()):
         if ours[name] != theirs[name]:
             yield Finding("flags", f"{name}: golden {_shown(ours[name])}, candidate {_shown(theirs[name])}")
@@ -158,8 +167,11 @@ def _flags(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> 
         lowered = [name for name in _REDUCED_PRECISION if flags.get(name) in _LOWERED and ours.get(name) != theirs.get(name)]
         if lowered:
             yield Finding("flags", f"{side} may compute float32 in fewer bits: {', '.join(lowered)}")
+        if flags.get(_SATURATES) is False:
+            yield Finding("flags", f"{side} saturates: what overflows becomes the largest finite value, and NaN 0 ({_SATURATES} is off)")
 
 
+_SATURATES = "npu.inf_nan_mode"
 _REDUCED_PRECISION = (
     "cuda.matmul.allow_tf32",
     "cudnn.allow_tf32",
@@ -171,8 +183,26 @@ _REDUCED_PRECISION = (
 _LOWERED = (True, "tf32", "bf16")
 
 
-def _notes(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming]) -> Iterator[Finding]:
-    for side, bundle in (("golden", golden), ("candidate", candidate)):
+def _feeding(pair: Pairing) -> Iterator[Finding]:
+    for manifest in pair.candidate.manifests.values():
+        feed = manifest.capture.get("feed") or {}
+        left = feed.get("not_fed") or []
+        if left:
+            places = _some([f"{entry.get('name') or '(root)'} {entry.get('role')} ({entry.get('why')})" for entry in left])
+            yield Finding("feed", f"{len(left)} values of golden were not fed: {places}", serious=False)
+
+
+def _rounding(pair: Pairing) -> Iterator[Finding]:
+    ours, theirs = (float_dtype(bundle.manifest) for bundle in (pair.golden, pair.candidate))
+    if theirs in ("bfloat16", "float16") and ours in ("float32", "float64"):
+        rounded = pair.golden.manifest.capture.get("round_weights")
+        if rounded != theirs and pair.candidate.manifest.capture.get("feed"):
+            message = f"golden's weights are not rounded to {theirs} as the candidate's are, which hides small errors"
+            yield Finding("round_weights", f"{message}; capture it with --round-weights {theirs}", serious=False)
+
+
+def _notes(pair: Pairing) -> Iterator[Finding]:
+    for side, bundle in pair.sides:
         for manifest in bundle.manifests.values():
             for note in manifest.notes:
                 yield Finding("note", f"{side}: {note}", serious=False)
@@ -190,4 +220,33 @@ def _shown(value: Any) -> str:
     return words.get(str(value), str(value))
 
 
-_CHECKS: tuple[Check, ...] = (_completeness, _mode, _weights, _inputs, _steps, _settings, _flags, _notes)
+_CHECKS: tuple[Check, ...] = (_completeness, _mode, _weights, _inputs, _steps, _settings, _flags, _feeding, _rounding, _notes)
+
+#: What a baseline must share with golden; its precision is the candidate's.
+_BASELINE_CHECKS: tuple[Check, ...] = (_weights, _inputs, _steps, _settings)
+_BASELINE_SETTINGS = ("train mode", "active dropout modules", "seed", "random operations")
+_OF_A_BASELINE = ("parameters", "buffers", "inputs", "steps")
+
+
+def preflight_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle | None, renamings: Sequence[Renaming] = ()) -> list[Finding]:
+    """What makes a baseline a poor one; or, where one would help and there is none, the command that makes it."""
+    if baseline is None:
+        dtypes = [float_dtype(bundle.manifest) for bundle in (golden, candidate)]
+        fed = bool(candidate.manifest.capture.get("feed"))
+        if not fed and (dtypes[0] == dtypes[1] or "" in dtypes):
+            return []
+        command = baseline_command(golden, candidate)
+        return [Finding("baseline", f"a baseline tells rounding from a bug: {command}, then diff … --baseline", serious=False)]
+    pair = Pairing(golden, baseline, renamings, "baseline")
+    found = [finding for check in _BASELINE_CHECKS for finding in check(pair) if finding.serious]
+    findings = [
+        replace(finding, topic="baseline", message=f"baseline: {finding.message}")
+        for finding in found
+        if finding.topic in _BASELINE_SETTINGS or finding.topic.startswith(_OF_A_BASELINE)
+    ]
+    ours, theirs = product_formats(baseline.manifest), product_formats(candidate.manifest)
+    lowered = next((name for name in theirs if name), "")
+    if theirs != ours and lowered and float_dtype(candidate.manifest) == "float32":
+        message = f"the candidate may round what goes into float32 products to {lowered}, the baseline does not"
+        findings.append(Finding("baseline", f"{message}: {baseline_command(golden, candidate)}"))
+    return findings

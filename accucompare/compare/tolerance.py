@@ -38,6 +38,12 @@ DEFAULT_REL_L2 = {
 }
 
 
+#: Of a fed candidate, where no error is passed on: the largest relative L2 error that passes, in units of its rounding. Where that is
+#: coarse, nearly all of a module's error is the rounding of its operands and results; where it is fine, that of a long sum, which
+#: depends on the order (4 units were too few for 71 of 144 correct float32 captures, mostly of wide linear layers).
+FED_ROUNDINGS, COARSE = 4, 2.0**-12
+FED_ROUNDINGS_OF_SUMS = 32
+
 #: No cosine similarity below this is taken as a limit: most likely 1 - cosine was meant.
 SMALLEST_COSINE = 0.5
 
@@ -51,6 +57,7 @@ class Tolerance:
         rel_l2: largest relative L2 error.
         cosine: smallest cosine similarity.
         source: where the limits come from, as the report names it.
+        by_default: whether nobody asked for them, so that a baseline judges instead, if there is one.
     """
 
     atol: float | None = None
@@ -58,6 +65,7 @@ class Tolerance:
     rel_l2: float | None = None
     cosine: float | None = None
     source: str = ""
+    by_default: bool = False
 
     def __post_init__(self) -> None:
         for name in ("atol", "rtol", "rel_l2", "cosine"):
@@ -121,10 +129,16 @@ class Tolerances:
     Attributes:
         rules: from a file; the first that applies to the candidate's record wins.
         otherwise: what the user gave for all other layers; the table by dtype if that holds no limit.
+        fed: whether the candidate was fed, which takes the place of that table.
+        rounding, conv_rounding: of a fed candidate, the unit roundoff of its float32 matrix products and convolutions, if their
+            operands are rounded.
     """
 
     rules: tuple[Rule, ...] = ()
     otherwise: Tolerance = Tolerance()
+    fed: bool = False
+    rounding: float = 0.0
+    conv_rounding: float = 0.0
 
     def tolerance_for(self, golden: Record, candidate: Record, coarsest: str = "") -> Tolerance:
         """The limits for a pair of floating or complex records.
@@ -139,18 +153,31 @@ class Tolerances:
         if self.otherwise.given:
             return self.otherwise
         coarsest = coarsest or min((golden.dtype, candidate.dtype), key=lambda name: DTYPES[name].digits)
+        if self.fed:
+            return _fed(max(DTYPES[coarsest].rounding, self.conv_rounding if "Conv" in candidate.type else self.rounding))
         return _default(coarsest, coarsest in (golden.dtype, candidate.dtype))
 
     def __str__(self) -> str:
         parts = [f"{len(self.rules)} rule(s) from {self.rules[0].tolerance.source.rsplit(',', 1)[0]}"] if self.rules else []
-        parts.append(str(self.otherwise) if self.otherwise.given else "default relative L2 limit of each dtype")
+        default = (
+            f"{FED_ROUNDINGS} x the rounding of each dtype ({FED_ROUNDINGS_OF_SUMS} x where sums make most of the error)"
+            if self.fed
+            else "default relative L2 limit of each dtype"
+        )
+        parts.append(str(self.otherwise) if self.otherwise.given else default)
         return ", then ".join(parts)
 
 
 @cache
 def _default(coarsest: str, own: bool) -> Tolerance:
     passed_through = "" if own else ", which values before have passed through"
-    return Tolerance(rel_l2=DEFAULT_REL_L2[coarsest], source=f"default for {coarsest}{passed_through}")
+    return Tolerance(rel_l2=DEFAULT_REL_L2[coarsest], source=f"default for {coarsest}{passed_through}", by_default=True)
+
+
+@cache
+def _fed(rounding: float) -> Tolerance:
+    roundings = FED_ROUNDINGS if rounding >= COARSE else FED_ROUNDINGS_OF_SUMS
+    return Tolerance(rel_l2=roundings * rounding, source="fed", by_default=True)
 
 
 _RULE_KEYS = [field.name for field in fields(Rule) if field.name != "tolerance"]

@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from accucompare.bundle.records import Record, display_name
+from accucompare.compare.baseline import limit
 from accucompare.compare.comparison import Comparison, Row
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ COUNT = "#,##0"
 SCIENTIFIC = "0.00E+00;-0.00E+00;0"
 NUMBER = "0.00000E+00;-0.00000E+00;0"
 PERCENT = "[=0]0;[<0.0001]0.0E+00;0.00%"
+EXCESS = "[=0]0;[<1000]0.00;0.0E+00"
 USED = '[<10]0.0%;[<100000]0"×";0.0E+00"×"'
 
 _DTYPE = {TEXT: "str", COUNT: "UInt64"}  # pandas'; everything else is a float
@@ -35,6 +37,7 @@ class Column(NamedTuple):
         format: one of the number formats above.
         width: in characters.
         group: what it belongs to; neighbours of one group look alike.
+        sparse: whether Excel hides it where no row has a value: without a baseline, or a second run, it has no meaning.
     """
 
     title: str
@@ -42,6 +45,7 @@ class Column(NamedTuple):
     format: str
     width: float
     group: str
+    sparse: bool = False
 
 
 def layer(row: Row) -> str:
@@ -127,6 +131,19 @@ def _other_name(number: int, row: Row) -> str:
     return display_name(row.candidate.name)
 
 
+def _value(name: str) -> Callable[[int, Row], Value]:
+    read = attrgetter(name)
+    return lambda number, row: read(row)
+
+
+def excess_limit(row: Row) -> float | None:
+    """The limit on the excess, where a baseline judged the row by it."""
+    verdict, metrics = row.verdict, row.metrics
+    if verdict.excess is None or not verdict.tolerance.startswith("excess ") or metrics is None or row.candidate is None:
+        return None
+    return limit(metrics.compared, row.candidate.dtype)
+
+
 def _where(number: int, row: Row) -> str:
     return bracketed(row.metrics.max_abs_index) if row.metrics and row.metrics.max_abs_index is not None else ""
 
@@ -147,6 +164,10 @@ COLUMNS: tuple[Column, ...] = (
     Column("status", lambda number, row: row.status.value, TEXT, 13, "verdict"),
     Column("reason", lambda number, row: row.reason.value, TEXT, 15, "verdict"),
     Column("relative L2", _metric("rel_l2"), SCIENTIFIC, 12, "difference"),
+    Column("excess", _value("verdict.excess"), EXCESS, 10, "baseline", sparse=True),
+    Column("excess limit", lambda number, row: excess_limit(row), EXCESS, 12, "baseline", sparse=True),
+    Column("baseline relative L2", _value("baseline"), SCIENTIFIC, 12, "baseline", sparse=True),
+    Column("noise", _value("noise"), SCIENTIFIC, 11, "baseline", sparse=True),
     Column("1 − cosine", _metric("one_minus_cosine"), SCIENTIFIC, 12, "difference"),
     Column("max abs diff", _metric("max_abs"), SCIENTIFIC, 12, "difference"),
     Column("at index", _where, TEXT, 16, "difference"),
@@ -185,7 +206,7 @@ COLUMNS: tuple[Column, ...] = (
 
 
 def to_dataframe(comparison: Comparison) -> pandas.DataFrame:
-    """One line per row of the comparison, in its order, under the titles of ``COLUMNS``.
+    """One line per row of the comparison, in its order, under the titles of ``COLUMNS``: always all of them.
 
     Floats stay floats, NaN and infinities included (so what was not measured is NaN too); counts are ``UInt64`` with ``NA``
     where there is none; text is ``""`` where there is none. A column with an integer that float64 cannot hold is one of objects.

@@ -79,7 +79,7 @@ def _write(comparison: Comparison, path: Path) -> None:
     try:
         add_summary(workbook, comparison)
         long_sheets = add_layers(workbook, comparison.rows)
-        add_divergence(workbook, comparison.rows)
+        add_divergence(workbook, comparison)
         long_sheets += add_unmatched(workbook, comparison)
         add_environment(workbook, comparison)
         workbook.save(saved)

@@ -17,7 +17,7 @@ from openpyxl.worksheet.hyperlink import Hyperlink
 from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.bundle.records import Role
-from accucompare.compare.comparison import Row, Status
+from accucompare.compare.comparison import Comparison, Reason, Row, Status
 from accucompare.report.columns import Value, layer
 from accucompare.report.excel_layers import location
 from accucompare.report.excel_rows import number_or_text
@@ -46,16 +46,18 @@ _COLUMNS = (
     ("over tolerance", 16),
     ("under the axis", 40),
     ("measured", 16),
+    ("baseline", 16),
 )
 
 
 class Point(NamedTuple):
-    """One output in the chart: its row, the row's number, and the limit on its relative L2 error."""
+    """One output in the chart: its row, the row's number, its relative L2 error, the limit on that, and the baseline's."""
 
     number: int
     row: Row
     error: float
     limit: float | None
+    baseline: float | None
 
 
 def limit_of(row: Row) -> float | None:
@@ -69,13 +71,18 @@ def limit_of(row: Row) -> float | None:
     return implied if implied > 0 and math.isfinite(implied) else None
 
 
-def points(rows: Sequence[Row]) -> list[Point]:
-    """The outputs that were measured, in execution order."""
+def points(rows: Sequence[Row], glue: bool = False) -> list[Point]:
+    """The outputs that were measured, in execution order; if asked for, also the inputs that glue made wrong."""
     return [
-        Point(number, row, math.nan if row.metrics.nothing_finite else row.metrics.rel_l2, limit_of(row))
+        Point(number, row, math.nan if row.metrics.nothing_finite else row.metrics.rel_l2, limit_of(row), row.baseline)
         for number, row in enumerate(rows, 1)
-        if row.metrics is not None and row.record is not None and row.record.role is Role.OUTPUT
+        if row.metrics is not None and row.record is not None and _is_drawn(row, glue)
     ]
+
+
+def _is_drawn(row: Row, glue: bool) -> bool:
+    assert row.record is not None
+    return row.record.role is Role.OUTPUT or (glue and row.reason is Reason.GLUE)
 
 
 def thinned(found: list[Point], most: int) -> list[Point]:
@@ -91,20 +98,23 @@ def _height(point: Point) -> tuple[bool, float]:
 
 
 def axis(shown: Sequence[Point]) -> tuple[float, float]:
-    """Powers of ten that a logarithmic axis runs between, so that every positive finite error and limit lies inside."""
-    values = [value for point in shown for value in (point.error, point.limit) if value and math.isfinite(value)]
+    """Powers of ten that a logarithmic axis runs between, so that every positive finite number drawn lies inside."""
+    values = [value for point in shown for value in (point.error, point.limit, point.baseline) if value and math.isfinite(value)]
     if not values:
         return 1e-8, 1.0
     low, high = (math.floor(math.log10(value)) for value in (min(values), max(values)))
     return 10.0 ** max(low - 1, -300), 10.0 ** min(high + 1, 300)
 
 
-def add_divergence(workbook: Workbook, rows: Sequence[Row]) -> None:
+def add_divergence(workbook: Workbook, comparison: Comparison) -> None:
     """Add the sheet."""
-    found = points(rows)
+    found = points(comparison.rows, glue=comparison.fed)  # which shows nowhere else: what comes after was given golden's values
     shown = thinned(found, MAX_POINTS)
     low, high = axis(shown)
-    sheet = add_sheet(workbook, TITLE, [width for _, width in _COLUMNS])
+    third = any(point.baseline is not None for point in shown)
+    columns = _COLUMNS if third else _COLUMNS[: _BASELINE - 1]
+    series = [each for each in _SERIES if third or each.column != _BASELINE]
+    sheet = add_sheet(workbook, TITLE, [width for _, width in columns])
     sheet.row_dimensions[1].height = 26
     sheet.row_dimensions[2].height = 44
     sheet.merged_cells.add("A2:G2")
@@ -113,7 +123,7 @@ def add_divergence(workbook: Workbook, rows: Sequence[Row]) -> None:
     for _ in range(2, _HEADER_LINE - 1):
         sheet.append([])
     sheet.append(
-        [styled(sheet, title, HEADER._replace(indent=1) if title in ("layer", "under the axis") else HEADER_RIGHT) for title, _ in _COLUMNS]
+        [styled(sheet, title, HEADER._replace(indent=1) if title in ("layer", "under the axis") else HEADER_RIGHT) for title, _ in columns]
     )
     looks = (
         COUNT_CELL,
@@ -123,18 +133,25 @@ def add_divergence(workbook: Workbook, rows: Sequence[Row]) -> None:
         SCIENTIFIC_CELL,
         CELL._replace(indent=1),
         SCIENTIFIC_CELL,
+        SCIENTIFIC_CELL,
     )
     cells = [styled(sheet, None, look) for look in looks]  # filled again for every row: making one costs as much as writing it
     for point in shown:
-        error = high if math.isnan(point.error) else min(max(point.error, low), high)
+        error = _drawn(point.error, low, high)
+        baseline = None if point.baseline is None else _drawn(point.baseline, low, high)
         name = layer(point.row)
         failing = error if point.row.status is Status.FAIL else None
         label = name if len(name) <= _LABEL else "…" + name[1 - _LABEL :]
         cells[1].hyperlink = Hyperlink(ref="A1", location=location(point.number), tooltip="Show the row in Layers")
-        values = (point.number, name, error, point.limit, failing, label, point.error)
+        values = (point.number, name, error, point.limit, failing, label, point.error, baseline)
         sheet.append([_filled(cell, value) for cell, value in zip(cells, values, strict=True)])
     if shown:
-        sheet.add_chart(_chart(sheet, len(shown), low, high), f"A{_CHART_LINE}")
+        sheet.add_chart(_chart(sheet, series, len(shown), low, high), f"A{_CHART_LINE}")
+
+
+def _drawn(error: float, low: float, high: float) -> float:
+    """Where on the axis an error is: at the ends what has no place there."""
+    return high if math.isnan(error) else min(max(error, low), high)
 
 
 def _filled(cell: Cell, value: Value) -> Cell | None:
@@ -154,6 +171,10 @@ def _caption(found: Sequence[Point], shown: Sequence[Point], low: float, high: f
         "Tolerance: the limit on the relative L2 error where there is one; elsewhere the limit that the share of tolerance used"
         + " implies (relative L2 / share), and none where that is unknown."
     ]
+    if any(point.row.record is not None and point.row.record.role is Role.INPUT for point in found):
+        parts.append("Inputs that glue made wrong are drawn, too.")
+    if any(point.baseline is not None for point in found):
+        parts.append("Baseline: the error that rounding alone makes.")
     if any(point.error < low for point in shown):
         parts.append(f"A logarithmic axis has no zero: outputs without any difference are drawn at {low:.0e}; see *measured*.")
     if any(not point.error <= high for point in shown):
@@ -164,13 +185,30 @@ def _caption(found: Sequence[Point], shown: Sequence[Point], low: float, high: f
     return " ".join(parts)
 
 
-def _chart(sheet: Worksheet, count: int, low: float, high: float) -> LineChart:
+class _Series(NamedTuple):
+    """A line of the chart: the column of its data, how it is drawn, and the colour of its markers."""
+
+    column: int
+    line: LineProperties
+    marker: str = ""
+
+
+_BASELINE = 8
+_SERIES = (  # widths are in EMU: 12,700 to the point
+    _Series(_BASELINE, LineProperties(solidFill="A5D6A7", w=44450)),  # below the others, and seen where they cover it
+    _Series(3, LineProperties(solidFill="1B5FAA", w=19050)),
+    _Series(4, LineProperties(solidFill="C77700", w=15875, prstDash="dash")),
+    _Series(5, LineProperties(noFill=True), "C62828"),
+)
+
+
+def _chart(sheet: Worksheet, drawn: Sequence[_Series], count: int, low: float, high: float) -> LineChart:
     chart: Any = LineChart()  # its type says that there may be no legend, title or gridlines
     chart.width, chart.height = 27.5, 15  # cm
     chart.legend.position = "b"
     chart.display_blanks = "span"
     last = _HEADER_LINE + count
-    for column, line, marker in _SERIES:
+    for column, line, marker in drawn:
         series = Series(Reference(sheet, min_col=column, min_row=_HEADER_LINE, max_row=last), title_from_data=True)
         series.smooth = False
         series.graphicalProperties.line = line
@@ -182,14 +220,6 @@ def _chart(sheet: Worksheet, count: int, low: float, high: float) -> LineChart:
     chart.set_categories(Reference(sheet, min_col=6, min_row=_HEADER_LINE + 1, max_row=last))
     _axes(chart, count, low, high)
     return cast(LineChart, chart)
-
-
-# Column of the data, line, and colour of the markers. Widths are in EMU: 12,700 to the point.
-_SERIES = (
-    (3, LineProperties(solidFill="1B5FAA", w=19050), ""),
-    (4, LineProperties(solidFill="C77700", w=15875, prstDash="dash"), ""),
-    (5, LineProperties(noFill=True), "C62828"),
-)
 
 
 def _axes(chart: Any, count: int, low: float, high: float) -> None:

@@ -1,4 +1,4 @@
-"""The sheet *Environment*: both manifests, entry by entry."""
+"""The sheet *Environment*: both manifests, and the baseline's, entry by entry."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from openpyxl import Workbook
+from openpyxl.utils import get_column_letter
 
 from accucompare.bundle.manifest import Manifest
 from accucompare.compare.comparison import Comparison
@@ -14,7 +15,7 @@ from accucompare.report.excel_styles import CELL_WRAPPED, DIFFERENT, HEADER, MUT
 TITLE = "Environment"
 ABSENT = "—"
 _LONGEST = 20  # entries of a list or of a table that are shown; of longer ones the number is
-_TABLES = ("parameters", "buffers", "modules", "inputs")  # of one line per layer or tensor: always shown as a number
+_TABLES = ("parameters", "buffers", "modules", "inputs", "not_fed")  # of one line per layer or tensor: always shown as a number
 
 #: Entries that tell two captures apart without telling anything about their numbers; never marked.
 _EXPECTED = ("command", "command_line", "argv", "created", "time", "started", "finished", "duration", "seconds", "out", "pid")
@@ -27,24 +28,35 @@ _IMPORTANT = (
 
 
 class Entry(NamedTuple):
-    """One line: a dotted key, what each side says, and whether the difference should catch the eye."""
+    """One line.
+
+    Attributes:
+        key: dotted.
+        golden, candidate: what each side says.
+        differs: whether their difference should catch the eye.
+        baseline: what the baseline says.
+        apart: whether it says something else than either side, and that should catch the eye.
+    """
 
     key: str
     golden: str
     candidate: str
     differs: bool
+    baseline: str = ABSENT
+    apart: bool = False
 
 
-def entries(golden: Manifest, candidate: Manifest) -> list[Entry]:
-    """Both manifests side by side, in the order of golden's; what only the candidate has follows its like."""
+def entries(golden: Manifest, candidate: Manifest, baseline: Manifest | None = None) -> list[Entry]:
+    """The manifests side by side, in the order of golden's; what only another one has follows its like."""
     left, right = dict(_flat(golden)), dict(_flat(candidate))
+    third = {} if baseline is None else dict(_flat(baseline))
     seen: dict[str, int] = {}
 
     def position(key: str) -> list[int]:
         parts = key.split(".")
         return [seen.setdefault(".".join(parts[: depth + 1]), len(seen)) for depth in range(len(parts))]
 
-    return [_entry(key, left.get(key), right.get(key)) for key in sorted({**left, **right}, key=position)]
+    return [_entry(key, left.get(key), right.get(key), third.get(key)) for key in sorted({**left, **right, **third}, key=position)]
 
 
 def important(found: Sequence[Entry]) -> list[Entry]:
@@ -58,29 +70,35 @@ def _last(key: str) -> str:
     return key.rsplit(".", 1)[-1]
 
 
-def _entry(key: str, golden: tuple[str, Any] | None, candidate: tuple[str, Any] | None) -> Entry:
-    left, right = (side[0] if side else ABSENT for side in (golden, candidate))
-    differs = (golden[1] if golden else ABSENT) != (candidate[1] if candidate else ABSENT)
+_Said = tuple[str, Any]  # what is shown, and what is compared
+
+
+def _entry(key: str, golden: _Said | None, candidate: _Said | None, baseline: _Said | None = None) -> Entry:
+    (left, ours), (right, theirs), (third, its) = (side or (ABSENT, ABSENT) for side in (golden, candidate, baseline))
+    telling = _last(key) not in _EXPECTED
+    differs = ours != theirs
     if differs and left == right:
         right += " (contents differ)"
-    return Entry(key, left, right, differs and _last(key) not in _EXPECTED)
+    return Entry(key, left, right, differs and telling, third, its not in (ours, theirs) and telling)
 
 
-def _flat(manifest: Manifest) -> Iterator[tuple[str, tuple[str, Any]]]:
+def _flat(manifest: Manifest) -> Iterator[tuple[str, _Said]]:
     """(dotted key, (what is shown, what is compared)) of everything in a manifest."""
     yield "complete", _shown(manifest.complete)
     yield from _walk("stopped", manifest.stopped or {})
     yield "ranks", _shown(manifest.ranks)
     yield "steps", _shown(len(manifest.steps))
     yield "records", _shown(sum(step.records for step in manifest.steps))
-    for name in ("environment", "capture", "model"):
-        yield from _walk(name, getattr(manifest, name))
+    feed = manifest.capture.get("feed")
+    flat = {"feed": feed.get("golden"), "feed_identity": feed.get("identity"), "not_fed": feed.get("not_fed")} if feed else {}
+    for name, table in (("environment", manifest.environment), ("capture", {**manifest.capture, **flat}), ("model", manifest.model)):
+        yield from _walk(name, table)
     yield "inputs", (_number(manifest.inputs, "step"), manifest.inputs)
     for number, note in enumerate(manifest.notes, 1):
         yield f"notes.{number}", _shown(note)
 
 
-def _walk(key: str, value: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
+def _walk(key: str, value: Any) -> Iterator[tuple[str, _Said]]:
     if isinstance(value, (dict, list)) and (_last(key) in _TABLES or len(value) > _LONGEST):
         yield key, (_number(value, "entry"), value)
     elif isinstance(value, dict):
@@ -90,7 +108,7 @@ def _walk(key: str, value: Any) -> Iterator[tuple[str, tuple[str, Any]]]:
         yield key, _shown(value)
 
 
-def _shown(value: Any) -> tuple[str, Any]:
+def _shown(value: Any) -> _Said:
     if value is None:
         return "none", value
     if isinstance(value, bool):
@@ -107,19 +125,30 @@ def _number(value: Sequence[Any] | dict[str, Any], noun: str) -> str:
 
 def add_environment(workbook: Workbook, comparison: Comparison) -> None:
     """Add the sheet."""
-    sheet = add_sheet(workbook, TITLE, (38, 52, 52, 12))
+    sides = [comparison.golden, comparison.candidate, *([comparison.baseline] if comparison.baseline else [])]
+    titles = ("entry", "golden", "candidate", "baseline")[: 1 + len(sides)]
+    sheet = add_sheet(workbook, TITLE, (38, *([52] * len(sides)), 12))
     sheet.row_dimensions[1].height = 26
     sheet.freeze_panes = "B4"
     sheet.print_title_rows = "3:3"
-    found = entries(comparison.golden.manifest, comparison.candidate.manifest)
+    found = entries(*(side.manifest for side in sides))
     sheet.append([styled(sheet, "How each bundle was captured", SECTION)])
     differing = sum(entry.differs for entry in found)
     note = f"{len(found)} entries, {differing} differ. When and by which command is never marked."
+    if comparison.baseline:
+        note += " What the baseline says is marked where neither golden nor the candidate says it."
     sheet.append([styled(sheet, note, MUTED_TEXT)])
-    sheet.append([styled(sheet, title, HEADER) for title in ("entry", "golden", "candidate", "")])
-    sheet.auto_filter.ref = f"A3:D{len(found) + 4}"
-    sides = (comparison.golden.path, comparison.candidate.path)
-    for entry in [Entry("path", str(sides[0]), str(sides[1]), False), *found]:
-        mark = DIFFERENT._replace(wrap=True, vertical="top") if entry.differs else CELL_WRAPPED
-        values = (entry.key, entry.golden, entry.candidate, "differs" if entry.differs else "")
-        sheet.append([styled(sheet, value, mark if place else CELL_WRAPPED) for place, value in enumerate(values)])
+    sheet.append([styled(sheet, title, HEADER) for title in (*titles, "")])
+    sheet.auto_filter.ref = f"A3:{get_column_letter(len(titles) + 1)}{len(found) + 4}"
+    paths = [str(side.path) for side in sides]
+    for line, entry in enumerate([Entry("path", paths[0], paths[1], False, paths[-1]), *found], 4):
+        if (longest := max(map(len, (entry.golden, entry.candidate, entry.baseline)))) > _WRAPS_AT:
+            sheet.row_dimensions[line].height = 14 * min(1 + longest // _A_LINE, 20)
+        look, third = (_MARKED if marked else CELL_WRAPPED for marked in (entry.differs, entry.apart))
+        cells = [(entry.key, CELL_WRAPPED), (entry.golden, look), (entry.candidate, look)]
+        cells += [(entry.baseline, third)] if comparison.baseline else []
+        sheet.append([styled(sheet, *cell) for cell in (*cells, ("differs" if entry.differs else "", look))])
+
+
+_WRAPS_AT, _A_LINE = 56, 40  # characters; a line that wraps breaks at a space or slash, and so holds fewer than fit
+_MARKED = DIFFERENT._replace(wrap=True, vertical="top")

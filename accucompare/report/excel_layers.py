@@ -78,6 +78,9 @@ def _add_page(workbook: Workbook, title: str, columns: Sequence[Column], rows: S
     wide = len(columns) > 20
     widths = [name_width if column.title == "layer" else column.width for column in columns]
     sheet = add_sheet(workbook, title, widths, pages_wide=3 if wide else 1)
+    for number, column in enumerate(columns, 1):  # hidden, not left out: every report has the same columns in the same places
+        if column.sparse and all(column.get(0, row) is None for row in rows):
+            sheet.column_dimensions[get_column_letter(number)].hidden = True
     sheet.row_dimensions[1].height = 32
     sheet.freeze_panes = f"{get_column_letter(titles.index('layer') + 2)}2"
     sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(rows) + 1}"

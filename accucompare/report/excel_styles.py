@@ -18,10 +18,11 @@ from openpyxl.worksheet.properties import PageSetupProperties
 from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.compare.comparison import Reason, Status
-from accucompare.report.columns import COUNT, SCIENTIFIC, USED, Value
+from accucompare.report.columns import COUNT, EXCESS, SCIENTIFIC, USED, Value
 from accucompare.report.excel_rows import number_or_text
 
 GREEN, RED, AMBER, GREY, DARK = "FF2E7D32", "FFC62828", "FFFFEB9C", "FFE2E2E2", "FF3A3A3A"
+GREY_AMBER, BROWN = "FFE9E1C8", "FF7F6000"
 PALE_GREEN, PALE_RED = "FFE2F0D9", "FFFFC7CE"
 INK, MUTED, LINE, BLUE = "FF1F2933", "FF6B7280", "FFD5D9DF", "FF1B5FAA"
 
@@ -30,6 +31,7 @@ GROUPS = {
     "record": "FF33475B",
     "verdict": "FF1F2933",
     "difference": "FF1B5FAA",
+    "baseline": "FF2F6F73",
     "not finite": "FF5B4B8A",
     "golden": "FF8A6D1B",
     "candidate": "FF2F6F73",
@@ -70,6 +72,7 @@ DIFFERENT = Look(line=LINE, fill=AMBER)
 LINK = Look(line=LINE, color=BLUE, underline=True)
 COUNT_CELL = Look(line=LINE, align="right", format=COUNT)
 SCIENTIFIC_CELL = Look(line=LINE, align="right", format=SCIENTIFIC)
+EXCESS_CELL = Look(line=LINE, align="right", format=EXCESS)
 USED_CELL = Look(line=LINE, align="right", format=USED)
 TOTAL = Look(bold=True, fill="FFF3F4F6", line=MUTED)
 TOTAL_COUNT = TOTAL._replace(align="right", format=COUNT)
@@ -79,6 +82,8 @@ REASON_LOOK = {
     **{reason: Look(bold=True, line=LINE, fill=PALE_RED, color="FF9C0006") for reason in Reason},
     **{reason: Look(bold=True, line=LINE, fill=PALE_GREEN, color=GREEN) for reason in (Reason.IDENTICAL, Reason.OK)},
     **{reason: Look(bold=True, line=LINE, fill=GREY) for reason in UNMATCHED},
+    Reason.OVER_PRECISE: Look(bold=True, line=LINE, fill=AMBER, color=BROWN),
+    Reason.NOT_DETERMINISTIC: Look(bold=True, line=LINE, fill=GREY_AMBER, color=BROWN),
     Reason.NON_FINITE: Look(bold=True, line=LINE, fill=DARK, color="FFFFFFFF"),
 }
 
@@ -127,7 +132,8 @@ def row_rules(letters: dict[str, str]) -> list[Rule]:
         _rule(f'{reason}="{Reason.NON_FINITE.value}"', DARK, "FFFFFFFF", bold=True),
         _rule(f"OR({grey})", GREY, "FF4B5563"),
         _rule(f'{status}="{Status.FAIL.value}"', PALE_RED, "FF9C0006"),
-        _rule(near, AMBER, "FF7F6000"),
+        _rule(f'{reason}="{Reason.NOT_DETERMINISTIC.value}"', GREY_AMBER, BROWN),
+        _rule(f'OR({reason}="{Reason.OVER_PRECISE.value}",{near})', AMBER, BROWN),
     ]
 
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from openpyxl import Workbook
 
 from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Reason, Row, Status
+from accucompare.compare.suggest import float_dtype
+from accucompare.report import culprits
 from accucompare.report.columns import Value, layer
 from accucompare.report.excel_environment import entries, important
 from accucompare.report.excel_layers import location
@@ -18,6 +20,7 @@ from accucompare.report.excel_styles import (
     CELL_WRAPPED,
     COUNT_CELL,
     DIFFERENT,
+    EXCESS_CELL,
     GREEN,
     HEADER,
     HEADER_RIGHT,
@@ -40,8 +43,11 @@ from accucompare.report.excel_styles import (
 
 TITLE = "Summary"
 _WIDTHS = (3, 44, 40, 40, 15, 15, 15)
+_WIDTHS_OF_THREE = (3, 44, 40, 40, 20, 20, 15)  # room for what the baseline says
 _FIRST, _LAST = 2, len(_WIDTHS)  # columns in use; the first one is a margin
 _MOST_LISTED = 50  # pre-flight findings and damaged records; the rest is counted
+_MOST_CULPRITS = 20
+_SHADE = "FFF3F4F6"
 _ALARM = Look(bold=True, line="FFD5D9DF", color="FF9C0006", fill="FFFFC7CE", vertical="top")
 
 
@@ -58,13 +64,17 @@ class Line(NamedTuple):
 
     Attributes:
         items: its cells, from the first column in use on.
-        spread: which of them (from 0) reaches to the last column; ``None`` for none.
+        spread: which of them (from 0) reaches over several columns; ``None`` for none.
         height: in points; 0 for the usual one.
+        free: how many columns on the right it leaves to the items after it.
+        margin: what stands before the first column in use.
     """
 
     items: list[Item]
     spread: int | None = None
     height: float = 0
+    free: int = 0
+    margin: Item | None = None
 
 
 _BLANK = Line([])
@@ -72,36 +82,43 @@ _BLANK = Line([])
 
 def add_summary(workbook: Workbook, comparison: Comparison) -> None:
     """Add the sheet."""
-    sheet = add_sheet(workbook, TITLE, _WIDTHS)
+    sheet = add_sheet(workbook, TITLE, _WIDTHS if comparison.baseline is None else _WIDTHS_OF_THREE)
     sheet.sheet_properties.tabColor = GREEN if comparison.passed else RED
     lines = list(_lines(comparison))
     for number, line in enumerate(lines, 1):
         if line.height:
             sheet.row_dimensions[number].height = line.height
         if line.spread is not None:
-            sheet.merged_cells.add(f"{'ABCDEFG'[_FIRST - 1 + line.spread]}{number}:{'ABCDEFG'[_LAST - 1]}{number}")
+            sheet.merged_cells.add(f"{'ABCDEFG'[_FIRST - 1 + line.spread]}{number}:{'ABCDEFG'[_LAST - 1 - line.free]}{number}")
+        margin = None if line.margin is None else styled(sheet, line.margin.value, line.margin.look)
         cells = [styled(sheet, item.value, item.look, item.link, "Show the row in Layers" if item.link else "") for item in _filled(line)]
-        sheet.append([None, *cells])
+        sheet.append([margin, *cells])
 
 
 def _filled(line: Line) -> list[Item]:
     """The items of a line, what one spreads over included: merged cells have their own borders and fills."""
     if line.spread is None:
         return line.items
-    last = line.items[line.spread]
-    return [*line.items, *[Item(None, last.look)] * (_LAST - _FIRST + 1 - len(line.items))]
+    after = line.spread + 1
+    between = [Item(None, line.items[line.spread].look)] * (_LAST - _FIRST + 1 - len(line.items))
+    return [*line.items[:after], *between, *line.items[after:]]
 
 
 def _lines(comparison: Comparison) -> Iterator[Line]:
     worst = comparison.worst(10)
-    linked = {id(row) for row in (comparison.first_divergence, *worst)}
+    linked = {id(row) for row in (comparison.first_divergence, *worst, *(culprit.row for culprit in comparison.culprits))}
     numbers = {id(row): number for number, row in enumerate(comparison.rows, 1) if id(row) in linked}
     yield Line([], height=8)
     yield Line([Item("PASS" if comparison.passed else "FAIL", verdict_look(comparison.passed))], spread=0, height=52)
+    if culprits.judged(comparison):
+        conclusion = comparison.conclusion
+        yield Line([Item(conclusion, BOLD._replace(size=14, wrap=True))], spread=0, height=max(24, 18 * (1 + len(conclusion) // 115)))
     yield Line([Item(meaning(comparison), BOLD._replace(size=12, wrap=True))], spread=0, height=36)
     yield Line([Item("golden", MUTED_TEXT), Item(str(comparison.golden.path), BOLD)], spread=1)
     yield Line([Item("candidate", MUTED_TEXT), Item(str(comparison.candidate.path), BOLD)], spread=1)
-    yield Line([Item("tolerance", MUTED_TEXT), Item(str(comparison.tolerances), BOLD)], spread=1)
+    yield from _expectation(comparison)
+    yield Line([Item("tolerance", MUTED_TEXT), Item(culprits.tolerance(comparison), BOLD)], spread=1)
+    yield from _culprits(comparison, numbers)
     yield from _first_divergence(comparison, numbers)
     yield from _preflight(comparison)
     yield from _counts(comparison)
@@ -141,6 +158,55 @@ def _short(place: str, most: int = 120) -> str:
 def _section(title: str) -> Iterator[Line]:
     yield _BLANK
     yield Line([Item(title, SECTION)], height=24)
+
+
+def _expectation(comparison: Comparison) -> Iterator[Line]:
+    """What tells rounding from a bug: the baseline, and that the candidate was fed."""
+    if comparison.baseline is not None:
+        manifest = comparison.baseline.manifest
+        device = manifest.environment.get("device")
+        what = [device.get("type") if isinstance(device, dict) else device, float_dtype(manifest)]
+        told = ", ".join(str(each) for each in what if each)
+        yield Line([Item("baseline", MUTED_TEXT), Item(f"{comparison.baseline.path}{told and f' ({told})'}", BOLD)], spread=1)
+    if comparison.fed:
+        kept = len(comparison.candidate.manifest.capture["feed"].get("not_fed") or ())
+        but = f", but for {kept:,} values (see Environment)" if kept else ""
+        yield Line([Item("fed", MUTED_TEXT), Item(f"every call was given golden's values{but}, so each error is its own", BOLD)], spread=1)
+
+
+def _culprits(comparison: Comparison, numbers: dict[int, int]) -> Iterator[Line]:
+    if not comparison.culprits:
+        return
+    yield from _section("Culprits")
+    note = culprits.note(comparison)
+    yield Line([Item(note, MUTED_TEXT._replace(wrap=True))], spread=0, height=_height(note, 170))
+    titles = [Item("place", HEADER), Item("site, reason", HEADER), Item("what shows it", HEADER)]
+    rank = Item("#", HEADER._replace(align="center"))
+    yield Line([*titles, *(Item(title, HEADER_RIGHT) for title in ("excess", "limit", "relative L2"))], margin=rank)
+    for number, culprit in enumerate(comparison.culprits[:_MOST_CULPRITS], 1):
+        cell, size = CELL._replace(fill=_SHADE, wrap=True), EXCESS_CELL._replace(fill=_SHADE)
+        where = LINK._replace(fill=_SHADE, wrap=True, bold=True)
+        yield Line(
+            [
+                Item(culprits.place(comparison, culprit), where, location(numbers[id(culprit.row)])),
+                Item(culprits.kind(culprit), cell),
+                Item(_kind(culprit.row), cell),
+                Item(culprits.excess(culprit), size._replace(bold=True)),
+                Item(culprits.limit(culprit), size),
+                Item(culprits.error(culprit), SCIENTIFIC_CELL._replace(fill=_SHADE)),
+            ],
+            height=_height(max((culprits.place(comparison, culprit), culprits.kind(culprit)), key=len), 44),
+            margin=Item(number, COUNT_CELL._replace(fill=_SHADE, align="center")),
+        )
+        yield from _described("its error", culprit.words, WRAPPED._replace(indent=1))
+        yield from _described("hint", culprit.hints, WRAPPED._replace(indent=1, color=MUTED_TEXT.color))
+    yield from _rest(len(comparison.culprits), _MOST_CULPRITS)
+
+
+def _described(title: str, texts: Sequence[str], look: Look) -> Iterator[Line]:
+    if texts:
+        told = "; ".join(texts)
+        yield Line([Item(title, MUTED_TEXT._replace(align="right", vertical="top")), Item(told, look)], spread=1, height=_height(told, 140))
 
 
 def _first_divergence(comparison: Comparison, numbers: dict[int, int]) -> Iterator[Line]:
@@ -183,9 +249,9 @@ def _preflight(comparison: Comparison) -> Iterator[Line]:
     yield from _rest(len(comparison.preflight))
 
 
-def _rest(count: int) -> Iterator[Line]:
-    if count > _MOST_LISTED:
-        yield Line([Item(f"… and {count - _MOST_LISTED:,} more", MUTED_TEXT)])
+def _rest(count: int, shown: int = _MOST_LISTED) -> Iterator[Line]:
+    if count > shown:
+        yield Line([Item(f"… and {count - shown:,} more", MUTED_TEXT)])
 
 
 def _height(message: str, characters: int) -> float:
@@ -251,10 +317,13 @@ def _damage(comparison: Comparison) -> Iterator[Line]:
 
 
 def _captures(comparison: Comparison) -> Iterator[Line]:
-    found = entries(comparison.golden.manifest, comparison.candidate.manifest)
+    third = comparison.baseline
+    found = entries(comparison.golden.manifest, comparison.candidate.manifest, None if third is None else third.manifest)
     shown = important(found)
     yield from _section("What was compared")
-    yield Line([Item(title, HEADER) for title in ("entry", "golden", "candidate", "")])
+    titles = [Item(title, HEADER) for title in ("entry", "golden", "candidate", *(["baseline"] if third else []), "")]
+    spread, free = (3, 1) if third else (None, 0)
+    yield Line(titles, spread, free=free)
     for entry in shown:
         look = DIFFERENT if entry.differs else CELL
         yield Line(
@@ -262,8 +331,11 @@ def _captures(comparison: Comparison) -> Iterator[Line]:
                 Item(entry.key.partition(".")[2] or entry.key, CELL),
                 Item(entry.golden, look),
                 Item(entry.candidate, look),
+                *([Item(entry.baseline, DIFFERENT if entry.apart else CELL)] if third else []),
                 Item("differs" if entry.differs else "", CELL),
-            ]
+            ],
+            spread,
+            free=free,
         )
     others = sum(entry.differs for entry in found) - sum(entry.differs for entry in shown)
     note = f"{len(found) - len(shown)} more entries in the sheet Environment" + (f", {others} of them different." if others else ".")

@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 
 from accucompare.bundle.records import Record
-from accucompare.compare.comparison import Comparison, Row
+from accucompare.compare.comparison import Comparison, Culprit, Row
 from accucompare.compare.measure import Metrics
 from accucompare.errors import ReportError
+from accucompare.report.columns import excess_limit
+from accucompare.report.culprits import limit, place
 
 
 def write_json(comparison: Comparison, path: Path) -> Path:
@@ -24,16 +26,21 @@ def write_json(comparison: Comparison, path: Path) -> Path:
         ReportError: if the file cannot be written.
     """
     first = comparison.first_divergence
+    numbers = {id(row): number for number, row in enumerate(comparison.rows, 1)} if comparison.culprits else {}
     content = {
         "golden": str(comparison.golden.path),
         "candidate": str(comparison.candidate.path),
+        "baseline": None if comparison.baseline is None else str(comparison.baseline.path),
+        "fed": comparison.fed,
         "passed": comparison.passed,
+        "conclusion": comparison.conclusion,
         "compared": comparison.compared,
         "by_statistics": comparison.by_statistics,
         "counts": {reason.value: count for reason, count in comparison.counts().items()},
         "left_out": comparison.left_out,
         "tolerance": str(comparison.tolerances),
         "first_divergence": None if first is None else comparison.place(first),
+        "culprits": [_culprit(comparison, culprit, numbers[id(culprit.row)]) for culprit in comparison.culprits],
         "preflight": [asdict(finding) for finding in comparison.preflight],
         "damage": comparison.damage,
         "rows": [_row(row) for row in comparison.rows],
@@ -49,6 +56,13 @@ def write_json(comparison: Comparison, path: Path) -> Path:
     return path
 
 
+def _culprit(comparison: Comparison, culprit: Culprit, number: int) -> dict[str, Any]:
+    """A culprit; ``row`` is the number (from 1) of the row that shows it."""
+    found = {name: getattr(culprit, name) for name in ("name", "call", "site", "before", "reason", "excess")}
+    more = {name: getattr(culprit, name) for name in ("jump", "seen", "words", "hints")}
+    return {"place": place(comparison, culprit), "row": number, **found, "limit": limit(culprit), **more}
+
+
 def _row(row: Row) -> dict[str, Any]:
     record = row.record
     place = {} if record is None else {name: getattr(record, name) for name in ("rank", "step", "call", "role", "path", "order", "type")}
@@ -56,7 +70,10 @@ def _row(row: Row) -> dict[str, Any]:
         "name": row.module,
         **place,
         "status": row.status,
-        **{name: getattr(row.verdict, name) for name in ("reason", "tolerance", "rule", "needed", "used", "detail")},
+        **{name: getattr(row.verdict, name) for name in ("reason", "tolerance", "rule", "needed", "used", "detail", "excess")},
+        "excess_limit": excess_limit(row),
+        "baseline": row.baseline,
+        "noise": row.noise,
         "nearest": row.nearest,
         "golden": _side(row.golden),
         "candidate": _side(row.candidate),
@@ -83,6 +100,8 @@ def _side(record: Record | None) -> dict[str, Any] | None:
 
 def _plain(value: Any) -> Any:
     """The same with every float that JSON cannot hold as a string."""
+    if value is None or isinstance(value, (str, int)):
+        return value
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -17,10 +17,12 @@ from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Record, display_name
 from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Reason, Row, Status
 from accucompare.errors import ReportError, UsageError
+from accucompare.report import culprits
 
 WIDTH = 100
 _STYLE = {Status.PASS: "green", Status.FAIL: "red", Status.NOT_COMPARED: "bright_black"}
 _UNMATCHED_SHOWN = 10
+_CULPRITS_SHOWN = 5
 
 
 def _console() -> Console:
@@ -71,12 +73,13 @@ def print_capture(path: Path) -> None:
 
 
 def print_comparison(comparison: Comparison, report: Path, quiet: bool) -> None:
-    """Print the verdict, what pre-flight found, where the two first diverge, the worst rows, the counts, and the report."""
+    """Print the verdict, what pre-flight found, the culprits, where the two first diverge, the worst rows, counts, and the report."""
     console = _console()
     console.print(_verdict_line(comparison), soft_wrap=True)
     if quiet:
         return
     _print_preflight(console, comparison)
+    _print_culprits(console, comparison)
     if comparison.first_divergence is not None:
         _print_divergence(console, comparison, comparison.first_divergence)
     _print_worst(console, comparison)
@@ -85,7 +88,7 @@ def print_comparison(comparison: Comparison, report: Path, quiet: bool) -> None:
         console.print(Text(f"unreadable: {damage}", "red"), soft_wrap=True)
     console.print()
     console.print(_counts(comparison))
-    console.print(f"tolerance: {comparison.tolerances}")
+    console.print(f"tolerance: {culprits.tolerance(comparison)}")
     console.print(f"report: {report}", soft_wrap=True)
 
 
@@ -93,15 +96,18 @@ def _verdict_line(comparison: Comparison) -> Text:
     sides = f"{comparison.candidate.path} against {comparison.golden.path}"
     if comparison.trouble:
         return Text.assemble(("TROUBLE", "bold red"), f"  {sides}: {comparison.trouble}")
+    conclusion = f"{comparison.conclusion}; " if culprits.judged(comparison) else ""
     if comparison.passed:
         uncompared = comparison.counts()[Reason.NOT_COMPARABLE]
         but = f"; {uncompared} without data could not be compared" if uncompared else ""
         but += f"; {comparison.by_statistics} judged {BY_STATISTICS}" if comparison.by_statistics else ""
-        return Text.assemble(("PASS", "bold green"), f"  {sides}: all {comparison.compared} compared records within tolerance{but}")
+        every = f"all {comparison.compared} compared records within tolerance"
+        return Text.assemble(("PASS", "bold green"), f"  {sides}: {conclusion}{every}{but}")
     failed = comparison.counts_by_status()[Status.FAIL]
     first = comparison.first_divergence
     where = f"; first divergence: {comparison.place(first)}" if first is not None else "; all of them are on one side only"
-    return Text.assemble(("FAIL", "bold red"), f"  {sides}: {failed} of {len(comparison.rows)} rows fail{where}")
+    where = "" if conclusion and first is not None else where
+    return Text.assemble(("FAIL", "bold red"), f"  {sides}: {conclusion}{failed} of {len(comparison.rows)} rows fail{where}")
 
 
 def _print_preflight(console: Console, comparison: Comparison) -> None:
@@ -110,6 +116,33 @@ def _print_preflight(console: Console, comparison: Comparison) -> None:
         console.print(Text("Pre-flight", "bold"))
     for finding in comparison.preflight:
         console.print(Text(f"  {'!' if finding.serious else '·'} {finding.message}", "yellow" if finding.serious else ""))
+
+
+def _print_culprits(console: Console, comparison: Comparison) -> None:
+    """The first few, each with the shape of its error and what that may come from."""
+    found = comparison.culprits
+    if not found:
+        return
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table.add_column("#", justify="right", no_wrap=True)
+    table.add_column("place", overflow="fold", ratio=1)
+    for title in ("excess", "limit", "rel L2"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for number, culprit in enumerate(found[:_CULPRITS_SHOWN], 1):
+        told = Text(culprits.place(comparison, culprit), "bold red")
+        told.append(f"\n{culprits.kind(culprit)}", "not bold default")
+        for words in culprit.words:
+            told.append(f"\n{words}", "not bold default")
+        for hint in culprit.hints:
+            told.append(f"\nhint, {hint}", "not bold bright_black")
+        numbers = (_short(culprits.excess(culprit)), _short(culprits.limit(culprit)), _scientific(culprits.error(culprit)))
+        table.add_row(str(number), told, *numbers)
+    console.print()
+    console.print(Text("Culprits", "bold"))
+    console.print(Text(culprits.note(comparison), "bright_black"))
+    console.print(table)
+    if len(found) > _CULPRITS_SHOWN:
+        console.print(f"… and {len(found) - _CULPRITS_SHOWN} more in the report")
 
 
 def _print_divergence(console: Console, comparison: Comparison, row: Row) -> None:
@@ -277,6 +310,10 @@ def _value(value: float | None) -> str:
 
 def _short(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
+
+
+def _scientific(value: float | None) -> str:
+    return "" if value is None else f"{value:.2e}"
 
 
 def _size(nbytes: float) -> str:

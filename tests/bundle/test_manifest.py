@@ -115,6 +115,8 @@ ENTRY = {"dtype": "float32", "shape": [1], "digests": {}}
         {"state": []},
         {"state": {"records": 1}},
         {"capture": None},
+        {"capture": {"feed": 5}},
+        {"capture": {"feed": {"identity": "", "not_fed": [7]}}},
         {"environment": []},
         {"environment": {"flags": [1]}},
         {"model": "x"},

@@ -29,6 +29,14 @@ def directory(tmp_path: Path) -> Path:
     )
 
 
+def test_a_copy_has_the_same_identity_and_another_content_another(directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(directory, tmp_path / "copy")
+    other = write(tmp_path / "other", [item("fc", [1.0, 3.0])])
+    with ac.open_bundle(directory) as bundle, ac.open_bundle(tmp_path / "copy") as copied, ac.open_bundle(other) as changed:
+        assert bundle.identity() == copied.identity() != changed.identity()
+        assert len(bundle.identity()) == 32
+
+
 def error_of(directory: Path, name: str = "act", **place: Any) -> str:
     """What is said when everything is listed and one record is loaded."""
 

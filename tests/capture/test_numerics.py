@@ -17,6 +17,7 @@ import accucompare as ac
 from accucompare import devices
 from accucompare.capture.numerics import Numerics
 from accucompare.errors import UsageError
+from tests.conftest import ROOT, Run
 
 
 class Deterministic(nn.Module):
@@ -71,6 +72,12 @@ def test_reduced_precision_is_refused_where_there_is_none(name: str, tmp_path: P
 def test_reduced_precision_may_be_forbidden_where_there_is_none(tmp_path: Path) -> None:
     with captured(nn.Linear(3, 3), tmp_path / "golden", hf32=False, tf32=False) as bundle:
         assert bundle.manifest.complete
+
+
+def test_emulation_beside_another_dtype_is_refused(cli: Run, tmp_path: Path) -> None:
+    done = cli("capture", f"{ROOT}/fixtures/cnn.py", "--dtype", "float64", "--emulate", "bf16")
+    assert done.returncode == 2
+    assert done.stderr == ("accucompare: --emulate bf16: rounds what goes into float32 products; with --dtype float64 there are none\n")
 
 
 def test_emulation_is_only_for_the_cpu(tmp_path: Path) -> None:

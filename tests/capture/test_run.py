@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import accucompare as ac
-from accucompare.capture.run import FloatType, capture_case
+from accucompare.capture.run import FloatType, RoundedType, capture_case
 from accucompare.case import load_case
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, CaseError, UsageError
@@ -176,3 +176,79 @@ def test_a_loss_that_cannot_be_sent_backward_is_named_as_such(tmp_path: Path, op
     )
     with pytest.raises(CaseError, match=message):
         capture_case(f"{tmp_path}/net.py", tmp_path / "out", CPU)
+
+
+@pytest.mark.parametrize("rounded", list(RoundedType), ids=lambda rounded: rounded.value)
+def test_weights_buffers_and_inputs_are_rounded_and_keep_their_types(
+    rounded: RoundedType, case: WriteCase, tmp_path: Path, opened: Opened
+) -> None:
+    target = case("Case(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).eval(), torch.randn(4, 2))")
+    plain = opened(capture_case(target, tmp_path / "plain", CPU))
+    bundle = opened(capture_case(target, tmp_path / "rounded", CPU, round_weights=rounded))
+    assert bundle.manifest.capture["round_weights"] == rounded.value
+    assert plain.manifest.capture["round_weights"] is None
+    for ours, theirs in (
+        (plain.manifest.model["parameters"]["0.weight"], bundle.manifest.model["parameters"]["0.weight"]),
+        (plain.manifest.inputs["0"]["0"], bundle.manifest.inputs["0"]["0"]),
+    ):
+        assert theirs["dtype"] == "float32"
+        assert theirs["digests"]["float32"] != ours["digests"]["float32"]
+        assert theirs["digests"][rounded.value] == ours["digests"][rounded.value]
+    values = torch.from_numpy(bundle.load("", role="input"))
+    assert values.equal(values.to(getattr(torch, rounded.value)).float())
+
+
+def test_rounded_weights_are_cast_afterwards(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
+    target = case("Case(nn.Linear(2, 3), torch.randn(4, 2))")
+    options = {"round_weights": RoundedType.BFLOAT16, "dtype": FloatType.FLOAT16}
+    bundle = opened(capture_case(target, tmp_path / "out", CPU, **options))  # type: ignore[arg-type]
+    assert bundle.manifest.capture["dtype"] == "float16"
+    values = bundle.load("", role="input").astype(np.float32)
+    assert torch.from_numpy(values).bfloat16().float().equal(torch.from_numpy(values))
+
+
+def test_rounding_is_taken_over_with_the_saved_state_and_cannot_be_another(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
+    target = case("Case(nn.Linear(2, 3), torch.randn(4, 2))")
+    capture_case(target, tmp_path / "golden", CPU, round_weights=RoundedType.BFLOAT16, save_state=True)
+    bundle = opened(capture_case(target, tmp_path / "out", CPU, like=tmp_path / "golden"))
+    assert bundle.manifest.capture["round_weights"] == "bfloat16"
+    assert bundle.load("").tolist() == opened(tmp_path / "golden").load("").tolist()
+    with pytest.raises(UsageError, match="--round-weights float16: the weights are those of --like"):
+        capture_case(target, tmp_path / "other", CPU, like=tmp_path / "golden", round_weights=RoundedType.FLOAT16)
+
+
+def test_a_repeated_capture_is_a_second_bundle_of_the_same_case(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
+    target = case("Case(nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5)).train(), torch.randn(4, 2))")
+    seen: list[tuple[int, int]] = []
+    capture_case(target, tmp_path / "out", CPU, repeat=2, seed=5, progress=lambda done, count: seen.append((done, count)))
+    first, second = opened(tmp_path / "out"), opened(tmp_path / "out" / "repeat1")
+    assert list(first.records()) == list(second.records())
+    assert first.identity() == second.identity()
+    assert second.complete
+    assert second.manifest.capture == first.manifest.capture
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_overwriting_replaces_a_repeated_capture_too(case: WriteCase, tmp_path: Path) -> None:
+    target = case("Case(nn.Linear(2, 3), torch.randn(4, 2))")
+    capture_case(target, tmp_path / "out", CPU, repeat=3)
+    capture_case(target, tmp_path / "out", CPU, repeat=2, overwrite=True)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["manifest.json", "rank0", "repeat1"]
+    capture_case(target, tmp_path / "out", CPU, overwrite=True)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["manifest.json", "rank0"]
+
+
+def test_a_repetition_that_fails_leaves_the_first_bundle_complete(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
+    net = """
+class Net(nn.Module):
+    def forward(self, x):
+        import os
+        if os.path.exists(OUT + "/repeat1"):
+            raise RuntimeError("again")
+        return x
+"""
+    target = case("Case(Net(), torch.randn(4, 2))", f"OUT = {str(tmp_path / 'out')!r}\n{net}")
+    with pytest.raises(CaptureError, match="again"):
+        capture_case(target, tmp_path / "out", CPU, repeat=2)
+    assert opened(tmp_path / "out").complete
+    assert not opened(tmp_path / "out" / "repeat1").complete

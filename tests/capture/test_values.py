@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from accucompare.capture.values import leaves
+from accucompare.capture.values import leaves, replaced
 
 
 def paths(value: Any) -> list[str]:
@@ -61,3 +61,58 @@ def test_a_type_registered_with_pytree_is_taken_apart() -> None:
 def test_a_value_that_appears_twice_is_recorded_in_both_places() -> None:
     same = [1]
     assert paths([same, same]) == ["0.0", "1.0"]
+
+
+def test_exchanging_parts_leaves_the_old_value_alone_and_shares_what_did_not_change() -> None:
+    kept, old = [1, 2], {"a": ([3], 4), "b": "x"}
+    value = {"kept": kept, "old": old}
+    new = replaced(value, {"old.a.0.0": 30})
+    assert new == {"kept": [1, 2], "old": {"a": ([30], 4), "b": "x"}}
+    assert value == {"kept": [1, 2], "old": {"a": ([3], 4), "b": "x"}}
+    assert new["kept"] is kept
+
+
+def test_without_anything_to_exchange_the_value_is_the_very_same() -> None:
+    value = {"a": [1, (2,)]}
+    assert replaced(value, {"elsewhere": 3}) is value
+
+
+def test_a_value_that_is_no_container_is_exchanged_as_a_whole() -> None:
+    assert replaced(1, {"": 2}) == 2
+    assert replaced(None, {"": 2}) is None
+
+
+def test_a_container_inside_itself_is_left_as_it_is() -> None:
+    value: list[Any] = [1]
+    value.append(value)
+    new = replaced(value, {"0": 2})
+    assert new[0] == 2
+    assert new[1] is value
+
+
+def test_pytree_nodes_are_built_anew_and_caches_are_not() -> None:
+    class Point:
+        def __init__(self, part: int) -> None:
+            self.part = part
+
+    class Cache(Point):
+        pass
+
+    try:
+        for kind in (Point, Cache):
+            pytree.register_pytree_node(kind, lambda point: ([point.part], type(point)), lambda parts, made: made(*parts))
+        point, cache = Point(1), Cache(1)
+        assert replaced(point, {"0": 2}).part == 2
+        assert point.part == 1
+        assert replaced(cache, {"0": 2}) is cache
+    finally:
+        for kind in (Point, Cache):
+            pytree.SUPPORTED_NODES.pop(kind, None)
+
+
+def test_the_lists_and_mappings_that_were_built_anew_are_told() -> None:
+    rebuilt: list[tuple[Any, Any]] = []
+    value = {"a": [1], "b": (2,)}
+    new = replaced(value, {"a.0": 3, "b.0": 4}, rebuilt)
+    assert [(old is value or old is value["a"], type(fresh)) for old, fresh in rebuilt] == [(True, list), (True, dict)]
+    assert rebuilt[1][1] is new

@@ -18,7 +18,7 @@ from accucompare.bundle import sums
 from accucompare.bundle.archive import Archive
 from accucompare.bundle.dtypes import DTYPES, DType
 from accucompare.bundle.reader import open_bundle
-from accucompare.compare import diff as diff_module
+from accucompare.compare import outcomes
 from accucompare.compare.comparison import Reason, Status
 from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.report.terminal import print_comparison
@@ -464,9 +464,9 @@ def test_a_comparison_and_its_rows_print_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [2, 3, 7])
 @pytest.mark.parametrize("split", [10_000, 1 << 30])
 def test_the_number_of_workers_changes_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, split: int) -> None:
-    monkeypatch.setattr(diff_module, "WORTH_A_WORKER", 1)
-    monkeypatch.setattr(diff_module, "BATCH", 1000)
-    monkeypatch.setattr(diff_module, "SPLIT", split)
+    monkeypatch.setattr(outcomes, "WORTH_A_WORKER", 1)
+    monkeypatch.setattr(outcomes, "BATCH", 1000)
+    monkeypatch.setattr(outcomes, "SPLIT", split)
     monkeypatch.setattr(sums, "SEGMENT", sums.CHUNK)
     rng = np.random.default_rng(0)
     golden = [item(f"layer{number}", rng.normal(size=rng.integers(1, 30_000)).astype("f4")) for number in range(40)]
@@ -476,8 +476,8 @@ def test_the_number_of_workers_changes_no_result(tmp_path: Path, monkeypatch: py
 
 
 def test_the_first_damaged_record_in_order_is_the_one_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diff_module, "WORTH_A_WORKER", 1)
-    monkeypatch.setattr(diff_module, "BATCH", 1)
+    monkeypatch.setattr(outcomes, "WORTH_A_WORKER", 1)
+    monkeypatch.setattr(outcomes, "BATCH", 1)
     items = [item(f"layer{number}", np.full(3, number + 0.5, np.float32)) for number in range(8)]
     paths = [write(tmp_path / str(number), items) for number in range(2)]
     for number in (5, 2):
@@ -492,8 +492,8 @@ def test_no_workers_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_diff_that_fails_has_ended_its_threads_before_it_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diff_module, "WORTH_A_WORKER", 1)
-    monkeypatch.setattr(diff_module, "BATCH", 1)
+    monkeypatch.setattr(outcomes, "WORTH_A_WORKER", 1)
+    monkeypatch.setattr(outcomes, "BATCH", 1)
     write(tmp_path / "golden", chain("a", "b", "c"))
     write(tmp_path / "candidate", chain("a", "b", "c"))
     flip_bit(tmp_path / "candidate/rank0/step0.npz", ONES.tobytes())
@@ -511,14 +511,14 @@ class ThreadError(Exception):
 def test_a_diff_that_is_interrupted_ends_its_threads_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: str
 ) -> None:
-    monkeypatch.setattr(diff_module, "WORTH_A_WORKER", 1)
-    monkeypatch.setattr(diff_module, "BATCH", 1)
+    monkeypatch.setattr(outcomes, "WORTH_A_WORKER", 1)
+    monkeypatch.setattr(outcomes, "BATCH", 1)
 
     def die(*arguments: object, **options: object) -> None:
         raise error
 
     if where == "in a thread":
-        monkeypatch.setattr(diff_module, "measure", die)
+        monkeypatch.setattr(outcomes, "measure", die)
     golden, candidate = (write(tmp_path / side, chain(*"abcdef", values=ONES * factor)) for side, factor in (("g", 1), ("c", 2)))
     with pytest.raises(error):
         ac.diff(golden, candidate, workers=3, progress=die if where == "in the progress bar" else None)

@@ -15,8 +15,9 @@ import accucompare as ac
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.records import Role
 from accucompare.compare.comparison import MEANING, STATUS_OF, Reason, Row, Status, Verdict
-from accucompare.compare.judge import Origins, judge, judge_without_data
+from accucompare.compare.judge import judge, judge_without_data
 from accucompare.compare.measure import measure
+from accucompare.compare.origins import Origins
 from accucompare.compare.tolerance import EXACT, Tolerance
 from tests.compare.builder import Item, compare, in_blocks, item, write
 
@@ -132,7 +133,7 @@ def test_nonfinite_on_one_side_fails_whatever_the_tolerance(
 ) -> None:
     row = only_row(tmp_path, item(values=golden), item(values=candidate), atol=1e300, rtol=1e300)
     assert (row.reason, row.status, row.verdict.used) == (Reason.NON_FINITE, Status.FAIL, math.inf)
-    assert row.verdict.detail == detail
+    assert row.verdict.detail == f"{detail}; begins here"
     assert row.verdict.needed == ""
 
 
@@ -149,7 +150,10 @@ def test_saturation_is_told_from_infinity(tmp_path: Path) -> None:
     overflowed = only_row(tmp_path, golden, item(values=np.array([np.inf, 1.0], np.float16)))
     assert saturated.reason is Reason.INTRODUCED
     assert saturated.verdict.detail == "1 value(s) saturated at float16's largest, 65504, where golden is larger"
-    assert (overflowed.reason, overflowed.verdict.detail) == (Reason.NON_FINITE, "golden has 0 Inf, the candidate 1; the first at [0]")
+    assert (overflowed.reason, overflowed.verdict.detail) == (
+        Reason.NON_FINITE,
+        "golden has 0 Inf, the candidate 1; the first at [0]; begins here",
+    )
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "uint64", "bool"])

@@ -17,7 +17,7 @@ import torch
 import accucompare as ac
 from accucompare.bundle.records import Role
 from accucompare.capture.run import capture_case
-from accucompare.compare.comparison import Comparison, Row
+from accucompare.compare.comparison import Comparison, Reason, Row
 from accucompare.devices import DeviceName
 from tests.conftest import ROOT, run_cli
 
@@ -126,6 +126,19 @@ def test_hf32_can_be_forbidden_and_allowed(goldens: Any, tmp_path: Path) -> None
     flags = [json.loads((path / "manifest.json").read_text())["environment"]["flags"] for path in (forbidden, allowed)]
     assert [flag["npu.conv.allow_hf32"] for flag in flags] == [False, True]
     assert [flag["npu.matmul.allow_hf32"] for flag in flags] == [False, True]
+
+
+def test_a_model_without_parameters_is_captured_with_the_devices_flags(tmp_path: Path) -> None:
+    (tmp_path / "case.py").write_text(
+        "import torch\nfrom accucompare import Case\n"
+        "class Product(torch.nn.Module):\n    def forward(self, x):\n        return x @ x\n"
+        "def case():\n    return Case(Product(), torch.randn(16, 16))\n"
+    )
+    for out, *options in (("plain",), ("forbidden", "--no-hf32"), ("allowed", "--hf32")):
+        done = npu("capture", "--device", "npu", "--out", out, *options, cwd=tmp_path, numerics="hf32")
+        assert done.returncode == 0, done.stderr
+    assert ac.diff(tmp_path / "plain", tmp_path / "forbidden").counts()[Reason.IDENTICAL] == 2
+    assert not ac.diff(tmp_path / "plain", tmp_path / "allowed", rel_l2=1e-5).passed
 
 
 def test_a_fault_in_one_operator_of_one_module_is_found_there(goldens: Any, tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ def every_reason() -> list[Row]:
         Row(None, record("extra"), Verdict(Reason.EXTRA), nearest="missing", module="extra"),
         Row(None, None, Verdict(Reason.NOT_CALLED), module="not called"),
         replace(pair("not comparable"), verdict=Verdict(Reason.NOT_COMPARABLE), metrics=None),
+        pair("over-precise", reason=Reason.OVER_PRECISE),
+        pair("not deterministic", 1e-2, Reason.NOT_DETERMINISTIC),
     ]
 
 
@@ -222,12 +224,13 @@ def fills(sheet: Any) -> list[str]:
 
 def test_rows_are_coloured_by_what_they_mean(tmp_path: Path) -> None:
     sheet = opened(tmp_path, comparison(*every_reason()))["Layers"]
-    white, amber, red, dark, grey = "", "FFFFEB9C", "FFFFC7CE", "FF3A3A3A", "FFE2E2E2"
+    white, amber, red, dark, grey, grey_amber = "", "FFFFEB9C", "FFFFC7CE", "FF3A3A3A", "FFE2E2E2", "FFE9E1C8"
     assert dict(zip(values(sheet, "layer"), fills(sheet), strict=True)) == {
         "identical": white, "ok": white, "near": amber,
         "introduced": red, "inherited": red, "glue": red, "inputs differ": red, "shape": red, "dtype": red,
         "non-finite": dark,
         "missing": grey, "extra": grey, "not called": grey, "not comparable": grey,
+        "over-precise": amber, "not deterministic": grey_amber,
     }  # fmt: skip
 
 

@@ -1,0 +1,426 @@
+"""The operator level: what every operator called in the forward of chosen modules takes and gives, and golden's in its place.
+
+An operator is known by its module call, its name and its number among the operators of that name in that call; all three are in a
+record's ``name``, ``call`` and ``path`` (``aten.bmm.default#1.mat2``). Its source line is the record's ``detail``.
+
+**Fed**, each operator's tensors are exchanged as a module's are. An operator that writes into an argument is given golden's values in
+that very tensor, before and after, since others hold it too. Parameters and buffers stay the model's own, as for modules. An operator
+belongs to golden's of the same name and source line; where the lines differ, to the first of that name whose inputs are like these; and
+in a file that golden has run too, to the first of that name at all. Any other is run as it comes.
+
+Not recorded are operators that compute nothing, and random ones, whose numbers agree already (``matched_randomness``): a fault in them
+shows in what the next operator is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.utils import _python_dispatch as dispatching
+
+from accucompare.bundle.dtypes import DTYPES
+from accucompare.bundle.records import Layout, Record, Role
+from accucompare.capture import randomness
+from accucompare.capture.feeding import Feed, Memory, Place
+from accucompare.capture.values import Scalar, leaves, replaced
+
+#: Operators that are not recorded, and why; so are views and what returns no tensor, whose schemas say so.
+LEFT_OUT = {
+    **dict.fromkeys(("empty", "empty_like", "empty_strided", "empty_permuted", "empty_quantized"), "makes memory without values"),
+    **dict.fromkeys(("new_empty", "new_empty_strided", "resize_", "set_"), "makes memory without values"),
+    **dict.fromkeys(("clone", "copy", "copy_", "_to_copy", "_reshape_copy", "contiguous"), "moves or casts values"),
+    **dict.fromkeys(("_unsafe_view", "lift", "lift_fresh", "lift_fresh_copy", "_pin_memory"), "is a view or a copy"),
+}
+
+#: Namespaces of operators that are no computation on tensors: communication, profiling, Python's own.
+_FOREIGN = ("prim", "prims", "profiler", "c10d", "_c10d_functional", "_dtensor", "streams", "debugprims")
+
+#: Operators that write into ``self`` without reading it: what it held before may be anything.
+_FILLING = ("fill_", "zero_")
+
+#: Operators that draw only on the way.
+_COMPUTES_TOO = re.compile("attention|rnn|lstm|gru|rrelu|softmax")
+
+#: Arguments that operators write into without saying so.
+_WRITTEN_SILENTLY = ("running_mean", "running_var")
+
+#: Relative L2 distance up to which what arrives is taken for golden's: rounding is far below, another tensor about 1.4.
+_ALIKE = 0.5
+
+#: Kernels by which PyTorch composes an operator of others. Those of random operators must run where their draws can be caught.
+_COMPOSITE = "CompositeImplicitAutograd"
+_COMPOSED = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CPU", "CUDA", "PrivateUse1")
+_SEEN_BY_CALLERS = ("TESTING_ONLY_GenericMode", "AutocastCPU", "AutocastCUDA", "AutocastPrivateUse1")
+
+_PACKAGES = ("torch", "torch_npu", "accucompare")
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+
+
+class Sink(Protocol):
+    """What the operators of one module call are told to."""
+
+    def listening(self) -> bool:
+        """Whether the code that runs is the module's own: not a child's, nor a hook's."""
+
+    def do(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        """Do what recording takes; gives ``None`` if it failed, which is noted (or, in a fed capture, raised)."""
+
+    def add(self, role: Role, path: str, value: Any, operator: str, line: str) -> None:
+        """Record one value."""
+
+
+@dataclass
+class GoldenOperator:
+    """One operator that golden ran in a module call."""
+
+    operator: str
+    number: int
+    line: str
+    inputs: dict[str, Record] = field(default_factory=dict)  # by path within the operator
+
+
+class OperatorFeed:
+    """Golden's operators of one module call, each given away once."""
+
+    def __init__(self, feed: Feed, step: int, name: str, call: int, state: frozenset[int]) -> None:
+        """``state``: the storages of parameters and buffers, which are not fed."""
+        self.feed = feed
+        self.state = state
+        self._place = (step, name, call)
+        found: dict[tuple[str, int], GoldenOperator] = {}
+        for record in feed.operators_of(step, name, call):
+            operator = found.setdefault(record.operator, GoldenOperator(*record.operator, record.source_line))
+            if record.role is Role.OP_INPUT:
+                operator.inputs[_within(record)] = record
+        self._left = list(found.values())
+        self._counts = Counter(operator.operator for operator in self._left)
+        self._files = {_file(operator.line) for operator in self._left}
+
+    def place(self, role: Role) -> Place:
+        return Place(*self._place, role)
+
+    def number(self, operator: str, line: str, inputs: list[tuple[str, torch.Tensor]]) -> tuple[int, bool]:
+        """The number of golden's operator that this one is, and True; or a number that golden has none of, and False."""
+        fitting = [each for each in self._left if each.operator == operator and _fits(each, inputs)]
+        found = next((each for each in fitting if each.line == line), None)
+        found = found or next((each for each in fitting if self._alike(each, inputs)), None)
+        if found is None and fitting and _file(line) in self._files:
+            found = fitting[0]
+        if found is None:
+            self._counts[operator] += 1
+            return self._counts[operator] - 1, False
+        self._left.remove(found)
+        return found.number, True
+
+    def keeps(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in a parameter or a buffer."""
+        return is_plain(tensor) and tensor.untyped_storage()._cdata in self.state
+
+    def _alike(self, golden: GoldenOperator, inputs: list[tuple[str, torch.Tensor]]) -> bool:
+        for path, tensor in inputs:
+            value = self.feed.golden_tensor(golden.inputs[path])
+            if value is None or not is_plain(tensor):
+                continue
+            ours, theirs = (each.detach().to("cpu", torch.float64) for each in (tensor, value))
+            both = ours.isfinite() & theirs.isfinite()
+            distance = torch.linalg.vector_norm((ours - theirs)[both])
+            if float(distance) > _ALIKE * float(torch.linalg.vector_norm(theirs[both])):
+                return False
+        return True
+
+
+class Operators(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the operators of one module call: below autograd and autocast, above emulation."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, sink: Sink, feed: OperatorFeed | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sink = sink
+        self._feed = feed
+        self._counts: Counter[str] = Counter()
+        self._autocast_decided = False
+        self._entered = False
+
+    def enter(self) -> None:
+        """See the operators that this thread calls from now on."""
+        self.__enter__()  # type: ignore[no-untyped-call]
+        self._entered = True
+
+    def leave(self) -> None:
+        """See no more; modes that were entered since, and were not left, stay."""
+        if not self._entered:
+            return
+        self._entered = False
+        above = []
+        while (top := dispatching._get_current_dispatch_mode()) is not self and top is not None:
+            above.append(dispatching._pop_mode())
+        if dispatching._get_current_dispatch_mode() is self:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        for mode in reversed(above):
+            dispatching._push_mode(mode)
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for cls in types):
+            return NotImplemented  # such a tensor runs operators of its own, which come here in turn
+        if not isinstance(op, torch._ops.OpOverload):
+            return op(*args, **kwargs)
+        known = _known(op)
+        if known.inside is not None:
+            with self._inside(op):
+                return op._op_dk(known.inside, *args, **kwargs)
+        line = _source_line() if self._entered and not known.left_out and self._sink.listening() else None
+        if line is None:
+            return op(*args, **kwargs)
+        call = _Call(op, known, line, args, kwargs)
+        if self._feed is None:
+            self._sink.do(self._record_inputs, call)
+            result = op(*args, **kwargs)
+            self._sink.do(self._record_outputs, call, result)
+            return result
+        return self._fed(call, self._feed)
+
+    def _fed(self, call: _Call, feed: OperatorFeed) -> Any:
+        """Run an operator on golden's values, and give golden's."""
+        matched, by_path = self._sink.do(self._feed_inputs, call, feed)
+        given = replaced(call.named, by_path)
+        result = call.op(*(given[name] for name in call.positional), **{name: given[name] for name in call.keywords})
+        copies = {tensor.untyped_storage()._cdata for tensor in by_path.values()}
+        if any(is_plain(part) and part.untyped_storage()._cdata in copies for part in call.computed(result)):
+            self._sink.do(feed.feed.pass_on, feed.place(Role.OP_OUTPUT), call.id, "it is what went in, under another name")
+            by_path, matched, result = {}, False, call.op(*call.args, **call.kwargs)
+        self._sink.do(self._record_outputs, call, result)
+        if not matched:
+            return result
+        return self._sink.do(self._feed_outputs, call, feed, result)
+
+    def _record_inputs(self, call: _Call) -> None:
+        call.number = self._counts[call.name]
+        self._counts[call.name] += 1
+        self._record(Role.OP_INPUT, call, call.inputs())
+
+    def _record_outputs(self, call: _Call, result: Any) -> None:
+        self._record(Role.OP_OUTPUT, call, call.outputs(result))
+
+    def _record(self, role: Role, call: _Call, parts: Iterable[tuple[str, Any]]) -> None:
+        for path, value in parts:
+            self._sink.add(role, call.path(path), value, call.name, call.line)
+
+    def _feed_inputs(self, call: _Call, feed: OperatorFeed) -> tuple[bool, dict[str, torch.Tensor]]:
+        """Record what arrived, and find golden's values for it: those to exchange, by path. What is written into gets them at once."""
+        parts = list(call.inputs())
+        tensors = [(path, part) for path, part in parts if isinstance(part, torch.Tensor)]
+        call.number, matched = feed.number(call.name, call.line, tensors)
+        self._record(Role.OP_INPUT, call, parts)
+        place, memory = feed.place(Role.OP_INPUT), Memory()
+        if not matched:
+            feed.feed.pass_on(place, call.id, "golden runs no such operator here")
+            return False, {}
+        by_path: dict[str, torch.Tensor] = {}
+        writes: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for path, tensor in tensors:
+            argument = path.partition(".")[0]
+            if argument in _WRITTEN_SILENTLY or feed.keeps(tensor):
+                continue
+            found = feed.feed.value(place, call.path(path), tensor, memory)
+            if found is not None and argument in call.known.written:
+                writes.append((tensor, found))
+            elif found is not None:
+                by_path[path] = found
+        for tensor, found in writes:  # only now, since it may be another argument's memory
+            _overwrite(tensor, found)
+        return True, by_path
+
+    def _feed_outputs(self, call: _Call, feed: OperatorFeed, result: Any) -> Any:
+        """The result with golden's values in place of those computed; in the same tensors, where an argument was written into."""
+        place, memory = feed.place(Role.OP_OUTPUT), Memory()
+        written = {id(part) for part in call.written()}
+        by_path: dict[str, torch.Tensor] = {}
+        for path, part in call.outputs(result):
+            if not isinstance(part, torch.Tensor) or feed.keeps(part):
+                continue
+            found = feed.feed.value(place, call.path(path), part, memory)
+            if found is not None and id(part) in written:
+                _overwrite(part, found)
+            elif found is not None:
+                by_path[path] = found
+        return replaced(result, by_path)
+
+    @contextlib.contextmanager
+    def _inside(self, op: Any) -> Iterator[None]:
+        """See what a composite operator is composed of, as autocast and ``matched_randomness`` do if they would without a mode.
+
+        Without autograd, as in inference mode, such operators arrive whole.
+        """
+        outer = self._autocast_decided
+        self._autocast_decided = outer or any(_has_kernel(op.name(), key) for key in _SEEN_BY_CALLERS[1:])
+        names = _SEEN_BY_CALLERS[: 1 if self._autocast_decided else None]
+        with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]  # the state in which Python called
+            keys = [key for key in map(torch._C._parse_dispatch_key, names) if key and not _is_excluded(key)]
+        try:
+            with contextlib.ExitStack() as stack:
+                for key in keys:
+                    stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
+                with self:
+                    yield
+        finally:
+            self._autocast_decided = outer
+
+
+class _Known(NamedTuple):
+    """What a schema tells of an operator."""
+
+    arguments: tuple[str, ...]
+    written: frozenset[str]  # arguments that it writes into
+    unread: frozenset[str]  # and those that it does not read before
+    left_out: bool
+    inside: Any  # the key of the kernel that must run under the mode
+
+
+@cache
+def _known(op: Any) -> _Known:
+    schema = op._schema
+    namespace, _, name = schema.name.partition("::")
+    written = frozenset(argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write)
+    is_view = any(value.alias_info and not value.alias_info.is_write for value in schema.returns)
+    gives_none = not written and not any("Tensor" in str(value.type) for value in schema.returns)
+    is_random = torch.Tag.nondeterministic_seeded in op.tags and not _COMPUTES_TOO.search(name)
+    kernels = (_COMPOSITE, *(_COMPOSED if is_random and _draws_inside(op) else ()))
+    inside = next((key for key in kernels if _has_kernel(op.name(), key)), None)
+    return _Known(
+        arguments=tuple(argument.name for argument in schema.arguments),
+        written=written,
+        unread=frozenset(
+            argument.name for argument in schema.arguments if argument.is_out or (argument.name in written and name in _FILLING)
+        ),
+        left_out=is_view or gives_none or is_random or namespace in _FOREIGN or (namespace == "aten" and name in LEFT_OUT),
+        inside=None if inside is None else getattr(torch._C.DispatchKey, inside),
+    )
+
+
+def _draws_inside(op: Any) -> bool:
+    """Whether an operator draws by other operators, such as rand by uniform_."""
+    return any(_has_kernel(op.name(), key) for key in _COMPOSED[:2])
+
+
+@dataclass
+class _Call:
+    """One call of an operator."""
+
+    op: Any
+    known: _Known
+    line: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    number: int = 0
+
+    @property
+    def name(self) -> str:
+        return str(self.op)
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}#{self.number}"
+
+    @property
+    def positional(self) -> tuple[str, ...]:
+        return self.known.arguments[: len(self.args)]
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        return tuple(self.kwargs)
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """What was given, by the argument's name."""
+        return {**dict(zip(self.known.arguments, self.args, strict=False)), **self.kwargs}
+
+    def path(self, part: str) -> str:
+        """A record's path for a part of what was given or returned."""
+        return f"{self.id}.{part}" if part else self.id
+
+    def inputs(self) -> Iterator[tuple[str, Any]]:
+        """Tensors, numbers and strings that were given, and those that hold if nothing is given."""
+        defaults = {argument.name: argument.default_value for argument in self.op._schema.arguments if argument.has_default_value()}
+        for name, value in {**{name: self.named.get(name, defaults.get(name)) for name in self.known.arguments}}.items():
+            if name not in self.known.unread:
+                yield from ((path, part) for path, part in leaves({name: value}) if isinstance(part, (torch.Tensor, str, *Scalar)))
+
+    def written(self) -> Iterator[torch.Tensor]:
+        """The tensors that are written into."""
+        yield from (part for _, part in self._written())
+
+    def outputs(self, result: Any) -> Iterator[tuple[str, Any]]:
+        """Everything returned, and what was written into but is not returned."""
+        returned = [(path, part) for path, part in leaves(result) if isinstance(part, (torch.Tensor, *Scalar))]
+        yield from returned
+        yield from ((path, part) for path, part in self._written() if not any(part is other for _, other in returned))
+
+    def computed(self, result: Any) -> list[torch.Tensor]:
+        """The tensors that were made, not written into."""
+        written = {id(part) for part in self.written()}
+        return [part for _, part in leaves(result) if isinstance(part, torch.Tensor) and id(part) not in written]
+
+    def _written(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, value in self.named.items():
+            if name in self.known.written:
+                yield from ((path, part) for path, part in leaves({name: value}) if isinstance(part, torch.Tensor))
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a storage to look at."""
+    return tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def storages(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+    """What tells whether a tensor lies in the memory of one of these."""
+    return frozenset(tensor.untyped_storage()._cdata for tensor in tensors if is_plain(tensor))
+
+
+def _within(record: Record) -> str:
+    """The path within an operator."""
+    return record.path.removeprefix(f"{record.type}#").partition(".")[2]
+
+
+def _file(line: str) -> str:
+    return line.rpartition(":")[0]
+
+
+def _fits(golden: GoldenOperator, inputs: list[tuple[str, torch.Tensor]]) -> bool:
+    """Whether as many tensors of the same shapes and kinds went into golden's."""
+    theirs = {path: record for path, record in golden.inputs.items() if record.layout is not Layout.SCALAR and record.dtype in DTYPES}
+    return theirs.keys() == dict(inputs).keys() and all(theirs[path].shape == tuple(tensor.shape) for path, tensor in inputs)
+
+
+def _overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.copy_(values)
+
+
+def _source_line() -> str | None:
+    """Where the operator was called, by the first frame outside of torch and accucompare; ``None`` if it is part of a matched draw.
+
+    Draws agree on every device already; what they overwrite with is no work of the module's.
+    """
+    frame = sys._getframe(2)
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if frame.f_globals is randomness.__dict__ and frame.f_code not in randomness.PASSING_ON:
+            return None
+        if package not in _PACKAGES:
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return ""

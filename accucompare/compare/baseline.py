@@ -1,0 +1,248 @@
+"""How large an error rounding alone makes: what a baseline, a capture in the candidate's precision on a trusted device, shows.
+
+**Excess.** The candidate's relative L2 error as a multiple of the baseline's, or of the dtype's floor where the baseline happens to
+be closer to golden than rounding lets one expect.
+
+**Limit.** Rounding errors are as good as random, so the ratio of two root mean squares of n of them is itself random: were they n
+independent normal numbers each, its square would be F-distributed with n and n degrees of freedom. The limit is the point that such a
+ratio exceeds once in a thousand, times a slack for what is not so in the real world. With equal degrees of freedom there is
+no need of F's quantiles: sinh(ln(F) / 2) * sqrt(n) follows Student's t with n degrees of freedom (P. Cacoullos, "A relation between
+t and F-distributions", JASA 60, 1965).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from accucompare.bundle.dtypes import DTYPES
+from accucompare.bundle.reader import Bundle
+from accucompare.bundle.records import Key, Record
+from accucompare.compare.align import Pair, Renaming, rename
+from accucompare.compare.measure import Metrics
+from accucompare.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What to expect of two computations that differ by rounding alone.
+
+    Attributes:
+        floor: the smallest error that counts as a baseline's, in units of the dtype's unit roundoff.
+        slack: factor on the limit.
+    """
+
+    floor: float
+    slack: float
+
+
+#: Up to 11 digits nearly all of a module's error is the rounding of its inputs, weights and outputs, which every device does alike:
+#: half a unit roundoff is about the root mean square of rounding once, and a factor of 2 is room for accumulation in another order or
+#: precision. With more digits accumulation order is most of the error, and elementary functions differ between devices by a
+#: few units in the last place; both vary more from one device to another.
+HALF = Precision(floor=0.5, slack=2.0)
+SINGLE = Precision(floor=2.0, slack=4.0)
+_HALF_DIGITS = 11
+
+#: Elements below which being closer to golden than the baseline proves nothing.
+FEW = 64
+
+#: Upper 0.1 % points of Student's t with 1 to 9 degrees of freedom, and of the normal distribution.
+_STUDENT = (318.30883899, 22.32712477, 10.21453185, 7.17318222, 5.89342953, 5.20762624, 4.78528963, 4.50079093, 4.29680566)
+_NORMAL = 3.0902323061678132
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The baseline's distance from golden in one record.
+
+    Attributes:
+        rel_l2: relative L2 error; inf where golden is all zeros and the baseline is not.
+        rmse: root mean square error, for where golden is all zeros.
+        different: of integers and booleans, how many differ.
+    """
+
+    rel_l2: float
+    rmse: float = 0.0
+    different: int = 0
+
+    @classmethod
+    def of(cls, metrics: Metrics) -> Expected:
+        return cls(metrics.rel_l2, metrics.rmse, differing(metrics))
+
+
+def differing(metrics: Metrics) -> int:
+    """How many integers of a measured pair differ (but for those that differ by less than a thousandth)."""
+    return round((metrics.over_1e3 or 0.0) * metrics.compared)
+
+
+def precision_of(dtype: str) -> Precision:
+    """The row of the table for a floating or complex type."""
+    return HALF if DTYPES[dtype].digits <= _HALF_DIGITS else SINGLE
+
+
+def is_half(dtype: str) -> bool:
+    """Whether a type has so few digits that rounding to it is most of the error."""
+    return 0 < DTYPES[dtype].digits <= _HALF_DIGITS
+
+
+def floor(dtype: str) -> float:
+    """The smallest relative L2 error that is expected of a type, whatever the baseline's."""
+    return precision_of(dtype).floor * DTYPES[dtype].rounding
+
+
+def excess(metrics: Metrics, expected: Expected, dtype: str) -> float:
+    """The candidate's error as a multiple of the baseline's, or of the floor of the candidate's dtype if that is larger.
+
+    Where golden is all zeros, relative errors tell nothing: there it is the ratio of the two root mean square errors.
+    """
+    if math.isfinite(metrics.rel_l2) and math.isfinite(expected.rel_l2):
+        return metrics.rel_l2 / max(expected.rel_l2, floor(dtype))
+    if not metrics.rmse:
+        return 0.0
+    return metrics.rmse / expected.rmse if expected.rmse else math.inf
+
+
+def limit(elements: int, dtype: str) -> float:
+    """The largest excess that rounding explains in so many elements (reals) of the candidate's dtype."""
+    return precision_of(dtype).slack * ratio_limit(elements)
+
+
+@cache
+def ratio_limit(elements: int) -> float:
+    """What the ratio of the root mean squares of twice n normal numbers exceeds once in a thousand: sqrt(F.999(n, n))."""
+    n = max(elements, 1)
+    return math.exp(math.asinh(_student(n) / math.sqrt(n)))
+
+
+def _student(n: int) -> float:
+    """Upper 0.1 % point of Student's t; from 10 degrees of freedom on by its expansion (M. Abramowitz & I. A. Stegun, 26.7.5)."""
+    if n <= len(_STUDENT):
+        return _STUDENT[n - 1]
+    z = _NORMAL
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + math.fsum(term / float(n) ** power for power, term in enumerate(terms, 1))
+
+
+def matches(golden: Record, candidate: Record, baseline: Record) -> bool:
+    """Whether a baseline's dtype tells what to expect of a candidate's: the same; or float64, where golden has the candidate's."""
+    exact = baseline.dtype in ("float64", "complex128") and golden.dtype == candidate.dtype
+    return candidate.dtype == baseline.dtype or (exact and DTYPES[golden.dtype].kind is DTYPES[baseline.dtype].kind)
+
+
+def why_not(golden: Record, candidate: Record, baseline: Record | None) -> str:
+    """Why a record of the baseline cannot judge a pair; ``""`` if it can."""
+    if baseline is None:
+        return "the baseline has no such record"
+    if None in (golden.member, candidate.member, baseline.member):
+        return "values to compare with the baseline were not recorded"
+    if baseline.shape != golden.shape:
+        return f"the baseline's shape is {list(baseline.shape)}"
+    if not matches(golden, candidate, baseline):
+        return f"the baseline's dtype is {baseline.dtype}"
+    return ""
+
+
+def partners(golden: list[Record], baseline: list[Record], renamings: list[Renaming]) -> dict[Key, Record]:
+    """The baseline's record for each of golden's: under golden's own name, or else its new one."""
+    found: dict[Key, Record] = {}
+    by_key = {record.key: record for record in baseline}
+    for record in golden:
+        partner = by_key.get(record.key)
+        if partner is None and renamings:
+            new = rename(record.name, renamings)
+            partner = None if new is None else by_key.get(record.key._replace(name=new))
+        if partner is not None:
+            found[record.key] = partner
+    return found
+
+
+def check_feed(golden: Bundle, candidate: Bundle) -> None:
+    """Refuse a candidate that was fed with another bundle than golden.
+
+    Raises:
+        UsageError: if it was.
+    """
+    if not _fed_with(golden, candidate):
+        raise UsageError(
+            f"{candidate.path}: was fed with another bundle than {golden.path} "
+            f"({_feed(candidate).get('golden')}, identity {_feed(candidate).get('identity')}); compare it with that one"
+        )
+
+
+def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
+    """Refuse a baseline that cannot tell what to expect of the candidate.
+
+    Raises:
+        UsageError: if it holds statistics only, is incomplete, was not fed as the candidate was, or is the candidate or golden itself.
+    """
+    for side in (golden, candidate):
+        if baseline.path.resolve() == side.path.resolve():
+            raise UsageError(f"{baseline.path}: cannot be the baseline too; capture one apart")
+    if baseline.manifest.capture.get("mode") == "stats":
+        raise UsageError(f"{baseline.path}: holds statistics only, which tell no error; capture the baseline with --mode tensors")
+    if not baseline.complete:
+        raise UsageError(f"{baseline.path}: is incomplete, so it is no baseline; capture it again")
+    if bool(_feed(candidate)) is not bool(_feed(baseline)):
+        words = {True: "fed", False: "free-running"}
+        kinds = words[bool(_feed(baseline))], words[bool(_feed(candidate))]
+        cure = f"capture it with --feed {golden.path}" if _feed(candidate) else "capture it without --feed"
+        raise UsageError(f"{baseline.path}: is a {kinds[0]} baseline, but the candidate {candidate.path} is {kinds[1]}; {cure}")
+    if not _fed_with(golden, baseline):
+        raise UsageError(
+            f"{baseline.path}: was fed with another bundle than {golden.path} "
+            f"({_feed(baseline).get('golden')}, identity {_feed(baseline).get('identity')}); capture it with --feed {golden.path}"
+        )
+
+
+def check_dtypes(pairs: Iterable[Pair], baselines: dict[Key, Record], path: Path) -> None:
+    """Refuse a baseline most of whose records have another dtype than the candidate's.
+
+    Args:
+        pairs: golden and the candidate.
+        baselines: the baseline's record for each of golden's.
+        path: of the baseline.
+
+    Raises:
+        UsageError: if it is of another dtype. (Where a few records are, each is judged without it.)
+    """
+    wrong: Counter[tuple[str, str, str]] = Counter()
+    right = 0
+    for pair in pairs:
+        third = None if pair.golden is None else baselines.get(pair.golden.key)
+        if pair.golden is None or pair.candidate is None or third is None or not all(map(_floats, (pair.golden, pair.candidate, third))):
+            continue
+        if matches(pair.golden, pair.candidate, third):
+            right += 1
+        else:
+            wrong[pair.golden.dtype, pair.candidate.dtype, third.dtype] += 1
+    if sum(wrong.values()) > right:
+        golden, candidate, baseline = max(wrong, key=wrong.__getitem__)
+        other = " or float64" if golden == candidate else ""
+        raise UsageError(
+            f"{path}: the baseline computes in {baseline}, but the candidate in {candidate}; capture it with --dtype {candidate}{other}"
+        )
+
+
+def _floats(record: Record) -> bool:
+    return record.dtype in DTYPES and DTYPES[record.dtype].digits > 0
+
+
+def _feed(bundle: Bundle) -> dict[str, object]:
+    feed = bundle.manifest.capture.get("feed")
+    return feed if isinstance(feed, dict) else {}
+
+
+def _fed_with(golden: Bundle, bundle: Bundle) -> bool:
+    """Whether a bundle is free-running, or was fed with this golden."""
+    feed = _feed(bundle)
+    return not feed or feed.get("identity") == golden.identity()

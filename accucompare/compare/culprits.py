@@ -1,0 +1,277 @@
+"""The places where errors are made, ranked, and what may be concluded from them.
+
+**Fed.** Every call was given golden's values, so every row over its limit is an error of its own: an output of a module without
+children is the module's, one with children its code's after the last child, an input the code of its parent before that child.
+
+**Free-running, with a baseline.** An error is passed on and grows or shrinks on its way as rounding does, so its excess stays about
+what it was. It was made where the excess jumps: where it is larger than that of anything that went in.
+
+**Free-running, without one.** All that is known is where limits are first exceeded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from accucompare.bundle.dtypes import DTYPES, Kind
+from accucompare.bundle.reader import Bundle
+from accucompare.bundle.records import Record, Role
+from accucompare.compare.baseline import differing
+from accucompare.compare.comparison import BEGINS_HERE, STATUS_OF, UNMATCHED, Comparison, Culprit, Finding, Reason, Row, Status
+from accucompare.compare.judge import is_noise
+from accucompare.compare.operators import blame, is_operator
+from accucompare.compare.origins import Call
+
+#: Excesses within this factor of each other count as equal.
+ALIKE = 2.0
+
+#: Free-running: a jump below this is no more than the way in which errors grow and shrink.
+SMALLEST_JUMP = 1.5
+
+#: Integers that differ in no more than this share may have been chosen among nearly equal values: such rows come last.
+MANY = 0.1
+
+#: For how many culprits the error is put into words, and of how many elements at most.
+DESCRIBED = 3
+MOST_ELEMENTS = 16 << 20
+
+#: How often the first culprit was the right one among planted faults in bfloat16 (`make bench-faults`), as the report says it.
+TRUST = {
+    "free": "without a baseline, the first layer over tolerance is where the error was made in about half of the cases only",
+    "free baseline": "free-running, the first culprit is the right one in about 9 of 10 cases; a fed capture is surer",
+}
+
+
+def find_culprits(comparison: Comparison) -> list[Culprit]:
+    """Where errors are made, the most certain first; each site once, with its largest error."""
+    rows = [row for row in comparison.rows if not is_operator(row.record)]
+    children = {_parent(row.record) for row in rows if row.record is not None and row.record.parent is not None}
+    operators = _operators(comparison.rows)
+    if comparison.fed:
+        found = _ranked([*operators, *(_culprit(row, children) for row in rows if _own_error(row))])
+    elif comparison.baseline is not None:
+        found = [*_by_jump(rows, children), *operators]
+    else:
+        found = [*(_culprit(row, children) for row in rows if _own_error(row)), *operators]
+    return _sites(found)
+
+
+def _operators(rows: list[Row]) -> list[Culprit]:
+    blamed = blame(rows)
+    found = []
+    for row in rows:
+        if id(row) in blamed and _own_error(row) and row.record is not None:
+            operator, hints = blamed[id(row)].operator, blamed[id(row)].hints
+            place = row.record.name, row.record.call, "operator", ""
+            found.append(Culprit(*place, row, _excess(row), row.reason, hints=hints, operator=operator))
+    return found
+
+
+def _call(record: Record) -> Call:
+    return record.rank, record.step, record.name, record.call
+
+
+def _parent(record: Record) -> Call | None:
+    return None if record.parent is None else (record.rank, record.step, *record.parent)
+
+
+def _own_error(row: Row) -> bool:
+    """Whether a row shows an error that was made where it is."""
+    if not _may_be_culprit(row):
+        return False
+    if row.reason is Reason.NON_FINITE:
+        return row.verdict.detail.endswith(BEGINS_HERE)
+    return row.reason in (Reason.INTRODUCED, Reason.GLUE, Reason.SHAPE, Reason.DTYPE)
+
+
+def _may_be_culprit(row: Row) -> bool:
+    """Whether a row fails by what a module or glue made: not by what the model was given, nor by noise, nor for want of a partner."""
+    if row.status is not Status.FAIL or row.reason in UNMATCHED or row.record is None:
+        return False
+    if row.record.role is Role.INPUT and row.record.parent is None:
+        return False
+    return row.metrics is None or not is_noise(row.metrics, row.noise)
+
+
+def _culprit(row: Row, children: set[Call | None], jump: float | None = None) -> Culprit:
+    record = row.record
+    assert record is not None
+    if record.role is Role.INPUT:
+        assert record.parent is not None
+        return Culprit(*record.parent, "glue", record.name, row, _excess(row), row.reason, jump=jump)
+    site = "glue" if _call(record) in children else "module"
+    return Culprit(record.name, record.call, site, "", row, _excess(row), row.reason, jump=jump)
+
+
+def _excess(row: Row) -> float:
+    """How many times as large as expected an error is: as the baseline makes it, or else the limit. Other shapes come last."""
+    if row.reason in (Reason.SHAPE, Reason.DTYPE):
+        return 0.0
+    if _is_choice(row):
+        return math.inf if row.metrics is None or differing(row.metrics) > MANY * row.metrics.compared else 1.0
+    if row.verdict.excess is not None:
+        return row.verdict.excess
+    return row.verdict.used if row.verdict.used is not None else 0.0
+
+
+def _is_choice(row: Row) -> bool:
+    """Whether a row is of integers or booleans that differ."""
+    return row.status is Status.FAIL and row.golden is not None and row.golden.dtype in DTYPES and not DTYPES[row.golden.dtype].digits
+
+
+def _ranked(culprits: Sequence[Culprit]) -> list[Culprit]:
+    """By excess; of about equal ones outputs come before glue, and what is inside before what it is inside of.
+
+    What is said of a module comes after what is said of its operators.
+    """
+    most = max((culprit.excess for culprit in culprits if math.isfinite(culprit.excess)), default=0.0)
+
+    def key(culprit: Culprit) -> tuple[float, bool, int, float]:
+        if math.isinf(culprit.excess) or not culprit.excess:
+            apart = -math.inf if culprit.excess else math.inf
+        else:
+            apart = math.floor(math.log(most / culprit.excess, ALIKE))
+        return apart, _is_of_glue(culprit), -_depth(culprit.name), -culprit.excess
+
+    last: dict[str, tuple[float, bool, int, float]] = {}
+    for culprit in culprits:
+        if culprit.operator:
+            last[culprit.name] = max(last.get(culprit.name, key(culprit)), key(culprit))
+    return sorted(
+        culprits,
+        key=lambda culprit: (key(culprit), False) if culprit.operator else (max(key(culprit), last.get(culprit.name, key(culprit))), True),
+    )
+
+
+def _is_of_glue(culprit: Culprit) -> bool:
+    record = culprit.row.record
+    return culprit.site == "glue" or (record is not None and record.role is Role.OP_INPUT)
+
+
+def _depth(name: str) -> int:
+    return name.count(".") + bool(name)
+
+
+def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
+    """The rows over their limit, by how many times as large as the excess of what went in theirs is."""
+    given: dict[Call, float] = {}  # by call: the largest excess of its inputs, and of its children's outputs
+    found = []
+    for row in rows:
+        record = row.record
+        if record is None:
+            continue
+        call, parent = _call(record), _parent(record)
+        source, receiver = (parent, call) if record.role is Role.INPUT else (call, parent)  # whose code made it, and goes on with it
+        jump = _jump(row, 1.0 if source is None else max(given.get(source, 0.0), 1.0))
+        if _may_be_culprit(row) and jump is not None:
+            found.append(_culprit(row, children, jump))
+        if receiver is not None and (row.verdict.excess is not None or _is_choice(row)):
+            # after another choice values may be altogether different, which is no error of what computed them
+            given[receiver] = math.inf if _is_choice(row) else max(given.get(receiver, 0.0), _excess(row))
+    return sorted(found, key=lambda culprit: -(culprit.jump or 0.0))
+
+
+def _jump(row: Row, before: float) -> float | None:
+    """How many times as large as the excess of what went in a row's is; ``None`` if its error was passed on."""
+    if row.reason in (Reason.SHAPE, Reason.DTYPE):
+        return 0.0
+    if row.reason is Reason.NON_FINITE:
+        return math.inf if row.verdict.detail.endswith(BEGINS_HERE) else None
+    if _is_choice(row):
+        return None if row.reason is Reason.INHERITED else _excess(row)
+    jump = 0.0 if math.isinf(before) else _excess(row) / before
+    return jump if jump >= SMALLEST_JUMP else None
+
+
+def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
+    """Each module or place in glue once, as it comes first, with the number of calls that show it."""
+    first: dict[tuple[str, str, str, str], Culprit] = {}
+    calls: dict[tuple[str, str, str, str], set[tuple[int, int, int]]] = {}
+    for culprit in culprits:
+        site = culprit.name, culprit.site, culprit.before, culprit.operator
+        record = culprit.row.record
+        assert record is not None
+        first.setdefault(site, culprit)
+        calls.setdefault(site, set()).add((record.rank, record.step, culprit.call))
+    return [replace(culprit, seen=len(calls[site])) for site, culprit in first.items()]
+
+
+def described(culprits: list[Culprit], golden: Bundle, candidate: Bundle) -> list[Culprit]:
+    """The same, with the shape of the first few ones' errors in words. Errors as ``Bundle.values``."""
+    return [_in_words(culprit, golden, candidate) for culprit in culprits[:DESCRIBED]] + culprits[DESCRIBED:]
+
+
+def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
+    ours, theirs = culprit.row.golden, culprit.row.candidate
+    if ours is None or theirs is None or None in (ours.member, theirs.member) or ours.shape != theirs.shape:
+        return culprit
+    if math.prod(ours.shape) > MOST_ELEMENTS or {DTYPES[record.dtype].kind for record in (ours, theirs)} != {Kind.FLOAT}:
+        return culprit
+    from accucompare.compare.patterns import describe_error
+
+    values = (bundle.values(record).astype(np.float64) for bundle, record in ((golden, ours), (candidate, theirs)))
+    shape = describe_error(*values, dtype=theirs.dtype)
+    return replace(culprit, words=shape.words, hints=(*culprit.hints, *shape.hints))
+
+
+def trust(comparison: Comparison) -> str:
+    """How far the first culprit can be trusted, where that must be said."""
+    if comparison.fed or not comparison.culprits:
+        return ""
+    return TRUST["free" if comparison.baseline is None else "free baseline"]
+
+
+def conclude(comparison: Comparison) -> str:
+    """See ``Comparison.conclusion``."""
+    counts = comparison.counts()
+    failed = comparison.counts_by_status()[Status.FAIL]
+    if comparison.trouble:
+        return f"not sure: {comparison.trouble}"
+    if not failed:
+        return _without_failure(comparison)
+    different = _given_differently(comparison.preflight) or (counts[Reason.INPUTS_DIFFER] and "the two models were given different inputs")
+    if different:
+        return f"not sure: {different}"
+    if not comparison.culprits:
+        reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if STATUS_OF[reason] is Status.FAIL)
+        return f"not sure: no place shows an error of its own ({reasons})"
+    if not comparison.fed and comparison.baseline is None:
+        return f"not sure: {_named(comparison, comparison.culprits[0])} is the first over tolerance; {TRUST['free']}"
+    named = "; and ".join(_named(comparison, culprit) for culprit in comparison.culprits[: 2 if comparison.fed else 1])
+    more = len(comparison.culprits) - 2
+    return f"bug: {named}" + (f"; and {more} more" if comparison.fed and more > 0 else "")
+
+
+def _without_failure(comparison: Comparison) -> str:
+    counts = comparison.counts()
+    notes = []
+    for reason in (Reason.OVER_PRECISE, Reason.NOT_DETERMINISTIC):
+        if counts[reason]:
+            first = next(row for row in comparison.rows if row.reason is reason)
+            notes.append(f"{counts[reason]} {reason.value}, the first {comparison.place(first)}")
+    if not comparison.compared - counts[Reason.IDENTICAL] and not notes:
+        return "identical"
+    judged = comparison.fed or comparison.baseline is not None
+    words = "rounding" if judged else "rounding, as far as fixed limits tell"
+    return "; ".join([words, *notes])
+
+
+def _given_differently(findings: Iterable[Finding]) -> str:
+    """What pre-flight found of weights and inputs, which alone explains any difference."""
+    told = (finding.message for finding in findings if finding.serious and finding.topic.startswith(("parameters", "buffers", "inputs")))
+    return next(told, "")
+
+
+def _named(comparison: Comparison, culprit: Culprit) -> str:
+    record = culprit.row.record
+    assert record is not None
+    several = any(len(side.manifest.steps) > 1 for side in (comparison.golden, comparison.candidate))
+    step = f" in step {record.step}" if several else ""
+    if culprit.reason in (Reason.SHAPE, Reason.DTYPE, Reason.NON_FINITE):
+        return f"{culprit.place}{step}, {culprit.reason.value}"
+    beyond = "excess" if culprit.row.verdict.excess is not None else "times its limit:"
+    return f"{culprit.place}{step}, {beyond} {culprit.excess:.3g}"

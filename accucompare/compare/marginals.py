@@ -1,0 +1,171 @@
+"""Where an error is: the sums of its squares over each slice of a tensor, and the few slices that hold nearly all of it.
+
+Slices are named if they hold nearly all of the squared error (``SHARE``) far beyond what noise does by chance (``CERTAIN``).
+Where n elements carry the error (its participation ratio, (sum d^2)^2 / sum d^4, so that one large element counts as one), chance
+has for a share s of the error in slices where s0 is expected at most exp(-n KL(s || s0)) times the ways to choose the slices
+(Chernoff's bound). Expected is the slices' share of the elements or of golden's squares, the larger: what is just large is no
+culprit, and rounding makes its errors in proportion.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accucompare.bundle.sums import Float64
+
+CERTAIN = 20.0  # nats by which a claim must beat chance: 2e-9, so that the dozens of claims tried on a record have 1e-7 together
+SHARE = 0.9  # of the squared error in the slices named: noise of a tenth of the error takes 1 %, the rest is margin
+GAP = 4.0  # times: the faintest slice named above the brightest other, or the line between them is arbitrary
+DARKEST = 1e-4  # of the brightest slice: fainter ones count as this bright
+LONGEST = 1 << 20  # slices along one dimension, the most that are looked at one by one
+LISTED = 8  # slices, the most that are named one by one
+
+#: What a slice along each dimension is called, by the number of dimensions: one, and several.
+NAMES = {
+    1: (("element", "elements"),),
+    2: (("row", "rows"), ("channel", "channels")),
+    3: (("batch entry", "batch entries"), ("token", "tokens"), ("channel", "channels")),
+    4: (
+        ("batch entry", "batch entries"),
+        ("channel or head", "channels or heads"),
+        ("row or token", "rows or tokens"),
+        ("column or feature", "columns or features"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One dimension of a tensor, or some of its slices (``chosen``, in order)."""
+
+    dim: int
+    name: str
+    names: str
+    size: int
+    chosen: NDArray[np.intp]
+
+    def __str__(self) -> str:
+        """``channels 17 and 700 of 768 (dimension 2)``."""
+        chosen = self.chosen.tolist()
+        count, first, last = len(chosen), chosen[0], chosen[-1]
+        if count > LISTED and last - first != count - 1:
+            return f"{count} of {self.size} {self.names} (dimension {self.dim}): {', '.join(map(str, chosen[:LISTED]))}, …"
+        if count == 1:
+            end = {0: ", the first,", self.size - 1: ", the last,"}.get(first, "") if self.size > 2 else ""
+            which = f"{self.name} {first}{end}"
+        elif count > 2 and last - first == count - 1:
+            which = f"{self.names} {first} to {last}"
+        else:
+            which = f"{self.names} {', '.join(map(str, chosen[:-1]))} and {last}"
+        return f"{which} of {self.size} (dimension {self.dim})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two tensors, or the part of them that holds the error; finite, C-contiguous, without dimensions of one slice."""
+
+    golden: Float64
+    candidate: Float64
+    places: tuple[Place, ...]  # of each dimension
+
+    def part(self, chosen: list[Place]) -> Pair:
+        """The chosen slices only."""
+        by_dim = {place.dim: place for place in chosen}
+        places = tuple(by_dim.get(place.dim, place) for place in self.places)
+        index = np.ix_(*(place.chosen for place in places))
+        return Pair(self.golden[index], self.candidate[index], places)
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Sums of d, d^2, d * golden and golden^2 (the first axis) over the last dimension, and over all others."""
+
+    leading: Float64
+    last: Float64
+    carriers: float  # elements that carry the error: its participation ratio
+
+    def over(self, kept: tuple[int, ...]) -> Float64 | None:
+        """The sums of every slice along the dimensions kept, 4 x slices; ``None`` if there are too many."""
+        ndim = self.leading.ndim
+        if kept == (ndim - 1,):
+            sums = self.last
+        else:
+            sums = self.leading.sum(tuple(dim + 1 for dim in range(ndim - 1) if dim not in kept)).reshape(4, -1)
+        return sums if sums.shape[1] <= LONGEST else None
+
+
+def pair_of(golden: Float64, candidate: Float64) -> Pair:
+    """The pair, scaled by a power of two if squares of squares might not fit float64."""
+    exponent = math.frexp(max(float(np.abs(values).max(initial=0.0)) for values in (golden, candidate)))[1]
+    if abs(exponent) > 60:
+        golden, candidate = np.ldexp(golden, -exponent), np.ldexp(candidate, -exponent)
+    names = NAMES.get(golden.ndim, (("slice", "slices"),) * golden.ndim)
+    places = tuple(Place(dim, *names[dim], size, np.arange(size)) for dim, size in enumerate(golden.shape) if size != 1)
+    shape = tuple(place.size for place in places)
+    return Pair(np.ascontiguousarray(golden).reshape(shape), np.ascontiguousarray(candidate).reshape(shape), places)
+
+
+def sums_of(pair: Pair) -> Sums:
+    """The sums of a pair of one dimension or more."""
+    shape = pair.golden.shape
+    golden = pair.golden.reshape(-1, shape[-1])
+    diff = pair.candidate.reshape(-1, shape[-1]) - golden
+    products = ((diff, diff), (diff, golden), (golden, golden))
+    leading = np.stack([diff.sum(1), *(np.einsum("ij,ij->i", *two) for two in products)])
+    last = np.stack([diff.sum(0), *(np.einsum("ij,ij->j", *two) for two in products)])
+    return Sums(leading.reshape(4, *shape[:-1]), last, carriers_of(diff))
+
+
+def carriers_of(diff: Float64) -> float:
+    """How many elements carry the error: all n alike make n, one alone 1, none 0."""
+    squares = diff * diff
+    total, fourth = float(squares.sum()), float(np.vdot(squares, squares))
+    return min(total * (total / fourth), float(diff.size)) if fourth else 0.0
+
+
+def beyond_chance(share: Float64, expected: Float64, carriers: float) -> Float64:
+    """Nats against a share of the error that is so much larger than expected: carriers times KL(share || expected)."""
+    share, expected = np.clip(share, 1e-12, 1 - 1e-12), np.clip(expected, 1e-300, 1 - 1e-12)
+    divergence: Float64 = share * np.log(share / expected) + (1 - share) * np.log((1 - share) / (1 - expected))
+    return np.where(share > expected, carriers * divergence, 0.0)
+
+
+def shares(over: Float64) -> tuple[Float64, Float64]:
+    """Each slice's share of the squared error, and the one expected of it, of the slices' sums."""
+    return over[1] / over[1].sum(), np.maximum(1 / over.shape[1], over[3] / (over[3].sum() or 1.0))
+
+
+def locate(pair: Pair, sums: Sums) -> list[tuple[float, Place]]:
+    """The slices along each dimension that hold nearly all of the squared error, and their share of it."""
+    found = []
+    for dim, place in enumerate(pair.places):
+        over = sums.over((dim,))
+        if over is not None and over[1].any():
+            share, chosen = _brightest(*shares(over), sums.carriers)
+            if len(chosen):
+                found.append((share, replace(place, chosen=chosen)))
+    return found
+
+
+def _brightest(share: Float64, expected: Float64, carriers: float) -> tuple[float, NDArray[np.intp]]:
+    """The slices before the widest gap in brightness, and their share of the error; none if they are too many or may be chance."""
+    brightness = share / expected
+    order = np.argsort(-brightness, kind="stable")[: len(share) // 2 + 1]
+    brightness = np.maximum(brightness[order], brightness[order[0]] * DARKEST)
+    together, expected, counts = np.cumsum(share[order])[:-1], np.cumsum(expected[order])[:-1], np.arange(1, len(order))
+    ways = counts * (np.log(len(share) / counts) + 1)  # the logarithm of the ways to choose so many slices, at most
+    certain = beyond_chance(together, np.minimum(expected, 1), carriers) - ways >= CERTAIN
+    gaps = np.where(certain & (together >= SHARE), brightness[:-1] / brightness[1:], 0.0)
+    if gaps.max(initial=0.0) < GAP:
+        return 0.0, order[:0]
+    count = int(gaps.argmax()) + 1
+    return float(together[count - 1]), np.sort(order[:count])
+
+
+def percent(share: float) -> str:
+    """``97 %``, or ``all``."""
+    return "all" if share >= 1 - 1e-9 else f"{math.floor(100 * share)} %"

@@ -1,0 +1,324 @@
+"""The shape of an error in words: where it is, what was done to the values, and what such an error often comes from.
+
+First the slices that hold nearly all of the squared error are looked for (``marginals``); then, among these only, the simplest
+description of the candidate's values (``transforms``), or else what the error goes with, or that it is noise. Every claim has to
+explain nearly all of the squared error and to be far beyond what noise does by chance.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from accucompare.bundle.dtypes import DTYPES, Kind, round_to, widen
+from accucompare.bundle.sums import Float64
+from accucompare.compare.marginals import (
+    CERTAIN,
+    SHARE,
+    Pair,
+    Place,
+    Sums,
+    beyond_chance,
+    carriers_of,
+    locate,
+    pair_of,
+    percent,
+    shares,
+    sums_of,
+)
+from accucompare.compare.transforms import Description, describe, scales_and_offsets
+
+SIDE = 0.95  # of the squared error, on one side of zero: activation functions differ a little on the other too
+NOISE = 0.1  # of the squared error, the most that any description of "noise" may explain beyond chance
+SLOPE = 0.3  # log d^2 against log golden^2 has slope 0 for an absolute error and 1 for a relative one; within this of either
+SPIKE = 0.1  # of golden's largest magnitude: a single differing element above this is worth a word, and below it is rounding
+UNRELATED = 100.0  # elements that carry the error, below which correlation is not judged: chance may make 4 / sqrt(100)
+FEWEST = 32.0  # elements that carry the error, below which nothing is called noise
+SAMPLE = 1 << 16  # elements looked at where a share is estimated: to 0.4 %
+BINS = 64  # of golden's values, to see whether they alone decide the error
+#: sqrt(mean d^2 / mean golden^2) of rounding to p bits is this times 2^-p, for mantissas spread evenly in their logarithm.
+ROUNDING = math.sqrt(2 * math.log(2) / 9)
+
+#: What slices are called (``marginals.NAMES``) that are made by one row of a weight.
+CHANNELS = ("channels", "channels or heads", "columns or features")
+
+HINTS = {
+    "nan": "often: 0/0, Inf − Inf, or a softmax over nothing but −Inf",
+    "inf": "often: overflow in a narrow type, or a division by zero",
+    "saturated": "often: overflow in a narrow type, saturated in place of Inf",
+    "zero": "often: a mask, pruning, or a buffer that was never written",
+    "zero channel": "often: a zeroed weight row, or a pruned channel",
+    "token": "often: a dropped token, or an attention mask or a position that is off by one",
+    "part": "often: one attention head, or one shard of a split layer",
+    "eps": "often: a wrong eps in a normalisation",
+    "scale near 1": "often: a wrong eps in a normalisation, or a slightly wrong scale",
+    "scale by group": "often: a wrong scale or weight of a normalisation, or a wrong quantisation scale",
+    "scale": "often: a wrong scaling factor (attention: 1/sqrt(d))",
+    "scale of a channel": "often: a wrong weight or scale of that channel",
+    "sign": "often: a sign error",
+    "offset": "often: a missing or wrong bias",
+    "constant": "often: a zeroed weight row, so that only the bias is left, or an input that is the same everywhere",
+    "clip": "often: a clamp, another activation function, or saturation of a quantised type",
+    "swap": "often: rows of a weight in another order, or indices mixed up",
+    "shift": "often: an index or position off by as much, or other padding",
+    "layout": "often: a transposed weight, or a layout taken for another (NCHW for NHWC)",
+    "side": "often: another activation function, or the tanh approximation of GELU",
+    "function": "often: another activation function, or an approximation of it",
+    "steps": "often: quantisation to few bits",
+    "low rank": "often: one wrong column of a weight, or one wrong input",
+    "relative": "often: a cast to a type with fewer bits",
+    "absolute": "often: lower-precision accumulation, or rounded operands of a product",
+    "unrelated": "often: another random seed, memory that was never written, or a layout taken for another",
+}
+
+#: The hints (their keys) that are others if the error is in one token, in a part of the channels, in a few channels, or elsewhere.
+HINTS_THERE = {
+    "token": {"zero": "token", "scale": ""},
+    "part": {"zero": "zero channel", "scale": ""},
+    "channel": {"zero": "zero channel", "scale": "scale of a channel", "scale near 1": "scale of a channel"},
+    "": {"scale": ""},
+}
+
+Found = list[tuple[str, str]]  # words and the key of a hint, or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The shape of an error.
+
+    Attributes:
+        words: at most three findings: where (with what is not finite first), then what. Empty if nothing is certain.
+        hints: at most two, what such an error often comes from.
+    """
+
+    words: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+
+
+def describe_error(golden: Float64, candidate: Float64, *, dtype: str = "float32") -> Shape:
+    """Say what an error looks like. Scaling both arrays by one factor changes nothing but what concerns the largest value of the type.
+
+    Args:
+        golden, candidate: float64 values of one shape, of any rank; NaN and Inf are allowed.
+        dtype: the candidate's type (a name in ``DTYPES``): its largest value, and its rounding.
+
+    Raises:
+        ValueError: if the shapes differ.
+    """
+    if golden.shape != candidate.shape:
+        raise ValueError(f"shapes differ: {golden.shape} and {candidate.shape}")
+    with np.errstate(all="ignore"):
+        facts = _not_finite(golden, candidate) + _saturated(golden, candidate, dtype)
+        finite = np.isfinite(golden) & np.isfinite(candidate)
+        pair = pair_of(np.where(finite, golden, 0.0), np.where(finite, candidate, 0.0))
+        found = _findings(pair, golden.shape, dtype) if pair.golden.size > 1 else []
+    if any(hint == "saturated" for _, hint in facts):
+        found = [one for one in found if one[1] != "clip"]  # it says the same
+    hints = [HINTS[hint] for _, hint in (*facts, *reversed(found)) if hint]  # what was done tells more of the cause than where
+    return Shape(tuple(words for words, _ in (*facts, *found))[:3], tuple(dict.fromkeys(hints))[:2])
+
+
+def _saturated(golden: Float64, candidate: Float64, dtype: str) -> Found:
+    largest = DTYPES[dtype].largest
+    count = np.count_nonzero((np.abs(candidate) == largest) & (np.abs(golden) > largest))
+    return [(f"saturated at {dtype}'s largest value, {largest:.6g}, at {count} element(s)", "saturated")] if largest and count else []
+
+
+def _not_finite(golden: Float64, candidate: Float64) -> Found:
+    """Where one is NaN or infinite and the other is not, or is otherwise."""
+    if np.isfinite(golden).all() and np.isfinite(candidate).all():
+        return []
+    same = (golden == candidate) | (np.isnan(golden) & np.isnan(candidate))
+    found = []
+    for bad, words, hint in (
+        (np.isnan(candidate) & ~same, "NaN where golden is not", "nan"),
+        (np.isinf(candidate) & ~same, "infinite where golden is not", "inf"),
+        (np.isfinite(candidate) & ~np.isfinite(golden), "finite where golden is NaN or infinite", ""),
+    ):
+        if count := np.count_nonzero(bad):
+            counted = pair_of(np.zeros(bad.shape), bad.astype(np.float64))
+            places = [place for _, place in locate(counted, sums_of(counted))] if counted.places else []
+            where = " and ".join(map(str, places)) or f"first at index {_index(int(bad.argmax()), bad.shape)}"
+            found.append((f"{words}, at {count} of {bad.size} element(s), {where}", hint))
+    return found
+
+
+def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(flat, shape))
+
+
+def _findings(whole: Pair, shape: tuple[int, ...], dtype: str) -> Found:
+    """Where, then what."""
+    sums = sums_of(whole)
+    if not sums.carriers:
+        return []
+    where = locate(whole, sums)
+    if not where:
+        return _spike(whole, shape) or _what(whole, sums, dtype)
+    chosen, kind = [place for _, place in where], _kind([place for _, place in where])
+    share = percent(min(share for share, _ in where))
+    found = [(f"{share} of the squared error is in {' of '.join(map(str, reversed(chosen)))}", kind if kind in HINTS else "")]
+    part = whole.part(chosen)
+    for words, hint in _what(part, sums_of(part), dtype):
+        there = " there" if words.startswith(("the candidate", "a constant", "the sign")) else ""
+        found.append((words + there, HINTS_THERE[kind].get(hint, hint)))
+    return found
+
+
+def _kind(places: list[Place]) -> str:
+    """The key in ``HINTS_THERE``."""
+    if any("token" in place.name and len(place.chosen) == 1 for place in places):
+        return "token"
+    channels = [place.chosen for place in places if place.names in CHANNELS]
+    if any(len(chosen) >= 8 and np.ptp(chosen) == len(chosen) - 1 for chosen in channels):
+        return "part"
+    return "channel" if channels else ""
+
+
+def _spike(pair: Pair, shape: tuple[int, ...]) -> Found:
+    """A single element that differs by much: a matter of fact, not of chance."""
+    diff = np.abs(pair.candidate - pair.golden).reshape(-1)
+    at, total = int(diff.argmax()), float(diff @ diff)
+    share = float(diff[at]) ** 2 / total
+    if share < 0.99 or diff[at] < SPIKE * np.abs(pair.golden).max() or diff.size < FEWEST:
+        return []
+    return [(f"{percent(share)} of the squared error is in one element, at {_index(at, shape)}", "")]
+
+
+def _what(pair: Pair, sums: Sums, dtype: str) -> Found:
+    if best := describe(pair, sums):
+        return [(best.words, best.hint)]
+    return _steps(pair, dtype) + _by_golden(pair) or _low_rank(pair) or _unrelated(sums) or _noise(pair, sums)
+
+
+def _sampled(pair: Pair) -> tuple[Float64, Float64]:
+    size = pair.golden.size
+    flat = np.arange(size) if size <= SAMPLE else np.random.default_rng(0).integers(size, size=SAMPLE)
+    return pair.golden.reshape(-1)[flat], pair.candidate.reshape(-1)[flat]
+
+
+def _steps(pair: Pair, dtype: str) -> Found:
+    """Far fewer distinct values than golden has in the candidate's type."""
+    golden, candidate = _sampled(pair)
+    known = DTYPES[dtype]
+    if known.kind is Kind.FLOAT and known.digits <= 24:
+        golden = widen(round_to(golden, known), known)
+    levels = len(np.unique(candidate))
+    if not 1 < levels <= min(257, len(candidate) // 16) or len(np.unique(golden)) < 4 * levels:
+        return []
+    return [(f"the candidate has only {levels} distinct values", "steps")]
+
+
+def _by_golden(pair: Pair) -> Found:
+    """Whether the error is where golden is negative or positive, far beyond what is there of elements and of golden's squares."""
+    golden, candidate = _sampled(pair)
+    diff = candidate - golden
+    total, carriers = float(diff @ diff), carriers_of(diff)
+    if not total:
+        return []
+    for where, words in ((golden < 0, "negative"), (golden > 0, "positive")):
+        share = float(diff[where] @ diff[where]) / total
+        expected = max(float(where.mean()), float(golden[where] @ golden[where]) / (float(golden @ golden) or 1.0))
+        if share >= SIDE and expected <= SHARE and beyond_chance(np.array(share), np.array(expected), carriers) >= CERTAIN:
+            return [(f"{percent(share)} of the squared error is where golden is {words}", "side")]
+    one = _function_of_golden(golden, diff)
+    return [(one.words, one.hint)] if carriers >= 4 * BINS and one.certain() else []
+
+
+def _function_of_golden(golden: Float64, diff: Float64) -> Description:
+    """Whether d is the same wherever golden is: by the means of d in bins of golden, too wide for the steps of rounding."""
+    ordered = diff[np.argsort(golden, kind="stable")]
+    starts = np.unique(np.arange(BINS) * len(ordered) // BINS)
+    counts = np.diff(np.append(starts, len(ordered)))
+    left = max(0.0, 1 - float(np.sum(np.add.reduceat(ordered, starts) ** 2 / counts)) / float(ordered @ ordered))
+    return Description("function", "the error depends on golden's value alone", left, len(starts), carriers_of(diff))
+
+
+def _crop(pair: Pair) -> Float64:
+    """d of up to 64 rows by 512 columns, evenly taken."""
+    length = pair.golden.shape[-1]
+    golden, candidate = pair.golden.reshape(-1, length), pair.candidate.reshape(-1, length)
+    rows, columns = -(-len(golden) // 64), -(-length // 512)
+    return candidate[::rows, ::columns] - golden[::rows, ::columns]
+
+
+def _low_rank(pair: Pair) -> Found:
+    diff = _crop(pair)
+    total = float(np.vdot(diff, diff))
+    if min(diff.shape) < 8 or not total:
+        return []
+    left = max(0.0, 1 - float(np.linalg.norm(diff, 2)) ** 2 / total)
+    one = Description("low rank", "every row has the same error but for a factor", left, sum(diff.shape), carriers_of(diff))
+    return [(one.words, one.hint)] if one.certain() else []
+
+
+def _unrelated(sums: Sums) -> Found:
+    """Whether candidate correlates with golden no more than chance has it."""
+    _, diff, product, golden = sums.leading.reshape(4, -1).sum(1).tolist()
+    candidate, both = diff + 2 * product + golden, product + golden
+    if sums.carriers < UNRELATED or not golden or not candidate or abs(both) > 4 * math.sqrt(golden * candidate / sums.carriers):
+        return []
+    return [("the candidate does not correlate with golden", "unrelated")]
+
+
+def _noise(pair: Pair, sums: Sums) -> Found:
+    """Noise: nothing explains more of it than chance lets it; how it goes with golden's magnitude, and how large it is."""
+    if sums.carriers < FEWEST or _explained(pair, sums) or _patterned(pair) or _uneven(pair, sums):
+        return []
+    golden, error = float(sums.leading[3].sum()), float(sums.leading[1].sum())
+    if not golden:
+        return [("looks like noise", "")]
+    ratio, slope = math.sqrt(error / golden), _slope(pair)
+    bits = round(math.log2(min(max(ROUNDING / ratio, 1.0), 2.0**53)))
+    if abs(slope - 1) < SLOPE:
+        size = f"about as large as rounding to {bits} bits" if bits > 1 else f"{ratio:.1g} of it"
+        return [(f"looks like noise, in proportion to |golden|: {size}", "relative" if bits > 1 else "")]
+    alike = ", as large where golden is small" if abs(slope) < SLOPE else ""
+    return [(f"looks like noise, {ratio:.1e} of golden's RMS{alike}", "absolute" if alike and ratio < NOISE else "")]
+
+
+def _explained(pair: Pair, sums: Sums) -> bool:
+    """Whether scales or offsets explain more than they do of noise.
+
+    With k free numbers a share of k/n, give or take sqrt(2k)/n: four times that, and the square of four deviations for one.
+    """
+    return any(
+        1 - one.left > NOISE + (one.numbers + 6 * math.sqrt(one.numbers) + 16) / sums.carriers for one in scales_and_offsets(pair, sums)
+    )
+
+
+def _patterned(pair: Pair) -> bool:
+    """Whether rows of d are more alike than those of noise, whose largest singular value is at most sqrt(rows) + sqrt(columns)."""
+    diff = _crop(pair)
+    for axis in (1, 0):
+        diff = diff / np.maximum(np.linalg.norm(diff, axis=axis, keepdims=True), np.finfo(float).tiny)
+    rows, columns = diff.shape
+    first = float(np.linalg.norm(diff, 2)) ** 2 / (float(np.vdot(diff, diff)) or 1.0)
+    return first > 3 * (1 / math.sqrt(rows) + 1 / math.sqrt(columns)) ** 2
+
+
+def _uneven(pair: Pair, sums: Sums) -> bool:
+    """Whether half of the slices along a dimension, not too thin to tell, have far more of the error than of golden."""
+    for dim, place in enumerate(pair.places):
+        over = sums.over((dim,))
+        if over is None or sums.carriers < 2 * len(place.chosen):
+            continue
+        share, expected = shares(over)
+        half = np.argsort(-share / expected, kind="stable")[: (len(share) + 1) // 2]
+        if share[half].sum() >= SHARE and expected[half].sum() < 1 - 2 * NOISE:
+            return True
+    return False
+
+
+def _slope(pair: Pair) -> float:
+    """Of log d^2 against log golden^2, between the smallest and the largest third of golden; NaN if these are too near or too few."""
+    golden, candidate = _sampled(pair)
+    size, diff = np.abs(golden), candidate - golden
+    low, high = np.quantile(size, (1 / 3, 2 / 3))
+    small, large = (float(np.mean(golden[third] ** 2)) for third in (size <= low, size >= high))
+    small_error, large_error = (float(np.mean(diff[third] ** 2)) for third in (size <= low, size >= high))
+    if len(golden) < 256 or not small or large < 16 * small or not small_error or not large_error:
+        return math.nan
+    return math.log(large_error / small_error) / math.log(large / small)

@@ -1,0 +1,88 @@
+"""Which baseline would tell rounding from a bug, as the command that makes it; and in how many digits a capture multiplied."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.reader import Bundle, open_bundle
+
+#: Unit roundoff of a float32 product whose operands are rounded to a format (``devices.emulation`` has the sources).
+PRODUCT_ROUNDING = {"hf32": 2.0**-12, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
+
+#: Flags that let a device round the operands of float32 matrix products, and of convolutions, with what each stands for if it is on.
+_MATMUL_FLAGS = {"npu.matmul.allow_hf32": "hf32", "cuda.matmul.allow_tf32": "tf32", "mkldnn.matmul.fp32_precision": ""}
+_CONV_FLAGS = {"npu.conv.allow_hf32": "hf32", "cudnn.allow_tf32": "tf32", "mkldnn.conv.fp32_precision": ""}
+_SHORT = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def product_formats(manifest: Manifest) -> tuple[str, str]:
+    """The formats (see ``PRODUCT_ROUNDING``) that a capture's float32 matrix products and convolutions were rounded to, or ``""``."""
+    emulated = str(manifest.capture.get("emulate") or "")
+    flags = manifest.environment.get("flags") or {}
+    found = [emulated or next((_format(flags.get(name), on) for name, on in table.items() if _format(flags.get(name), on)), "")
+             for table in (_MATMUL_FLAGS, _CONV_FLAGS)]  # fmt: skip
+    return found[0], found[1]
+
+
+def _format(value: Any, on: str) -> str:
+    if value is True:
+        return on
+    return value if isinstance(value, str) and value in PRODUCT_ROUNDING else ""
+
+
+def float_dtype(manifest: Manifest) -> str:
+    """The floating dtype that a capture computed in: what it was cast to, or else that of most of its parameters; ``""`` if unknown."""
+    cast = manifest.capture.get("dtype")
+    if cast:
+        return str(cast)
+    dtypes = [entry["dtype"] for entry in (manifest.model.get("parameters") or {}).values() if entry["dtype"] in _SHORT]
+    return max(sorted(set(dtypes)), key=dtypes.count, default="")
+
+
+def suggest_baseline(golden: str | Path, candidate: str | Path) -> str:
+    """The command that captures the baseline for two bundles.
+
+    Returns:
+        A line such as ``accucompare capture model.py --device cpu --dtype bfloat16 --feed golden --out cpu-bf16-fed``; ``CASE`` stands
+        for a case that golden's manifest does not name, as of a capture by the Python API.
+
+    Raises:
+        BundleError: if one of the bundles is missing, damaged, or of a newer format.
+
+    Example:
+        >>> suggest_baseline("golden", "npu")                           # doctest: +SKIP
+        'accucompare capture model.py --device cpu --dtype bfloat16 --out cpu-bf16'
+    """
+    with open_bundle(golden) as golden_bundle, open_bundle(candidate) as candidate_bundle:
+        return baseline_command(golden_bundle, candidate_bundle)
+
+
+def baseline_command(golden: Bundle, candidate: Bundle) -> str:
+    """The same for bundles that are open."""
+    ours, theirs = golden.manifest, candidate.manifest
+    dtypes = float_dtype(ours), float_dtype(theirs)
+    command = ["accucompare", "capture", str(ours.environment.get("case") or theirs.environment.get("case") or "CASE"), "--device", "cpu"]
+    lowered = next((each for each in product_formats(theirs) if each and dtypes[1] == "float32"), "")
+    if lowered:
+        name = lowered
+        command += ["--dtype", dtypes[1]] if dtypes[0] != dtypes[1] else []
+        command += ["--emulate", lowered]
+    else:  # of golden's own dtype, the CPU might give golden itself: float64 shows golden's rounding
+        dtype = dtypes[1] if dtypes[0] != dtypes[1] and dtypes[1] else "float64"
+        name = _SHORT.get(dtype, dtype)
+        command += ["--dtype", dtype]
+        if dtype == "float64" and ours.capture.get("round_weights"):
+            command += ["--round-weights", str(ours.capture["round_weights"])]
+    fed = bool(theirs.capture.get("feed"))
+    if fed:
+        command += ["--feed", str(golden.path)]
+    command += ["--like", str(golden.path)] if ours.state is not None else []
+    for option in ("seed", "steps"):
+        command += [f"--{option}", str(ours.capture[option])] if ours.capture.get(option) else []
+    for option in ("only", "skip"):
+        for glob in theirs.capture.get(option) or ():
+            command += [f"--{option}", str(glob)]
+    return shlex.join([*command, "--out", f"cpu-{name}{'-fed' if fed else ''}"])

@@ -1,0 +1,269 @@
+"""What was done to golden's values to give the candidate's: the simplest descriptions, each with what it leaves of the error.
+
+A description with k free numbers that leaves a share r of the error of n carriers has a log-likelihood ratio against chance of
+-n/2 log r, less k/2 log n (Schwarz's criterion, BIC). It may be said if that is beyond ``CERTAIN`` and r at most ``LEFT``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accucompare.bundle.sums import Float64
+from accucompare.compare.marginals import CERTAIN, LISTED, LONGEST, Pair, Sums, carriers_of, percent
+
+LEFT = 0.1  # of the squared error, the most that a description may leave: noise of a tenth of the error takes 1 %, the rest is margin
+FLOOR = 1e-4  # of the squared error left counts as all explained: among exact descriptions the shortest wins
+NEAR = 0.05  # a scale this near 1 is a slip, this near 0 or -1 is that
+FAINT = 0.05  # of golden's RMS: a channel with less counts as this large, or its noise would count for more than others' errors
+TURNS = 4  # of fitting rows' factors and channels' biases in turn: after 2, what is left of a wrong eps changes no more
+FITTED = 1 << 22  # elements, the most that rows' factors are fitted to
+ROW = "each row"  # along the last dimension: a token, where this holds channels
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What may have been done to golden's values to give the candidate's.
+
+    Attributes:
+        hint: its key in ``patterns.HINTS``.
+        words: it in words.
+        left: share of the squared error that it does not explain.
+        numbers: how many free numbers it has.
+        carriers: how many elements carry the error that it explains.
+    """
+
+    hint: str
+    words: str
+    left: float
+    numbers: float
+    carriers: float
+
+    def evidence(self) -> float:
+        """Nats for it and against chance."""
+        return -0.5 * self.carriers * math.log(max(self.left, FLOOR)) - 0.5 * self.numbers * math.log(self.carriers + 1)
+
+    def certain(self) -> bool:
+        """Whether it may be said: it explains enough, has two elements or more to each free number, and chance does not do so."""
+        return self.left <= LEFT and self.numbers <= self.carriers / 2 and self.evidence() >= CERTAIN
+
+
+def describe(pair: Pair, sums: Sums) -> Description | None:
+    """The description that has most for it, if one is certain."""
+    all_of_them = itertools.chain(
+        _zero(pair, sums),
+        scales_and_offsets(pair, sums),
+        _row_scales(pair),
+        _clipped(pair, sums),
+        _moved_slices(pair, sums),
+        _layouts(pair, sums),
+    )
+    return max((one for one in all_of_them if one.certain()), key=Description.evidence, default=None)
+
+
+def _left(pair: Pair, guess: Float64) -> float:
+    """The share of the squared error left, if candidate is guessed to be so."""
+    missed, diff = (pair.candidate - guess).reshape(-1), (pair.candidate - pair.golden).reshape(-1)
+    return float(missed @ missed) / float(diff @ diff)
+
+
+def _zero(pair: Pair, sums: Sums) -> Iterator[Description]:
+    zero = pair.candidate == 0
+    count = np.count_nonzero(zero & (pair.golden != 0))
+    if zero.all():
+        yield Description("zero", "the candidate is exactly zero", 0.0, 0, zero.size)  # a fact, of every element
+    elif count:
+        words = f"exactly zero where golden is not, at {percent(count / zero.size)} of the elements"
+        yield Description("zero", words, _left(pair, np.where(zero, 0.0, pair.golden)), 2, sums.carriers)
+
+
+def scales_and_offsets(pair: Pair, sums: Sums) -> Iterator[Description]:
+    """One scale or one offset of all elements, or of each slice along a dimension, or of each row."""
+    size, error = pair.golden.size, float(sums.leading[1].sum())
+    rms = math.sqrt(float(sums.leading[3].sum()) / size)
+    for kept, each in _groupings(pair):
+        over = sums.over(kept)
+        if over is None or over.shape[1] > sums.carriers / 2:
+            continue
+        diff, _, product, squares = over
+        groups = over.shape[1]
+        excess, offsets = _ratio(product, squares), diff * groups / size  # those that leave the least: scales are 1 + excess
+        scaled, moved = (_unexplained(float(part.sum()) / error) for part in (product * excess, diff * offsets))
+        yield Description(*_scales_in_words(1 + excess, each), scaled, groups, sums.carriers)
+        yield Description("offset", _offset_in_words(offsets, each, rms), moved, groups, sums.carriers)
+
+
+def _unexplained(share: float) -> float:
+    """The rest of a share explained; all, if it is above 1 or NaN, as float64 was left."""
+    return max(0.0, 1 - share) if share <= 1 + FLOOR else 1.0
+
+
+def _groupings(pair: Pair) -> Iterator[tuple[tuple[int, ...], str]]:
+    """The dimensions of which each slice, or each combination of slices, has a number of its own, and what that is called."""
+    rows = tuple(range(len(pair.places) - 1))
+    yield (), ""
+    if rows:
+        yield rows, ROW
+        yield from (((dim,), f"each {place.name} (dimension {place.dim})") for dim, place in enumerate(pair.places) if (dim,) != rows)
+
+
+def _ratio(part: Float64, whole: Float64) -> Float64:
+    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
+
+
+def _range(values: Float64) -> tuple[float, float]:
+    """All but the outermost tenth of them."""
+    low, high = np.quantile(values, (0.05, 0.95), method="nearest")
+    return float(low), float(high)
+
+
+def _factor(scale: float) -> str:
+    """To three digits; near 1, to two digits of the difference from it."""
+    if 0 < abs(scale - 1) < NEAR:
+        return str(round(scale, 1 + math.ceil(-math.log10(abs(scale - 1)))))
+    return f"{scale:.3g}"
+
+
+def _scales_in_words(scales: Float64, each: str) -> tuple[str, str]:
+    """The key of the hint, and the words."""
+    low, high = _range(scales)
+    if each:
+        one_sided = 0 < low <= high < 1 or low > 1  # an eps that is too large shrinks every row, one that is too small grows it
+        digits = max(2, math.ceil(-math.log10(high - low))) if 0 < high - low < 1 else 2  # as many as tell them apart
+        words = f"{each} is scaled by a factor of its own, {low:.{digits}f} to {high:.{digits}f}"
+        return "eps" if each == ROW and one_sided else "scale by group", words
+    if abs(low + 1) < NEAR:
+        return "sign", "the sign is flipped"
+    if abs(low) < NEAR:
+        return "zero", "the candidate is nearly zero"
+    return "scale near 1" if abs(low - 1) < NEAR else "scale", f"the candidate is about {_factor(low)} × golden"
+
+
+def _offset_in_words(offsets: Float64, each: str, rms: float) -> str:
+    low, high = (f"{value / rms:.2g}" if rms else "" for value in _range(offsets))
+    if each:
+        return f"{each} has a constant offset of its own" + (f", {low} to {high} × golden's RMS" if rms else "")
+    return "a constant offset" + (f" of {low} × golden's RMS" if rms else "")
+
+
+def _row_scales(pair: Pair) -> Iterator[Description]:
+    """Every row scaled, alike or not, or about a bias of each channel as by a wrong eps: candidate = factor * (golden - bias) + bias.
+
+    Channels are divided by golden's RMS in them first: rounding's errors are in proportion, so that all channels tell as much,
+    and a few large ones do not hide what the others have in common.
+    """
+    length, step = pair.golden.shape[-1], -(-pair.golden.size // FITTED)
+    golden = pair.golden.reshape(-1, length)[::step]
+    diff = pair.candidate.reshape(-1, length)[::step] - golden
+    if len(golden) == 1:
+        return
+    rms = np.sqrt(np.einsum("ij,ij->j", golden, golden) / len(golden))
+    rms = np.maximum(rms, FAINT * math.sqrt(float(rms @ rms) / length))
+    golden, diff = golden / rms, diff / rms
+    error, carriers = float(np.vdot(diff, diff)), carriers_of(diff)
+    if not error:
+        return
+    product, squares = np.einsum("ij,ij->i", diff, golden), np.einsum("ij,ij->i", golden, golden)
+
+    together, apart = _ratio(product.sum(keepdims=True), squares.sum(keepdims=True)), _ratio(product, squares)
+    for excess, each in ((together, ""), (apart, ROW)):
+        left = _unexplained(float(np.sum(excess * product)) / error)
+        yield Description(*_scales_in_words(1 + excess, each), left, len(excess), carriers)
+
+    excess, bias = apart, np.zeros(length)  # the bias's sign is changed: d = excess * (golden + bias)
+    for _ in range(TURNS):
+        bias = np.nan_to_num((excess @ diff - excess**2 @ golden) / (excess @ excess)).clip(-1, 1)  # none is above golden's RMS
+        excess = _ratio(product + diff @ bias, squares + 2 * (golden @ bias) + bias @ bias)
+    missed = diff - excess[:, None] * (golden + bias)
+    yield Description(*_scales_in_words(1 + excess, ROW), float(np.vdot(missed, missed)) / error, len(golden) + length, carriers)
+
+
+def _clipped(pair: Pair, sums: Sums) -> Iterator[Description]:
+    low, high = float(pair.candidate.min()), float(pair.candidate.max())
+    below, above = float(pair.golden.min()) < low, float(pair.golden.max()) > high
+    if high - low < NEAR * float(np.ptp(pair.golden)):
+        hint, words, numbers = "constant", f"the candidate is {'' if high == low else 'nearly '}constant", 1
+    elif below and above:
+        hint, words, numbers = "clip", "clipped on both sides", 3
+    elif below or above:
+        at, numbers = (" at 0", 1) if (low if below else high) == 0 else ("", 2)
+        hint, words = "clip", f"clipped from {'below' if below else 'above'}{at}"
+    else:
+        return
+    yield Description(hint, words, _left(pair, np.clip(pair.golden, low, high)), numbers, sums.carriers)
+
+
+def _moved_slices(pair: Pair, sums: Sums) -> Iterator[Description]:
+    """Slices along one dimension that were shifted, or have changed places."""
+    for dim, place in enumerate(pair.places):
+        over = sums.over((dim,))
+        if over is not None and 1 < len(place.chosen) <= LONGEST // 4:
+            looked, matched = _matched(pair, dim, over[1])
+            yield from _shifted(pair, sums, dim, looked, matched)
+            if np.array_equal(np.sort(matched), looked):
+                yield from _permuted(pair, sums, dim, looked, matched)
+
+
+def _matched(pair: Pair, dim: int, squares: Float64) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The candidate's slices of the largest errors, in order, and the slice of golden that is nearest to each, by 64 elements of it."""
+    size, random = pair.golden.shape[dim], np.random.default_rng(0)
+    looked = np.sort(np.argsort(-squares, kind="stable")[: max(16, min(512, (1 << 22) // size))])
+    others = tuple(random.integers(n, size=64) for axis, n in enumerate(pair.golden.shape) if axis != dim)
+    ours, theirs = (np.atleast_2d(np.moveaxis(values, dim, -1)[others]) for values in (pair.golden, pair.candidate))
+    theirs = theirs[:, looked]
+    length = (theirs**2).sum(0)
+    distance = length[:, None] - 2 * theirs.T @ ours + (ours**2).sum(0)
+    matched = distance.argmin(1)
+    stays = distance[np.arange(len(looked)), looked] <= distance.min(1) + FLOOR * length
+    return looked, np.where(stays, looked, matched)
+
+
+def _shifted(pair: Pair, sums: Sums, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]) -> Iterator[Description]:
+    place, size = pair.places[dim], pair.golden.shape[dim]
+    shifts, votes = np.unique((looked - matched) % size, return_counts=True)
+    shift = int(shifts[votes.argmax()])
+    if size > 2 and shift and votes.max() >= len(looked) / 2:
+        words = f"shifted by {shift if shift <= size // 2 else shift - size:+d} along the {place.names} (dimension {place.dim})"
+        yield Description("shift", words, _left(pair, np.roll(pair.golden, shift, dim)), 1, sums.carriers)
+
+
+def _permuted(pair: Pair, sums: Sums, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]) -> Iterator[Description]:
+    place, order = pair.places[dim], np.arange(pair.golden.shape[dim])
+    order[looked] = matched
+    moved = place.chosen[looked[matched != looked]].tolist()
+    if not moved:
+        return
+    if len(moved) == 2:
+        words = f"{place.names} {moved[0]} and {moved[1]} (dimension {place.dim}) are swapped"
+    elif np.array_equal(order[::-1], np.arange(len(order))):
+        words = f"the {place.names} (dimension {place.dim}) are in reverse order"
+    else:
+        few = ", ".join(map(str, moved[:LISTED])) + (", …" if len(moved) > LISTED else "")
+        words = f"{len(moved)} {place.names} (dimension {place.dim}) have changed places: {few}"
+    yield Description("swap", words, _left(pair, np.take(pair.golden, order, dim)), len(moved), sums.carriers)
+
+
+def _layouts(pair: Pair, sums: Sums) -> Iterator[Description]:
+    """Values laid out with the dimensions in another order, and read as if in this one; a plain transposition if the sizes agree."""
+    ndim, shape = pair.golden.ndim, pair.golden.shape
+    if not 2 <= ndim <= 4:
+        return
+    some = np.random.default_rng(0).integers(pair.golden.size, size=4096)
+    theirs, ours = pair.candidate.reshape(-1)[some], pair.golden.reshape(-1)[some]
+    for order in itertools.islice(itertools.permutations(range(ndim)), 1, None):  # without the first, which moves nothing
+        moved = np.transpose(pair.golden, order)
+        missed = theirs - moved[np.unravel_index(some, moved.shape)]
+        if missed @ missed > 2 * LEFT * ((theirs - ours) @ (theirs - ours)):
+            continue
+        dims = [pair.places[dim].dim for dim in order]
+        changed = [place.dim for place, dim in zip(pair.places, dims, strict=True) if place.dim != dim]
+        if moved.shape == shape and len(changed) == 2:
+            words = f"dimensions {changed[0]} and {changed[1]} are transposed"
+        else:
+            words = f"laid out with the dimensions in the order {tuple(dims)}"
+        yield Description("layout", words, _left(pair, np.ascontiguousarray(moved).reshape(shape)), 2, sums.carriers)

@@ -1,0 +1,250 @@
+"""One model in one setup: its golden, its baselines, and what accucompare says of each fault and of each fault-free pair."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import accucompare as ac
+from accucompare.compare.comparison import Comparison, Row, Status
+from benchmarks.faults_alone import RISES, calls_of, rise
+from benchmarks.faults_kinds import Fault, faults_in
+from benchmarks.faults_models import ARCHITECTURES, build
+from benchmarks.faults_orders import COARSER, ORDERS
+
+METHODS = ("first over tolerance", "free, baseline", "fed", "fed, baseline")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """In what golden, candidate and baseline compute; all three have the candidate's weights."""
+
+    golden: torch.dtype
+    candidate: torch.dtype
+    baseline: torch.dtype
+    emulate: str | None = None
+    planted: bool = True
+
+
+SETUPS = {
+    "bfloat16": Setup(torch.float32, torch.bfloat16, torch.bfloat16),
+    "float32": Setup(torch.float64, torch.float32, torch.float32),
+    "float32 (float64 baseline)": Setup(torch.float32, torch.float32, torch.float64),
+    "HF32": Setup(torch.float32, torch.float32, torch.float32, emulate="hf32", planted=False),
+}
+
+
+@dataclass
+class Trial:
+    """What became of one fault.
+
+    Attributes:
+        rank: by method, the place of the right culprit among those named, from 1; 0 if it is not among them.
+        named: by method, what was named first.
+        count: by method, how many were named.
+        rise: see ``benchmarks.faults_alone``.
+        used: of the fed capture with baseline, the largest excess / limit among the right module's rows.
+        second: of two faults at once, the second.
+        error: what was raised, if something was.
+    """
+
+    architecture: str
+    setup: str
+    kind: str
+    site: str
+    fault: str
+    order: str
+    rise: float
+    rank: dict[str, int] = field(default_factory=dict)
+    named: dict[str, str] = field(default_factory=dict)
+    count: dict[str, int] = field(default_factory=dict)
+    used: float | None = None
+    elements: int = 0
+    second: str = ""
+    error: str = ""
+
+
+@dataclass
+class FaultFree:
+    """What is said of a candidate without fault, computed in another order.
+
+    Attributes:
+        alarms: by method, the rows over their limits.
+        differ: how many rows are not bit for bit the baseline's.
+        used: by method, of each row the number of elements, the excess and the excess / limit.
+    """
+
+    architecture: str
+    setup: str
+    order: str
+    alarms: dict[str, list[str]] = field(default_factory=dict)
+    used: dict[str, list[tuple[int, float, float, str]]] = field(default_factory=dict)
+    error: str = ""
+
+
+class Bench:
+    """The bundles of one model in one setup."""
+
+    def __init__(self, architecture: str, setup: str, folder: Path) -> None:
+        self.architecture = architecture
+        self.setup = setup
+        self.how = SETUPS[setup]
+        model, inputs = build(architecture)
+        self.model = _cast(model, self.how.candidate)
+        self.inputs = {name: _rounded(value, self.how.candidate) for name, value in inputs.items()}
+        self.folder = folder
+        self.golden = self._capture(_cast(self.model, self.how.golden), "golden")
+        options = {"emulate": self.how.emulate}
+        trusted = _cast(self.model, self.how.baseline)
+        self.baselines = {
+            None: self._capture(trusted, "baseline", **options),
+            self.golden: self._capture(trusted, "baseline-fed", feed=self.golden, **options),
+        }
+        self.calls = calls_of(_cast(self.model, torch.float64), _as(self.inputs, torch.float64))
+
+    def faults(self, most: int, seed: int = 0) -> list[Fault]:
+        draw = np.random.default_rng([seed, list(ARCHITECTURES).index(self.architecture)])
+        dtype = str(self.how.candidate).removeprefix("torch.")
+        return faults_in(self.model, {name: len(calls) for name, calls in self.calls.items()}, dtype, most, draw)
+
+    def try_fault(self, fault: Fault, order: str, second: Fault | None = None) -> Trial:
+        """Plant one fault, or two, and ask every method."""
+        planted = [fault] if second is None else [fault, second]
+        trial = Trial(self.architecture, self.setup, fault.kind, fault.site, str(fault), order, 0.0, second=str(second or ""))
+        try:
+            trial.rise = min(self._rise(each) for each in planted)
+            if trial.rise < RISES:
+                return trial
+            for method, comparison in self._asked(planted, order):
+                places = [_rank(comparison, each) for each in planted]
+                trial.rank[method] = 0 if 0 in places else max(places)
+                trial.count[method] = len(comparison.culprits)
+                trial.named[method] = comparison.culprits[0].place if comparison.culprits else ""
+                if method == METHODS[-1]:
+                    rows = [row for row in comparison.rows if _shows(row, fault) and row.verdict.used is not None]
+                    worst = max(rows, key=lambda row: row.verdict.used or 0, default=None)
+                    trial.used = worst.verdict.used if worst else None
+                    trial.elements = _elements(worst) if worst else 0
+        except Exception as error:  # one trial must not cost the others; it is shown and counted
+            trial.error = f"{type(error).__name__}: {error}"
+        return trial
+
+    def try_order(self, order: str) -> FaultFree:
+        """No fault, another order."""
+        pair = FaultFree(self.architecture, self.setup, order)
+        try:
+            for method, comparison in self._asked([], order):
+                pair.alarms[method] = [_told(row) for row in comparison.rows if row.status is Status.FAIL]
+                pair.used[method] = [
+                    (_elements(row), row.verdict.excess, row.verdict.used or 0, row.place)
+                    for row in comparison.rows
+                    if row.verdict.excess is not None
+                ]
+        except Exception as error:
+            pair.error = f"{type(error).__name__}: {error}"
+        return pair
+
+    def _rise(self, fault: Fault) -> float:
+        module = self.model.get_submodule(fault.name)
+        return rise(module, self.calls[fault.name][fault.call], fault.plant, self.how.candidate, fault.call + 1)
+
+    def _asked(self, faults: list[Fault], order: str) -> Iterator[tuple[str, Comparison]]:
+        """Capture a candidate free-running and fed, and compare each without and with its baseline."""
+        model = copy.deepcopy(self.model)
+        for fault in faults:
+            fault.plant(model.get_submodule(fault.name))
+        methods = iter(METHODS)
+        for feed in (None, self.golden):
+            with ({**ORDERS, **COARSER})[order]():
+                # forced: a fault in a weight is one of the device's here, and must be found without looking at weights
+                options = {"feed": feed, "force": True} if feed else {}
+                candidate = self._capture(model, "candidate", emulate=self.how.emulate, overwrite=True, **options)
+            for baseline in (None, self.baselines[feed]):
+                yield next(methods), ac.diff(self.golden, candidate, baseline=baseline, workers=1)
+
+    def _capture(self, model: nn.Module, name: str, **options: Any) -> Path:
+        out = self.folder / name
+        dtype = next(model.parameters()).dtype
+        with torch.no_grad(), ac.capture(model, out, **options):
+            model(**_as(self.inputs, dtype))
+        return out
+
+
+def run(architecture: str, setup: str, most: int, pairs: bool) -> dict[str, list[dict[str, Any]]]:
+    """Everything about one model in one setup: ``trials``, ``doubles`` and ``pairs``."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="accucompare-faults-") as folder:
+        bench = Bench(architecture, setup, Path(folder))
+        faults = bench.faults(most) if bench.how.planted else []
+        orders = list(ORDERS)[:-1]  # another number of threads changes nothing in models as small as these
+        trials = [bench.try_fault(fault, orders[count % len(orders)]) for count, fault in enumerate(faults)]
+        doubles = [
+            bench.try_fault(fault, orders[count % len(orders)], second)
+            for count, (fault, second) in enumerate(_behind(bench, trials, faults))
+        ]
+        free = [bench.try_order(order) for order in (*ORDERS, *COARSER)] if pairs else []
+    return {
+        "trials": [asdict(each) for each in trials],
+        "doubles": [asdict(each) for each in doubles],
+        "pairs": [asdict(each) for each in free],
+    }
+
+
+def _behind(bench: Bench, trials: list[Trial], faults: list[Fault]) -> Iterator[tuple[Fault, Fault]]:
+    """A fault and a second one behind it, in another module, each of which rises over rounding."""
+    order = list(bench.calls)
+    rising = [fault for fault, trial in zip(faults, trials, strict=True) if trial.rise >= RISES and fault.name]
+    rising.sort(key=lambda fault: order.index(fault.name))
+    half = len(rising) // 2
+    for first, second in list(zip(rising[:half], rising[half:], strict=False))[::5]:
+        nested = f"{second.name}.".startswith(f"{first.name}.") or f"{first.name}.".startswith(f"{second.name}.")
+        if not nested:
+            yield first, second
+
+
+def _rank(comparison: Comparison, fault: Fault) -> int:
+    for place, culprit in enumerate(comparison.culprits, 1):
+        right_call = culprit.call >= fault.call  # a fault in the first call is in all of them
+        if (culprit.name, culprit.site) == (fault.name, fault.site) and right_call:
+            return place
+    return 0
+
+
+def _shows(row: Row, fault: Fault) -> bool:
+    """Whether a row shows what the faulty call makes."""
+    record = row.golden
+    if record is None:
+        return False
+    if record.role.value == "output":
+        return record.name == fault.name and record.call >= fault.call
+    return record.parent is not None and record.parent[0] == fault.name and record.parent[1] >= fault.call
+
+
+def _elements(row: Row) -> int:
+    assert row.golden is not None
+    return int(np.prod(row.golden.shape, dtype=np.int64))
+
+
+def _told(row: Row) -> str:
+    excess = f", excess {row.verdict.excess:.3g}" if row.verdict.excess is not None else ""
+    return f"{row.place}: {row.reason.value}{excess} of {_elements(row) if row.golden else 0} elements"
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    return copy.deepcopy(model).to(dtype)
+
+
+def _rounded(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _as(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    return {name: _rounded(value, dtype) for name, value in inputs.items()}

@@ -1,0 +1,267 @@
+"""Where errors are made: reasons of fed rows, ranking, and what is concluded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accucompare as ac
+from accucompare.compare.comparison import Comparison
+from accucompare.compare.tolerance import Tolerances
+from tests.compare.builder import Item, item, write
+
+DRAW = np.random.default_rng(3)
+VALUES = DRAW.normal(size=300).astype(np.float32)
+NOISE = [direction / np.linalg.norm(direction) * np.linalg.norm(VALUES) for direction in DRAW.normal(size=(2, 300))]
+
+#: A root with a block of two children in each of two layers, in execution order: name, role, parent.
+ORDER: list[tuple[str, str, tuple[str, int] | None]] = [
+    ("", "input", None),
+    *(
+        entry
+        for layer in ("a", "b")
+        for entry in (
+            (layer, "input", ("", 0)),
+            (f"{layer}.fc", "input", (layer, 0)),
+            (f"{layer}.fc", "output", (layer, 0)),
+            (f"{layer}.norm", "input", (layer, 0)),
+            (f"{layer}.norm", "output", (layer, 0)),
+            (layer, "output", ("", 0)),
+        )
+    ),
+    ("", "output", None),
+]
+
+Places = dict[str, float]
+
+
+def net(errors: Places, usual: float = 1e-3, direction: int = 0, steps: int = 1) -> list[Item]:
+    """Its records with the relative L2 errors of the places named (``b.fc output``), all others with the usual one."""
+    return [
+        item(
+            name, (VALUES + NOISE[direction] * errors.get(f"{name} {role}", usual)).astype(np.float32), role=role, parent=parent, step=step
+        )
+        for step in range(steps)
+        for name, role, parent in ORDER
+    ]
+
+
+@pytest.fixture
+def compared(tmp_path: Path) -> Callable[..., Comparison]:
+    """Compares a candidate with such errors: fed or not, with a baseline or without."""
+
+    def compare(
+        errors: Places,
+        *,
+        fed: bool = True,
+        baseline: bool = True,
+        usual: float = 1e-3,
+        not_fed: Iterable[dict[str, Any]] = (),
+        **options: Any,
+    ) -> Comparison:
+        golden = write(tmp_path / "golden", net({}, 0.0), model=options.pop("golden_model", {}))
+        identity = ac.open_bundle(golden).identity()
+        feed = {"capture": {"feed": {"golden": "golden", "identity": identity, "not_fed": list(not_fed)}}} if fed else {}
+        candidate = write(tmp_path / "candidate", net(errors, usual), **feed, model=options.pop("model", {}))
+        if baseline:
+            options["baseline"] = write(tmp_path / "baseline", net({}, 1e-3, 1), **feed)
+        return ac.diff(golden, candidate, **options)
+
+    return compare
+
+
+def reasons(comparison: Comparison) -> dict[str, str]:
+    """Of the rows that fail."""
+    return {row.place: row.reason.value for row in comparison.rows if row.status.value == "fail"}
+
+
+def places(comparison: Comparison) -> list[str]:
+    return [culprit.place for culprit in comparison.culprits]
+
+
+# Fed
+
+
+def test_without_a_fault_there_is_no_culprit(compared: Callable[..., Comparison]) -> None:
+    comparison = compared({})
+    assert (comparison.passed, comparison.culprits, comparison.conclusion) == (True, [], "rounding")
+
+
+@pytest.mark.parametrize(
+    ("place", "reason", "named"),
+    [
+        ("a.fc output", "introduced", "a.fc"),
+        ("b.norm output", "introduced", "b.norm"),
+        ("b.norm input", "glue", "b (glue, before norm)"),
+        ("b output", "glue", "b (glue, at its end)"),
+        ("b input", "glue", "(root) (glue, before b)"),
+        (" output", "glue", "(root) (glue, at its end)"),
+    ],
+)
+def test_fed_every_error_is_its_own(compared: Callable[..., Comparison], place: str, reason: str, named: str) -> None:
+    comparison = compared({place: 3e-2})
+    assert list(reasons(comparison).values()) == [reason]
+    (culprit,) = comparison.culprits
+    assert (culprit.place, culprit.excess) == (named, pytest.approx(30.0, rel=1e-3))
+    assert comparison.conclusion == f"bug: {named}, excess 30"
+
+
+def test_the_shape_of_a_culprits_error_is_put_into_words(compared: Callable[..., Comparison]) -> None:
+    (culprit,) = compared({"a.fc output": 3e-2}).culprits
+    assert culprit.words
+
+
+def test_two_faults_at_once_are_both_named(compared: Callable[..., Comparison]) -> None:
+    comparison = compared({"a.fc output": 3e-2, "b.norm output": 0.5})
+    assert places(comparison) == ["b.norm", "a.fc"]
+    assert comparison.conclusion == "bug: b.norm, excess 500; and a.fc, excess 30"
+
+
+def test_of_about_equal_excesses_outputs_come_before_glue_and_what_is_inside_first(compared: Callable[..., Comparison]) -> None:
+    comparison = compared({"b input": 0.05, "b output": 0.051, "b.fc output": 0.048, "a.fc output": 0.5})
+    assert places(comparison) == ["a.fc", "b.fc", "b (glue, at its end)", "(root) (glue, before b)"]
+
+
+def test_an_error_of_the_models_inputs_is_no_culprit(compared: Callable[..., Comparison]) -> None:
+    comparison = compared({" input": 0.5})
+    assert (reasons(comparison), comparison.culprits) == ({"(root) input": "inputs differ"}, [])
+    assert comparison.conclusion == "not sure: the two models were given different inputs"
+
+
+@pytest.mark.parametrize(
+    ("role", "expected"),
+    [
+        ("input", {"b.fc input": "glue", "b.fc output": "inherited", "b.norm input": "glue", "b output": "glue"}),
+        ("output", {"b.fc input": "glue", "b.fc output": "introduced", "b.norm input": "inherited", "b output": "inherited"}),
+    ],
+)
+def test_what_was_computed_from_values_that_were_not_fed_is_inherited(
+    compared: Callable[..., Comparison], role: str, expected: dict[str, str]
+) -> None:
+    errors = dict.fromkeys(expected, 3e-2)
+    not_fed = [{"step": 0, "name": "b.fc", "call": 0, "role": role, "path": "", "why": "another shape"}]
+    comparison = compared(errors, not_fed=not_fed)
+    assert reasons(comparison) == expected
+    assert f"1 values of golden were not fed: b.fc {role} (another shape)" in [finding.message for finding in comparison.preflight]
+
+
+def test_what_was_not_fed_but_right_taints_nothing(compared: Callable[..., Comparison]) -> None:
+    not_fed = [{"step": 0, "name": "b.fc", "call": 0, "role": "input", "path": "", "why": "another shape"}]
+    assert reasons(compared({"b.fc output": 3e-2}, not_fed=not_fed)) == {"b.fc output": "introduced"}
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_fed_without_baseline_32_roundings_are_the_limit_in_float32(compared: Callable[..., Comparison], passes: bool) -> None:
+    limit = 32 * 2.0**-24
+    comparison = compared({"a.fc output": limit * (0.9 if passes else 1.2)}, usual=1e-8, baseline=False)
+    (row,) = (row for row in comparison.rows if row.place == "a.fc output")
+    assert (row.verdict.rule, row.verdict.rel_l2_limit, row.verdict.excess) == ("fed", limit, None)
+    assert places(comparison) == ([] if passes else ["a.fc"])
+
+
+@pytest.mark.parametrize(("rounding", "limit"), [(2.0**-8, 2.0**-6), (2.0**-12, 2.0**-10), (2.0**-24, 2.0**-19), (2.0**-53, 2.0**-48)])
+def test_fed_without_baseline_coarse_types_may_round_4_times_and_fine_ones_32(rounding: float, limit: float) -> None:
+    dtype = {2.0**-8: "bfloat16", 2.0**-53: "float64"}.get(rounding, "float32")
+    tolerances = Tolerances(fed=True, rounding=rounding)
+    record = item("fc", np.zeros(1, np.float32)).record
+    assert tolerances.tolerance_for(record, record, dtype).rel_l2 == limit
+
+
+def test_the_same_site_in_several_steps_is_one_culprit_with_its_largest_error(tmp_path: Path) -> None:
+    golden = write(tmp_path / "golden", net({}, 0.0, steps=3))
+    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
+    steps = [net({"a.fc output": error}, steps=3) for error in (0.03, 0.5, 1e-3)]
+    candidate = write(
+        tmp_path / "candidate", [each for step, side in enumerate(steps) for each in side if each.record.step == step], **feed
+    )
+    comparison = ac.diff(golden, candidate, baseline=write(tmp_path / "baseline", net({}, 1e-3, 1, steps=3), **feed))
+    (culprit,) = comparison.culprits
+    assert (culprit.name, culprit.seen, culprit.excess) == ("a.fc", 2, pytest.approx(500.0, rel=1e-3))
+    assert comparison.conclusion == "bug: a.fc in step 1, excess 500"
+
+
+def test_only_the_faulty_one_of_several_calls_is_named(tmp_path: Path) -> None:
+    def calls(errors: tuple[float, float], direction: int = 0) -> list[Item]:
+        return [item("fc", (VALUES + NOISE[direction] * error).astype(np.float32), call=call) for call, error in enumerate(errors)]
+
+    golden = write(tmp_path / "golden", calls((0.0, 0.0)))
+    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
+    candidate = write(tmp_path / "candidate", calls((1e-3, 0.1)), **feed)
+    (culprit,) = ac.diff(golden, candidate, baseline=write(tmp_path / "baseline", calls((1e-3, 1e-3), 1), **feed)).culprits
+    assert (culprit.place, culprit.call, culprit.seen) == ("fc call 1", 1, 1)
+
+
+def test_nan_comes_first_where_it_begins(compared: Callable[..., Comparison]) -> None:
+    comparison = compared({"a.fc output": 0.5, "b.norm output": math.nan})
+    assert places(comparison) == ["b.norm", "a.fc"]
+    assert comparison.culprits[0].row.verdict.detail.endswith("begins here")
+    assert comparison.conclusion == "bug: b.norm, non-finite; and a.fc, excess 500"
+
+
+# Free-running
+
+
+BEHIND_A_FC = ["a.fc output", "a.norm input", "a.norm output", "a output", "b input", "b.fc input", "b.fc output", "b.norm input"]
+ALL_BEHIND_A_FC = [*BEHIND_A_FC, "b.norm output", "b output", " output"]
+
+
+def test_free_running_the_culprit_is_where_the_excess_jumps(compared: Callable[..., Comparison]) -> None:
+    comparison = compared({place: 3e-2 * (1 + 0.1 * count) for count, place in enumerate(ALL_BEHIND_A_FC)}, fed=False)
+    assert reasons(comparison)["a.fc output"] == "introduced"
+    assert reasons(comparison)["a output"] == "inherited"
+    (culprit,) = comparison.culprits
+    assert (culprit.name, culprit.site, culprit.jump) == ("a.fc", "module", pytest.approx(30.0, rel=1e-3))
+    assert comparison.conclusion == "bug: a.fc, excess 30"
+
+
+def test_free_running_a_second_jump_behind_the_first_is_a_culprit_too(compared: Callable[..., Comparison]) -> None:
+    errors = dict.fromkeys(ALL_BEHIND_A_FC, 1e-2) | dict.fromkeys(["b.norm input", "b.norm output", "b output", " output"], 0.8)
+    comparison = compared(errors, fed=False)
+    assert places(comparison) == ["b (glue, before norm)", "a.fc"]
+
+
+def test_nan_that_was_passed_on_is_no_culprit(compared: Callable[..., Comparison]) -> None:
+    comparison = compared(dict.fromkeys(ALL_BEHIND_A_FC, math.nan), fed=False)
+    assert places(comparison) == ["a.fc"]
+    begins = [row.place for row in comparison.rows if row.verdict.detail.endswith("begins here")]
+    assert begins == ["a.fc output"]
+
+
+def test_without_a_baseline_the_first_over_tolerance_is_named_and_not_trusted(compared: Callable[..., Comparison]) -> None:
+    comparison = compared(dict.fromkeys(BEHIND_A_FC, 3e-2), fed=False, baseline=False, usual=1e-6)
+    assert places(comparison)[0] == "a.fc"
+    assert comparison.conclusion.startswith("not sure: a.fc, times its limit: 300 is the first over tolerance; without a baseline")
+
+
+# Conclusions
+
+
+def test_identical_bundles_are_identical(compared: Callable[..., Comparison]) -> None:
+    assert compared({}, fed=False, baseline=False, usual=0.0).conclusion == "identical"
+
+
+def test_within_fixed_limits_it_is_rounding_as_far_as_those_tell(compared: Callable[..., Comparison]) -> None:
+    assert compared({}, fed=False, baseline=False, usual=1e-6).conclusion == "rounding, as far as fixed limits tell"
+
+
+def test_other_weights_explain_everything(compared: Callable[..., Comparison]) -> None:
+    models = [{"parameters": {"w": {"dtype": "float32", "shape": [1], "digests": {"float32": digest}}}} for digest in "ab"]
+    comparison = compared({"a.fc output": 0.5}, golden_model=models[0], model=models[1])
+    assert comparison.conclusion == "not sure: 1 of 1 parameters differ: w"
+
+
+def test_a_shape_comes_last(tmp_path: Path) -> None:
+    golden = write(tmp_path / "golden", [item("a", VALUES), item("b", VALUES)])
+    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
+    candidate = write(tmp_path / "candidate", [item("a", VALUES[:3]), item("b", VALUES * 2)], **feed)
+    assert places(ac.diff(golden, candidate)) == ["b", "a"]
+
+
+def test_trouble_is_never_rounding(tmp_path: Path) -> None:
+    sides = [write(tmp_path / name, [item(name, VALUES)]) for name in ("golden", "candidate")]
+    assert ac.diff(*sides).conclusion == "not sure: nothing could be compared"

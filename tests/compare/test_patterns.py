@@ -1,0 +1,367 @@
+"""What an error looks like: every pattern planted is named with its place, and noise is called noise and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from accucompare.bundle.dtypes import DTYPES, round_to, widen
+from accucompare.bundle.sums import Float64
+from accucompare.case import load_case
+from accucompare.compare.patterns import HINTS, Shape, describe_error
+from tests.conftest import ROOT
+
+SHAPES = [(48, 96), (2, 32, 64), (1, 32, 64), (2, 12, 24, 32)]
+Fault = Callable[[Float64, np.random.Generator], Float64]
+
+
+def rounded(values: Float64, dtype: str = "bfloat16") -> Float64:
+    return widen(round_to(values, DTYPES[dtype]), DTYPES[dtype]).astype(np.float64)
+
+
+def planted(shape: tuple[int, ...], fault: Fault, *, noise: float = 0.1, seed: int = 0) -> tuple[Float64, Float64]:
+    """Golden and a candidate with a fault, and on top bfloat16's rounding, blown up to a share of the fault's error."""
+    random = np.random.default_rng(seed)
+    golden = random.normal(size=shape)
+    candidate = fault(golden, random)
+    other = random.permutation(golden.reshape(-1)).reshape(shape)
+    rounding = rounded(other) - other
+    return golden, candidate + rounding * (noise * np.linalg.norm(candidate - golden) / np.linalg.norm(rounding))
+
+
+def changed(change: Callable[[Float64], None]) -> Fault:
+    def fault(golden: Float64, _: np.random.Generator) -> Float64:
+        candidate = golden.copy()
+        change(candidate)
+        return candidate
+
+    return fault
+
+
+def assigned(index: object, by: Callable[[Float64], Float64]) -> Fault:
+    def change(candidate: Float64) -> None:
+        candidate[index] = by(candidate[index])  # type: ignore[index]
+
+    return changed(change)
+
+
+def swapped(first: int, second: int, dim: int) -> Fault:
+    def fault(golden: Float64, _: np.random.Generator) -> Float64:
+        order = np.arange(golden.shape[dim])
+        order[[first, second]] = second, first
+        return np.take(golden, order, dim)
+
+    return fault
+
+
+CHANNEL, ROW = "(channel|column or feature)", "(row|token|row or token)"
+CHANNELS, ROWS = "(channels|columns or features)", "(rows|tokens|rows or tokens)"
+
+#: The fault, what its words have to match in this order (all of them, and no others), and the key of its first hint.
+PLANTED: dict[str, tuple[Fault, list[str], str]] = {
+    "scaled channels": (
+        assigned((..., [3, 17]), lambda x: 3 * x),
+        [
+            rf"^99 % of the squared error is in {CHANNELS} 3 and 17 of \d+ \(dimension \d\)$",
+            r"^the candidate is about (3|2.9\d|3.0\d) × golden there$",
+        ],
+        "scale of a channel",
+    ),
+    "offset in one channel": (
+        assigned((..., 5), lambda x: x + 0.5),
+        [rf"in {CHANNEL} 5 of", r"^a constant offset of 0.(4|5)\d? × golden's RMS there$"],
+        "offset",
+    ),
+    "block of channels": (
+        assigned((..., slice(8, 16)), lambda x: x + 0.3),
+        [rf"in {CHANNELS} 8 to 15 of", r"^a constant offset"],
+        "offset",
+    ),
+    "last row nearly zero": (
+        assigned((..., -1, slice(None)), lambda x: 0 * x),
+        [rf"in {ROW} \d+, the last, of", r"nearly zero there$"],
+        "",
+    ),
+    "first row's sign": (assigned((..., 0, slice(None)), lambda x: -x), [rf"in {ROW} 0, the first, of", "sign is flipped there$"], "sign"),
+    "offset": (lambda golden, _: golden + 0.1, [r"^a constant offset of 0.(09\d|1|10\d?|11) × golden's RMS$"], "offset"),
+    "bias": (
+        lambda golden, random: golden + random.normal(size=golden.shape[-1]),
+        [rf"^each {CHANNEL} \(dimension \d\) has a constant offset of its own"],
+        "offset",
+    ),
+    "scale": (lambda golden, _: golden * 0.5, [r"^the candidate is about 0.(49\d|5|50\d?|51) × golden$"], "scale"),
+    "scale near 1": (lambda golden, _: golden * 1.001, [r"^the candidate is about (1.001|1.00099) × golden$"], "scale near 1"),
+    "scale of each row": (
+        lambda golden, random: golden * (1 + 0.01 * random.normal(size=(*golden.shape[:-1], 1))),
+        [r"^each row is scaled by a factor of its own, 0.9(8|9) to 1.0\d$"],
+        "scale by group",
+    ),
+    "scale of each row about a bias": (
+        lambda golden, random: (
+            golden - random.uniform(0.01, 0.04, size=(*golden.shape[:-1], 1)) * (golden - random.normal(size=golden.shape[-1]) / 2)
+        ),
+        [r"^each row is scaled by a factor of its own, 0.96 to 0.99$"],
+        "eps",
+    ),
+    "scale of each channel": (
+        lambda golden, random: golden * random.uniform(0.5, 2, size=golden.shape[-1]),
+        [rf"^each {CHANNEL} \(dimension \d\) is scaled by a factor of its own, 0.\d+ to 1.\d+$"],
+        "scale by group",
+    ),
+    "sign": (lambda golden, _: -golden, ["^the sign is flipped$"], "sign"),
+    "swapped channels": (swapped(2, 9, -1), [rf"in {CHANNELS} 2 and 9 of", rf"^{CHANNELS} 2 and 9 \(dimension \d\) are swapped$"], "swap"),
+    "swapped rows": (swapped(2, 9, -2), [rf"in {ROWS} 2 and 9 of", rf"^{ROWS} 2 and 9 \(dimension \d\) are swapped$"], "swap"),
+    "rolled rows": (lambda golden, _: np.roll(golden, 1, -2), [rf"^shifted by \+1 along the {ROWS} "], "shift"),
+    "rolled channels": (lambda golden, _: np.roll(golden, -3, -1), [rf"^shifted by -3 along the {CHANNELS} "], "shift"),
+    "reversed channels": (lambda golden, _: golden[..., ::-1], [rf"^the {CHANNELS} \(dimension \d\) are in reverse order$"], "swap"),
+    "another layout": (
+        lambda golden, _: np.ascontiguousarray(golden.swapaxes(-1, -2)).reshape(golden.shape),
+        [r"^laid out with the dimensions in the order \(.*\)$"],
+        "layout",
+    ),
+    "clipped": (lambda golden, _: np.clip(golden, -1, 1.2), ["^clipped on both sides$"], "clip"),
+    "another activation": (
+        lambda golden, _: np.where(golden < 0, 0.9 * golden, golden),
+        ["^9. % of the squared error is where golden is negative$"],
+        "side",
+    ),
+    "one column of a weight": (
+        lambda golden, random: golden + 0.1 * random.normal(size=(*golden.shape[:-1], 1)) * random.normal(size=golden.shape[-1]),
+        ["^every row has the same error but for a factor$"],
+        "low rank",
+    ),
+    "one element": (changed(lambda candidate: candidate.reshape(-1).__setitem__(77, 9.0)), [r"in one element, at \(.*\d\)$"], ""),
+    "values from elsewhere": (
+        lambda golden, random: random.permutation(golden.reshape(-1)).reshape(golden.shape),
+        ["^the candidate does not correlate with golden$"],
+        "unrelated",
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_pattern_is_named_with_its_place_through_rounding(name: str, shape: tuple[int, ...]) -> None:
+    fault, expected, hint = PLANTED[name]
+    shown = describe_error(*planted(shape, fault))
+    assert len(shown.words) == len(expected)
+    for words, pattern in zip(shown.words, expected, strict=True):
+        assert re.search(pattern, words), words
+    assert not hint or shown.hints[0] == HINTS[hint]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("factor", [2.0**300, 2.0**-300, 3.0])
+def test_scaling_both_changes_no_words(name: str, factor: float) -> None:
+    golden, candidate = planted((2, 32, 64), PLANTED[name][0])
+    assert describe_error(golden * factor, candidate * factor) == describe_error(golden, candidate)
+
+
+@pytest.mark.parametrize("seed", range(140))
+def test_pure_rounding_and_pure_gaussian_noise_are_called_noise_and_nothing_else(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    shape = [(512,), (16, 32), (4, 8, 32), (2, 8, 16, 16), (128, 384), (2, 16, 64), (1, 3, 32, 32)][seed % 7]
+    golden = random.normal(size=shape)
+    rounding = describe_error(golden, rounded(golden), dtype=["float32", "bfloat16"][seed % 2])
+    assert [
+        words.startswith("looks like noise, in proportion to |golden|: about as large as rounding to ") for words in rounding.words
+    ] == [True]
+    assert "rounding to 8 bits" in rounding.words[0]
+    gaussian = describe_error(golden, golden + random.normal(size=shape) * 10.0 ** random.integers(-6, 0))
+    assert [words.startswith("looks like noise, ") for words in gaussian.words] == [True]
+    assert "rounding to" not in gaussian.words[0]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_noise_with_outliers_dead_channels_and_padding_is_called_nothing_but_noise(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    golden = random.normal(size=(2, 24, 48))
+    golden[..., random.integers(48, size=2)] *= 300
+    golden[..., random.integers(48, size=5)] = 0
+    golden[1, 15:] = 0
+    golden = np.maximum(golden, 0) if seed % 2 else golden
+    relative = golden * (1 + 1e-3 * random.normal(size=golden.shape))
+    sparse = np.where(random.random(golden.shape) < 0.003, rounded(golden), golden)
+    for candidate in (rounded(golden), relative, sparse):
+        assert all(words.startswith("looks like noise") for words in describe_error(golden, candidate).words)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_nothing_false_is_said_of_heavy_tailed_noise_in_small_tensors(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    shape = tuple(random.integers(1, 20, size=random.integers(1, 6)))
+    golden = random.standard_t(3, size=shape) * np.exp(random.normal(size=shape[-1]) * (seed % 3))
+    for candidate in (rounded(golden), golden + 0.01 * random.standard_t(3, size=shape)):
+        assert all(words.startswith("looks like noise") for words in describe_error(golden, candidate).words)
+
+
+def test_a_channel_that_is_just_large_is_no_culprit() -> None:
+    golden, candidate = planted((64, 96), lambda golden, _: golden * 1.5, noise=0.0)
+    golden[:, 7] *= 100
+    candidate[:, 7] *= 100
+    assert describe_error(golden, candidate).words == ("the candidate is about 1.5 × golden",)
+
+
+@pytest.fixture(scope="module")
+def layer_norms() -> list[tuple[torch.nn.LayerNorm, torch.Tensor]]:
+    """MiniLM's LayerNorms after attention, with what they are given."""
+    given: dict[str, torch.Tensor] = {}
+    case, _ = load_case(f"{ROOT}/fixtures/minilm.py")
+    norms = {name: module for name, module in case.model.named_modules() if name.endswith("attention.output.LayerNorm")}
+    for name, norm in norms.items():
+        norm.register_forward_pre_hook(lambda _, arguments, name=name: given.update({name: arguments[0]}))
+    with torch.no_grad():
+        case.model(**case.inputs)
+    return [(norm, given[name]) for name, norm in norms.items()]
+
+
+def test_a_wrong_eps_of_minilm_s_layer_norms_is_named_through_bfloat16(
+    layer_norms: list[tuple[torch.nn.LayerNorm, torch.Tensor]],
+) -> None:
+    named = 0
+    for norm, inputs in layer_norms:
+        with torch.no_grad():
+            golden = norm(inputs).double().numpy()
+            norm = copy.deepcopy(norm).bfloat16()
+            noise = norm(inputs.bfloat16()).double().numpy() - golden
+            norm.eps = 1e-2
+            candidate = norm(inputs.bfloat16()).double().numpy()
+        if np.linalg.norm(candidate - golden) < 4 * np.linalg.norm(noise):
+            continue
+        variance = inputs.var(-1, correction=0).double().numpy()
+        low, high = np.quantile(np.sqrt(variance / (variance + 1e-2)), (0.05, 0.95), method="nearest")
+        shown = describe_error(golden, candidate, dtype="bfloat16")
+        assert shown.hints == (HINTS["eps"],)
+        (words,) = shown.words
+        assert words.startswith("each row is scaled by a factor of its own, ")
+        assert [float(factor) for factor in re.findall(r"[\d.]+", words)] == pytest.approx([low, high], abs=5e-3)
+        named += 1
+    assert named >= 5
+
+
+def test_a_wrong_eps_of_an_rms_norm_is_named_despite_one_huge_channel() -> None:
+    random = np.random.default_rng(0)
+    given = random.normal(size=(2, 16, 128)) * np.exp(random.normal(size=(2, 16, 1)) / 2)
+    weight = random.uniform(0.5, 2, size=128)
+    weight[7] = 100
+    square = np.mean(given**2, -1, keepdims=True)
+    golden, candidate = (rounded(weight * given / np.sqrt(square + eps)) for eps in (1e-6, 0.03))
+    assert describe_error(golden, candidate, dtype="bfloat16").hints == (HINTS["eps"],)
+
+
+def test_a_token_that_is_scaled_is_given_no_hint_at_channels_or_attention() -> None:
+    golden, candidate = planted((2, 32, 64), assigned((slice(None), [3, 9]), lambda x: 2 * x))
+    shown = describe_error(golden, candidate)
+    assert "× golden there" in shown.words[1]
+    assert shown.hints == ()
+
+
+def test_what_is_exactly_zero_is_said_to_be() -> None:
+    golden = np.random.default_rng(0).normal(size=(2, 32, 64))
+    token, channel, mask = golden.copy(), golden.copy(), golden.copy()
+    token[:, -1], channel[..., 4] = 0, 0
+    mask[np.random.default_rng(1).random(mask.shape) < 0.1] = 0
+    shown = describe_error(golden, rounded(token))
+    assert shown.words == ("99 % of the squared error is in token 31, the last, of 32 (dimension 1)", "the candidate is exactly zero there")
+    assert shown.hints == (HINTS["token"],)
+    assert describe_error(golden, channel).hints == (HINTS["zero channel"],)
+    assert describe_error(golden, rounded(mask)).words == (
+        f"exactly zero where golden is not, at {int(100 * np.mean(mask == 0))} % of the elements",
+    )
+
+
+def test_a_channel_of_which_only_the_bias_is_left_is_constant() -> None:
+    golden, candidate = planted((64, 96), assigned((slice(None), 7), lambda x: 0 * x + 0.25), noise=0.0)
+    assert describe_error(golden, candidate) == Shape(
+        ("all of the squared error is in channel 7 of 96 (dimension 1)", "the candidate is constant there"), (HINTS["constant"],)
+    )
+
+
+def test_another_function_of_the_same_input_depends_on_golden_alone() -> None:
+    golden, candidate = planted((64, 96), lambda golden, _: golden + 0.1 * np.cos(2 * golden))
+    assert describe_error(golden, candidate) == Shape(("the error depends on golden's value alone",), (HINTS["function"],))
+
+
+def test_noise_that_fades_along_the_tokens_is_not_called_noise() -> None:
+    golden, candidate = planted((2, 64, 96), lambda golden, random: golden + random.normal(size=(64, 96)) / np.arange(2, 66)[:, None])
+    assert describe_error(golden, candidate).words == ()
+
+
+def test_square_dimensions_are_transposed() -> None:
+    golden, candidate = planted((3, 24, 24), lambda golden, _: golden.swapaxes(1, 2))
+    assert describe_error(golden, candidate).words == ("dimensions 1 and 2 are transposed",)
+
+
+def test_a_channel_of_one_batch_entry_is_named_by_both() -> None:
+    golden, candidate = planted((4, 64, 96), assigned((2, slice(None), 11), lambda x: x + 1))
+    place = "channel 11 of 96 (dimension 2) of batch entry 2 of 4 (dimension 0)"
+    assert describe_error(golden, candidate).words[0] == f"99 % of the squared error is in {place}"
+
+
+def test_few_distinct_values_are_counted() -> None:
+    golden = np.random.default_rng(0).normal(size=(64, 96))
+    shown = describe_error(golden, np.round(golden * 2) / 2)
+    assert shown.words[0].startswith("the candidate has only 1")
+    assert shown.hints == (HINTS["steps"],)
+
+
+def test_saturation_at_the_largest_value_of_float16_is_named() -> None:
+    golden = np.random.default_rng(0).normal(size=(64, 96)) * 4e4
+    candidate = np.clip(rounded(golden), -65504, 65504)
+    count = np.count_nonzero(np.abs(golden) > 65504)
+    shown = describe_error(golden, candidate, dtype="float16")
+    assert shown.words == (f"saturated at float16's largest value, 65504, at {count} element(s)",)
+    assert shown.hints == (HINTS["saturated"],)
+
+
+def test_nan_is_told_with_its_place() -> None:
+    golden = np.random.default_rng(0).normal(size=(2, 32, 64))
+    candidate = golden.copy()
+    candidate[..., 4] = np.nan
+    assert describe_error(golden, candidate) == Shape(
+        ("NaN where golden is not, at 64 of 4096 element(s), channel 4 of 64 (dimension 2)",), (HINTS["nan"],)
+    )
+    candidate = golden.copy()
+    candidate[1, 2, 3] = np.inf
+    assert describe_error(golden, candidate).words == ("infinite where golden is not, at 1 of 4096 element(s), first at index (1, 2, 3)",)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (7,), (4, 5, 6)])
+def test_equal_arrays_give_no_words(shape: tuple[int, ...]) -> None:
+    golden = np.random.default_rng(0).normal(size=shape)
+    assert describe_error(golden, golden.copy()) == Shape()
+    assert describe_error(np.full(shape, np.nan), np.full(shape, np.nan)) == Shape()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 2), (1, 3, 2)])
+def test_nothing_is_said_of_a_handful_of_elements(shape: tuple[int, ...]) -> None:
+    random = np.random.default_rng(0)
+    assert describe_error(random.normal(size=shape), random.normal(size=shape)).words == ()
+
+
+def test_shapes_that_differ_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"shapes differ: \(2,\) and \(3,\)"):
+        describe_error(np.zeros(2), np.zeros(3))
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data(), arrays_of.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=9), st.sampled_from(list(DTYPES)))
+def test_arbitrary_arrays_never_raise_or_warn(data: st.DataObject, shape: tuple[int, ...], dtype: str) -> None:
+    elements = st.floats() | st.sampled_from([0.0, 1.0, 65504.0, 1e308, 5e-324, np.nan, np.inf])
+    golden = data.draw(arrays_of.arrays(np.float64, shape, elements=elements))
+    candidate = data.draw(arrays_of.arrays(np.float64, shape, elements=elements))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shown = describe_error(golden, candidate, dtype=dtype)
+    assert len(shown.words) <= 3
+    assert len(shown.hints) <= 2
+    assert set(shown.hints) <= set(HINTS.values())

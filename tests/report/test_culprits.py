@@ -1,0 +1,285 @@
+"""What the reports say where a baseline judged, the candidate was fed, or it was run twice."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import accucompare as ac
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.records import Role
+from accucompare.compare.baseline import limit
+from accucompare.compare.comparison import Comparison, Culprit, Reason, Row, Side, Verdict
+from accucompare.report.columns import COLUMNS, to_dataframe
+from accucompare.report.terminal import print_comparison
+from tests.compare.builder import item, write
+from tests.report.test_excel import chart_data, column, comparison, fills, libreoffice, missing, opened, pair, summary_lines, target, values
+
+MOST = limit(6, "float32")  # of the six elements that `pair` says were measured
+SPARSE = ["excess", "excess limit", "baseline relative L2", "noise"]
+FED = Manifest(capture={"feed": {"golden": "golden", "identity": "0123", "not_fed": []}})
+BASELINE = Side(Path("cpu-bf16"), Manifest(environment={"device": {"type": "cpu"}}, capture={"dtype": "bfloat16"}))
+HINT = "often: a wrong eps in a normalisation"
+
+
+def judged(name: str, excess: float = 1.0, baseline: float = 1e-3, reason: Reason | None = None, role: Role = Role.OUTPUT) -> Row:
+    """A row with this excess, judged by a baseline with this error."""
+    reason = reason or (Reason.OK if excess <= MOST else Reason.INTRODUCED)
+    verdict = Verdict(reason, f"excess {MOST:.3g}", "baseline", f"excess {excess:.3g}", excess / MOST, "", MOST * baseline, excess)
+    return replace(pair(name, excess * baseline, reason, role), verdict=verdict, baseline=baseline)
+
+
+def culprit(row: Row, **more: Any) -> Culprit:
+    excess = row.verdict.excess if row.verdict.excess is not None else row.verdict.used
+    return Culprit(row.module, 0, "module", "", row, excess or 0.0, row.reason, **more)
+
+
+def fed(*rows: Row, **more: Any) -> Comparison:
+    """A fed candidate beside a baseline, with a culprit for every row that introduces an error."""
+    found = [culprit(row, words=("in channel 3",), hints=(HINT,)) for row in rows if row.reason is Reason.INTRODUCED]
+    return comparison(*rows, candidate=FED, **{"baseline": BASELINE, "culprits": found, **more})
+
+
+def printed(capsys: pytest.CaptureFixture[str], compared: Comparison, quiet: bool = False) -> str:
+    print_comparison(compared, Path("x.xlsx"), quiet)
+    return capsys.readouterr().out
+
+
+# Columns
+
+
+def test_data_frame_has_excess_limit_baseline_and_noise() -> None:
+    frame = to_dataframe(fed(replace(judged("a", 2.0), noise=1e-5)))
+    assert frame[SPARSE].iloc[0].tolist() == [2.0, MOST, 1e-3, 1e-5]
+
+
+def test_data_frame_has_the_same_columns_where_they_say_nothing() -> None:
+    frame = to_dataframe(comparison(pair("a")))
+    assert list(frame.columns) == [column.title for column in COLUMNS]
+    assert frame[SPARSE].isna().all(axis=None)
+    assert set(frame[SPARSE].dtypes.astype(str)) == {"float64"}
+
+
+def test_a_limit_that_the_user_gave_is_none_on_the_excess() -> None:
+    row = pair("a", 1e-5)
+    frame = to_dataframe(fed(replace(row, verdict=replace(row.verdict, excess=3.0), baseline=1e-6)))
+    assert frame["excess"].tolist() == [3.0]
+    assert frame["excess limit"].isna().all()
+
+
+def test_the_limit_shown_is_the_one_that_judged(tmp_path: Path) -> None:
+    rounded = 1.0 + 2.0**-9  # in bfloat16 it is 1
+    sides = {"golden": "float32", "npu": "bfloat16", "cpu": "bfloat16"}
+    for name, dtype in sides.items():
+        write(tmp_path / name, [item("fc", [rounded] * 100, dtype), item("second", [rounded + (name == "npu")] * 100, dtype)])
+    frame = ac.diff(tmp_path / "golden", tmp_path / "npu", baseline=tmp_path / "cpu").to_dataframe()
+    assert list(frame["tolerance"]) == [f"excess {most:.3g}" for most in frame["excess limit"]]
+    assert (frame["excess"] / frame["excess limit"]).tolist() == pytest.approx(frame["tolerance used"].tolist())
+
+
+def test_excel_hides_the_columns_that_no_row_has_a_value_in(tmp_path: Path) -> None:
+    def hidden(compared: Comparison) -> list[str]:
+        sheet = opened(tmp_path, compared)["Layers"]
+        assert [cell.value for cell in sheet[1]] == [column.title for column in COLUMNS]
+        return [cell.value for cell in sheet[1] if sheet.column_dimensions[cell.column_letter].hidden]
+
+    assert hidden(comparison(pair("a"), missing("b"))) == SPARSE
+    assert hidden(fed(judged("a"), missing("b"))) == ["noise"]
+    assert hidden(comparison(replace(pair("a"), noise=1e-6))) == SPARSE[:-1]
+
+
+def test_excel_shows_excess_beside_its_limit_as_numbers(tmp_path: Path) -> None:
+    sheet = opened(tmp_path, fed(judged("a", 31.0), judged("b", 0.0), judged("c", math.inf)))["Layers"]
+    assert values(sheet, "excess") == [31.0, 0.0, "inf"]
+    assert values(sheet, "excess limit") == [MOST] * 3
+    assert values(sheet, "baseline relative L2") == [1e-3] * 3
+    assert column(sheet, "excess")[0].number_format == "[=0]0;[<1000]0.00;0.0E+00"
+
+
+def test_over_precise_is_amber_and_not_deterministic_greyer_whatever_they_used(tmp_path: Path) -> None:
+    rows = [judged("a", 0.01, reason=Reason.OVER_PRECISE), judged("b", 1e6, reason=Reason.NOT_DETERMINISTIC)]
+    assert fills(opened(tmp_path, fed(*rows))["Layers"]) == ["FFFFEB9C", "FFE9E1C8"]
+
+
+# Summary
+
+
+def test_conclusion_stands_below_the_verdict(tmp_path: Path) -> None:
+    sheet = opened(tmp_path, fed(judged("a"), judged("b", 31.0)))["Summary"]
+    assert (sheet["B2"].value, sheet["B3"].value) == ("FAIL", "bug: b, excess 31")
+    assert sheet["B4"].value == "1 of 2 rows fails, the first at b output."
+    assert opened(tmp_path, fed(judged("a")))["Summary"]["B3"].value == "rounding"
+
+
+def test_without_baseline_or_feeding_nothing_is_said_of_rounding(tmp_path: Path) -> None:
+    workbook = opened(tmp_path, comparison(pair("a", 1e-2)))
+    assert workbook["Summary"]["B3"].value == "1 of 1 rows fails, the first at a output."
+    assert not [line for line in summary_lines(workbook) if {"baseline", "fed", "Culprits"} & set(line)]
+
+
+def test_culprits_come_first_with_words_and_hints(tmp_path: Path) -> None:
+    lines = summary_lines(opened(tmp_path, fed(judged("a"), judged("b", 31.0))))
+    start = lines.index(["Culprits"])
+    assert start < lines.index(["First divergence, in execution order"])
+    assert lines[start + 2] == ["#", "place", "site, reason", "what shows it", "excess", "limit", "relative L2"]
+    assert lines[start + 3] == [1, "b", "module, introduced", "Linear, output", 31.0, MOST, 31e-3]
+    assert lines[start + 4 : start + 6] == [["its error", "in channel 3"], ["hint", HINT]]
+
+
+def test_culprits_lead_to_their_rows(tmp_path: Path) -> None:
+    rows = [judged("a"), judged("b.c", 31.0), judged("d", 5.0 * MOST)]
+    workbook = opened(tmp_path, fed(*rows))
+    cells = [cell for line in workbook["Summary"].iter_rows(max_row=20) for cell in line if cell.hyperlink]
+    assert [cell.value for cell in cells[:2]] == ["b.c", "d"]
+    assert [target(workbook, cell.hyperlink).value for cell in cells[:2]] == ["b.c", "d"]
+
+
+def test_a_name_that_looks_like_a_formula_stays_text_in_every_line_of_a_culprit(tmp_path: Path) -> None:
+    row = judged("=1+1", 31.0)
+    compared = fed(row, culprits=[culprit(row, words=("=2+2",), hints=("=3+3",))])
+    cells = [cell for line in opened(tmp_path, compared)["Summary"].iter_rows() for cell in line]
+    assert {"=1+1", "=2+2", "=3+3"} <= {cell.value for cell in cells}
+    assert not [cell for cell in cells if cell.data_type == "f"]
+
+
+def test_glue_jump_and_calls_are_said(tmp_path: Path) -> None:
+    row = judged("a.fc", 31.0, reason=Reason.GLUE, role=Role.INPUT)
+    glue = Culprit("a", 1, "glue", "a.fc", row, 31.0, Reason.GLUE, jump=14.0, seen=3)
+    lines = summary_lines(opened(tmp_path, comparison(row, baseline=BASELINE, culprits=[glue])))
+    assert lines[lines.index(["Culprits"]) + 3][1:3] == ["a call 1 (glue, before fc)", "glue, 14 times what went in, in 3 calls"]
+
+
+def test_a_culprit_by_its_shape_has_no_excess(tmp_path: Path) -> None:
+    row = replace(pair("a"), verdict=Verdict(Reason.SHAPE), metrics=None)
+    lines = summary_lines(opened(tmp_path, fed(row, culprits=[culprit(row)])))
+    assert lines[lines.index(["Culprits"]) + 3] == [1, "a", "module, shape", "Linear, output"]
+
+
+def test_many_culprits_are_counted(tmp_path: Path) -> None:
+    assert ["… and 5 more"] in summary_lines(opened(tmp_path, fed(*(judged(f"l{number}", 31.0) for number in range(25)))))
+
+
+def test_culprits_of_a_free_candidate_are_marked_as_less_certain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = pair("a", 3 * 1e-4)
+    compared = comparison(row, culprits=[culprit(row)])
+    lines = summary_lines(opened(tmp_path, compared))
+    start = lines.index(["Culprits"])
+    assert "not certain: " in lines[start + 1][0]
+    assert lines[start + 3][-3:] == [pytest.approx(3.0), 1, 3e-4]  # times its limit
+    assert "not certain: " in printed(capsys, compared)
+    surer = fed(judged("a", 31.0))
+    assert not any("not certain" in str(line) for line in summary_lines(opened(tmp_path, surer)))
+    assert "not certain" not in printed(capsys, surer)
+
+
+def test_baseline_is_described_beside_what_was_compared(tmp_path: Path) -> None:
+    lines = summary_lines(opened(tmp_path, fed(judged("a"))))
+    assert ["baseline", "cpu-bf16 (cpu, bfloat16)"] in lines
+    assert ["entry", "golden", "candidate", "baseline"] in lines
+    assert ["device.type", "—", "—", "cpu"] in lines
+
+
+def test_fed_candidate_is_said_with_what_could_not_be_fed(tmp_path: Path) -> None:
+    kept = Manifest(capture={"feed": {"golden": "golden", "identity": "0123", "not_fed": [{"name": "a"}, {"name": "b"}]}})
+    lines = summary_lines(opened(tmp_path, comparison(pair("a"), candidate=kept)))
+    said = next(line[1] for line in lines if line and line[0] == "fed")
+    assert said == "every call was given golden's values, but for 2 values (see Environment), so each error is its own"
+    assert ["feed", "—", "golden", "differs"] in lines
+
+
+# Environment
+
+
+def test_environment_has_the_baseline_as_a_third_column_and_marks_where_it_stands_alone(tmp_path: Path) -> None:
+    sides = [Manifest(environment={"torch": torch, "device": device}) for torch, device in (("2.5", "cpu"), ("2.5", "npu"), ("2.6", "cpu"))]
+    compared = comparison(judged("a"), golden=sides[0], candidate=sides[1], baseline=Side(Path("cpu-bf16"), sides[2]))
+    lines = {line[0].value: line for line in opened(tmp_path, compared)["Environment"].iter_rows(min_row=3)}
+    assert [cell.value for cell in lines["entry"]] == ["entry", "golden", "candidate", "baseline", None]
+    assert [cell.value for cell in lines["path"]][3] == "cpu-bf16"
+    assert [cell.value for cell in lines["environment.device"]] == ["environment.device", "cpu", "npu", "cpu", "differs"]
+    marked = {key: [cell.fill.fgColor.rgb == "FFFFEB9C" for cell in lines[f"environment.{key}"]] for key in ("torch", "device")}
+    assert marked == {"torch": [False, False, False, True, False], "device": [False, True, True, False, True]}
+
+
+# Divergence
+
+
+def test_baseline_is_a_line_of_the_chart(tmp_path: Path) -> None:
+    workbook = opened(tmp_path, fed(judged("a"), judged("b", 31.0, 1e-7)))
+    sheet = workbook["Divergence"]
+    chart = sheet._charts[0]
+    titles = [sheet[series.tx.strRef.f.rpartition("!")[2]].value for series in chart.series]
+    assert titles == ["baseline", "relative L2", "tolerance", "over tolerance"]
+    assert [sheet.cell(line, 8).value for line in (34, 35, 36)] == ["baseline", 1e-3, 1e-7]
+    assert chart.y_axis.scaling.min <= 1e-7
+    assert "rounding alone" in sheet["A2"].value
+
+
+def test_baseline_without_any_error_is_drawn_at_the_foot(tmp_path: Path) -> None:
+    workbook = opened(tmp_path, fed(judged("a", 31.0), judged("b", 1.0, 0.0)))
+    assert workbook["Divergence"].cell(36, 8).value == workbook["Divergence"]._charts[0].y_axis.scaling.min
+
+
+def test_glue_is_drawn_where_the_candidate_was_fed(tmp_path: Path) -> None:
+    rows = [judged("a"), judged("b", 31.0, reason=Reason.GLUE, role=Role.INPUT), judged("b", role=Role.INPUT)]
+    assert chart_data(opened(tmp_path, fed(*rows)))["layer"] == ["a", "b"]
+    assert chart_data(opened(tmp_path, comparison(*rows, baseline=BASELINE)))["layer"] == ["a"]
+
+
+# Terminal
+
+
+def test_verdict_line_has_the_conclusion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, fed(judged("a"), judged("b", 31.0)), quiet=True) == (
+        "FAIL  npu against golden: bug: b, excess 31; 1 of 2 rows fail\n"
+    )
+    assert printed(capsys, fed(judged("a")), quiet=True) == (
+        "PASS  npu against golden: rounding; all 1 compared records within tolerance\n"
+    )
+
+
+def test_terminal_lists_five_culprits_in_100_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, fed(*(judged(f"encoder.layers.{number}.attention.self.{'long' * 20}", 31.0) for number in range(7))))
+    listed = out[out.index("Culprits") : out.index("First divergence")]
+    assert max(map(len, listed.splitlines())) <= 100
+    assert listed.count("in channel 3") == listed.count(f"hint, {HINT}") == 5
+    assert "… and 2 more in the report" in listed
+
+
+# JSON
+
+
+def test_json_has_conclusion_culprits_and_the_numbers_of_every_row(tmp_path: Path) -> None:
+    compared = fed(judged("a"), replace(judged("b", 31.0), noise=1e-5))
+    found = json.loads(compared.to_json(tmp_path / "x.json").read_text())
+    assert (found["conclusion"], found["baseline"], found["fed"]) == ("bug: b, excess 31", "cpu-bf16", True)
+    assert found["culprits"] == [
+        {
+            "place": "b", "row": 2, "name": "b", "call": 0, "site": "module", "before": "", "reason": "introduced", "excess": 31.0,
+            "limit": MOST, "jump": None, "seen": 1, "words": ["in channel 3"], "hints": [HINT],
+        }
+    ]  # fmt: skip
+    row = found["rows"][1]
+    assert [row[name] for name in ("excess", "excess_limit", "baseline", "noise")] == [31.0, MOST, 1e-3, 1e-5]
+
+
+def test_json_of_two_bundles_alone_has_the_same_keys(tmp_path: Path) -> None:
+    kinds = [fed(judged("a")), comparison(pair("a"))]
+    found = [json.loads(each.to_json(tmp_path / "x.json").read_text()) for each in kinds]
+    assert found[0].keys() == found[1].keys()
+    assert found[0]["rows"][0].keys() == found[1]["rows"][0].keys()
+    assert (found[1]["baseline"], found[1]["fed"], found[1]["culprits"]) == (None, False, [])
+
+
+# The file
+
+
+@pytest.mark.filterwarnings("ignore:.*extension is not supported")  # LibreOffice's own data bars
+def test_libreoffice_opens_a_report_with_culprits(tmp_path: Path) -> None:
+    opened(tmp_path, fed(judged("a"), judged("b", 31.0)))
+    assert libreoffice(tmp_path / "report.xlsx", "pdf").read_bytes().startswith(b"%PDF")
