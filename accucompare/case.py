@@ -83,6 +83,20 @@ def steps_of(inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     return [((inputs,), {})]
 
 
+def is_here(target: str) -> bool:
+    """Whether a case's file or module can be found from this directory."""
+    source = target.rpartition(":")[0] or target
+    if source.endswith(".py") or "/" in source:
+        return Path(source).is_file()
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.util.find_spec(source) is not None
+    except (ImportError, ValueError):
+        return False
+    finally:
+        sys.path.pop(0)
+
+
 def _default_target() -> str:
     for folder in (Path.cwd(), *Path.cwd().parents):
         project = folder / "pyproject.toml"

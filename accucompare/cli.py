@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from accucompare import __version__
-from accucompare.errors import AccucompareError, UsageError
+from accucompare.errors import AccucompareError, ReportError, UsageError
 
 if TYPE_CHECKING:
     from accucompare.compare.comparison import Comparison
@@ -216,7 +216,7 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
     epilog=_epilog(
         "accucompare locate model.py --device npu --golden golden/",
         "accucompare locate model.py --device npu --dtype bfloat16      # makes golden itself, on the CPU",
-        "accucompare locate model.py --device cpu --dtype bfloat16      # is the bug in the model's code?",
+        "accucompare locate ported.py --device cpu --golden golden/     # is the bug in the code that was ported?",
         "accucompare locate model.py --device npu --ops                 # and in which operator, on which line?",
         "",
         "Exit code: 0 rounding, 1 a bug, 2 trouble.",
@@ -225,10 +225,16 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
 @click.argument("case", required=False)
 @click.option("--device", required=True, metavar="DEVICE", help="The device under test: cpu, cuda, cuda:N, npu or npu:N.")
 @click.option("--golden", type=click.Path(path_type=Path), metavar="BUNDLE", help="The trusted bundle.  [default: made on the CPU]")
+@click.option("--golden-case", metavar="CASE", help="The case that golden was captured from, for the baseline.  [default: as golden says]")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="What to compute in.  [default: the case's own type]")
 @click.option("--out", type=click.Path(path_type=Path), default="locate", show_default=True, metavar="DIR", help="Directory for bundles.")
 @click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), help="Seed of weights and random operations.  [default: golden's, or 0]")
 @click.option("--steps", type=click.IntRange(1), help="Steps to run.  [default: golden's, or one for each of the case's inputs]")
+@click.option(
+    "--repeat", type=click.IntRange(1, 9), default=1, show_default=True, help="Run the device so often: does it agree with itself?"
+)
+@click.option("--only", multiple=True, metavar="GLOB", help="Compare only the layers that match; may be repeated.")
+@click.option("--skip", multiple=True, metavar="GLOB", help="Leave out the layers that match; may be repeated.")
 @click.option("--ops", is_flag=True, help="Then say which operator of that layer it is, with its source line; report in …-ops.xlsx.")
 @click.option("--hf32", is_flag=True, help="Let an NPU round what goes into float32 products; otherwise it may not while this runs.")
 @click.option("--tf32", is_flag=True, help="The same for a GPU.")
@@ -255,7 +261,7 @@ def locate(case: str | None, device: str, ops: bool, report: Path | None, json_p
     comparison = find(case, name, announce=announce, **options)
     code = _conclude(comparison, report, json_path, quiet)
     if ops:
-        again = {option: value for option, value in options.items() if option not in ("golden", "seed", "steps")}
+        again = {option: value for option, value in options.items() if option not in _NOT_AGAIN}
         operators = locate_operators(comparison, case, name, announce=announce, **again)
         if operators is not None:
             of_ops = [path and path.with_stem(f"{path.stem}-ops") for path in (report, json_path)]
@@ -387,9 +393,16 @@ def _refuse_existing(directory: Path, overwrite: bool) -> None:
         raise UsageError(f"{directory}: already holds a bundle; overwrite it (--overwrite) or choose another --out")
 
 
+#: Options of locate that do not matter, or are golden's, when it goes on to operators.
+_NOT_AGAIN = ("golden", "seed", "steps", "repeat", "only", "skip")
+
+
 def _refuse_other_than_xlsx(report: Path) -> None:
     if report.suffix.lower() != ".xlsx":
         raise UsageError(f"--report {report}: must end in .xlsx")
+    place = next(folder for folder in report.absolute().parents if folder.exists())
+    if not os.access(place, os.W_OK):  # said before hours of captures
+        raise ReportError(f"{report}: cannot be written (no permission to write to {place}); choose another --report")
 
 
 def _conclude(comparison: Comparison, report: Path, json_path: Path | None, quiet: bool) -> int:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.records import display_name
+from accucompare.case import is_here
 from accucompare.compare.comparison import Comparison
 from accucompare.compare.diff import diff
 from accucompare.compare.outcomes import Progress
 from accucompare.compare.suggest import float_dtype, product_formats
 from accucompare.devices import DeviceName, open_device
-from accucompare.errors import CaptureError
+from accucompare.errors import CaptureError, UsageError
 
 #: Called with what is being done now, before it begins.
 Announce = Callable[[str], None]
@@ -28,6 +29,7 @@ def locate(
     device: DeviceName,
     *,
     golden: str | Path | None = None,
+    golden_case: str | None = None,
     out: str | Path = "locate",
     dtype: str | None = None,
     hf32: bool = False,
@@ -35,6 +37,9 @@ def locate(
     deterministic: bool = False,
     seed: int | None = None,
     steps: int | None = None,
+    repeat: int = 1,
+    only: str | Iterable[str] = (),
+    skip: str | Iterable[str] = (),
     overwrite: bool = False,
     force: bool = False,
     announce: Announce = lambda doing: None,
@@ -46,11 +51,14 @@ def locate(
         target: the case, see ``accucompare.case.load_case``.
         device: the device under test.
         golden: the trusted bundle; without it, one is made on the CPU in float32, with weights and inputs rounded to ``dtype``.
+        golden_case: the case that golden was captured from, for the baseline; as golden's manifest has it, if not given.
         out: directory for the bundles that are made: ``golden``, ``candidate`` and ``baseline``.
         dtype: what the candidate computes in; its own type, if not given.
         hf32, tf32: let the device round the operands of float32 products; otherwise it is forbidden while this runs, for what it does to
             every layer would hide small faults.
         deterministic, seed, steps, overwrite, force: as for ``accucompare.capture``.
+        repeat: how often to run the candidate, to see whether it agrees with itself.
+        only, skip: globs of the layers to compare and to leave out.
         announce: called with each thing that is done.
         progress: of the comparison.
 
@@ -65,7 +73,10 @@ def locate(
 
     folder = Path(out)
     half = dtype if dtype in _HALF else None
-    if golden is None:
+    if golden is not None:
+        _check(Path(golden), folder)
+    else:
+        golden_case = target
         announce("golden: the case on the CPU, in float32")
         golden = capture_case(
             target,
@@ -79,7 +90,8 @@ def locate(
         )
     candidate = {"dtype": FloatType(dtype) if dtype else None, "hf32": hf32, "tf32": tf32, "deterministic": deterministic}
     options = {"seed": seed, "steps": steps, "force": force, "overwrite": overwrite}
-    return _compared(target, device, Path(golden), folder, candidate, options, announce, progress)
+    compared = {"only": only, "skip": skip, "progress": progress}
+    return _compared((target, golden_case), device, Path(golden), folder, {**candidate, "repeat": repeat}, options, announce, compared)
 
 
 def locate_operators(
@@ -87,6 +99,7 @@ def locate_operators(
     target: str | None,
     device: DeviceName,
     *,
+    golden_case: str | None = None,
     out: str | Path = "locate",
     dtype: str | None = None,
     hf32: bool = False,
@@ -103,8 +116,8 @@ def locate_operators(
 
     Args:
         comparison: what ``locate`` returned.
-        target, device, out, dtype, hf32, tf32, deterministic, overwrite, force, announce, progress: as for ``locate``; the bundles go to
-            ``ops`` in ``out``.
+        target, device, golden_case, out, dtype, hf32, tf32, deterministic, overwrite, force, announce, progress: as for ``locate``;
+            the bundles go to ``ops`` in ``out``.
 
     Returns:
         The fed comparison of that module's operators; ``None`` if there is no culprit.
@@ -130,7 +143,7 @@ def locate_operators(
     like = first if trusted.state is not None else made.get("like")
     announce(f"operators of {display_name(name)}: golden on the CPU")
     golden = capture_case(
-        _trusted_case(trusted, target),
+        _trusted_case(trusted, target, golden_case) or target,
         folder / "golden",
         DeviceName("cpu"),
         dtype=FloatType(made["dtype"]) if made.get("dtype") else None,
@@ -145,21 +158,28 @@ def locate_operators(
             f"{first}: cannot be captured again here, {display_name(name)} gives other values than it holds; capture it with --save-state"
         )
     candidate = {"dtype": FloatType(dtype) if dtype else None, "hf32": hf32, "tf32": tf32, "deterministic": deterministic}
-    return _compared(target, device, golden, folder, candidate, {**options, "force": force}, announce, progress, like)
+    compared = {"progress": progress}
+    return _compared((target, golden_case), device, golden, folder, candidate, {**options, "force": force}, announce, compared, like)
 
 
 def _compared(
-    target: str | None,
+    cases: tuple[str | None, str | None],
     device: DeviceName,
     golden: Path,
     folder: Path,
     of_candidate: dict[str, Any],
     options: dict[str, Any],
     announce: Announce,
-    progress: Progress | None,
+    compared: dict[str, Any],
     like: str | Path | None = None,
 ) -> Comparison:
-    """Capture candidate and baseline, fed with golden, and compare. The options are those of ``capture_case``."""
+    """Capture candidate and baseline, fed with golden, and compare.
+
+    Args:
+        cases: the candidate's, and golden's if it is known.
+        of_candidate, options: of ``capture_case``, for the candidate and for both.
+        compared: of ``diff``.
+    """
     from accucompare.capture.run import FloatType, capture_case
 
     with open_bundle(golden) as bundle:
@@ -167,35 +187,40 @@ def _compared(
     like = golden if trusted.state is not None else like
     what = "operator" if trusted.capture.get("level") == "op" else "module"
     announce(f"candidate: each {what} on golden's inputs, on {device}")
-    candidate = capture_case(target, folder / "candidate", device, like=like, feed=golden, **of_candidate, **options)
-    with open_bundle(candidate) as bundle:
-        precision, emulate = _of_baseline(trusted, bundle.manifest)
-    trusted_case = _trusted_case(trusted, target)
-    announce(f"baseline: {trusted_case or 'the same'} on the CPU, in {precision}{f' with products in {emulate}' if emulate else ''}")
-    try:
-        baseline: Path | None = capture_case(
-            trusted_case,
-            folder / "baseline",
-            DeviceName("cpu"),
-            dtype=FloatType(precision),
-            emulate=emulate,
-            like=like,
-            feed=golden,
-            **options,
+    candidate = capture_case(cases[0], folder / "candidate", device, like=like, feed=golden, **of_candidate, **options)
+    case = _trusted_case(trusted, *cases)
+    baseline: Path | None = None
+    if case is None:
+        announce(
+            f"no baseline: the case that golden was captured from ({trusted.environment.get('case') or 'not named'}) is not here, and the "
+            "candidate's may have the fault; name it with --golden-case, or the candidate's if only the device may be wrong"
         )
-    except CaptureError as error:  # a model that does not run in that type on the CPU; the candidate's rounding judges then
-        announce(f"no baseline, since {error}")
-        baseline = None
+    else:
+        with open_bundle(candidate) as bundle:
+            precision, emulate = _of_baseline(trusted, bundle.manifest)
+        announce(f"baseline: {case} on the CPU, in {precision}{f' with products in {emulate}' if emulate else ''}")
+        of_baseline: dict[str, Any] = {"dtype": FloatType(precision), "emulate": emulate, "like": like, "feed": golden}
+        try:
+            baseline = capture_case(case, folder / "baseline", DeviceName("cpu"), **of_baseline, **options)
+        except CaptureError as error:  # a model that does not run in that type on the CPU; the candidate's rounding judges then
+            announce(f"no baseline, since {error}")
     announce("comparing")
-    return diff(golden, candidate, baseline=baseline, progress=progress)
+    return diff(golden, candidate, baseline=baseline, **compared)
 
 
-def _trusted_case(golden: Manifest, target: str | None) -> str | None:
-    """The case that golden was captured from, if it is here: a fault in the candidate's code must not be in the baseline's."""
-    case = golden.environment.get("case")
-    if not case or case == target:
-        return target
-    return case if Path(case.rpartition(":")[0] if ".py:" in case else case).is_file() else target
+def _check(golden: Path, folder: Path) -> None:
+    """Refuse what cannot be golden, and to write into it."""
+    with open_bundle(golden) as bundle:
+        if bundle.manifest.capture.get("feed"):
+            raise UsageError(f"{golden}: is itself fed, so it is no golden; give the bundle that it was fed with")
+    if golden.resolve() in (folder.resolve(), *folder.resolve().parents):
+        raise UsageError(f"--out {folder}: lies in golden {golden}; choose another directory")
+
+
+def _trusted_case(golden: Manifest, target: str | None, named: str | None) -> str | None:
+    """The case that golden was captured from: a fault in the candidate's code must not be in the baseline's. ``None`` if it is not here."""
+    case = named or golden.environment.get("case")
+    return case if case and (case == target or is_here(case)) else None
 
 
 def _of_baseline(golden: Manifest, candidate: Manifest) -> tuple[str, str | None]:

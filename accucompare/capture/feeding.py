@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from accucompare.bundle.digests import same_fingerprint
+from accucompare.bundle.digests import digest, same_fingerprint
 from accucompare.bundle.dtypes import DTYPES, Kind
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, display_name
-from accucompare.capture.tensors import dtype_name, from_bits, layout_of
+from accucompare.capture.lending import Lent, contents
+from accucompare.capture.names import Modules
+from accucompare.capture.schemas import is_plain
+from accucompare.capture.tensors import dtype_name, from_bits, layout_of, other_to_host, scalar_to_host
 from accucompare.capture.values import Scalar, describe, leaves, replaced
 from accucompare.errors import CaptureError, UsageError
 
@@ -31,58 +34,23 @@ class Place:
     role: Role
 
 
-@dataclass
-class Lent:
-    """What a module call was given in place of what arrived.
-
-    A module may write into what it is given, so that its caller sees it: the caller's own then has to change too.
-
-    Attributes:
-        tensors: (arrived, given, the number of writes into it until then).
-        containers: lists and mappings: (arrived, given).
-        contents: those of the given containers, as they were.
-    """
-
-    tensors: list[tuple[torch.Tensor, torch.Tensor, int]] = field(default_factory=list)
-    containers: list[tuple[Any, Any]] = field(default_factory=list)
-    contents: list[list[Any]] = field(default_factory=list)
-
-    def give_back(self, exchanged: Mapping[int, torch.Tensor]) -> None:
-        """Write into what arrived whatever the module wrote into what it was given.
-
-        Args:
-            exchanged: golden's values by the ids of the outputs that they took the place of.
-        """
-        for arrived, given, version in self.tensors:
-            if given._version != version:
-                with torch.no_grad():
-                    arrived.copy_(exchanged.get(id(given), given))
-        own = {id(given): arrived for arrived, given, *_ in (*self.tensors, *self.containers)}
-        for (arrived, given), before in zip(self.containers, self.contents, strict=True):
-            now = _contents(given)
-            if len(now) == len(before) and all(one is other for one, other in zip(now, before, strict=True)):
-                continue
-            if isinstance(given, list):
-                arrived[:] = [own.get(id(part), part) for part in given]
-            else:
-                parts = {key: own.get(id(part), part) for key, part in given.items()}
-                arrived.clear()
-                arrived.update(parts)
-
-
 class Feed:
     """Golden's values, read from disk as they are asked for.
 
+    A module that writes into what it is given by ``.data``, or that returns nothing, has no output to exchange: its error shows at the
+    next input, as glue.
+
     Attributes:
         fed: how many values were exchanged.
-        not_fed: the values that were passed on as they came, and why.
+        not_fed: the values that were passed on as they came, or as copies where the model has one tensor, and why.
     """
 
-    def __init__(self, golden: Bundle, rank: int) -> None:
+    def __init__(self, golden: Bundle, rank: int, modules: Modules) -> None:
         self.fed = 0
         self.not_fed: list[dict[str, Any]] = []
         self._golden = golden
         self._rank = rank
+        self._modules = modules
         self._step: int | None = None
         self._records: dict[tuple[str, int, Role, str], Record] = {}  # of that step
         self._calls: set[tuple[str, int, Role]] = set()
@@ -96,18 +64,35 @@ class Feed:
             BundleError: if golden is damaged.
         """
         lent, memory, seen = Lent(), Memory(), Counter[str]()
-        new = [self._exchange(place, given, memory, seen, lent.containers) for given in (args, kwargs)]
+        new = [self._put(place, given, self._find(place, given, memory, seen), lent.containers) for given in (args, kwargs)]
         lent.tensors = [(arrived, given, given._version) for arrived, given in memory.values()]
-        lent.contents = [_contents(given) for _, given in lent.containers]
+        lent.contents = [contents(given) for _, given in lent.containers]
         return new[0], new[1], lent
 
-    def outputs(self, place: Place, output: Any, lent: Lent | None) -> Any:
-        """What a call returns, with golden's values in it; errors as ``inputs``."""
+    def outputs(self, place: Place, output: Any, lent: Lent | None, outermost: bool) -> Any:
+        """What a call returns, with golden's values in it; errors as ``inputs``.
+
+        Where a module returns what it was given, or a view of it, its caller gets back its own, for it may write into the one and read
+        the other.
+
+        Args:
+            place: the call's outputs.
+            output: what it returned.
+            lent: what it was given; ``None`` if it was not fed.
+            outermost: its caller is no module; nothing is written into what is the user's.
+        """
         memory = Memory()
-        new = self._exchange(place, output, memory, Counter(), [])
+        by_path = self._find(place, output, memory, Counter())
         if lent is not None:
-            lent.give_back({id(computed): given for computed, given in memory.values()})
-        return new
+            lent.give_back({id(computed): golden for computed, golden in memory.values()})
+            aliases = lent.aliases(memory.values(), lambda own: not outermost and self._may_write(own))
+            for path, golden in by_path.items():
+                own = aliases.get(id(golden), golden)
+                if own is None:
+                    self.pass_on(place, path, "it shares memory with an input; a copy was passed on")
+                else:
+                    by_path[path] = own
+        return self._put(place, output, by_path, [])
 
     def value(self, place: Place, path: str, tensor: torch.Tensor, memory: Memory) -> torch.Tensor | None:
         """Golden's value for one tensor, a fresh copy; ``None`` if it has none, which is noted. Errors as ``inputs``."""
@@ -116,7 +101,7 @@ class Feed:
         if isinstance(found, torch.Tensor):
             self.fed += 1
             return found
-        self.pass_on(place, path, found or "it is no tensor")
+        self.pass_on(place, path, found if isinstance(found, str) else "it is no tensor")
         return None
 
     def operators_of(self, step: int, name: str, call: int) -> list[Record]:
@@ -145,18 +130,22 @@ class Feed:
         self._operators.clear()
         self._golden.close()
 
-    def _exchange(self, place: Place, value: Any, memory: Memory, seen: Counter[str], rebuilt: list[tuple[Any, Any]]) -> Any:
-        """A value with golden's in place of its parts; what is not exchanged is noted."""
+    def _find(self, place: Place, value: Any, memory: Memory, seen: Counter[str]) -> dict[str, Any]:
+        """Golden's values for the parts of a value, by path; what has none is noted."""
         self._load(place.step)
-        by_path: dict[str, torch.Tensor] = {}
+        by_path: dict[str, Any] = {}
         for path, part in leaves(value):
             seen[path] += 1
             recorded = path if seen[path] == 1 else f"{path}#{seen[path]}"
             found = self._golden_value(place, recorded, part, memory)
-            if isinstance(found, torch.Tensor):
-                found = None if by_path.setdefault(path, found) is found else "another value has the same path"
-            if found is not None:
+            if isinstance(found, str):
                 self.pass_on(place, recorded, found)
+            elif found is not None and by_path.setdefault(path, found) is not found:
+                self.pass_on(place, recorded, "another value has the same path")
+        return by_path
+
+    def _put(self, place: Place, value: Any, by_path: Mapping[str, Any], rebuilt: list[tuple[Any, Any]]) -> Any:
+        """A value with golden's in place of its parts; what cannot be put there is noted."""
         if not by_path:
             return value
         new = replaced(value, by_path, rebuilt)
@@ -167,15 +156,15 @@ class Feed:
         self.fed += len(by_path)
         return new
 
-    def _golden_value(self, place: Place, path: str, value: Any, memory: Memory) -> torch.Tensor | str | None:
-        """Golden's value for one part, or why it has none; ``None`` for numbers and strings, which are not fed."""
-        if isinstance(value, (str, bytes, *Scalar)):
-            return None
-        if not isinstance(value, torch.Tensor):
+    def _golden_value(self, place: Place, path: str, value: Any, memory: Memory) -> torch.Tensor | complex | str | None:
+        """Golden's value for one part, or why it has none; ``None`` for what is no tensor and the same in golden."""
+        if not isinstance(value, (torch.Tensor, str, bytes, *Scalar)):
             return f"it is a {describe(value)}, which cannot be looked into"
         record = self._records.get((place.name, place.call, place.role, path))
         if record is None:
             return "golden has no such value" if (place.name, place.call, place.role) in self._calls else "golden has no such call"
+        if not isinstance(value, torch.Tensor):
+            return self._golden_number(record, value)
         if (why := _misfit(record, value)) is not None:
             return why
         key = (id(value), record.dtype, record.digest)
@@ -185,6 +174,28 @@ class Feed:
                 return f"golden's {record.dtype} are too large for {dtype_name(value.dtype)}"
             memory[key] = value, _copy_like(value, golden)
         return memory[key][1]
+
+    def _golden_number(self, record: Record, value: Any) -> complex | str | None:
+        """Golden's in place of a Python number, of its type; why there is none, also for strings; ``None`` if it is the same."""
+        host = scalar_to_host(value) if isinstance(value, Scalar) else other_to_host(value)
+        if host.array is None:
+            return None if host.digest == record.digest else f"golden's {type(value).__name__} is another, which cannot be fed"
+        if record.layout is not Layout.SCALAR:
+            return f"golden has no number of it ({record.layout.value})"
+        if record.dtype != host.dtype:
+            return f"golden's is {record.dtype}, this one {host.dtype}"
+        golden = None if digest(host.array) == record.digest else self.golden_tensor(record)
+        try:
+            return None if golden is None else type(value)(golden.item())
+        except Exception:  # a class of the user's may refuse in any way
+            return f"no {type(value).__name__} can be made of golden's"
+
+    def _may_write(self, tensor: torch.Tensor) -> bool:
+        """Whether a caller's own tensor can be written into, and is no part of the model's state."""
+        if not _apart(tensor.shape, tensor.stride()) or (tensor.is_inference() and not torch.is_inference_mode_enabled()):
+            return False
+        memory = tensor.untyped_storage()._cdata
+        return not any(is_plain(each) and each.untyped_storage()._cdata == memory for *_, each in self._modules.tensors())
 
     def pass_on(self, place: Place, path: str, why: str) -> None:
         """Note that a value was left as it came."""
@@ -268,10 +279,6 @@ def _cast(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         wide = golden if golden.itemsize > 1 else golden.float()
         golden = torch.where(wide.isinf(), wide, wide.clamp(-ours.largest, ours.largest))
     return golden.to(dtype)
-
-
-def _contents(container: Any) -> list[Any]:
-    return list(container) if isinstance(container, list) else [part for item in container.items() for part in item]
 
 
 def check_golden(golden: Bundle, out: str | Path, steps: int | None = None, ranks: int | None = None) -> None:

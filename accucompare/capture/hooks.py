@@ -16,7 +16,8 @@ from torch import nn
 from accucompare.bundle.records import Record, Role
 from accucompare.bundle.selection import Selection
 from accucompare.bundle.writer import BundleWriter
-from accucompare.capture.feeding import Feed, Lent, Place
+from accucompare.capture.feeding import Feed, Place
+from accucompare.capture.lending import Lent
 from accucompare.capture.names import Modules
 from accucompare.capture.operators import OperatorFeed, Operators, storages
 from accucompare.capture.tensors import HostValue, other_to_host, scalar_to_host, to_host
@@ -98,6 +99,10 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._leave_all()
+
+    def _leave_all(self) -> None:
+        """See no more of operators in calls that did not end as they should."""
         for call in self._calls.get(threading.get_ident(), ()):
             _leave(call)
 
@@ -107,6 +112,7 @@ class Recorder:
         self.records = 0
         self._indices.clear()
         self._seen.clear()
+        self._leave_all()
         self._calls.clear()
         self._raised.clear()
         if self._feed is not None:
@@ -184,7 +190,7 @@ class Recorder:
             return None
         if call.returned and call.returned[0] is not output:
             raise CaptureError(f"a forward hook on {name or '(root)'} replaces what the module returns, as --feed does; take the hook off")
-        return self._feed.outputs(Place(self.step, name, call.index, Role.OUTPUT), output, call.lent)
+        return self._feed.outputs(Place(self.step, name, call.index, Role.OUTPUT), output, call.lent, outermost=call.parent is None)
 
     def idle(self) -> bool:
         """Whether a hook has nothing to do now."""

@@ -5,8 +5,9 @@ record's ``name``, ``call`` and ``path`` (``aten.bmm.default#1.mat2``). Its sour
 
 **Fed**, each operator's tensors are exchanged as a module's are. An operator that writes into an argument is given golden's values in
 that very tensor, before and after, since others hold it too. Parameters and buffers stay the model's own, as for modules. An operator
-belongs to golden's of the same name and source line; where the lines differ, to the first of that name whose inputs are like these; and
-in a file that golden has run too, to the first of that name at all. Any other is run as it comes.
+belongs to golden's of the same name and source line, if there are several to the first whose inputs are like these; where the lines
+differ, to the first of that name with such inputs, or to the very next one that golden ran, if it has that name. Any other is run as it
+comes.
 
 Not recorded are operators that compute nothing, and random ones, whose numbers agree already (``matched_randomness``): a fault in them
 shows in what the next operator is given.
@@ -15,50 +16,27 @@ shows in what the next operator is given.
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.utils import _python_dispatch as dispatching
+from torch.utils import _pytree as pytree
 
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.capture import randomness
 from accucompare.capture.feeding import Feed, Memory, Place
+from accucompare.capture.schemas import LEFT_OUT, NO_VALUES, WRITTEN_SILENTLY, Blank, Known, is_plain, known_of
 from accucompare.capture.values import Scalar, leaves, replaced
-
-#: Operators that are not recorded, and why; so are views and what returns no tensor, whose schemas say so.
-LEFT_OUT = {
-    **dict.fromkeys(("empty", "empty_like", "empty_strided", "empty_permuted", "empty_quantized"), "makes memory without values"),
-    **dict.fromkeys(("new_empty", "new_empty_strided", "resize_", "set_"), "makes memory without values"),
-    **dict.fromkeys(("clone", "copy", "copy_", "_to_copy", "_reshape_copy", "contiguous"), "moves or casts values"),
-    **dict.fromkeys(("_unsafe_view", "lift", "lift_fresh", "lift_fresh_copy", "_pin_memory"), "is a view or a copy"),
-}
-
-#: Namespaces of operators that are no computation on tensors: communication, profiling, Python's own.
-_FOREIGN = ("prim", "prims", "profiler", "c10d", "_c10d_functional", "_dtensor", "streams", "debugprims")
-
-#: Operators that write into ``self`` without reading it: what it held before may be anything.
-_FILLING = ("fill_", "zero_")
-
-#: Operators that draw only on the way.
-_COMPUTES_TOO = re.compile("attention|rnn|lstm|gru|rrelu|softmax")
-
-#: Arguments that operators write into without saying so.
-_WRITTEN_SILENTLY = ("running_mean", "running_var")
 
 #: Relative L2 distance up to which what arrives is taken for golden's: rounding is far below, another tensor about 1.4.
 _ALIKE = 0.5
 
-#: Kernels by which PyTorch composes an operator of others. Those of random operators must run where their draws can be caught.
-_COMPOSITE = "CompositeImplicitAutograd"
-_COMPOSED = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CPU", "CUDA", "PrivateUse1")
 _SEEN_BY_CALLERS = ("TESTING_ONLY_GenericMode", "AutocastCPU", "AutocastCUDA", "AutocastPrivateUse1")
 
 _PACKAGES = ("torch", "torch_npu", "accucompare")
@@ -79,7 +57,7 @@ class Sink(Protocol):
         """Record one value."""
 
 
-@dataclass
+@dataclass(eq=False)
 class GoldenOperator:
     """One operator that golden ran in a module call."""
 
@@ -104,7 +82,6 @@ class OperatorFeed:
                 operator.inputs[_within(record)] = record
         self._left = list(found.values())
         self._counts = Counter(operator.operator for operator in self._left)
-        self._files = {_file(operator.line) for operator in self._left}
 
     def place(self, role: Role) -> Place:
         return Place(*self._place, role)
@@ -112,10 +89,10 @@ class OperatorFeed:
     def number(self, operator: str, line: str, inputs: list[tuple[str, torch.Tensor]]) -> tuple[int, bool]:
         """The number of golden's operator that this one is, and True; or a number that golden has none of, and False."""
         fitting = [each for each in self._left if each.operator == operator and _fits(each, inputs)]
-        found = next((each for each in fitting if each.line == line), None)
-        found = found or next((each for each in fitting if self._alike(each, inputs)), None)
-        if found is None and fitting and _file(line) in self._files:
-            found = fitting[0]
+        here = [each for each in fitting if each.line == line]
+        found = here[0] if len(here) == 1 else next((each for each in here or fitting if self._alike(each, inputs)), None)
+        if found is None and (here or fitting[:1] == self._left[:1]):  # or all before it have been run
+            found = next(iter(here or fitting), None)
         if found is None:
             self._counts[operator] += 1
             return self._counts[operator] - 1, False
@@ -149,6 +126,7 @@ class Operators(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sink = sink
         self._feed = feed
         self._counts: Counter[str] = Counter()
+        self._blank = Blank()
         self._autocast_decided = False
         self._entered = False
 
@@ -176,20 +154,32 @@ class Operators(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # such a tensor runs operators of its own, which come here in turn
         if not isinstance(op, torch._ops.OpOverload):
             return op(*args, **kwargs)
-        known = _known(op)
-        if known.inside is not None:
+        known = known_of(op)
+        if known.inside is not None and known.is_composed(op, pytree.tree_leaves((args, kwargs))):
             with self._inside(op):
                 return op._op_dk(known.inside, *args, **kwargs)
+        if LEFT_OUT.get(known.name) == NO_VALUES:
+            result = op(*args, **kwargs)
+            self._blank.add(result)
+            return result
+        unread = self._unread(known, args, kwargs) if known.written else known.unread
         line = _source_line() if self._entered and not known.left_out and self._sink.listening() else None
         if line is None:
             return op(*args, **kwargs)
-        call = _Call(op, known, line, args, kwargs)
+        call = _Call(op, known, line, args, kwargs, unread)
         if self._feed is None:
             self._sink.do(self._record_inputs, call)
             result = op(*args, **kwargs)
             self._sink.do(self._record_outputs, call, result)
             return result
         return self._fed(call, self._feed)
+
+    def _unread(self, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
+        """The arguments that are written into and hold no values yet, or none that are read."""
+        given = {**dict(zip(known.arguments, args, strict=False)), **kwargs}
+        return known.unread | {
+            name for name in known.written if isinstance(given.get(name), torch.Tensor) and self._blank.take(given[name])
+        }
 
     def _fed(self, call: _Call, feed: OperatorFeed) -> Any:
         """Run an operator on golden's values, and give golden's."""
@@ -231,7 +221,7 @@ class Operators(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
         writes: list[tuple[torch.Tensor, torch.Tensor]] = []
         for path, tensor in tensors:
             argument = path.partition(".")[0]
-            if argument in _WRITTEN_SILENTLY or feed.keeps(tensor):
+            if argument in WRITTEN_SILENTLY or feed.keeps(tensor):
                 continue
             found = feed.feed.value(place, call.path(path), tensor, memory)
             if found is not None and argument in call.known.written:
@@ -278,51 +268,16 @@ class Operators(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._autocast_decided = outer
 
 
-class _Known(NamedTuple):
-    """What a schema tells of an operator."""
-
-    arguments: tuple[str, ...]
-    written: frozenset[str]  # arguments that it writes into
-    unread: frozenset[str]  # and those that it does not read before
-    left_out: bool
-    inside: Any  # the key of the kernel that must run under the mode
-
-
-@cache
-def _known(op: Any) -> _Known:
-    schema = op._schema
-    namespace, _, name = schema.name.partition("::")
-    written = frozenset(argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write)
-    is_view = any(value.alias_info and not value.alias_info.is_write for value in schema.returns)
-    gives_none = not written and not any("Tensor" in str(value.type) for value in schema.returns)
-    is_random = torch.Tag.nondeterministic_seeded in op.tags and not _COMPUTES_TOO.search(name)
-    kernels = (_COMPOSITE, *(_COMPOSED if is_random and _draws_inside(op) else ()))
-    inside = next((key for key in kernels if _has_kernel(op.name(), key)), None)
-    return _Known(
-        arguments=tuple(argument.name for argument in schema.arguments),
-        written=written,
-        unread=frozenset(
-            argument.name for argument in schema.arguments if argument.is_out or (argument.name in written and name in _FILLING)
-        ),
-        left_out=is_view or gives_none or is_random or namespace in _FOREIGN or (namespace == "aten" and name in LEFT_OUT),
-        inside=None if inside is None else getattr(torch._C.DispatchKey, inside),
-    )
-
-
-def _draws_inside(op: Any) -> bool:
-    """Whether an operator draws by other operators, such as rand by uniform_."""
-    return any(_has_kernel(op.name(), key) for key in _COMPOSED[:2])
-
-
 @dataclass
 class _Call:
     """One call of an operator."""
 
     op: Any
-    known: _Known
+    known: Known
     line: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    unread: frozenset[str]
     number: int = 0
 
     @property
@@ -354,7 +309,7 @@ class _Call:
         """Tensors, numbers and strings that were given, and those that hold if nothing is given."""
         defaults = {argument.name: argument.default_value for argument in self.op._schema.arguments if argument.has_default_value()}
         for name, value in {**{name: self.named.get(name, defaults.get(name)) for name in self.known.arguments}}.items():
-            if name not in self.known.unread:
+            if name not in self.unread:
                 yield from ((path, part) for path, part in leaves({name: value}) if isinstance(part, (torch.Tensor, str, *Scalar)))
 
     def written(self) -> Iterator[torch.Tensor]:
@@ -363,6 +318,7 @@ class _Call:
 
     def outputs(self, result: Any) -> Iterator[tuple[str, Any]]:
         """Everything returned, and what was written into but is not returned."""
+        result = result[: self.known.outputs] if self.known.outputs else result
         returned = [(path, part) for path, part in leaves(result) if isinstance(part, (torch.Tensor, *Scalar))]
         yield from returned
         yield from ((path, part) for path, part in self._written() if not any(part is other for _, other in returned))
@@ -378,11 +334,6 @@ class _Call:
                 yield from ((path, part) for path, part in leaves({name: value}) if isinstance(part, torch.Tensor))
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a storage to look at."""
-    return tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-
-
 def storages(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
     """What tells whether a tensor lies in the memory of one of these."""
     return frozenset(tensor.untyped_storage()._cdata for tensor in tensors if is_plain(tensor))
@@ -391,10 +342,6 @@ def storages(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
 def _within(record: Record) -> str:
     """The path within an operator."""
     return record.path.removeprefix(f"{record.type}#").partition(".")[2]
-
-
-def _file(line: str) -> str:
-    return line.rpartition(":")[0]
 
 
 def _fits(golden: GoldenOperator, inputs: list[tuple[str, torch.Tensor]]) -> bool:

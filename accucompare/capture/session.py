@@ -226,7 +226,7 @@ def capture(
             steps = steps or len(golden.manifests[rank].steps)
             if not (selection.only or selection.skip):
                 selection = Selection.of(options.get("only") or (), options.get("skip") or ())
-            feeding = Feed(golden, rank)
+            feeding = Feed(golden, rank, modules)
             stack.enter_context(torch.no_grad())
             if level == Level.OP and options.get("level") != Level.OP:
                 raise UsageError(

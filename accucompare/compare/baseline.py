@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +23,9 @@ from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Key, Record
 from accucompare.compare.align import Pair, Renaming, rename
+from accucompare.compare.comparison import Row
 from accucompare.compare.measure import Metrics
+from accucompare.compare.tolerance import fed_limit
 from accucompare.errors import UsageError
 
 
@@ -48,6 +50,9 @@ HALF = Precision(floor=0.5, slack=2.0)
 SINGLE = Precision(floor=2.0, slack=4.0)
 _HALF_DIGITS = 11
 
+#: How many times as far from golden as a fed comparison allows without a baseline a baseline may be. (Correct ones were within a third.)
+OFF = 2.0
+
 #: Elements below which being closer to golden than the baseline proves nothing.
 FEW = 64
 
@@ -64,25 +69,60 @@ class Expected:
         rel_l2: relative L2 error; inf where golden is all zeros and the baseline is not.
         rmse: root mean square error, for where golden is all zeros.
         different: of integers and booleans, how many differ.
+        missing_cast: in words, if the candidate computes in a wider type than the baseline.
+        dtype: the type whose rounding is expected: the baseline's, if the candidate's is wider; ``""`` for the candidate's.
     """
 
     rel_l2: float
     rmse: float = 0.0
     different: int = 0
+    missing_cast: str = ""
+    dtype: str = ""
 
     @classmethod
-    def of(cls, metrics: Metrics) -> Expected:
-        return cls(metrics.rel_l2, metrics.rmse, differing(metrics))
+    def of(cls, metrics: Metrics, candidate: Record, baseline: Record) -> Expected:
+        expected = cls(metrics.rel_l2, metrics.rmse, differing(metrics))
+        if not is_wider(candidate, baseline):
+            return expected
+        return replace(expected, missing_cast=f"{candidate.dtype}, where the baseline computes in {baseline.dtype}", dtype=baseline.dtype)
 
 
 def differing(metrics: Metrics) -> int:
-    """How many integers of a measured pair differ (but for those that differ by less than a thousandth)."""
-    return round((metrics.over_1e3 or 0.0) * metrics.compared)
+    """How many integers or booleans of a pair differ, which is measured without any tolerance; 0 where only statistics were compared."""
+    return round((metrics.over_tolerance or 0.0) * metrics.compared)
 
 
 def precision_of(dtype: str) -> Precision:
     """The row of the table for a floating or complex type."""
     return HALF if DTYPES[dtype].digits <= _HALF_DIGITS else SINGLE
+
+
+def off(rows: Iterable[Row], dtype: str, products: float) -> Row | None:
+    """The row in which a fed baseline is furthest from golden beyond what rounding explains: then it is no baseline.
+
+    It has the fault itself, most likely, for it was captured from the candidate's code and not from golden's.
+
+    Args:
+        rows: of a fed comparison.
+        dtype: what the candidate computes in.
+        products: unit roundoff of its float32 products, if their operands are rounded.
+    """
+    worst, most = None, OFF
+    for row in rows:
+        if row.golden is None or not row.baseline or row.metrics is None or not DTYPES[row.golden.dtype].digits:
+            continue
+        if _holds_extremes(row.golden):  # as masks do, of the type that computes, so of another one in float64
+            continue
+        roundings = [DTYPES[each].rounding for each in (row.golden.dtype, dtype or row.golden.dtype)]
+        beyond = row.baseline / fed_limit(max(*roundings, products))
+        if beyond > most:
+            worst, most = row, beyond
+    return worst
+
+
+def _holds_extremes(record: Record) -> bool:
+    statistics, largest = record.statistics, DTYPES[record.dtype].largest
+    return statistics is None or any(value is not None and not abs(value) < largest / 2 for value in (statistics.min, statistics.max))
 
 
 def is_half(dtype: str) -> bool:
@@ -139,6 +179,12 @@ def matches(golden: Record, candidate: Record, baseline: Record) -> bool:
     return candidate.dtype == baseline.dtype or (exact and DTYPES[golden.dtype].kind is DTYPES[baseline.dtype].kind)
 
 
+def is_wider(candidate: Record, baseline: Record) -> bool:
+    """Whether the candidate has a type that holds all that the baseline's does, and more: it may lack a cast."""
+    ours, theirs = DTYPES[candidate.dtype], DTYPES[baseline.dtype]
+    return ours.kind is theirs.kind and ours.digits > theirs.digits and ours.largest >= theirs.largest
+
+
 def why_not(golden: Record, candidate: Record, baseline: Record | None) -> str:
     """Why a record of the baseline cannot judge a pair; ``""`` if it can."""
     if baseline is None:
@@ -147,7 +193,7 @@ def why_not(golden: Record, candidate: Record, baseline: Record | None) -> str:
         return "values to compare with the baseline were not recorded"
     if baseline.shape != golden.shape:
         return f"the baseline's shape is {list(baseline.shape)}"
-    if not matches(golden, candidate, baseline):
+    if not matches(golden, candidate, baseline) and not is_wider(candidate, baseline):
         return f"the baseline's dtype is {baseline.dtype}"
     return ""
 
@@ -213,7 +259,7 @@ def check_dtypes(pairs: Iterable[Pair], baselines: dict[Key, Record], path: Path
         path: of the baseline.
 
     Raises:
-        UsageError: if it is of another dtype. (Where a few records are, each is judged without it.)
+        UsageError: if it is of another dtype. (Where a few records are, each is judged without it, or as ``is_wider`` says.)
     """
     wrong: Counter[tuple[str, str, str]] = Counter()
     right = 0

@@ -64,6 +64,9 @@ STATUS_OF = {
     Reason.NOT_DETERMINISTIC: Status.NOT_COMPARED,
 }
 
+#: The topic of the finding that the baseline has a fault itself.
+BASELINE_CODE = "baseline code"
+
 #: Reasons of rows that have only one side.
 UNMATCHED = (Reason.MISSING, Reason.EXTRA)
 
@@ -85,6 +88,9 @@ MEANING = {
     Reason.NOT_DETERMINISTIC: "over its limit, but no more than two runs of the candidate differ from each other",
 }
 
+#: What the detail of a fed row says where something that went into its call was not fed and is not known to be right.
+NOT_ALL_FED = "not all that went in was fed"
+
 #: How the detail of a row ends where values that are not finite come from.
 BEGINS_HERE = "begins here"
 
@@ -105,6 +111,7 @@ class Verdict:
         detail: one sentence more, where there is something to say.
         rel_l2_limit: the limit on the relative L2 error, where there was one.
         excess: the candidate's relative L2 error as a multiple of the baseline's (or of its floor); ``None`` without a baseline.
+        precision: the baseline's dtype, if its rounding was expected of a wider one; else ``""``.
     """
 
     reason: Reason
@@ -115,6 +122,7 @@ class Verdict:
     detail: str = ""
     rel_l2_limit: float | None = None
     excess: float | None = None
+    precision: str = ""
 
     @property
     def status(self) -> Status:
@@ -137,7 +145,8 @@ class Row:
         nearest: for a record without partner, the other side's unmatched name most like its own.
         module: the module's qualified name on golden's side (the candidate's, if only it has one).
         baseline: relative L2 error of the baseline's record; ``None`` where there is none.
-        noise: relative L2 difference between two runs of the candidate; ``None`` where it was run once.
+        noise: L2 norm of the difference between two runs of the candidate, relative to that of golden, as errors are (0 for 0/0, inf
+            for x/0, and where NaN or Inf differ); ``None`` where it was run once.
     """
 
     golden: Record | None
@@ -231,6 +240,7 @@ class Culprit:
         if self.operator:
             return f"{self.name or '(root)'}{call}: {self.operator}"
         own = self.before.removeprefix(f"{self.name}.") if self.name else self.before
+        own += f" call {self.row.record.call}" if own and self.row.record is not None and self.row.record.call else ""
         where = {"module": "", "glue": f" (glue, before {own})" if own else " (glue, at its end)"}[self.site]
         return f"{self.name or '(root)'}{call}{where}"
 
@@ -257,6 +267,7 @@ class Comparison:
         damage: records that could not be read (only with ``keep_going``; without it the first one raises).
         baseline: the bundle that shows how large an error rounding alone makes; ``None`` if none was given.
         culprits: where errors are made, the most certain first.
+        without_baseline: how many compared rows the baseline has no record of.
     """
 
     golden: Side
@@ -268,6 +279,7 @@ class Comparison:
     damage: list[str] = field(default_factory=list)
     baseline: Side | None = None
     culprits: list[Culprit] = field(default_factory=list)
+    without_baseline: int = 0
 
     @property
     def fed(self) -> bool:
@@ -307,7 +319,7 @@ class Comparison:
         incomplete = [name for name, side in (("golden", self.golden), ("the candidate", self.candidate)) if not side.complete]
         if incomplete and not self.counts_by_status()[Status.FAIL]:
             return f"what there is agrees, but the capture of {' and of '.join(incomplete)} did not run to its end"
-        return ""
+        return next((finding.message for finding in self.preflight if finding.serious and finding.topic == BASELINE_CODE), "")
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {reason.value}" for reason, count in self.counts().items())

@@ -21,10 +21,11 @@ from accucompare.bundle.dtypes import DTYPES, Kind
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Record, Role
 from accucompare.compare.baseline import differing
-from accucompare.compare.comparison import BEGINS_HERE, STATUS_OF, UNMATCHED, Comparison, Culprit, Finding, Reason, Row, Status
+from accucompare.compare.comparison import BEGINS_HERE, NOT_ALL_FED, STATUS_OF, UNMATCHED, Comparison, Culprit, Finding, Reason, Row, Status
 from accucompare.compare.judge import is_noise
 from accucompare.compare.operators import blame, is_operator
 from accucompare.compare.origins import Call
+from accucompare.compare.preflight import OF_BASELINE
 
 #: Excesses within this factor of each other count as equal.
 ALIKE = 2.0
@@ -102,23 +103,25 @@ def _culprit(row: Row, children: set[Call | None], jump: float | None = None) ->
     assert record is not None
     if record.role is Role.INPUT:
         assert record.parent is not None
-        return Culprit(*record.parent, "glue", record.name, row, _excess(row), row.reason, jump=jump)
+        reason = Reason.GLUE if row.reason is Reason.INHERITED else row.reason
+        return Culprit(*record.parent, "glue", record.name, row, _excess(row), reason, jump=jump)
     site = "glue" if _call(record) in children else "module"
-    return Culprit(record.name, record.call, site, "", row, _excess(row), row.reason, jump=jump)
+    reason = row.reason if row.reason is not Reason.INHERITED else Reason.GLUE if site == "glue" else Reason.INTRODUCED
+    return Culprit(record.name, record.call, site, "", row, _excess(row), reason, jump=jump)
 
 
 def _excess(row: Row) -> float:
     """How many times as large as expected an error is: as the baseline makes it, or else the limit. Other shapes come last."""
     if row.reason in (Reason.SHAPE, Reason.DTYPE):
         return 0.0
-    if _is_choice(row):
+    if is_choice(row):
         return math.inf if row.metrics is None or differing(row.metrics) > MANY * row.metrics.compared else 1.0
     if row.verdict.excess is not None:
         return row.verdict.excess
     return row.verdict.used if row.verdict.used is not None else 0.0
 
 
-def _is_choice(row: Row) -> bool:
+def is_choice(row: Row) -> bool:
     """Whether a row is of integers or booleans that differ."""
     return row.status is Status.FAIL and row.golden is not None and row.golden.dtype in DTYPES and not DTYPES[row.golden.dtype].digits
 
@@ -126,18 +129,20 @@ def _is_choice(row: Row) -> bool:
 def _ranked(culprits: Sequence[Culprit]) -> list[Culprit]:
     """By excess; of about equal ones outputs come before glue, and what is inside before what it is inside of.
 
-    What is said of a module comes after what is said of its operators.
+    Last comes what was computed from values that were not fed, and may be wrong for that. What is said of a module comes after what is
+    said of its operators.
     """
     most = max((culprit.excess for culprit in culprits if math.isfinite(culprit.excess)), default=0.0)
 
-    def key(culprit: Culprit) -> tuple[float, bool, int, float]:
+    def key(culprit: Culprit) -> tuple[bool, float, bool, int, float]:
         if math.isinf(culprit.excess) or not culprit.excess:
             apart = -math.inf if culprit.excess else math.inf
         else:
             apart = math.floor(math.log(most / culprit.excess, ALIKE))
-        return apart, _is_of_glue(culprit), -_depth(culprit.name), -culprit.excess
+        given = NOT_ALL_FED in culprit.row.verdict.detail
+        return given, apart, _is_of_glue(culprit), -_depth(culprit.name), -culprit.excess
 
-    last: dict[str, tuple[float, bool, int, float]] = {}
+    last: dict[str, tuple[bool, float, bool, int, float]] = {}
     for culprit in culprits:
         if culprit.operator:
             last[culprit.name] = max(last.get(culprit.name, key(culprit)), key(culprit))
@@ -169,9 +174,9 @@ def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
         jump = _jump(row, 1.0 if source is None else max(given.get(source, 0.0), 1.0))
         if _may_be_culprit(row) and jump is not None:
             found.append(_culprit(row, children, jump))
-        if receiver is not None and (row.verdict.excess is not None or _is_choice(row)):
+        if receiver is not None and (row.verdict.excess is not None or is_choice(row)):
             # after another choice values may be altogether different, which is no error of what computed them
-            given[receiver] = math.inf if _is_choice(row) else max(given.get(receiver, 0.0), _excess(row))
+            given[receiver] = math.inf if is_choice(row) else max(given.get(receiver, 0.0), _excess(row))
     return sorted(found, key=lambda culprit: -(culprit.jump or 0.0))
 
 
@@ -181,7 +186,7 @@ def _jump(row: Row, before: float) -> float | None:
         return 0.0
     if row.reason is Reason.NON_FINITE:
         return math.inf if row.verdict.detail.endswith(BEGINS_HERE) else None
-    if _is_choice(row):
+    if is_choice(row):
         return None if row.reason is Reason.INHERITED else _excess(row)
     jump = 0.0 if math.isinf(before) else _excess(row) / before
     return jump if jump >= SMALLEST_JUMP else None
@@ -207,6 +212,8 @@ def described(culprits: list[Culprit], golden: Bundle, candidate: Bundle) -> lis
 
 def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
     ours, theirs = culprit.row.golden, culprit.row.candidate
+    if different := _different(culprit.row):
+        return replace(culprit, words=(different,))
     if ours is None or theirs is None or None in (ours.member, theirs.member) or ours.shape != theirs.shape:
         return culprit
     if math.prod(ours.shape) > MOST_ELEMENTS or {DTYPES[record.dtype].kind for record in (ours, theirs)} != {Kind.FLOAT}:
@@ -218,6 +225,12 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
     return replace(culprit, words=shape.words, hints=(*culprit.hints, *shape.hints))
 
 
+def _different(row: Row) -> str:
+    """``3 of 1000 differ``, of integers and booleans; else ``""``."""
+    metrics = row.metrics
+    return f"{differing(metrics)} of {metrics.compared} differ" if is_choice(row) and metrics is not None and differing(metrics) else ""
+
+
 def trust(comparison: Comparison) -> str:
     """How far the first culprit can be trusted, where that must be said."""
     if comparison.fed or not comparison.culprits:
@@ -227,11 +240,20 @@ def trust(comparison: Comparison) -> str:
 
 def conclude(comparison: Comparison) -> str:
     """See ``Comparison.conclusion``."""
-    counts = comparison.counts()
-    failed = comparison.counts_by_status()[Status.FAIL]
+    alone = comparison.without_baseline
     if comparison.trouble:
         return f"not sure: {comparison.trouble}"
-    if not failed:
+    if poor := _given_differently(comparison.preflight, OF_BASELINE):
+        return f"not sure: {poor}"
+    if 2 * alone > comparison.compared:
+        return f"not sure: the baseline has no record of {alone} of {comparison.compared} compared rows"
+    words = _concluded(comparison)
+    return words + (f"; {alone} row{'s' if alone > 1 else ''} judged without the baseline" if alone and words != "identical" else "")
+
+
+def _concluded(comparison: Comparison) -> str:
+    counts = comparison.counts()
+    if not comparison.counts_by_status()[Status.FAIL]:
         return _without_failure(comparison)
     different = _given_differently(comparison.preflight) or (counts[Reason.INPUTS_DIFFER] and "the two models were given different inputs")
     if different:
@@ -255,15 +277,15 @@ def _without_failure(comparison: Comparison) -> str:
             notes.append(f"{counts[reason]} {reason.value}, the first {comparison.place(first)}")
     if not comparison.compared - counts[Reason.IDENTICAL] and not notes:
         return "identical"
-    judged = comparison.fed or comparison.baseline is not None
+    judged = comparison.baseline is not None
     words = "rounding" if judged else "rounding, as far as fixed limits tell"
     return "; ".join([words, *notes])
 
 
-def _given_differently(findings: Iterable[Finding]) -> str:
-    """What pre-flight found of weights and inputs, which alone explains any difference."""
-    told = (finding.message for finding in findings if finding.serious and finding.topic.startswith(("parameters", "buffers", "inputs")))
-    return next(told, "")
+def _given_differently(findings: Iterable[Finding], of: str = "") -> str:
+    """What pre-flight found of weights and inputs, which alone explains any difference; ``of``: what its topics begin with."""
+    topics = tuple(of + kind for kind in ("parameters", "buffers", "inputs", "code"))
+    return next((finding.message for finding in findings if finding.serious and finding.topic.startswith(topics)), "")
 
 
 def _named(comparison: Comparison, culprit: Culprit) -> str:
@@ -273,5 +295,7 @@ def _named(comparison: Comparison, culprit: Culprit) -> str:
     step = f" in step {record.step}" if several else ""
     if culprit.reason in (Reason.SHAPE, Reason.DTYPE, Reason.NON_FINITE):
         return f"{culprit.place}{step}, {culprit.reason.value}"
+    if different := _different(culprit.row):
+        return f"{culprit.place}{step}, {different}"
     beyond = "excess" if culprit.row.verdict.excess is not None else "times its limit:"
     return f"{culprit.place}{step}, {beyond} {culprit.excess:.3g}"

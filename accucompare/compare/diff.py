@@ -9,17 +9,17 @@ from pathlib import Path
 
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.reader import Bundle, open_bundle
-from accucompare.bundle.records import Record, Role
+from accucompare.bundle.records import Key, Record, Role
 from accucompare.bundle.selection import Selection
 from accucompare.compare.align import Pair, Renaming, align, unused
-from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
-from accucompare.compare.comparison import Comparison, Finding, Reason, Row, Side, Verdict
+from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, off, partners
+from accucompare.compare.comparison import BASELINE_CODE, UNMATCHED, Comparison, Finding, Reason, Row, Side, Status, Verdict
 from accucompare.compare.culprits import described, find_culprits
 from accucompare.compare.operators import OperatorOrigins
 from accucompare.compare.origins import Fed, Origins, not_fed, operators_not_fed
 from accucompare.compare.outcomes import Found, Outcome, Progress, Sides, Task, same_bits, with_baseline
 from accucompare.compare.preflight import preflight, preflight_baseline
-from accucompare.compare.suggest import PRODUCT_ROUNDING, product_formats
+from accucompare.compare.suggest import PRODUCT_ROUNDING, float_dtype, product_formats
 from accucompare.compare.tolerance import EXACT, Rule, Tolerance, Tolerances, read_rules
 from accucompare.errors import BundleError, UsageError
 
@@ -104,6 +104,20 @@ def diff(
         rows += _never_called(golden_bundle, candidate_bundle, selection)
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records)
         findings += preflight_baseline(golden_bundle, candidate_bundle, baseline_bundle, renamings)
+        if baseline_bundle is not None and rules.fed:
+            wrong = off(rows, float_dtype(candidate_bundle.manifest), rules.conv_rounding)
+            if wrong is not None:
+                findings.append(
+                    Finding(
+                        BASELINE_CODE,
+                        f"the baseline itself is off by {wrong.baseline:.2g} at {wrong.place}, more than rounding explains; "
+                        "was it captured from other code than golden's?",
+                    )
+                )
+        alone, compared = _without_baseline(rows, None if baseline_bundle is None else found)
+        if alone:
+            what = f"{len(alone)} of {compared} compared rows (such as {alone[0].place})"
+            findings.append(Finding("baseline", f"the baseline has no record of {what}, which are judged without it"))
         comparison = Comparison(
             golden=_side(golden_bundle),
             candidate=_side(candidate_bundle),
@@ -114,6 +128,7 @@ def diff(
             - sum((pair.golden is not None) + (pair.candidate is not None) for pair in chosen),
             damage=list(dict.fromkeys(damage)),  # a step that cannot be opened is said once, not for each of its records
             baseline=None if baseline_bundle is None else _side(baseline_bundle),
+            without_baseline=len(alone),
         )
         culprits = described(find_culprits(comparison), golden_bundle, candidate_bundle)
         return replace(comparison, culprits=culprits)
@@ -187,6 +202,14 @@ def _rows(pairs: list[Pair], outcomes: list[Outcome], damage: list[str], origins
         verdict = origins.trace(record, found.verdict)
         rows.append(Row(pair.golden, pair.candidate, verdict, found.metrics, pair.nearest, record.name, found.baseline, found.noise))
     return rows
+
+
+def _without_baseline(rows: list[Row], baselines: dict[Key, Record] | None) -> tuple[list[Row], int]:
+    """The rows with both sides that a baseline has no record of, if there is one, and of how many those are."""
+    compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
+    if baselines is None:
+        return [], len(compared)
+    return [row for row in compared if row.golden is not None and row.golden.key not in baselines], len(compared)
 
 
 @dataclass

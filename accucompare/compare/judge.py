@@ -98,10 +98,11 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
     verdict = judge(golden, candidate, metrics, tolerance)
     if metrics.nonfinite_mismatch:
         return verdict
-    found, most = excess(metrics, expected, candidate.dtype), limit(metrics.compared, candidate.dtype)
+    dtype = expected.dtype or candidate.dtype
+    found, most = excess(metrics, expected, dtype), limit(metrics.compared, dtype)
     if not tolerance.by_default:
         return replace(verdict, excess=found)
-    expects = max(expected.rel_l2, floor(candidate.dtype))
+    expects = max(expected.rel_l2, floor(dtype))
     verdict = replace(
         verdict,
         tolerance=f"excess {most:.3g}",
@@ -110,12 +111,15 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
         used=found / most,
         rel_l2_limit=most * expects if math.isfinite(expects) else None,
         excess=found,
+        precision=expected.dtype,
     )
+    if expected.missing_cast and found <= most:
+        return replace(verdict, reason=Reason.OVER_PRECISE, detail=expected.missing_cast)
     if verdict.reason is Reason.IDENTICAL:
         return replace(verdict, needed="")
     if found > most:
         return replace(verdict, reason=Reason.INTRODUCED)
-    proves = is_half(candidate.dtype) and metrics.compared >= FEW and floor(candidate.dtype) < expected.rel_l2 < math.inf
+    proves = is_half(dtype) and metrics.compared >= FEW and floor(dtype) < expected.rel_l2 < math.inf
     detail = verdict.detail if math.isfinite(metrics.rel_l2) else ""  # which was said of another limit
     return replace(verdict, reason=Reason.OVER_PRECISE if proves and found < 1.0 / most else Reason.OK, detail=detail)
 
@@ -135,7 +139,7 @@ def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
 
 
 def settle_noise(verdict: Verdict, tolerance: Tolerance, metrics: Metrics | None, noise: float | None) -> Verdict:
-    """The verdict on a pair whose candidate was run twice; ``noise`` is how far the two runs are apart."""
+    """The verdict on a pair whose candidate was run twice; ``noise`` is how far the two runs are apart, relative to golden's norm."""
     if verdict.status is not Status.FAIL or metrics is None or not is_noise(metrics, noise):
         return verdict
     detail = f"two runs of the candidate differ by {noise:.2e} from each other"
@@ -149,8 +153,8 @@ _RUNS = 2.0
 
 
 def is_noise(metrics: Metrics, noise: float | None) -> bool:
-    """Whether an error is no larger than what two runs of the candidate differ by, give or take."""
-    return bool(noise) and not metrics.nonfinite_mismatch and metrics.rel_l2 <= _RUNS * (noise or 0.0)
+    """Whether an error is no larger than what two runs of the candidate differ by, give or take; both are relative to golden's norm."""
+    return bool(noise and math.isfinite(noise)) and not metrics.nonfinite_mismatch and metrics.rel_l2 <= _RUNS * (noise or 0.0)
 
 
 @dataclass(frozen=True)

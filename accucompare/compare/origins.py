@@ -6,9 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.records import Record, Role
-from accucompare.compare.comparison import BEGINS_HERE, UNMATCHED, Reason, Status, Verdict
+from accucompare.bundle.records import Layout, Record, Role
+from accucompare.compare.comparison import BEGINS_HERE, NOT_ALL_FED, UNMATCHED, Reason, Status, Verdict
 from accucompare.compare.operators import Operator, OperatorOrigins, is_operator, not_fed_operators
+
+#: Fed: a later error in a call's own code is one of its own if it is so many times as far over its limit as the earlier ones.
+MUCH_FURTHER = 8.0
 
 #: (rank, step, name, call index).
 Call = tuple[int, int, str, int]
@@ -54,7 +57,7 @@ class Origins:
         if verdict.reason is Reason.INTRODUCED:
             verdict = replace(verdict, reason=self._reason(record, call, parent))
         elif nonfinite and not self._nonfinite_before(record, call, parent):
-            verdict = _begins_here(verdict)
+            verdict = _noted(verdict, BEGINS_HERE)
         if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
             self._steps_over.add(step)
             if nonfinite:
@@ -107,7 +110,11 @@ class Fed:
     """The same for a fed candidate, of which every error is its own, but for what could not be fed.
 
     Where an input that was not fed is over its limit, or an output of a child that was not fed, a call's own code computed with
-    values that were wrong already: its outputs, and what it gives its children, are *inherited*.
+    values that were wrong already: its outputs, and what it gives its children, are *inherited*. Where such an input cannot be told to
+    be right, the outputs' verdicts say so (``NOT_ALL_FED``).
+
+    A call's own code goes on with what it has computed itself, as a residual stream does: of the values that it gives its children and
+    returns, only the first one over its limit is *glue*, and others that are much further over theirs.
 
     Attributes:
         not_fed: which values kept what the candidate had computed.
@@ -119,7 +126,15 @@ class Fed:
     operators: OperatorOrigins = field(default_factory=lambda: OperatorOrigins(fed=True))
     recorded: Collection[str] | None = None
     _tainted: set[Call] = field(default_factory=set)
+    _reshaped: set[Call] = field(default_factory=set)  # of these, those that computed with another shape
     _with_children: set[Call] = field(default_factory=set)
+    _glue: dict[Call, float] = field(default_factory=dict)  # by call: how far over its limit its code has been until now
+    _unknown: dict[Call, set[str]] = field(default_factory=dict)  # paths of inputs that were not fed and are not known to be right
+
+    def __post_init__(self) -> None:
+        for rank, step, name, call, role, path in self.not_fed:
+            if role == Role.INPUT.value:
+                self._unknown.setdefault((rank, step, name, call), set()).add(path)
 
     def trace(self, record: Record, verdict: Verdict) -> Verdict:
         """The verdict with its reason made exact."""
@@ -132,15 +147,33 @@ class Fed:
             self._with_children.add(parent)
         source = parent if record.role is Role.INPUT else call  # whose own code made the value
         given = source in self._tainted or (source is not None and not self._was_fed(source[2]))
-        if verdict.reason is Reason.INTRODUCED:
-            verdict = replace(verdict, reason=Reason.INHERITED if given else self._reason(record, call))
+        reshaped = verdict.reason is Reason.SHAPE
+        if record.role is Role.INPUT and _is_right(record, verdict):
+            self._unknown.get(call, set()).discard(record.path)
+        elif record.role is Role.OUTPUT and verdict.status is Status.FAIL and self._unknown.get(call):
+            verdict = _noted(verdict, NOT_ALL_FED)
+        if reshaped and source in self._reshaped:
+            verdict = replace(verdict, reason=Reason.INHERITED)
+        elif verdict.reason is Reason.INTRODUCED:
+            reason = Reason.INHERITED if given else self._reason(record, call)
+            if reason is Reason.GLUE and source is not None and self._passed_on(source, verdict):
+                reason = Reason.INHERITED
+            verdict = replace(verdict, reason=reason)
         elif verdict.reason is Reason.NON_FINITE and not given:
-            verdict = _begins_here(verdict)
+            verdict = _noted(verdict, BEGINS_HERE)
         if verdict.status is Status.FAIL and (*call, record.role.value, record.path) in self.not_fed:
             whose = call if record.role is Role.INPUT else parent  # whose own code goes on with it
             if whose is not None:
                 self._tainted.add(whose)
+                if reshaped:
+                    self._reshaped.add(whose)
         return verdict
+
+    def _passed_on(self, source: Call, verdict: Verdict) -> bool:
+        """Whether a call's code was about as wrong before."""
+        before, now = self._glue.get(source), verdict.used or 0.0
+        self._glue[source] = max(before or 0.0, now)
+        return before is not None and now <= MUCH_FURTHER * before
 
     def _was_fed(self, name: str) -> bool:
         return self.recorded is None or name in self.recorded
@@ -151,5 +184,12 @@ class Fed:
         return Reason.GLUE if call in self._with_children else Reason.INTRODUCED
 
 
-def _begins_here(verdict: Verdict) -> Verdict:
-    return replace(verdict, detail=f"{verdict.detail}; {BEGINS_HERE}" if verdict.detail else BEGINS_HERE)
+def _is_right(record: Record, verdict: Verdict) -> bool:
+    """Whether what was given to a call passes; or is a cache that cannot be looked into, which holds what was fed to calls before."""
+    if verdict.reason is Reason.NOT_COMPARABLE and record.layout is Layout.OPAQUE:
+        return verdict.detail == record.detail and record.detail.endswith("Cache")
+    return verdict.status is Status.PASS
+
+
+def _noted(verdict: Verdict, note: str) -> Verdict:
+    return replace(verdict, detail=f"{verdict.detail}; {note}" if verdict.detail else note)

@@ -139,7 +139,7 @@ class Sides:
         expected = self._expected(golden, candidate, metrics, task.baseline, run)
         if task.baseline is not None and expected is None:
             tolerance = _because(tolerance, "the baseline has NaN or Inf where golden has not, or the other way round")
-        noise = self._noise(candidate, task.repeat, run)
+        noise = self._noise(candidate, task.repeat, metrics, run)
         verdict = settle_noise(judge(golden, candidate, metrics, tolerance, expected), tolerance, metrics, noise)
         return Found(metrics, verdict, None if expected is None else expected.rel_l2, noise)
 
@@ -157,16 +157,26 @@ class Sides:
             return None
         if self.verify or not same_bits(candidate, baseline):
             metrics = self._measure(self.golden, golden, self.baseline, baseline, EXACT, run)
-        return None if metrics.nonfinite_mismatch else Expected.of(metrics)
+        return None if metrics.nonfinite_mismatch else Expected.of(metrics, candidate, baseline)
 
-    def _noise(self, candidate: Record, repeat: Record | None, run: Run) -> float | None:
-        """How far the candidate's two runs are apart; ``None`` if that cannot be told."""
+    def _noise(self, candidate: Record, repeat: Record | None, error: Metrics, run: Run) -> float | None:
+        """How far the candidate's two runs are apart, relative to golden's norm; ``None`` if that cannot be told.
+
+        Args:
+            candidate, repeat: the two runs' records.
+            error: of the candidate, which tells golden's norm: its own may be anything.
+            run: as for ``measure``.
+        """
         if self.repeat is None or repeat is None or candidate.member is None or repeat.member is None:
             return None
         if (candidate.shape, candidate.dtype) != (repeat.shape, repeat.dtype):
             return None
-        metrics = self._measure(self.candidate, candidate, self.repeat, repeat, EXACT, run)
-        return math.inf if metrics.nonfinite_mismatch else metrics.rel_l2
+        apart = self._measure(self.candidate, candidate, self.repeat, repeat, EXACT, run)
+        if apart.nonfinite_mismatch:
+            return math.inf
+        if not apart.rmse or not error.rmse:  # where the candidate is golden, so is its norm
+            return apart.rel_l2
+        return apart.rmse / error.rmse * error.rel_l2
 
     def _measure(self, ours: Bundle, left: Record, theirs: Bundle, right: Record, tolerance: Tolerance, run: Run) -> Metrics:
         """Two records that have data, read only if their digests differ, or if all is to be verified."""
@@ -174,17 +184,21 @@ class Sides:
         if left.statistics is not None and same_bits(left, right) and not self.verify:
             return _measure_identical(left, left.statistics, tolerance)
         dtypes = DTYPES[left.dtype], DTYPES[right.dtype]
-        metrics = measure(
-            stored[0].blocks, stored[1].blocks, *dtypes, left.shape, atol=tolerance.atol, rtol=tolerance.rtol, run=run
-        )  # fmt: skip
+        atol, rtol = _elementwise(left, tolerance)
+        metrics = measure(stored[0].blocks, stored[1].blocks, *dtypes, left.shape, atol=atol, rtol=rtol, run=run)
         for each in stored:
             each.verify()
         return metrics
 
 
 def _measure_identical(record: Record, statistics: Statistics, tolerance: Tolerance) -> Metrics:
-    asked = (tolerance.atol, tolerance.rtol) != (None, None)
+    asked = _elementwise(record, tolerance) != (None, None)
     return measure_identical(DTYPES[record.dtype], record.shape, statistics, asked=asked)
+
+
+def _elementwise(record: Record, tolerance: Tolerance) -> tuple[float | None, float | None]:
+    """atol and rtol: of integers and booleans 0, so that those that differ are counted."""
+    return (tolerance.atol, tolerance.rtol) if DTYPES[record.dtype].digits else (0.0, None)
 
 
 @contextlib.contextmanager

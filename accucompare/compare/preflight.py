@@ -225,6 +225,7 @@ _CHECKS: tuple[Check, ...] = (_completeness, _mode, _weights, _inputs, _steps, _
 #: What a baseline must share with golden; its precision is the candidate's.
 _BASELINE_CHECKS: tuple[Check, ...] = (_weights, _inputs, _steps, _settings)
 _BASELINE_SETTINGS = ("train mode", "active dropout modules", "seed", "random operations")
+OF_BASELINE = "baseline "  # before the topic
 _OF_A_BASELINE = ("parameters", "buffers", "inputs", "steps")
 
 
@@ -240,7 +241,7 @@ def preflight_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle | Non
     pair = Pairing(golden, baseline, renamings, "baseline")
     found = [finding for check in _BASELINE_CHECKS for finding in check(pair) if finding.serious]
     findings = [
-        replace(finding, topic="baseline", message=f"baseline: {finding.message}")
+        replace(finding, topic=f"{OF_BASELINE}{finding.topic}", message=f"baseline: {finding.message}")
         for finding in found
         if finding.topic in _BASELINE_SETTINGS or finding.topic.startswith(_OF_A_BASELINE)
     ]

@@ -74,15 +74,20 @@ def baseline_command(golden: Bundle, candidate: Bundle) -> str:
         dtype = dtypes[1] if dtypes[0] != dtypes[1] and dtypes[1] else "float64"
         name = _SHORT.get(dtype, dtype)
         command += ["--dtype", dtype]
-        if dtype == "float64" and ours.capture.get("round_weights"):
-            command += ["--round-weights", str(ours.capture["round_weights"])]
     fed = bool(theirs.capture.get("feed"))
-    if fed:
+    rounded, like = ours.capture.get("round_weights"), golden.path if ours.state is not None else ours.capture.get("like")
+    if fed:  # which takes over how golden's weights were rounded
         command += ["--feed", str(golden.path)]
-    command += ["--like", str(golden.path)] if ours.state is not None else []
+    elif rounded:
+        command += ["--round-weights", str(rounded)]
+    command += ["--like", str(like)] if like else []
     for option in ("seed", "steps"):
         command += [f"--{option}", str(ours.capture[option])] if ours.capture.get(option) else []
+    command += ["--level", "op"] if theirs.capture.get("level") == "op" else []
     for option in ("only", "skip"):
         for glob in theirs.capture.get(option) or ():
             command += [f"--{option}", str(glob)]
-    return shlex.join([*command, "--out", f"cpu-{name}{'-fed' if fed else ''}"])
+    out = f"cpu-{name}{'-fed' if fed else ''}"
+    if out in (golden.path.resolve().name, candidate.path.resolve().name):
+        out += "-baseline"
+    return shlex.join([*command, "--out", out])

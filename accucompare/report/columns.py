@@ -141,7 +141,7 @@ def excess_limit(row: Row) -> float | None:
     verdict, metrics = row.verdict, row.metrics
     if verdict.excess is None or not verdict.tolerance.startswith("excess ") or metrics is None or row.candidate is None:
         return None
-    return limit(metrics.compared, row.candidate.dtype)
+    return limit(metrics.compared, verdict.precision or row.candidate.dtype)
 
 
 def _where(number: int, row: Row) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from accucompare.compare.comparison import Comparison, Culprit
-from accucompare.compare.culprits import trust
+from accucompare.compare.culprits import is_choice, trust
 from accucompare.report.columns import excess_limit
 
 #: What the excess is a multiple of, as the heading of the culprits says it.
@@ -43,13 +43,13 @@ def place(comparison: Comparison, culprit: Culprit) -> str:
 
 
 def excess(culprit: Culprit) -> float | None:
-    """Its excess; ``None`` where another shape or kind of number says it all."""
-    return culprit.excess or None
+    """Its excess; ``None`` where another shape or kind of number says it all, and of integers, of which some differ."""
+    return None if is_choice(culprit.row) else culprit.excess or None
 
 
 def limit(culprit: Culprit) -> float | None:
     """The limit on its excess: the baseline's; 1, where excess is a share of the limit; ``None`` where neither judged it."""
-    if not culprit.excess:
+    if excess(culprit) is None:
         return None
     return 1.0 if culprit.row.verdict.excess is None else excess_limit(culprit.row)
 

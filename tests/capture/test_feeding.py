@@ -8,6 +8,7 @@ import shutil
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -429,6 +430,209 @@ def test_dropout_and_batch_norm_in_training_agree(feed_into: FeedInto, opened: O
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Dropout(0.5)).train()
     fed = feed_into(model, torch.randn(8, 4))
     assert different(opened(tmp_path / "golden"), fed) == []
+
+
+# --- tensors that are one memory, and numbers ---
+
+
+class Passing(nn.Module):
+    """Gives on what it was given, or a part of it, by a function."""
+
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+def written(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The model of the tests: what ``m`` returns is written into, and what ``m`` was given is read."""
+    h = x * 2
+    y = self.m(h)
+    y = y if isinstance(y, torch.Tensor) else y[-1]
+    y.add_(1)
+    out: torch.Tensor = self.l(h)
+    return out
+
+
+PASSING = {
+    "identity": nn.Identity,
+    "in-place ReLU": lambda: nn.ReLU(inplace=True),
+    "dropout": lambda: nn.Dropout(0.5).eval(),
+    "flatten": lambda: nn.Flatten(0),
+    "view": lambda: Passing(lambda x: x.view(2, 3, 4)),
+    "transposed": lambda: Passing(lambda x: x.t()),
+    "expanded": lambda: Passing(lambda x: x[:, :1]),
+    "chunks": lambda: Passing(lambda x: x.chunk(2, -1)),
+    "in-place, and a part": lambda: Passing(lambda x: x.mul_(3)[1:, ::2]),
+    "twice": lambda: nn.Sequential(nn.Identity(), nn.Flatten(0)),
+    "by data": lambda: Passing(lambda x: (x.data.mul_(2), x)[1]),
+    "the whole, and a part": lambda: Passing(lambda x: (x, x[1:])),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [(name, columns) for name in PASSING for columns in (False, True) if not (columns and name in ("view", "flatten", "twice"))],
+)
+def test_what_is_returned_stays_the_memory_of_what_was_given(
+    name: str, columns: bool, feed_into: FeedInto, opened: Opened, tmp_path: Path
+) -> None:
+    x = torch.randn(6, 4).t() if columns else torch.randn(4, 6)
+    fed = feed_into(Glue(written, m=PASSING[name](), l=Scale(3.0)), x)
+    assert different(opened(tmp_path / "golden"), fed) == []
+    assert not_fed(fed) == []
+
+
+@pytest.mark.parametrize("around", [torch.inference_mode, torch.enable_grad])
+def test_so_it_does_in_inference_mode_and_with_gradients(around: Any, tmp_path: Path, opened: Opened) -> None:
+    model = Glue(written, m=nn.Identity(), l=nn.Linear(6, 2))
+    for out, options in (("golden", {}), ("fed", {"feed": tmp_path / "golden"})):
+        torch.manual_seed(0)
+        with around(), ac.capture(model, tmp_path / out, **options), around():
+            model(torch.randn(4, 6))
+    fed = opened(tmp_path / "fed")
+    assert different(opened(tmp_path / "golden"), fed) == []
+    assert not_fed(fed) == []
+
+
+def test_the_callers_own_then_holds_goldens_values(feed_into: FeedInto) -> None:
+    def model(factor: float, *, inplace: bool) -> nn.Module:
+        def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+            h = x * factor
+            y = self.m(h)
+            y[0] = 7.0
+            out: torch.Tensor = self.l(h)
+            return out
+
+        return Glue(forward, m=nn.ReLU(inplace=True) if inplace else nn.Identity(), l=Scale(3.0))
+
+    for inplace in (True, False):
+        fed = feed_into(model(2.5, inplace=inplace), torch.ones(4), of=model(2.0, inplace=inplace))
+        assert fed.load("m", role="input").tolist() == [2.5] * 4  # recorded as it arrived
+        assert fed.load("l", role="input").tolist() == [7.0, 2.0, 2.0, 2.0]
+
+
+def test_a_fault_that_returns_the_input_writes_into_nothing(feed_into: FeedInto, opened: Opened, tmp_path: Path) -> None:
+    def residual(m: nn.Module) -> nn.Module:
+        return Glue(lambda self, x: (h := x * 2) + self.m(h), m=m)
+
+    fed = feed_into(residual(nn.Identity()), torch.tensor([-1.0, 2.0]), of=residual(nn.ReLU()))
+    assert different(opened(tmp_path / "golden"), fed) == ["m#0 output"]
+    assert not_fed(fed) == []
+
+
+def test_two_outputs_that_overlap_are_copies_where_golden_has_two(feed_into: FeedInto) -> None:
+    def model(part: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+        parts = Glue(lambda self, x: (y := x.mul_(1), part(y)))
+        return Glue(lambda self, x: self.l(*self.m(x * 2)), m=parts, l=Glue(lambda self, a, b: a[0] + b))
+
+    fed = feed_into(model(lambda x: x[0]), torch.tensor([1.0, 2.0]), of=model(lambda x: x[0] * 5))
+    assert fed.load("l").tolist() == 12.0
+    assert not_fed(fed) == ["m output 0: it shares memory with an input; a copy was passed on"]
+
+
+@pytest.mark.parametrize("layout", [lambda x: x.expand(3, 4), lambda x: x.unfold(0, 3, 1)], ids=["expanded", "unfolded"])
+def test_memory_that_cannot_be_written_into_is_copied(layout: Any, feed_into: FeedInto) -> None:
+    def model(factor: float) -> nn.Module:
+        return Glue(lambda self, x: self.l(self.m(layout(x * factor))), m=nn.Identity(), l=Scale())
+
+    why = "m output : it shares memory with an input; a copy was passed on"
+    for factor, notes in ((2.0, []), (3.0, [why])):
+        fed = feed_into(model(factor), torch.ones(4), of=model(2.0))
+        assert not_fed(fed) == notes
+        assert fed.load("l").ravel()[0] == 2.0
+
+
+def test_tensors_of_an_inference_mode_that_has_ended_are_copied(feed_into: FeedInto) -> None:
+    def model(factor: float) -> nn.Module:
+        def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+            with torch.inference_mode():
+                h = x * factor
+            out: torch.Tensor = self.l(self.m(h))
+            return out
+
+        return Glue(forward, m=nn.Identity(), l=Scale())
+
+    fed = feed_into(model(3.0), torch.ones(2), of=model(2.0))
+    assert fed.load("l").tolist() == [2.0, 2.0]
+    assert not_fed(fed) == ["m output : it shares memory with an input; a copy was passed on"]
+
+
+def test_another_type_of_the_same_memory_is_copied(feed_into: FeedInto) -> None:
+    model = Glue(lambda self, x: self.m(x * 2), m=Passing(lambda x: x.view(torch.int32)))
+    assert not_fed(feed_into(model, torch.ones(2))) == ["m output : it shares memory with an input; a copy was passed on"]
+
+
+def test_neither_the_users_inputs_nor_the_state_of_the_model_are_written_into(tmp_path: Path, opened: Opened) -> None:
+    class Learned(nn.Module):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self.position = nn.Parameter(torch.full((3,), value))
+            self.register_buffer("scale", torch.full((3,), value))
+            self.m = nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.m(x), self.m(self.position) + self.m(self.scale[:2].sum())
+
+    golden, candidate = Learned(1.0), Learned(2.0)
+    x = torch.zeros(3)
+    with ac.capture(golden, tmp_path / "golden"):
+        golden(torch.ones(3))
+    with ac.capture(candidate, tmp_path / "fed", feed=tmp_path / "golden", force=True):
+        given, _ = candidate(x)
+    assert given.tolist() == [1.0] * 3
+    assert x.tolist() == [0.0] * 3
+    assert candidate.position.tolist() == candidate.get_buffer("scale").tolist() == [2.0] * 3
+    assert [line.split(":")[0] for line in not_fed(opened(tmp_path / "fed"))] == ["m output ", " output 0"]
+
+
+class Small(IntEnum):
+    ONE = 1
+
+
+def scaled(number: Any, inside: bool) -> nn.Module:
+    """A model that hands a number to a module; made by its own code, or by a module."""
+    kind = type(number)
+    made = Glue(lambda self, x: (x, number))
+    return Glue(
+        lambda self, x: self.l(*self.made(x)) if inside else self.l(x, number=number),
+        made=made,
+        l=Glue(lambda self, x, number: x * number * (1 if type(number) is kind else 0)),
+    )
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["glue", "module"])
+@pytest.mark.parametrize(("golden", "wrong"), [(0.5, 0.7), (3, -4), (True, False), (1 + 2j, 1j), (np.float64(0.5), np.float64(2.0))])
+def test_numbers_are_fed_as_what_they_arrived(
+    golden: Any, wrong: Any, inside: bool, feed_into: FeedInto, tmp_path: Path, opened: Opened
+) -> None:
+    fed = feed_into(scaled(wrong, inside), torch.ones(2), of=scaled(golden, inside))
+    assert different(opened(tmp_path / "golden"), fed) == ["made#0 output 1" if inside else "l#0 input number"]
+    assert not_fed(fed) == []
+
+
+@pytest.mark.parametrize(
+    ("golden", "wrong", "why"),
+    [
+        (1, 2.0, "golden's is int64, this one float64"),
+        (7, Small.ONE, "no Small can be made of golden's"),
+        (1 << 70, 1, "golden has no number of it (opaque)"),
+        (1, 1 << 70, "golden's int is another, which cannot be fed"),
+        ("a", "b", "golden's str is another, which cannot be fed"),
+        (None, "b", "golden has no such value"),
+        ("a", "a", ""),
+        (1 << 70, 1 << 70, ""),
+        (float("nan"), float("nan"), ""),
+        ("a", None, ""),
+    ],
+)
+def test_numbers_and_strings_that_cannot_be_fed_are_listed(golden: Any, wrong: Any, why: str, feed_into: FeedInto) -> None:
+    def model(number: Any) -> nn.Module:
+        return Glue(lambda self, x: self.l(x, number=number), l=Glue(lambda self, x, number: x * 2))
+
+    assert not_fed(feed_into(model(wrong), torch.ones(2), of=model(golden))) == [f"l input number: {why}"][: bool(why)]
 
 
 # --- what is passed on as it comes ---

@@ -216,6 +216,13 @@ def test_integers_that_rounding_changes_in_the_baseline_may_change_as_often(tmp_
     assert only_row(tmp_path, item(values=golden), many, few).status is Status.FAIL
 
 
+def test_large_integers_that_differ_by_little_are_counted_too(tmp_path: Path) -> None:
+    golden = np.arange(1000) + 10**9
+    few, many = (item(values=golden + (np.arange(1000) < count)) for count in (2, 500))
+    row = only_row(tmp_path, item(values=golden), many, few)
+    assert (row.status, row.verdict.detail) == (Status.FAIL, "500 of 1000 differ; so do 2 in the baseline, by rounding alone")
+
+
 def test_a_half_type_that_is_much_closer_than_the_baseline_is_over_precise(tmp_path: Path) -> None:
     sides = [item(values=off(error), dtype="bfloat16") for error in (0.01, 0.1)]
     row = only_row(tmp_path, item(values=VALUES), *sides)
@@ -244,12 +251,40 @@ def test_a_record_that_the_baseline_lacks_is_judged_without_it(tmp_path: Path) -
     assert [row.baseline is None for row in rows] == [False, True]
 
 
-def test_a_record_of_another_shape_or_dtype_cannot_judge(tmp_path: Path) -> None:
-    names = "abcd"
-    golden, candidate = ([item(name, side.astype(np.float32)) for name in names] for side in (VALUES, off(1e-6)))
-    baseline = [item("a", off(1e-6)[:3].astype(np.float32)), item("b", VALUES, "bfloat16"), *(item(name, VALUES) for name in "cd")]
+def test_a_record_of_another_shape_or_a_wider_dtype_cannot_judge(tmp_path: Path) -> None:
+    names, near = "abcd", off(1e-6).astype(np.float32)
+    golden = [item(name, VALUES) for name in names]
+    candidate = [item(name, near, "bfloat16" if name == "b" else "float32") for name in names]
+    baseline = [item("a", near[:3]), *(item(name, VALUES) for name in "bcd")]
     rules = [row.verdict.rule for row in compare(tmp_path, golden, candidate, baseline).rows]
-    assert rules[:2] == ["default for float32; the baseline's shape is [3]", "default for float32; the baseline's dtype is bfloat16"]
+    assert rules[:2] == ["default for float32; the baseline's shape is [3]", "default for bfloat16; the baseline's dtype is float32"]
+
+
+def test_a_wider_dtype_than_the_baselines_is_a_missing_cast_judged_by_the_baselines_rounding(tmp_path: Path) -> None:
+    def row(error: float) -> Row:
+        dtypes = {"float32": off(error), "bfloat16": VALUES}
+        candidate, baseline = ([item("a", values, dtype), item("b", VALUES, "bfloat16")] for dtype, values in dtypes.items())
+        return compare(tmp_path, [item(name, VALUES) for name in "ab"], candidate, baseline).rows[0]
+
+    right, wrong = row(1e-6), row(0.1)
+    assert (right.reason, right.verdict.detail) == (Reason.OVER_PRECISE, "float32, where the baseline computes in bfloat16")
+    assert right.verdict.tolerance == f"excess {limit(400, 'bfloat16'):.3g}"
+    assert (wrong.status, wrong.verdict.excess) == (Status.FAIL, pytest.approx(0.1 / floor("bfloat16"), rel=1e-3))
+
+
+def test_rows_that_the_baseline_lacks_are_counted(tmp_path: Path) -> None:
+    near = off(1e-6).astype(np.float32)
+
+    def lacking(names: str) -> Comparison:
+        sides = ([item(name, values) for name in kept] for values, kept in ((VALUES, "abc"), (near, "abc"), (near, names)))
+        return compare(tmp_path, *sides)
+
+    some, most = lacking("ab"), lacking("a")
+    (finding,) = (finding for finding in some.preflight if finding.serious)
+    assert finding.message == "the baseline has no record of 1 of 3 compared rows (such as c output), which are judged without it"
+    assert some.conclusion.endswith("; 1 row judged without the baseline")
+    assert most.conclusion == "not sure: the baseline has no record of 2 of 3 compared rows"
+    assert (lacking("abc").without_baseline, lacking("abc").preflight) == (0, [])
 
 
 def test_the_baseline_is_looked_up_by_goldens_names_and_else_by_new_ones(tmp_path: Path) -> None:
@@ -307,6 +342,17 @@ def test_an_error_larger_than_the_noise_fails(tmp_path: Path) -> None:
 
 def test_two_runs_of_the_same_bits_have_no_noise(tmp_path: Path) -> None:
     assert repeated(tmp_path, off(1e-2), off(1e-2)).noise == 0.0
+
+
+def test_an_output_that_collapsed_to_jitter_is_no_noise(tmp_path: Path) -> None:
+    row = repeated(tmp_path, NOISE * 1e-6, NOISE[::-1] * 1e-6)
+    jitter = np.linalg.norm(NOISE - NOISE[::-1]) * 1e-6 / np.linalg.norm(VALUES)
+    assert (row.reason, row.noise) == (Reason.INTRODUCED, pytest.approx(jitter, rel=1e-3))
+
+
+def test_two_runs_that_are_not_finite_in_other_places_explain_nothing(tmp_path: Path) -> None:
+    row = repeated(tmp_path, off(1e-2), np.where(np.arange(400) == 7, np.nan, off(1e-2)))
+    assert (row.reason, row.noise) == (Reason.INTRODUCED, math.inf)
 
 
 def test_noise_within_the_limit_is_ok_and_shown(tmp_path: Path) -> None:

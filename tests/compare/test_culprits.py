@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
+from accucompare.compare import baseline
 from accucompare.compare.comparison import Comparison
 from accucompare.compare.tolerance import Tolerances
 from tests.compare.builder import Item, item, write
@@ -38,6 +39,12 @@ ORDER: list[tuple[str, str, tuple[str, int] | None]] = [
 ]
 
 Places = dict[str, float]
+
+
+@pytest.fixture(autouse=True)
+def _large_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The baselines here are further from golden than float32's rounding, so that a thousandth is the usual error."""
+    monkeypatch.setattr(baseline, "OFF", math.inf)
 
 
 def net(errors: Places, usual: float = 1e-3, direction: int = 0, steps: int = 1) -> list[Item]:
@@ -136,7 +143,7 @@ def test_an_error_of_the_models_inputs_is_no_culprit(compared: Callable[..., Com
 @pytest.mark.parametrize(
     ("role", "expected"),
     [
-        ("input", {"b.fc input": "glue", "b.fc output": "inherited", "b.norm input": "glue", "b output": "glue"}),
+        ("input", {"b.fc input": "glue", "b.fc output": "inherited", "b.norm input": "inherited", "b output": "inherited"}),
         ("output", {"b.fc input": "glue", "b.fc output": "introduced", "b.norm input": "inherited", "b output": "inherited"}),
     ],
 )
@@ -203,6 +210,55 @@ def test_nan_comes_first_where_it_begins(compared: Callable[..., Comparison]) ->
     assert comparison.conclusion == "bug: b.norm, non-finite; and a.fc, excess 500"
 
 
+@pytest.mark.parametrize(
+    ("detail", "expected"),
+    [("Thing", ["b.fc", "a.fc"]), ("transformers.cache_utils.DynamicCache", ["a.fc", "b.fc"])],
+)
+def test_what_may_have_come_in_unfed_and_unseen_ranks_last(tmp_path: Path, detail: str, expected: list[str]) -> None:
+    def calls(**errors: float) -> list[Item]:
+        given = item("a.fc", role="input", path="1", layout="opaque", detail=detail)
+        return [given, *(item(name, VALUES + NOISE[0] * errors.get(name[0], 0.0)) for name in ("a.fc", "b.fc"))]
+
+    golden = write(tmp_path / "golden", calls())
+    not_fed = [
+        {"step": 0, "name": "a.fc", "call": 0, "role": "input", "path": "1", "why": f"it is a {detail}, which cannot be looked into"}
+    ]
+    feed = {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": not_fed}
+    comparison = ac.diff(golden, write(tmp_path / "candidate", calls(a=0.5, b=1e-2), capture={"feed": feed}))
+    assert places(comparison) == expected
+
+
+def test_what_was_computed_in_another_shape_from_another_shape_is_inherited(tmp_path: Path) -> None:
+    def calls(length: int) -> list[Item]:
+        return [item("a", VALUES[:length]), *(item("b", VALUES[:length], role=role) for role in ("input", "output"))]
+
+    golden = write(tmp_path / "golden", calls(300))
+    not_fed = [{"step": 0, "name": "b", "call": 0, "role": "input", "path": "", "why": "golden's shape is [300], this one's [9]"}]
+    feed = {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": not_fed}
+    comparison = ac.diff(golden, write(tmp_path / "candidate", calls(9), capture={"feed": feed}))
+    assert reasons(comparison) == {"a output": "shape", "b input": "shape", "b output": "inherited"}
+    assert places(comparison) == ["a", "(root) (glue, before b)"]
+
+
+def test_integers_are_said_to_differ_by_their_number(tmp_path: Path) -> None:
+    golden = write(tmp_path / "golden", [item("a", np.arange(1000))])
+    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
+    comparison = ac.diff(golden, write(tmp_path / "candidate", [item("a", np.arange(1000) + (np.arange(1000) > 996))], **feed))
+    assert comparison.conclusion == "bug: a, 3 of 1000 differ"
+    assert comparison.culprits[0].words == ("3 of 1000 differ",)
+
+
+def test_glue_names_the_call_that_it_is_before(tmp_path: Path) -> None:
+    def calls(*errors: float) -> list[Item]:
+        given = [item("a", VALUES + NOISE[0] * error, role="input", call=call) for call, error in enumerate(errors)]
+        return [*given, item("", VALUES, parent=None)]
+
+    golden = write(tmp_path / "golden", calls(0.0, 0.0))
+    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
+    comparison = ac.diff(golden, write(tmp_path / "candidate", calls(0.0, 0.5), **feed))
+    assert places(comparison) == ["(root) (glue, before a call 1)"]
+
+
 # Free-running
 
 
@@ -223,6 +279,18 @@ def test_free_running_a_second_jump_behind_the_first_is_a_culprit_too(compared: 
     errors = dict.fromkeys(ALL_BEHIND_A_FC, 1e-2) | dict.fromkeys(["b.norm input", "b.norm output", "b output", " output"], 0.8)
     comparison = compared(errors, fed=False)
     assert places(comparison) == ["b (glue, before norm)", "a.fc"]
+
+
+def test_a_jump_in_rows_that_given_limits_call_inherited_is_introduced_or_glue(compared: Callable[..., Comparison]) -> None:
+    errors = dict.fromkeys(ALL_BEHIND_A_FC, 1e-2) | dict.fromkeys(["b.norm input", "b.norm output", "b output", " output"], 0.8)
+    errors[" output"] = 50.0
+    comparison = compared(errors, fed=False, rel_l2=1e-5)
+    assert {culprit.row.reason.value for culprit in comparison.culprits} == {"inherited"}
+    assert [(culprit.site, culprit.reason.value) for culprit in comparison.culprits[:3]] == [
+        ("glue", "glue"),
+        ("glue", "glue"),
+        ("module", "introduced"),
+    ]
 
 
 def test_nan_that_was_passed_on_is_no_culprit(compared: Callable[..., Comparison]) -> None:
@@ -265,3 +333,32 @@ def test_a_shape_comes_last(tmp_path: Path) -> None:
 def test_trouble_is_never_rounding(tmp_path: Path) -> None:
     sides = [write(tmp_path / name, [item(name, VALUES)]) for name in ("golden", "candidate")]
     assert ac.diff(*sides).conclusion == "not sure: nothing could be compared"
+
+
+# A baseline that has the fault, too
+
+
+@pytest.mark.parametrize(
+    ("error", "conclusion"), [(1e-6, "rounding"), (1e-2, "not sure: the baseline itself is off by 0.01 at a.fc output")]
+)
+def test_a_baseline_that_is_further_off_than_rounding_explains_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: float, conclusion: str
+) -> None:
+    monkeypatch.undo()
+    golden = write(tmp_path / "golden", net({}, 0.0))
+    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
+    sides = [write(tmp_path / name, net({"a.fc output": error}, 1e-7, place), **feed) for place, name in enumerate(("npu", "cpu"))]
+    comparison = ac.diff(golden, sides[0], baseline=sides[1])
+    assert comparison.conclusion.startswith(conclusion)
+    assert bool(comparison.trouble) is (error > 1e-3)
+
+
+def test_fed_glue_that_goes_on_with_its_own_error_is_named_where_it_begins(compared: Callable[..., Comparison]) -> None:
+    comparison = compared({"a input": 3e-2, "b input": 5e-2, " output": 4e-2})
+    assert places(comparison) == ["(root) (glue, before a)"]
+    assert reasons(comparison) == {"a input": "glue", "b input": "inherited", "(root) output": "inherited"}
+
+
+def test_fed_glue_that_is_much_further_off_later_is_named_there_too(compared: Callable[..., Comparison]) -> None:
+    comparison = compared({"a input": 1e-2, "b input": 0.5})
+    assert set(places(comparison)) == {"(root) (glue, before a)", "(root) (glue, before b)"}

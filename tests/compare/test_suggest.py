@@ -35,6 +35,16 @@ FED = {"feed": {"golden": "golden", "identity": "", "not_fed": []}}
             "CASE --device cpu --dtype float64 --round-weights bfloat16 --out cpu-fp64",
         ),
         (
+            {"model": parameters("float32"), "capture": {"round_weights": "bfloat16", "like": "first"}},
+            {"model": parameters("bfloat16")},
+            "CASE --device cpu --dtype bfloat16 --round-weights bfloat16 --like first --out cpu-bf16",
+        ),
+        (
+            {"model": parameters("float32"), "capture": {"round_weights": "bfloat16"}},
+            {"model": parameters("bfloat16"), "capture": FED},
+            "CASE --device cpu --dtype bfloat16 --feed DIR/golden --out cpu-bf16-fed",
+        ),
+        (
             {"environment": {"case": "my case.py:case"}, "capture": {"seed": 3, "steps": 2}},
             {"model": parameters("bfloat16"), "capture": {**FED, "skip": ["*.dropout"]}},
             "'my case.py:case' --device cpu --dtype bfloat16 --feed DIR/golden --seed 3 --steps 2 --skip '*.dropout' --out cpu-bf16-fed",
@@ -72,6 +82,13 @@ def test_the_baseline_computes_as_the_candidate_does(
     assert suggested(tmp_path, golden, candidate) == f"accucompare capture {expected}"
 
 
+@pytest.mark.parametrize("names", [("golden", "cpu-bf16"), ("cpu-bf16", "candidate")])
+def test_the_baseline_overwrites_neither_golden_nor_the_candidate(tmp_path: Path, names: tuple[str, str]) -> None:
+    dtypes = ("float32", "bfloat16")
+    sides = [write(tmp_path / name, [item("a", [1.0])], model=parameters(dtype)) for name, dtype in zip(names, dtypes, strict=True)]
+    assert ac.suggest_baseline(*sides).endswith("--out cpu-bf16-baseline")
+
+
 def test_a_diff_in_another_dtype_without_baseline_says_how_to_make_one(tmp_path: Path) -> None:
     sides = [write(tmp_path / dtype, [item("a", [1.0])], model=parameters(dtype)) for dtype in ("float32", "bfloat16")]
     found = [finding.message for finding in ac.diff(*sides).preflight if finding.topic == "baseline"]
@@ -88,11 +105,12 @@ def test_a_baseline_of_other_weights_or_inputs_is_said(tmp_path: Path) -> None:
 
     tables = {"golden": manifest("a", "a"), "candidate": manifest("a", "a"), "baseline": manifest("b", "b")}
     paths = {name: write(tmp_path / name, [item("a", [1.0])], **table) for name, table in tables.items()}
-    found = ac.diff(paths["golden"], paths["candidate"], baseline=paths["baseline"]).preflight
-    assert [(finding.message, finding.serious) for finding in found] == [
+    comparison = ac.diff(paths["golden"], paths["candidate"], baseline=paths["baseline"])
+    assert [(finding.message, finding.serious) for finding in comparison.preflight] == [
         ("baseline: 1 of 1 parameters differ: w", True),
         ("baseline: 1 of 1 inputs of step 0 differ: x", True),
     ]
+    assert comparison.conclusion == "not sure: baseline: 1 of 1 parameters differ: w"
 
 
 def test_a_baseline_in_full_precision_of_a_candidate_that_may_round_products_is_said(tmp_path: Path) -> None:

@@ -172,6 +172,14 @@ def test_half_precision_on_the_npu_is_that_of_the_cpu(tmp_path: Path) -> None:
     assert ac.diff(golden, candidate).passed
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_locate_names_a_fault_of_the_device(dtype: str, tmp_path: Path) -> None:
+    case = f"{ROOT}/fixtures/gpt2.py"
+    done = npu("locate", case, "--device", "npu", "--dtype", dtype, cwd=tmp_path, fault="aten::native_layer_norm:3=scale1.02")
+    assert done.returncode == 1, done.stderr
+    assert ": bug: transformer.h.1.ln_2, excess " in done.stdout
+
+
 # What is recorded of it
 
 

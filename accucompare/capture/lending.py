@@ -1,0 +1,96 @@
+"""What a fed module call is given in place of its caller's own, and how the caller's own follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Lent:
+    """What a module call was given in place of what arrived.
+
+    A module may write into what it is given, so that its caller sees it: the caller's own then has to change too.
+
+    Attributes:
+        tensors: (arrived, given, the number of writes into it until then).
+        containers: lists and mappings: (arrived, given).
+        contents: those of the given containers, as they were.
+    """
+
+    tensors: list[tuple[torch.Tensor, torch.Tensor, int]] = field(default_factory=list)
+    containers: list[tuple[Any, Any]] = field(default_factory=list)
+    contents: list[list[Any]] = field(default_factory=list)
+
+    def give_back(self, exchanged: Mapping[int, torch.Tensor]) -> None:
+        """Write into what arrived whatever the module wrote into what it was given.
+
+        Args:
+            exchanged: golden's values by the ids of the outputs that they took the place of.
+        """
+        for arrived, given, version in self.tensors:
+            if given._version != version:
+                with torch.no_grad():
+                    arrived.copy_(exchanged.get(id(given), given))
+        own = {id(given): arrived for arrived, given, *_ in (*self.tensors, *self.containers)}
+        for (arrived, given), before in zip(self.containers, self.contents, strict=True):
+            now = contents(given)
+            if len(now) == len(before) and all(one is other for one, other in zip(now, before, strict=True)):
+                continue
+            if isinstance(given, list):
+                arrived[:] = [own.get(id(part), part) for part in given]
+            else:
+                parts = {key: own.get(id(part), part) for key, part in given.items()}
+                arrived.clear()
+                arrived.update(parts)
+
+    def aliases(
+        self, exchanged: Iterable[tuple[torch.Tensor, torch.Tensor]], may_write: Callable[[torch.Tensor], bool]
+    ) -> dict[int, torch.Tensor | None]:
+        """The caller's own tensors behind outputs that lie in the memory of what the module was given; they now hold golden's values.
+
+        An output that differs from golden's, though the module wrote nothing, is left out: golden's is not the same part of its input.
+
+        Args:
+            exchanged: (computed, golden's value).
+            may_write: whether golden's value may be written into a tensor that does not hold it yet.
+
+        Returns:
+            By the id of golden's value; ``None`` where the caller's own does not hold it, since it could not be written.
+        """
+        found: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        for computed, golden in exchanged:
+            for arrived, given, version in self.tensors:
+                if computed.untyped_storage()._cdata == given.untyped_storage()._cdata:
+                    if given._version != version or _same(computed, golden):
+                        found[id(golden)] = _same_part(computed, given, arrived), golden
+                    break
+        for own, golden in found.values():
+            if own is not None and not _same(own, golden) and may_write(own):
+                with torch.no_grad():
+                    own.copy_(golden)
+        # only now, since one may have been written over by another
+        return {key: own if own is not None and _same(own, golden) else None for key, (own, golden) in found.items()}
+
+
+def contents(container: Any) -> list[Any]:
+    """The parts of a list; the keys and the values of a mapping."""
+    return list(container) if isinstance(container, list) else [part for item in container.items() for part in item]
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same values, NaN being NaN."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _same_part(part: torch.Tensor, given: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor | None:
+    """What ``part`` is of ``given``, of ``arrived``; ``None`` if that cannot be told."""
+    if part is given:
+        return arrived if part.shape == arrived.shape else None
+    alike = (given.shape, given.stride(), part.dtype) == (arrived.shape, arrived.stride(), arrived.dtype)
+    if not alike or any(each.is_conj() or each.is_neg() for each in (part, given, arrived)):
+        return None
+    return arrived.as_strided(part.shape, part.stride(), arrived.storage_offset() + part.storage_offset() - given.storage_offset())

@@ -1,0 +1,115 @@
+"""What is known of an operator before it runs: what it writes into, and whether it is recorded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+#: Operators that are not recorded, and why; so are views and what returns no tensor, whose schemas say so.
+NO_VALUES = "makes memory without values"
+LEFT_OUT = {
+    **dict.fromkeys(("empty", "empty_like", "empty_strided", "empty_permuted"), NO_VALUES),
+    **dict.fromkeys(("new_empty", "new_empty_strided", "resize_"), NO_VALUES),
+    **dict.fromkeys(("clone", "copy", "copy_", "_to_copy", "_reshape_copy", "contiguous"), "moves or casts values"),
+    **dict.fromkeys(("_unsafe_view", "lift", "lift_fresh", "lift_fresh_copy", "_pin_memory"), "is a view or a copy"),
+}
+
+#: Namespaces of operators that are no computation on tensors: communication, profiling, Python's own.
+_FOREIGN = ("prim", "prims", "profiler", "c10d", "_c10d_functional", "_dtensor", "streams", "debugprims")
+
+#: Operators that write into ``self`` without reading it: what it held before may be anything.
+_FILLING = ("fill_", "zero_")
+
+#: Operators that draw only on the way.
+_COMPUTES_TOO = re.compile("attention|rnn|lstm|gru|rrelu|softmax")
+
+#: Arguments that operators write into without saying so.
+WRITTEN_SILENTLY = ("running_mean", "running_var")
+
+#: How many of an operator's outputs the forward is for; the rest is kept for the backward, in forms that differ between devices.
+_FOR_FORWARD = {
+    **dict.fromkeys(("native_layer_norm", "native_batch_norm", "native_group_norm", "_fused_rms_norm", "cudnn_batch_norm"), 1),
+    **dict.fromkeys(("_native_batch_norm_legit", "_batch_norm_with_update", "_native_batch_norm_legit_no_training"), 1),
+    **dict.fromkeys(("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"), 1),
+    **dict.fromkeys(("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"), 1),
+    **dict.fromkeys(("_scaled_dot_product_fused_attention_overrideable", "_flash_attention_forward", "_efficient_attention_forward"), 1),
+}
+
+#: Kernels by which PyTorch composes an operator of others. Those of random operators must run where their draws can be caught.
+_COMPOSITE = "CompositeImplicitAutograd"
+_COMPOSED = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+_BACKENDS = {"cpu": "CPU", "cuda": "CUDA"}  # any other device is the one that is plugged in
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+
+
+class Blank:
+    """Memory that nothing has been written into, so that what it holds may be anything."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, StorageWeakRef] = {}  # a weak reference keeps the number from being another's
+
+    def add(self, tensor: Any) -> None:
+        if isinstance(tensor, torch.Tensor) and is_plain(tensor):
+            self._storages[tensor.untyped_storage()._cdata] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+    def take(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in such memory; from now on it does no more."""
+        return is_plain(tensor) and self._storages.pop(tensor.untyped_storage()._cdata, None) is not None
+
+
+class Known(NamedTuple):
+    """What a schema tells of an operator."""
+
+    arguments: tuple[str, ...]
+    written: frozenset[str]  # arguments that it writes into
+    unread: frozenset[str]  # and those that it never reads before
+    name: str  # of aten, without overload; else ""
+    left_out: bool
+    outputs: int | None  # how many of those that it returns are recorded; all, if None
+    inside: Any  # the key of the kernel that composes it of others; None if there is none
+
+    def is_composed(self, op: Any, values: Iterable[Any]) -> bool:
+        """Whether an operator is run by that kernel: not if the tensors' device has one of its own."""
+        if self.inside is None:
+            return False
+        devices = [value.device if isinstance(value, torch.Tensor) else value for value in values]
+        types = {device.type for device in devices if isinstance(device, torch.device)} or {"cpu"}
+        return not any(_has_kernel(op.name(), _BACKENDS.get(device, "PrivateUse1")) for device in types)
+
+
+@cache
+def known_of(op: Any) -> Known:
+    schema = op._schema
+    namespace, _, name = schema.name.partition("::")
+    written = frozenset(argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write)
+    is_view = any(value.alias_info and not value.alias_info.is_write for value in schema.returns)
+    gives_none = not written and not any("Tensor" in str(value.type) for value in schema.returns)
+    is_random = torch.Tag.nondeterministic_seeded in op.tags and not _COMPUTES_TOO.search(name)
+    kernels = (_COMPOSITE, *(_COMPOSED if is_random and _draws_inside(op) else ()))
+    inside = next((key for key in kernels if _has_kernel(op.name(), key)), None)
+    return Known(
+        arguments=tuple(argument.name for argument in schema.arguments),
+        written=written,
+        unread=frozenset(
+            argument.name for argument in schema.arguments if argument.is_out or (argument.name in written and name in _FILLING)
+        ),
+        name=name if namespace == "aten" else "",
+        left_out=is_view or gives_none or is_random or namespace in _FOREIGN or (namespace == "aten" and name in LEFT_OUT),
+        outputs=_FOR_FORWARD.get(name) if namespace == "aten" else None,
+        inside=None if inside is None else getattr(torch._C.DispatchKey, inside),
+    )
+
+
+def _draws_inside(op: Any) -> bool:
+    """Whether an operator draws by other operators, such as rand by uniform_."""
+    return any(_has_kernel(op.name(), key) for key in _COMPOSED)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a storage to look at."""
+    return tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
