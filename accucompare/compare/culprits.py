@@ -40,7 +40,7 @@ MANY = 0.1
 DESCRIBED = 3
 MOST_ELEMENTS = 16 << 20
 
-#: How often the first culprit was the right one among planted faults in bfloat16 (`make bench-faults`), as the report says it.
+#: How often the first culprit was the right one among planted faults (`make bench-faults`), as the report says it.
 TRUST = {
     "free": "without a baseline, the first layer over tolerance is where the error was made in about half of the cases only",
     "free baseline": "free-running, the first culprit is the right one in about 9 of 10 cases; a fed capture is surer",
