@@ -5,13 +5,17 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from torch import nn
 
 from accucompare import devices
@@ -20,6 +24,7 @@ from accucompare.bundle.dtypes import DTYPES
 from accucompare.capture.names import Modules
 from accucompare.capture.tensors import round_to, to_host
 
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _PACKAGES = ("accucompare", "torch", "torch_npu", "numpy", "transformers")
 
 
@@ -69,8 +74,19 @@ def describe_model(modules: Modules) -> dict[str, Any]:
         "dtypes": sorted({entry["dtype"] for entry in tables["parameters"].values()}),
         "modules": {name: type(module).__name__ for name, module in modules.named.items()},
         "aliases": modules.aliases,
+        "sources": _sources(type(module) for module in modules.named.values()),
         **tables,
     }
+
+
+def _sources(classes: Iterable[type]) -> dict[str, str]:
+    """Digests of the files that classes come from, by module, but for those of installed packages, whose versions are told elsewhere."""
+    found = {}
+    for name in {cls.__module__ for cls in classes}:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file and not _INSTALLED.search(file) and Path(file).is_file():
+            found[name] = xxhash.xxh3_128_hexdigest(Path(file).read_bytes())
+    return dict(sorted(found.items()))
 
 
 def _describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, display_name
 from accucompare.capture.lending import Lent, contents
 from accucompare.capture.names import Modules
-from accucompare.capture.schemas import is_plain
 from accucompare.capture.tensors import dtype_name, from_bits, layout_of, other_to_host, scalar_to_host
 from accucompare.capture.values import Scalar, describe, leaves, replaced
 from accucompare.errors import CaptureError, UsageError
@@ -69,7 +68,7 @@ class Feed:
         lent.contents = [contents(given) for _, given in lent.containers]
         return new[0], new[1], lent
 
-    def outputs(self, place: Place, output: Any, lent: Lent | None, outermost: bool) -> Any:
+    def outputs(self, place: Place, output: Any, lent: Lent | None) -> Any:
         """What a call returns, with golden's values in it; errors as ``inputs``.
 
         Where a module returns what it was given, or a view of it, its caller gets back its own, for it may write into the one and read
@@ -79,13 +78,12 @@ class Feed:
             place: the call's outputs.
             output: what it returned.
             lent: what it was given; ``None`` if it was not fed.
-            outermost: its caller is no module; nothing is written into what is the user's.
         """
         memory = Memory()
         by_path = self._find(place, output, memory, Counter())
         if lent is not None:
             lent.give_back({id(computed): golden for computed, golden in memory.values()})
-            aliases = lent.aliases(memory.values(), lambda own: not outermost and self._may_write(own))
+            aliases = lent.aliases(memory.values())
             for path, golden in by_path.items():
                 own = aliases.get(id(golden), golden)
                 if own is None:
@@ -189,13 +187,6 @@ class Feed:
             return None if golden is None else type(value)(golden.item())
         except Exception:  # a class of the user's may refuse in any way
             return f"no {type(value).__name__} can be made of golden's"
-
-    def _may_write(self, tensor: torch.Tensor) -> bool:
-        """Whether a caller's own tensor can be written into, and is no part of the model's state."""
-        if not _apart(tensor.shape, tensor.stride()) or (tensor.is_inference() and not torch.is_inference_mode_enabled()):
-            return False
-        memory = tensor.untyped_storage()._cdata
-        return not any(is_plain(each) and each.untyped_storage()._cdata == memory for *_, each in self._modules.tensors())
 
     def pass_on(self, place: Place, path: str, why: str) -> None:
         """Note that a value was left as it came."""

@@ -190,7 +190,7 @@ class Recorder:
             return None
         if call.returned and call.returned[0] is not output:
             raise CaptureError(f"a forward hook on {name or '(root)'} replaces what the module returns, as --feed does; take the hook off")
-        return self._feed.outputs(Place(self.step, name, call.index, Role.OUTPUT), output, call.lent, outermost=call.parent is None)
+        return self._feed.outputs(Place(self.step, name, call.index, Role.OUTPUT), output, call.lent)
 
     def idle(self) -> bool:
         """Whether a hook has nothing to do now."""

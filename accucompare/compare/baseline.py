@@ -23,9 +23,7 @@ from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Key, Record
 from accucompare.compare.align import Pair, Renaming, rename
-from accucompare.compare.comparison import Row
 from accucompare.compare.measure import Metrics
-from accucompare.compare.tolerance import fed_limit
 from accucompare.errors import UsageError
 
 
@@ -49,9 +47,6 @@ class Precision:
 HALF = Precision(floor=0.5, slack=2.0)
 SINGLE = Precision(floor=2.0, slack=4.0)
 _HALF_DIGITS = 11
-
-#: How many times as far from golden as a fed comparison allows without a baseline a baseline may be. (Correct ones were within a third.)
-OFF = 2.0
 
 #: Elements below which being closer to golden than the baseline proves nothing.
 FEW = 64
@@ -95,34 +90,6 @@ def differing(metrics: Metrics) -> int:
 def precision_of(dtype: str) -> Precision:
     """The row of the table for a floating or complex type."""
     return HALF if DTYPES[dtype].digits <= _HALF_DIGITS else SINGLE
-
-
-def off(rows: Iterable[Row], dtype: str, products: float) -> Row | None:
-    """The row in which a fed baseline is furthest from golden beyond what rounding explains: then it is no baseline.
-
-    It has the fault itself, most likely, for it was captured from the candidate's code and not from golden's.
-
-    Args:
-        rows: of a fed comparison.
-        dtype: what the candidate computes in.
-        products: unit roundoff of its float32 products, if their operands are rounded.
-    """
-    worst, most = None, OFF
-    for row in rows:
-        if row.golden is None or not row.baseline or row.metrics is None or not DTYPES[row.golden.dtype].digits:
-            continue
-        if _holds_extremes(row.golden):  # as masks do, of the type that computes, so of another one in float64
-            continue
-        roundings = [DTYPES[each].rounding for each in (row.golden.dtype, dtype or row.golden.dtype)]
-        beyond = row.baseline / fed_limit(max(*roundings, products))
-        if beyond > most:
-            worst, most = row, beyond
-    return worst
-
-
-def _holds_extremes(record: Record) -> bool:
-    statistics, largest = record.statistics, DTYPES[record.dtype].largest
-    return statistics is None or any(value is not None and not abs(value) < largest / 2 for value in (statistics.min, statistics.max))
 
 
 def is_half(dtype: str) -> bool:

@@ -64,7 +64,7 @@ STATUS_OF = {
     Reason.NOT_DETERMINISTIC: Status.NOT_COMPARED,
 }
 
-#: The topic of the finding that the baseline has a fault itself.
+#: The topic of the finding that the baseline may have the fault itself.
 BASELINE_CODE = "baseline code"
 
 #: Reasons of rows that have only one side.

@@ -12,14 +12,14 @@ from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Key, Record, Role
 from accucompare.bundle.selection import Selection
 from accucompare.compare.align import Pair, Renaming, align, unused
-from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, off, partners
-from accucompare.compare.comparison import BASELINE_CODE, UNMATCHED, Comparison, Finding, Reason, Row, Side, Status, Verdict
+from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
+from accucompare.compare.comparison import UNMATCHED, Comparison, Finding, Reason, Row, Side, Status, Verdict
 from accucompare.compare.culprits import described, find_culprits
 from accucompare.compare.operators import OperatorOrigins
 from accucompare.compare.origins import Fed, Origins, not_fed, operators_not_fed
 from accucompare.compare.outcomes import Found, Outcome, Progress, Sides, Task, same_bits, with_baseline
 from accucompare.compare.preflight import preflight, preflight_baseline
-from accucompare.compare.suggest import PRODUCT_ROUNDING, float_dtype, product_formats
+from accucompare.compare.suggest import PRODUCT_ROUNDING, product_formats
 from accucompare.compare.tolerance import EXACT, Rule, Tolerance, Tolerances, read_rules
 from accucompare.errors import BundleError, UsageError
 
@@ -104,16 +104,6 @@ def diff(
         rows += _never_called(golden_bundle, candidate_bundle, selection)
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records)
         findings += preflight_baseline(golden_bundle, candidate_bundle, baseline_bundle, renamings)
-        if baseline_bundle is not None and rules.fed:
-            wrong = off(rows, float_dtype(candidate_bundle.manifest), rules.conv_rounding)
-            if wrong is not None:
-                findings.append(
-                    Finding(
-                        BASELINE_CODE,
-                        f"the baseline itself is off by {wrong.baseline:.2g} at {wrong.place}, more than rounding explains; "
-                        "was it captured from other code than golden's?",
-                    )
-                )
         alone, compared = _without_baseline(rows, None if baseline_bundle is None else found)
         if alone:
             what = f"{len(alone)} of {compared} compared rows (such as {alone[0].place})"

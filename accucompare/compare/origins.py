@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -172,6 +173,8 @@ class Fed:
     def _passed_on(self, source: Call, verdict: Verdict) -> bool:
         """Whether a call's code was about as wrong before."""
         before, now = self._glue.get(source), verdict.used or 0.0
+        if math.isinf(now):  # another choice, or a trace where golden is zero: no measure of how wrong what follows is
+            return False
         self._glue[source] = max(before or 0.0, now)
         return before is not None and now <= MUCH_FURTHER * before
 

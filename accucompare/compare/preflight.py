@@ -10,7 +10,7 @@ from accucompare.bundle.digests import same_fingerprint
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle
 from accucompare.compare.align import Renaming, rename
-from accucompare.compare.comparison import Finding
+from accucompare.compare.comparison import BASELINE_CODE, Finding
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
 
 
@@ -245,6 +245,11 @@ def preflight_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle | Non
         for finding in found
         if finding.topic in _BASELINE_SETTINGS or finding.topic.startswith(_OF_A_BASELINE)
     ]
+    sources = [bundle.manifest.model.get("sources") or {} for bundle in (golden, baseline)]
+    changed = [name for name in sources[0] if sources[1].get(name, sources[0][name]) != sources[0][name]]
+    if changed:
+        message = f"the baseline's code is not golden's, so it may have the fault that is looked for: {_some(changed)} has been edited"
+        findings.append(Finding(BASELINE_CODE, message))
     ours, theirs = product_formats(baseline.manifest), product_formats(candidate.manifest)
     lowered = next((name for name in theirs if name), "")
     if theirs != ours and lowered and float_dtype(candidate.manifest) == "float32":

@@ -176,12 +176,8 @@ def _default(coarsest: str, own: bool) -> Tolerance:
 
 @cache
 def _fed(rounding: float) -> Tolerance:
-    return Tolerance(rel_l2=fed_limit(rounding), source="fed", by_default=True)
-
-
-def fed_limit(rounding: float) -> float:
-    """The relative L2 error that passes without a baseline where no error is passed on, for a unit roundoff."""
-    return rounding * (FED_ROUNDINGS if rounding >= COARSE else FED_ROUNDINGS_OF_SUMS)
+    roundings = FED_ROUNDINGS if rounding >= COARSE else FED_ROUNDINGS_OF_SUMS
+    return Tolerance(rel_l2=roundings * rounding, source="fed", by_default=True)
 
 
 _RULE_KEYS = [field.name for field in fields(Rule) if field.name != "tolerance"]

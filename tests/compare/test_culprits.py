@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.compare import baseline
 from accucompare.compare.comparison import Comparison
 from accucompare.compare.tolerance import Tolerances
 from tests.compare.builder import Item, item, write
@@ -39,12 +38,6 @@ ORDER: list[tuple[str, str, tuple[str, int] | None]] = [
 ]
 
 Places = dict[str, float]
-
-
-@pytest.fixture(autouse=True)
-def _large_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The baselines here are further from golden than float32's rounding, so that a thousandth is the usual error."""
-    monkeypatch.setattr(baseline, "OFF", math.inf)
 
 
 def net(errors: Places, usual: float = 1e-3, direction: int = 0, steps: int = 1) -> list[Item]:
@@ -335,22 +328,24 @@ def test_trouble_is_never_rounding(tmp_path: Path) -> None:
     assert ac.diff(*sides).conclusion == "not sure: nothing could be compared"
 
 
-# A baseline that has the fault, too
+# A baseline of other code; glue that goes on
 
 
-@pytest.mark.parametrize(
-    ("error", "conclusion"), [(1e-6, "rounding"), (1e-2, "not sure: the baseline itself is off by 0.01 at a.fc output")]
-)
-def test_a_baseline_that_is_further_off_than_rounding_explains_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: float, conclusion: str
-) -> None:
-    monkeypatch.undo()
-    golden = write(tmp_path / "golden", net({}, 0.0))
+def test_a_baseline_of_code_that_was_edited_is_none(tmp_path: Path) -> None:
+    golden = write(tmp_path / "golden", net({}, 0.0), model={"sources": {"net": "0", "lib": "1"}})
     feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
-    sides = [write(tmp_path / name, net({"a.fc output": error}, 1e-7, place), **feed) for place, name in enumerate(("npu", "cpu"))]
-    comparison = ac.diff(golden, sides[0], baseline=sides[1])
-    assert comparison.conclusion.startswith(conclusion)
-    assert bool(comparison.trouble) is (error > 1e-3)
+    candidate = write(tmp_path / "npu", net({}, 1e-3), **feed, model={"sources": {"ported": "2"}})
+    for sources, edited in (({"net": "0", "other": "3"}, False), ({"net": "9"}, True)):
+        baseline = write(tmp_path / f"cpu{edited}", net({}, 1e-3, 1), **feed, model={"sources": sources})
+        comparison = ac.diff(golden, candidate, baseline=baseline)
+        if edited:
+            assert (
+                comparison.trouble
+                == "the baseline's code is not golden's, so it may have the fault that is looked for: net has been edited"
+            )
+            assert comparison.conclusion == f"not sure: {comparison.trouble}"
+        else:
+            assert (comparison.trouble, comparison.conclusion) == ("", "rounding")
 
 
 def test_fed_glue_that_goes_on_with_its_own_error_is_named_where_it_begins(compared: Callable[..., Comparison]) -> None:
