@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -324,3 +325,10 @@ def test_the_reader_of_a_pipe_may_leave(folder: Path) -> None:
     done = subprocess.run(arguments, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment)
     os.close(writer)
     assert (done.returncode, done.stderr) == (2, "")
+
+
+def test_the_verdict_names_a_device_that_is_installed_and_does_not_work(capsys: pytest.CaptureFixture[str]) -> None:
+    problem = Problem("npu", "the NPU cannot be opened", "")
+    found = replace(EXAMINATION, devices={"npu": DeviceFound(False, problem.message)}, problems=[problem])
+    print_examination(found, quiet=True)
+    assert capsys.readouterr().out.startswith("OK  accucompare can work here, but see what is said of npu; ")

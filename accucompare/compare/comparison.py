@@ -319,6 +319,9 @@ class Comparison:
         incomplete = [name for name, side in (("golden", self.golden), ("the candidate", self.candidate)) if not side.complete]
         if incomplete and not self.counts_by_status()[Status.FAIL]:
             return f"what there is agrees, but the capture of {' and of '.join(incomplete)} did not run to its end"
+        unsteady = [row for row in self.rows if row.reason is Reason.NOT_DETERMINISTIC]
+        if unsteady and not self.counts_by_status()[Status.FAIL]:
+            return f"{len(unsteady)} row(s) are not deterministic, the first {self.place(unsteady[0])}"
         return next((finding.message for finding in self.preflight if finding.serious and finding.topic == BASELINE_CODE), "")
 
     def __repr__(self) -> str:

@@ -270,16 +270,11 @@ def _concluded(comparison: Comparison) -> str:
 
 def _without_failure(comparison: Comparison) -> str:
     counts = comparison.counts()
-    notes = []
-    for reason in (Reason.OVER_PRECISE, Reason.NOT_DETERMINISTIC):
-        if counts[reason]:
-            first = next(row for row in comparison.rows if row.reason is reason)
-            notes.append(f"{counts[reason]} {reason.value}, the first {comparison.place(first)}")
-    if not comparison.compared - counts[Reason.IDENTICAL] and not notes:
+    precise = [row for row in comparison.rows if row.reason is Reason.OVER_PRECISE]
+    if not comparison.compared - counts[Reason.IDENTICAL]:
         return "identical"
-    judged = comparison.baseline is not None
-    words = "rounding" if judged else "rounding, as far as fixed limits tell"
-    return "; ".join([words, *notes])
+    words = "rounding" if comparison.baseline is not None else "rounding, as far as fixed limits tell"
+    return words + (f"; {len(precise)} over-precise, the first {comparison.place(precise[0])}" if precise else "")
 
 
 def _given_differently(findings: Iterable[Finding], of: str = "") -> str:

@@ -237,3 +237,10 @@ def test_what_goes_wrong_on_the_device_is_told_in_its_step(tmp_path: Path, monke
         assert bundle.manifest.stopped is not None
         assert bundle.manifest.stopped["step"] == 0
         assert "aicore" in bundle.manifest.stopped["error"]
+
+
+def test_a_model_that_moves_while_it_is_captured_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = iter([torch.device("cpu"), *[torch.device("cuda")] * 9])
+    monkeypatch.setattr(sys.modules["accucompare.capture.session"], "device_of", lambda _: next(places))
+    with captured(nn.Linear(3, 3), tmp_path / "golden") as bundle:
+        assert "the model was called on cuda, and was on cpu when the capture began: move it before" in bundle.manifest.notes

@@ -328,6 +328,16 @@ def repeated(tmp_path: Path, candidate: np.ndarray, again: np.ndarray, **options
     return row
 
 
+def test_a_row_that_does_not_agree_with_itself_is_never_a_pass(tmp_path: Path) -> None:
+    golden = write(tmp_path / "golden", [item("a", VALUES), item("b", VALUES)])
+    runs = [[item("a", VALUES), item("b", off(1e-2, noise=noise).astype(np.float32))] for noise in (NOISE, NOISE[::-1])]
+    candidate = write(tmp_path / "npu", runs[0])
+    write(candidate / "repeat1", runs[1])
+    comparison = ac.diff(golden, candidate)
+    assert not comparison.passed
+    assert comparison.conclusion == "not sure: 1 row(s) are not deterministic, the first b output"
+
+
 def test_an_error_no_larger_than_what_two_runs_differ_by_is_not_deterministic(tmp_path: Path) -> None:
     row = repeated(tmp_path, off(1e-2), off(1e-2, noise=NOISE[::-1]))
     assert (row.reason, row.status) == (Reason.NOT_DETERMINISTIC, Status.NOT_COMPARED)

@@ -357,3 +357,23 @@ def test_fed_glue_that_goes_on_with_its_own_error_is_named_where_it_begins(compa
 def test_fed_glue_that_is_much_further_off_later_is_named_there_too(compared: Callable[..., Comparison]) -> None:
     comparison = compared({"a input": 1e-2, "b input": 0.5})
     assert set(places(comparison)) == {"(root) (glue, before a)", "(root) (glue, before b)"}
+
+
+def test_fed_a_choice_that_differs_hides_no_glue_behind_it(tmp_path: Path) -> None:
+    """An index that differs has no measure of how wrong what follows in the same code is."""
+
+    def side(index: int, error: float, direction: int = 0) -> list[Item]:
+        values = [(VALUES + NOISE[direction] * each).astype(np.float32) for each in (1e-3, error)]
+        return [
+            item("pick", np.array([index, 5]), role="input", path="0"),
+            item("pick", values[0]),
+            item("fc", values[1], role="input"),
+            item("fc", values[0]),
+            item("", values[0], parent=None),
+        ]
+
+    golden = write(tmp_path / "golden", side(1, 0.0))
+    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
+    candidate = write(tmp_path / "candidate", side(2, 0.3), **feed)
+    comparison = ac.diff(golden, candidate, baseline=write(tmp_path / "baseline", side(1, 1e-3, 1), **feed))
+    assert set(places(comparison)) == {"(root) (glue, before pick)", "(root) (glue, before fc)"}

@@ -206,3 +206,9 @@ def test_integers_that_stay_integers_do_not_make_a_change_of_type_look_partial(t
     )
     (found,) = findings(tmp_path, *sides)
     assert (found.serious, found.message) == (False, "buffers are float32 in golden, bfloat16 in the candidate; the same after rounding")
+
+
+def test_a_side_that_saturates_is_named(tmp_path: Path) -> None:
+    candidate = write(tmp_path / "npu", [item()], environment={"flags": {"npu.inf_nan_mode": False}})
+    found = messages(ac.diff(write(tmp_path / "golden", [item()]), candidate).preflight)
+    assert any(message.startswith("candidate saturates: what overflows becomes the largest finite value") for message in found)
