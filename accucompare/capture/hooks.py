@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from accucompare.bundle.records import Record, Role
 from accucompare.bundle.selection import Selection
 from accucompare.bundle.writer import BundleWriter
+from accucompare.capture.calls import Call, Listener, arguments_of
 from accucompare.capture.feeding import Feed, Place
 from accucompare.capture.lending import Lent
 from accucompare.capture.names import Modules
@@ -26,20 +23,15 @@ from accucompare.errors import AccucompareError, CaptureError
 
 
 @dataclass(eq=False)
-class _Call:
-    module: nn.Module
-    name: str
-    index: int
-    parent: tuple[str, int] | None
-    handling: BaseException | None  # what was being handled when the call began
+class _Call(Call):
     # of a fed capture:
     lent: Lent | None = None
     returned: tuple[Any, ...] = ()  # what the forward returned, if it has, before any other hook saw it
     operators: Operators | None = None  # of a capture of operators, where they are recorded
 
 
-class Recorder:
-    """Hooks on every module of a model.
+class Recorder(Listener[_Call]):
+    """Records the inputs and outputs of every module call.
 
     An input is recorded before the module runs, since an in-place module overwrites it; an output when it is returned, since the
     next module may. Whatever goes wrong in a hook is noted in ``errors`` and never reaches the model.
@@ -58,97 +50,64 @@ class Recorder:
         operators: bool = False,
     ) -> None:
         """``started`` is called when an outermost call begins; ``operators``: record those of the selected modules, too."""
-        self.step = 0
-        self.recording = True
+        super().__init__(modules, _Call)
         self.records = 0
         self.errors: list[str] = []
         self.failure: AccucompareError | None = None
-        self.called: set[str] = set()
-        self._modules = modules
+        self.sees_returns = feed is not None or operators
         self._selection = selection
         self._writer = writer
         self._started = started
         self._feed = feed
         self._operators = operators
         self._state: frozenset[int] = frozenset()  # of operators that are fed: the storages of parameters and buffers
-        self._busy: set[int] = set()  # threads that are in a hook
-        self._last: dict[str, int] = {}  # of a fed capture: the ids of the hooks that come last
-        self._indices: Counter[str] = Counter()
         self._seen: Counter[tuple[str, int, Role, str]] = Counter()
-        self._calls: dict[int, list[_Call]] = {}  # by thread: replicas may run in several
-        self._raised: dict[int, str] = {}  # by thread: the module that raised, until another one is called
-        self._lock = threading.RLock()
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-
-    def install(self) -> None:
-        """Put the hooks on; they come last, so that they see what the next module sees."""
-        for name, module in self._modules.named.items():
-            before = _Hook(self, functools.partial(self._before, name), name)
-            after = _Hook(self, functools.partial(self._after, name), name)
-            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
-            if self._feed is not None:
-                self._last[name] = self._handles[-1].id
-            if self._feed is not None or self._operators:
-                returned = _Hook(self, self._returned, name)
-                self._handles.append(module.register_forward_hook(returned, prepend=True))
-
-    def remove(self) -> None:
-        """Take every hook off again."""
-        self.recording = False
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._leave_all()
-
-    def _leave_all(self) -> None:
-        """See no more of operators in calls that did not end as they should."""
-        for call in self._calls.get(threading.get_ident(), ()):
-            _leave(call)
 
     def next_step(self) -> None:
         """Number calls and records from 0 again."""
-        self.step += 1
+        super().next_step()
         self.records = 0
-        self._indices.clear()
         self._seen.clear()
-        self._leave_all()
-        self._calls.clear()
-        self._raised.clear()
         if self._feed is not None:
             self._feed.end_step()
 
-    def failing_call(self) -> str | None:
-        """The name of the innermost module whose forward is running or has just raised; ``None`` if there is none."""
-        thread = threading.get_ident()
-        calls = self._calls.get(thread)
-        return self._raised.get(thread, calls[-1].name if calls else None)
-
-    def not_called(self) -> list[str]:
-        """Registered modules that no forward has called."""
-        return [name for name in self._modules.named if name not in self.called]
-
-    def _before(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        thread = threading.get_ident()
-        self._raised.pop(thread, None)
-        calls = self._calls.setdefault(thread, [])
-        parent = (calls[-1].name, calls[-1].index) if calls else None
-        call = _Call(module, name, self._indices[name], parent, sys.exc_info()[1])
-        calls.append(call)
-        self._indices[name] += 1
-        self.called.add(name)
-        if parent is None:
+    def began(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        if call.parent is None:
             self._started()
-        self._record(call, Role.INPUT, _arguments(args, kwargs))
+        self._record(call, Role.INPUT, arguments_of(args, kwargs))
         if self._feed is None or (self._operators and call.parent is not None and not self._is_selected(call)):
             self._watch(call)
             return None
-        hooks, last = module._forward_hooks, self._last[name]
-        if next(reversed(hooks)) != last and last in hooks:  # the user has added one since
-            hooks[last] = hooks.pop(last)
-        args, kwargs, call.lent = self._feed.inputs(Place(self.step, name, call.index, Role.INPUT), args, kwargs)
+        self.come_last(call)
+        args, kwargs, call.lent = self._feed.inputs(Place(self.step, call.name, call.index, Role.INPUT), args, kwargs)
         self._watch(call)
         return args, kwargs
+
+    def returned(self, call: _Call, output: Any) -> None:
+        call.returned = (output,)
+
+    def ended(self, call: _Call, output: Any) -> Any:
+        self._record(call, Role.OUTPUT, leaves(output))
+        if self._feed is None or (self._operators and not self._is_selected(call)):  # golden's selection is the same
+            return None
+        if call.returned and call.returned[0] is not output:
+            name = call.name or "(root)"
+            raise CaptureError(f"a forward hook on {name} replaces what the module returns, as --feed does; take the hook off")
+        return self._feed.outputs(Place(self.step, call.name, call.index, Role.OUTPUT), output, call.lent)
+
+    def left(self, call: _Call) -> None:
+        """See no more of a call's operators."""
+        if call.operators is not None:
+            call.operators.leave()
+
+    def failed(self, error: Exception, name: str) -> None:
+        """Note what goes wrong, or raise it if the model is fed."""
+        place = f"step {self.step}, {name or '(root)'}"
+        if self._feed is not None:
+            self.listening = False
+            self.failure = error if isinstance(error, AccucompareError) else _as_failure(error, place)
+            raise self.failure from error
+        self.errors.append(f"{place}: {type(error).__name__}: {error}")
 
     def _watch(self, call: _Call) -> None:
         """From now on see the operators that a module calls, if they are to be recorded."""
@@ -164,60 +123,6 @@ class Recorder:
         """Whether a call is recorded; those made by a module whose operators are, too, since they are parts of its own code."""
         caller = call.parent is not None and self._operators and self._selection.allows(call.parent[0])
         return caller or self._selection.allows(call.name)
-
-    def _returned(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Keep what a forward returned, before a hook of the user's sees it."""
-        calls = self._calls.get(threading.get_ident())
-        if calls and calls[-1].module is module:
-            calls[-1].returned = (output,)
-            _leave(calls[-1])
-
-    def _after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        thread = threading.get_ident()
-        calls = self._calls.get(thread, [])
-        if not any(call.module is module for call in calls):
-            return None  # it was called before recording began
-        while calls[-1].module is not module:
-            _leave(calls.pop())  # a module whose hook did not run; its caller went on
-        call = calls.pop()
-        _leave(call)
-        if sys.exc_info()[1] is not call.handling:  # the forward raised; the hook runs all the same, and the caller may go on
-            self._raised.setdefault(thread, name)
-            return None
-        self._raised.pop(thread, None)
-        self._record(call, Role.OUTPUT, leaves(output))
-        if self._feed is None or (self._operators and not self._is_selected(call)):  # golden's selection is the same
-            return None
-        if call.returned and call.returned[0] is not output:
-            raise CaptureError(f"a forward hook on {name or '(root)'} replaces what the module returns, as --feed does; take the hook off")
-        return self._feed.outputs(Place(self.step, name, call.index, Role.OUTPUT), output, call.lent)
-
-    def idle(self) -> bool:
-        """Whether a hook has nothing to do now."""
-        # inside backward, activation checkpointing runs forwards again; those calls have been recorded
-        return not self.recording or torch._C._current_graph_task_id() != -1
-
-    def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
-        """Do what a hook does, one thread at a time, and note what goes wrong, or raise it if the model is fed."""
-        with self._lock:
-            self._busy.add(threading.get_ident())
-            try:
-                return act(*arguments)
-            except Exception as error:
-                if self._feed is not None:
-                    self.recording = False
-                    self.failure = _as_failure(error, f"step {self.step}, {name or '(root)'}")
-                    raise self.failure from error
-                self.errors.append(f"step {self.step}, {name or '(root)'}: {type(error).__name__}: {error}")
-                return None
-            finally:
-                self._busy.discard(threading.get_ident())
-
-    def is_running(self, call: _Call) -> bool:
-        """Whether a module's own code runs on this thread: none of a child's, of a hook's, or of a backward's."""
-        thread = threading.get_ident()
-        calls = self._calls.get(thread, [])
-        return calls[-1:] == [call] and thread not in self._busy and not self.idle()
 
     def add_operator(self, call: _Call, role: Role, path: str, value: Any, operator: str, line: str) -> None:
         """Record what an operator took or gave."""
@@ -283,36 +188,5 @@ class _Inside:
         self.recorder.add_operator(self.call, role, path, value, operator, line)
 
 
-class _Hook:
-    """One hook of a recorder. A copy or a pickle of the model, made while it is captured, gets one that does nothing."""
-
-    def __init__(self, recorder: Recorder, act: Callable[..., Any], name: str) -> None:
-        self._recorder = recorder
-        self._act = act
-        self._name = name
-
-    def __call__(self, *arguments: Any) -> Any:
-        return None if self._recorder.idle() else self._recorder.run(self._act, self._name, arguments)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial, (_nothing,)
-
-
-def _as_failure(error: Exception, place: str) -> AccucompareError:
-    if isinstance(error, AccucompareError):
-        return error
+def _as_failure(error: Exception, place: str) -> CaptureError:
     return CaptureError(f"{place}: could not be fed: {type(error).__name__}: {error}")
-
-
-def _leave(call: _Call) -> None:
-    if call.operators is not None:
-        call.operators.leave()
-
-
-def _nothing(*arguments: Any) -> None:
-    pass
-
-
-def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from leaves(args)
-    yield from leaves(kwargs)

@@ -73,7 +73,7 @@ class Session:
         failure = self._writer.failure or self._recorder.failure
         if failure is not None:
             raise failure
-        if not self._recorder.recording:
+        if not self._recorder.listening:
             return
         self._numerics.end_step(self._recorder.step)
         self._writer.end_step(self._recorder.step)
@@ -81,7 +81,7 @@ class Session:
         if self._draws is not None:
             self._draws.end_step()
         if self._steps is not None and self._recorder.step >= self._steps:
-            self._recorder.recording = False
+            self._recorder.listening = False
 
     def _end(self, error: BaseException | None) -> None:
         """Write the last step and the manifest."""

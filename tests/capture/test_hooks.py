@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import accucompare as ac
 from accucompare.bundle.records import Layout
 from accucompare.bundle.writer import BundleWriter
-from accucompare.capture import hooks
+from accucompare.capture import calls, hooks
 from accucompare.capture.tensors import to_host
 from tests.capture.conftest import Glue, Opened, Record, places
 
@@ -266,7 +266,8 @@ def test_an_exception_in_our_hook_is_noted_and_never_changes_the_models_result(
     def explode(*_: Any) -> Any:
         raise RuntimeError("our own bug")
 
-    monkeypatch.setattr(hooks, broken, explode)
+    for module in (hooks, calls):
+        monkeypatch.setattr(module, broken, explode, raising=module is hooks)
     with pytest.warns(UserWarning, match="could not record 6 module call"), ac.capture(model, tmp_path / "out"):
         result = model(x)
     assert torch.equal(result, expected)
