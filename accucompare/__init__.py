@@ -19,16 +19,23 @@ if TYPE_CHECKING:
     from accucompare.compare.diff import diff
     from accucompare.compare.suggest import suggest_baseline
     from accucompare.compare.tolerance import Tolerance
-    from accucompare.errors import AccucompareError
+    from accucompare.errors import AccucompareError, NonFiniteError, WatchEndedError
+    from accucompare.watch.points import check_finite
+    from accucompare.watch.running import Watch
+    from accucompare.watch.session import watch
 
 _HOMES = {
     "AccucompareError": "accucompare.errors",
     "Bundle": "accucompare.bundle.reader",
     "Case": "accucompare.case",
     "Comparison": "accucompare.compare.comparison",
+    "NonFiniteError": "accucompare.errors",
     "Record": "accucompare.bundle.records",
     "Session": "accucompare.capture.session",
     "Tolerance": "accucompare.compare.tolerance",
+    "Watch": "accucompare.watch.running",
+    "WatchEndedError": "accucompare.errors",
+    "check_finite": "accucompare.watch.points",
     "diff": "accucompare.compare.diff",
     "open_bundle": "accucompare.bundle.reader",
     "suggest_baseline": "accucompare.compare.suggest",
@@ -39,19 +46,24 @@ __all__ = [
     "Bundle",
     "Case",
     "Comparison",
+    "NonFiniteError",
     "Record",
     "Session",
     "Tolerance",
+    "Watch",
+    "WatchEndedError",
     "capture",
+    "check_finite",
     "diff",
     "open_bundle",
     "suggest_baseline",
+    "watch",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "capture":  # a package that can be called, see there
-        return importlib.import_module("accucompare.capture")
+    if name in ("capture", "watch"):  # packages that can be called, see there
+        return importlib.import_module(f"accucompare.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

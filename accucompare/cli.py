@@ -423,3 +423,6 @@ def _conclude(comparison: Comparison, report: Path, json_path: Path | None, quie
 
 def _stem(path: Path) -> str:
     return path.resolve().name or "bundle"
+
+
+from accucompare import cli_watch as cli_watch  # noqa: E402  # its commands, which need the group

@@ -5,10 +5,14 @@ AccucompareError
 │   └── CaseError       a case that cannot be found, loaded or run
 ├── DeviceError         a device that is not there, or whose software is not
 ├── CaptureError        a capture that could not be finished: disk full, the model raised
+├── NonFiniteError      a watch has found NaN, Inf or an overflow
+├── WatchEndedError        a watch has watched as many steps as it was asked to
 ├── BundleError         a bundle that is missing, damaged, hostile or too new
 │   └── RecordError     one record of a bundle; the others may be readable
 └── ReportError         a report that cannot be written
 """
+
+from typing import Any
 
 
 class AccucompareError(Exception):
@@ -29,6 +33,25 @@ class DeviceError(AccucompareError):
 
 class CaptureError(AccucompareError):
     """A capture that could not be finished; what was finished stays readable."""
+
+
+class NonFiniteError(AccucompareError):
+    """A watch has found NaN, Inf or an overflow; the message is the answer in five lines.
+
+    Attributes:
+        finding: an ``accucompare.watch.events.Found``.
+    """
+
+    def __init__(self, message: str, finding: Any) -> None:
+        super().__init__(message)
+        self.finding = finding
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.finding)
+
+
+class WatchEndedError(AccucompareError):
+    """A watch has watched as many steps as ``abort_after_step`` says."""
 
 
 class BundleError(AccucompareError):

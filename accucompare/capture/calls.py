@@ -87,6 +87,7 @@ class Listener(Generic[C]):
 
     def install(self) -> None:
         """Put the hooks on."""
+        self.listening = True
         for name, module in self._modules.named.items():
             before = _Hook(self, functools.partial(self._before, name), name)
             after = _Hook(self, functools.partial(self._after, name), name)
@@ -128,6 +129,11 @@ class Listener(Generic[C]):
         calls = self._calls.get(threading.get_ident())
         return calls[-1] if calls else None
 
+    def caller(self, call: C) -> C | None:
+        """The call that a running one was made in; ``None`` of an outermost one."""
+        outer = [each for each in self._calls.get(threading.get_ident(), ()) if (each.name, each.index) == call.parent]
+        return outer[-1] if outer else None
+
     def is_running(self, call: C) -> bool:
         """Whether a module's own code runs on this thread: none of a child's, of a hook's, or of a backward's."""
         return self.running() is call and threading.get_ident() not in self._busy and not self.idle()
@@ -158,6 +164,10 @@ class Listener(Generic[C]):
         """The index of the call of a module that begins now."""
         self._indices[name] += 1
         return self._indices[name] - 1
+
+    def indices(self) -> Counter[str]:
+        """How often each module has been called in this step."""
+        return self._indices.copy()
 
     def _leave_all(self) -> None:
         for call in self._calls.get(threading.get_ident(), ()):

@@ -22,10 +22,12 @@ class Modules:
         named: each module once, under the first name it has; wrappers (DDP, FSDP, torch.compile, activation checkpointing)
             are passed over, so that a wrapped layer is called what it is called without them.
         aliases: further names of modules that are registered in several places, each with the first name.
+        wrappers: the wrappers that were passed over.
     """
 
     named: dict[str, nn.Module] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
+    wrappers: list[nn.Module] = field(default_factory=list)
 
     def tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """(``"parameters"`` or ``"buffers"``, qualified name, tensor) of each registered one, tied ones under every name."""
@@ -42,6 +44,7 @@ def name_modules(model: nn.Module) -> Modules:
     names: dict[nn.Module, str] = {}
 
     def visit(module: nn.Module, name: str) -> None:
+        modules.wrappers += wrappers_of(module)
         module = unwrapped(module)
         if module in names:
             modules.aliases[name] = names[module]
@@ -58,10 +61,20 @@ def name_modules(model: nn.Module) -> Modules:
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """What is inside all wrappers."""
+    return [module, *_insides(module)][-1]
+
+
+def wrappers_of(module: nn.Module) -> list[nn.Module]:
+    """The wrappers around what is inside, the outermost first."""
+    return [module, *_insides(module)][:-1]
+
+
+def _insides(module: nn.Module) -> Iterator[nn.Module]:
     while True:
         inner = next((module._modules[name] for name in _WRAPPED if name in module._modules), None)
         if inner is None and type(module).__name__ in _WRAPPERS:
             inner = module._modules.get("module")
         if inner is None:
-            return module
+            return
+        yield inner
         module = inner

@@ -116,30 +116,29 @@ class OperatorFeed:
         return True
 
 
-class Operators(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees the operators of one module call: below autograd and autocast, above emulation."""
+class CallMode(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees operators, below autograd and autocast, while a module call runs; it may be left although others were entered since.
+
+    Attributes:
+        entered: whether it sees any now.
+    """
 
     supports_higher_order_operators = True
 
-    def __init__(self, sink: Sink, feed: OperatorFeed | None) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._sink = sink
-        self._feed = feed
-        self._counts: Counter[str] = Counter()
-        self._blank = Blank()
-        self._autocast_decided = False
-        self._entered = False
+        self.entered = False
 
     def enter(self) -> None:
         """See the operators that this thread calls from now on."""
         self.__enter__()  # type: ignore[no-untyped-call]
-        self._entered = True
+        self.entered = True
 
     def leave(self) -> None:
         """See no more; modes that were entered since, and were not left, stay."""
-        if not self._entered:
+        if not self.entered:
             return
-        self._entered = False
+        self.entered = False
         above = []
         while (top := dispatching._get_current_dispatch_mode()) is not self and top is not None:
             above.append(dispatching._pop_mode())
@@ -147,6 +146,18 @@ class Operators(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for mode in reversed(above):
             dispatching._push_mode(mode)
+
+
+class Operators(CallMode):  # type: ignore[no-untyped-call]
+    """Sees the operators of one module call: below autograd and autocast, above emulation."""
+
+    def __init__(self, sink: Sink, feed: OperatorFeed | None) -> None:
+        super().__init__()
+        self._sink = sink
+        self._feed = feed
+        self._counts: Counter[str] = Counter()
+        self._blank = Blank()
+        self._autocast_decided = False
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -163,7 +174,7 @@ class Operators(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._blank.add(result)
             return result
         unread = self._unread(known, args, kwargs) if known.written else known.unread
-        line = _source_line() if self._entered and not known.left_out and self._sink.listening() else None
+        line = source_line() if self.entered and not known.left_out and self._sink.listening() else None
         if line is None:
             return op(*args, **kwargs)
         call = _Call(op, known, line, args, kwargs, unread)
@@ -355,7 +366,7 @@ def _overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
         tensor.copy_(values)
 
 
-def _source_line() -> str | None:
+def source_line() -> str | None:
     """Where the operator was called, by the first frame outside of torch and accucompare; ``None`` if it is part of a matched draw.
 
     Draws agree on every device already; what they overwrite with is no work of the module's.

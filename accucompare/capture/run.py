@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from accucompare.bundle.writer import PREVIOUS, QUEUE_BYTES
 from accucompare.capture.feeding import check_golden
 from accucompare.capture.session import Level, Mode, capture
 from accucompare.capture.state import Arguments, saved_inputs
-from accucompare.case import load_case, steps_of
+from accucompare.case import Case, load_case, steps_of
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, CaseError, DeviceError, UsageError
 
@@ -40,7 +41,7 @@ class RoundedType(str, Enum):
     FLOAT16 = "float16"
 
 
-class _Casting:
+class Casting:
     """What is done to floating tensors of a model and its inputs, on the CPU.
 
     Attributes:
@@ -133,7 +134,7 @@ def capture_case(
                         f"--round-weights {round_weights.value}: the weights are those of --like {like}; round them where that is captured"
                     )
                 round_weights = round_weights or (rounded and RoundedType(rounded))
-    casting = _Casting(round_weights, dtype)
+    casting = Casting(round_weights, dtype)
     options: dict[str, Any] = {
         "mode": mode,
         "level": level,
@@ -165,45 +166,76 @@ def _capture_once(
     target: str | None,
     out: Path,
     place: torch.device,
-    casting: _Casting,
+    casting: Casting,
     steps: int | None,
     options: dict[str, Any],
     progress: Callable[[int, int], None],
 ) -> None:
     """Build the case and capture it; ``options`` are those of ``accucompare.capture``."""
-    _seed_everything(options["seed"] or 0)
-    case, name = load_case(target)
-    if not isinstance(case.model, nn.Module):
-        raise CaseError(f"{name}: the case's model must be a torch.nn.Module, but is a {type(case.model).__name__}")
-    if case.optimizer is not None and case.loss is None:
-        raise CaseError(f"{name}: the case has an optimizer but no loss to send backward; give Case(…, loss=…)")
-    inputs = _inputs(case.inputs, options["like"], name)
+    built = build(target, place, casting, options["seed"] or 0, options["like"])
+    case, name, inputs = built.case, built.name, built.inputs
     count = steps if steps is not None else len(inputs)
     fed = options["feed"] is not None
     notes = []
     if fed and case.optimizer is not None and count > 1:
         notes.append(f"fed: only step 0 of {count} was run, since golden's later steps had the weights that its optimizer made")
         count = 1
-    model = case.model
-    if casting.needed:  # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
-        model._apply(casting)  # type: ignore[no-untyped-call]
-    try:
-        model = model.to(device=place)  # cast already: no operator runs on the device before its flags are set
-    except RuntimeError as error:
-        raise DeviceError(f"{name}: the model cannot be moved to {place}: {explain(place.type, error)}") from error
+    model = built.model
     saved = inputs if options["save_state"] else None
     with (
         _naming_the_model(name, out, place.type),
         capture(model, out, device=place, case=name, inputs=saved, made=casting.options, notes=notes, **options) as session,
     ):
         for step in range(count):
-            args, kwargs = _moved(inputs[step % len(inputs)], place, casting)
-            _run_step(model, args, kwargs, None if fed else case.loss, case.optimizer)
+            args, kwargs = moved(inputs[step % len(inputs)], place, casting)
+            run_step(model, args, kwargs, None if fed else case.loss, case.optimizer)
             session.step()
             progress(step + 1, count)
 
 
-def _run_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Any] | None, optimizer: Any) -> None:
+@dataclass(frozen=True)
+class Built:
+    """A case that is ready to run.
+
+    Attributes:
+        case: as its callable returned it.
+        name: the target that it was found under.
+        model: cast, and on the device.
+        inputs: one entry of positional and keyword arguments a step, on the CPU.
+    """
+
+    case: Case
+    name: str
+    model: nn.Module
+    inputs: list[Arguments]
+
+
+def build(target: str | None, place: torch.device, casting: Casting, seed: int, like: str | Path | None = None) -> Built:
+    """Build a case on the CPU under a seed, cast its model, and move it to the device.
+
+    Raises:
+        CaseError: if the case cannot be found or built, or lacks inputs.
+        DeviceError: if the model cannot be moved.
+    """
+    _seed_everything(seed)
+    case, name = load_case(target)
+    model = case.model
+    if not isinstance(model, nn.Module):
+        raise CaseError(f"{name}: the case's model must be a torch.nn.Module, but is a {type(model).__name__}")
+    if case.optimizer is not None and case.loss is None:
+        raise CaseError(f"{name}: the case has an optimizer but no loss to send backward; give Case(…, loss=…)")
+    inputs = _inputs(case.inputs, like, name)
+    if casting.needed:  # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
+        model._apply(casting)  # type: ignore[no-untyped-call]
+    try:
+        model = model.to(device=place)  # cast already: no operator runs on the device before its flags are set
+    except RuntimeError as error:
+        raise DeviceError(f"{name}: the model cannot be moved to {place}: {explain(place.type, error)}") from error
+    return Built(case, name, model, inputs)
+
+
+def run_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Any] | None, optimizer: Any) -> None:
+    """One step: the forward, and with a loss its backward, and with an optimizer its update."""
     if loss is None:
         with torch.no_grad():
             model(*args, **kwargs)
@@ -231,14 +263,14 @@ def _inputs(inputs: Any, like: str | Path | None, name: str) -> list[Arguments]:
     return steps
 
 
-def _moved(arguments: Arguments, device: torch.device, casting: _Casting) -> Arguments:
+def moved(arguments: Arguments, device: torch.device, casting: Casting) -> Arguments:
     """Fresh copies on the device, floating ones cast where they are; the model may write into what it is given."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         return casting(tensor).clone().to(device)
 
-    moved: Arguments = pytree.tree_map_only(torch.Tensor, move, arguments)
-    return moved
+    copies: Arguments = pytree.tree_map_only(torch.Tensor, move, arguments)
+    return copies
 
 
 def _seed_everything(seed: int) -> None:

@@ -203,7 +203,7 @@ def capture(
     modules = name_modules(model)
     selection = Selection.of(only, skip)
     sentences = [*notes_on(modules), *notes]
-    device, rank, ranks = device or device_of(model), *_rank()
+    device, rank, ranks = device or device_of(model), *rank_and_ranks()
     numerics = Numerics(device, deterministic=deterministic, hf32=hf32, tf32=tf32, emulate=emulate)
     with contextlib.ExitStack() as stack:
         stack.enter_context(numerics.in_force())
@@ -271,7 +271,7 @@ def capture(
             if draws is None:
                 manifest.notes.append("this version of torch does not let random operations be matched across devices")
             if "torch._dynamo" in sys.modules:  # inner hooks of a compiled model stop firing after its first call
-                stack.enter_context(_eager_stance())
+                stack.enter_context(eager_stance())
             recorder = Recorder(modules, selection, writer, _on_first_call(manifest, model, device), feeding, level == Level.OP)
             stack.callback(recorder.remove)
             recorder.install()
@@ -316,7 +316,7 @@ def _on_first_call(manifest: Manifest, model: nn.Module, device: torch.device) -
     return note
 
 
-def _eager_stance() -> contextlib.AbstractContextManager[Any]:
+def eager_stance() -> contextlib.AbstractContextManager[Any]:
     set_stance = getattr(torch.compiler, "set_stance", None)
     if set_stance is None:  # before torch 2.6
         return torch._dynamo.config.patch(disable=True)  # type: ignore[no-any-return]
@@ -357,7 +357,7 @@ def _prepared(directory: Path, overwrite: bool, rank: int, ranks: int) -> Iterat
         yield
 
 
-def _rank() -> tuple[int, int]:
+def rank_and_ranks() -> tuple[int, int]:
     """This process's rank and the number of ranks; (0, 1) unless torch.distributed is in use."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():

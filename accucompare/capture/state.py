@@ -30,12 +30,12 @@ def state_records(modules: Modules, steps: list[Arguments] | None) -> tuple[list
     Raises:
         CaptureError: if an input holds something that cannot be saved.
     """
-    records = [_state_record(_ROLES[kind], name, tensor) for kind, name, tensor in modules.tensors()]
+    records = [state_record(_ROLES[kind], name, tensor) for kind, name, tensor in modules.tensors()]
     if steps is None:
         return records, None
     tensors: list[torch.Tensor] = []
-    structure = [_take_apart(list(arguments), tensors, f"inputs of step {step}") for step, arguments in enumerate(steps)]
-    records += [_state_record(Role.CASE_INPUT, str(number), tensor) for number, tensor in enumerate(tensors)]
+    structure = [take_apart(list(arguments), tensors, f"inputs of step {step}") for step, arguments in enumerate(steps)]
+    records += [state_record(Role.CASE_INPUT, str(number), tensor) for number, tensor in enumerate(tensors)]
     return records, structure
 
 
@@ -86,42 +86,84 @@ def saved_inputs(bundle: Bundle) -> list[Arguments] | None:
     if structure is None:
         return None
 
-    def build(part: Any) -> Any:
-        (kind, content), *_ = part.items()
-        if kind == "tensor":
-            record = records[content]
-            return from_bits(bundle.raw(record), record.dtype)
-        if kind == "dict":
-            return {key: build(child) for key, child in content}
-        if kind in ("list", "tuple"):
-            return {"list": list, "tuple": tuple}[kind](build(child) for child in content)
-        return content
+    def load(name: str) -> torch.Tensor:
+        record = records[name]
+        return from_bits(bundle.raw(record), record.dtype)
 
     try:
-        return [(tuple(arguments[0]), arguments[1]) for arguments in map(build, structure)]
+        return [(tuple(arguments[0]), arguments[1]) for arguments in (put_together(part, load) for part in structure)]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise CaptureError(f"--like: the inputs saved in {bundle.path} are damaged ({type(error).__name__})") from None
 
 
-def _take_apart(value: Any, tensors: list[torch.Tensor], place: str) -> dict[str, Any]:
-    """A nested value as JSON, its tensors by number."""
+def take_apart(value: Any, tensors: list[torch.Tensor], place: str, lost: Callable[[Any, str], bool] | None = None) -> dict[str, Any]:
+    """A nested value as JSON, its tensors by number: ``put_together``'s inverse.
+
+    Args:
+        value: tensors, numbers, strings, dtypes, None, and tuples, lists and dicts of those.
+        tensors: those found are added to it; one that is there already keeps its number.
+        place: what messages call the value.
+        lost: asked of each tensor, and of whatever else cannot be saved, with its place: whether to leave it out.
+
+    Raises:
+        CaptureError: if the value holds something that cannot be saved, and ``lost`` does not say to leave it out.
+    """
     if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return {"tensor": str(len(tensors) - 1)}
+        if lost is not None and lost(value, place):
+            return {"lost": place}
+        number = next((index for index, tensor in enumerate(tensors) if tensor is value), len(tensors))
+        if number == len(tensors):
+            tensors.append(value)
+        return {"tensor": str(number)}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"dict": [[key, _take_apart(child, tensors, f"{place}, {key!r}")] for key, child in value.items()]}
-    if type(value) in (list, tuple):
-        kind = type(value).__name__
-        return {kind: [_take_apart(child, tensors, f"{place}, {index}") for index, child in enumerate(value)]}
+        return {"dict": [[key, take_apart(child, tensors, f"{place}, {key!r}", lost)] for key, child in value.items()]}
+    if type(value) in (list, tuple, torch.Size):
+        kind = "list" if type(value) is list else "tuple"
+        return {kind: [take_apart(child, tensors, f"{place}, {index}", lost) for index, child in enumerate(value)]}
     if value is None or isinstance(value, (bool, int, float, str)):
         return {"value": value}
+    if isinstance(value, torch.dtype):
+        return {"dtype": dtype_name(value)}
+    if lost is not None and lost(value, place):
+        return {"lost": place}
     raise CaptureError(
         f"--save-state: {place}: cannot save a {type(value).__name__}; "
         "inputs may hold tensors, numbers, strings, None, and tuples, lists and dicts of those"
     )
 
 
-def _state_record(role: Role, name: str, tensor: torch.Tensor) -> tuple[Record, Callable[[], Array]]:
+def put_together(part: Any, load: Callable[[str], Any], lost: Callable[[str], Any] | None = None) -> Any:
+    """The value that ``take_apart`` took apart.
+
+    Args:
+        part: its JSON.
+        load: gives the tensor of a number.
+        lost: gives what to put in a place that was left out.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: if the JSON is damaged.
+    """
+    (kind, content), *_ = part.items()
+    if kind == "tensor":
+        return load(content)
+    if kind == "dict":
+        return {key: put_together(child, load, lost) for key, child in content}
+    if kind in ("list", "tuple"):
+        return {"list": list, "tuple": tuple}[kind](put_together(child, load, lost) for child in content)
+    if kind == "dtype":
+        dtype = getattr(torch, content)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{content} is no dtype")
+        return dtype
+    if kind == "lost":
+        if lost is None:
+            raise ValueError(f"{content} was not saved")
+        return lost(content)
+    return content
+
+
+def state_record(role: Role, name: str, tensor: torch.Tensor) -> tuple[Record, Callable[[], Array]]:
+    """A record of the state, and the function that brings its data to the host, which raises CaptureError if it cannot be saved."""
     record = Record(0, 0, name, 0, role, "", 0, "", None, tuple(tensor.shape), dtype_name(tensor.dtype), Layout.STRIDED)
 
     def bits() -> Array:

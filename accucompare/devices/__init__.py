@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from accucompare.devices.software import INSTALL, SEE, loading_failed
@@ -78,6 +79,17 @@ class Backend(Protocol):
 
     def overflowed(self, device: torch.device) -> bool | None:
         """Whether an operator has overflowed since this was last asked; ``None`` where Inf and NaN show it instead."""
+
+    def saturates(self) -> bool:
+        """Whether the largest number of a type, such as float16's 65504, takes the place of Inf: then it counts as overflow."""
+
+    def kernel_dump(self, directory: Path) -> AbstractContextManager[None]:
+        """While the context lasts, every kernel's inputs and outputs are written into a directory, by the device's own software.
+
+        Raises:
+            UsageError: at once where there is no such dump; on entering, if nothing can be written into the directory.
+            DeviceError: on entering or leaving, if the device's software refuses; never in place of what the body raised.
+        """
 
     def unsupported(self) -> Collection[str]:
         """The operators, such as ``aten::huber_loss``, that are run on the CPU for lack of a kernel."""

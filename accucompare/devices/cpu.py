@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import platform
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from accucompare.errors import UsageError
 
 REDUCED = None
 
@@ -62,6 +66,14 @@ def synchronize(device: torch.device) -> None:
 
 def overflowed(device: torch.device) -> None:
     return None
+
+
+def saturates() -> bool:
+    return False
+
+
+def kernel_dump(directory: Path) -> AbstractContextManager[None]:
+    raise UsageError("--kernel-dump: only an NPU has kernel dumps; --level op looks into the operators of every device")
 
 
 def unsupported() -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from accucompare.devices import cpu
+from accucompare.devices.cpu import kernel_dump, saturates
 from accucompare.devices.streams import copy_to_host, host_memory
 from accucompare.errors import DeviceError
 
@@ -20,9 +21,11 @@ __all__ = [
     "describe",
     "flags",
     "host_memory",
+    "kernel_dump",
     "numerics",
     "open_device",
     "overflowed",
+    "saturates",
     "synchronize",
     "unsupported",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import torch
 from accucompare.devices import cpu
 from accucompare.devices.software import INSTALL, loading_failed
 from accucompare.devices.streams import copy_to_host, host_memory
-from accucompare.errors import DeviceError
+from accucompare.errors import DeviceError, UsageError
 
 __all__ = [
     "REDUCED",
@@ -24,9 +25,11 @@ __all__ = [
     "describe",
     "flags",
     "host_memory",
+    "kernel_dump",
     "numerics",
     "open_device",
     "overflowed",
+    "saturates",
     "synchronize",
     "unsupported",
 ]
@@ -87,7 +90,7 @@ def flags() -> dict[str, Any]:
         "npu.conv.allow_hf32": bool(_npu().conv.allow_hf32),
         "npu.jit_compile": not _npu().is_jit_compile_false(),
         "npu.deterministic_level": deterministic_level and deterministic_level(),
-        "npu.inf_nan_mode": _gives_inf_and_nan(),
+        "npu.inf_nan_mode": not saturates(),
         **{name: os.environ.get(name) for name in _ENVIRONMENT},
     }
 
@@ -117,13 +120,45 @@ def synchronize(device: torch.device) -> None:
 
 def overflowed(device: torch.device) -> bool | None:
     """By the flag that SoCs without Inf and NaN keep (910A, 310P; others where INF_NAN_MODE_ENABLE is 0), which is then cleared."""
-    if _gives_inf_and_nan():
+    if not saturates():  # get_npu_overflow_flag refuses here
         return None
     with _npu().device(device):
         overflowed = bool(_npu().get_npu_overflow_flag())
         if overflowed:
             _npu().clear_npu_overflow_flag()
     return overflowed
+
+
+def saturates() -> bool:
+    """On a 910A and a 310P; on others where INF_NAN_MODE_ENABLE is 0 (and, from the 910B on, INF_NAN_MODE_FORCE_DISABLE is 1)."""
+    return not _utils().is_support_inf_nan()
+
+
+@contextlib.contextmanager
+def kernel_dump(directory: Path) -> Iterator[None]:
+    """By CANN, which reads how from the ``acl_dump.json`` that is written there too; its ``msaccucmp.py convert`` makes NumPy files of it.
+
+    Processes side by side need a directory each. What was launched before is waited for, so that it is not dumped.
+
+    ``init_dump``, ``set_dump`` and ``finalize_dump`` are those of ``torch_npu.npu.utils``. Their namesakes in ``torch.npu`` (npu_config.py)
+    make the same calls of CANN, but through options whose errors torch_npu throws away.
+    """
+    try:
+        config = _write_dump_config(directory)
+    except OSError as error:
+        raise UsageError(f"--kernel-dump {directory}: cannot be written ({error.strerror or error})") from None
+    with _refusals_of_dump(directory):
+        _npu().synchronize()
+        _utils().init_dump()
+    try:
+        with _refusals_of_dump(directory):
+            _utils().set_dump(str(config))
+        yield
+    except BaseException:
+        with contextlib.suppress(DeviceError):  # what came first is what is told
+            _finalize_dump(directory)
+        raise
+    _finalize_dump(directory)
 
 
 def unsupported() -> list[str]:
@@ -135,16 +170,49 @@ def unsupported() -> list[str]:
     return [name for name in others if kernel(name, "CPU") and not any(kernel(name, key) for key in composed)]
 
 
+def _write_dump_config(directory: Path) -> Path:
+    """Every input and output of every single operator, as eager PyTorch launches them, in full.
+
+    The fields are those of CANN's application development API, "aclmdlSetDump", "model dump and single-operator dump configuration"
+    (CANN 8.0 to 9.0, document aclcppdevg_03_0315): ``dump_list`` is empty for single operators, which ``dump_op_switch`` includes;
+    ``dump_mode`` is ``output`` if not given; the directory ``dump_path`` must be there.
+    """
+    directory = directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    dump = {"dump_list": [], "dump_path": str(directory), "dump_mode": "all", "dump_op_switch": "on", "dump_data": "tensor"}
+    config = directory / "acl_dump.json"
+    config.write_text(json.dumps({"dump": dump}, indent=2) + "\n")
+    return config
+
+
+def _finalize_dump(directory: Path) -> None:
+    """Wait for the last kernels, and end the dump, whether they went well or not."""
+    with _refusals_of_dump(directory):
+        try:
+            _npu().synchronize()
+        finally:
+            _utils().finalize_dump()
+
+
+@contextlib.contextmanager
+def _refusals_of_dump(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise DeviceError(f"--kernel-dump {directory}: refused by the NPU's software ({_said(error)})") from None
+
+
 def _said(error: RuntimeError) -> str:
     """The telling lines of what a driver says: the error code of torch_npu's call, and CANN's own words, if there are any."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    codes = re.findall(r"[\w:()]+, error code is \d+", str(error))
+    codes = re.findall(r"[\w:.()]+, error code is \d+", str(error))
     words = [line for line in lines if re.match(r"E[A-Z]\d{4}\b", line)]
     return "; ".join([*codes[:1], *words[:1]]) or (lines[0] if lines else type(error).__name__)
 
 
-def _gives_inf_and_nan() -> bool:
-    return bool(importlib.import_module("torch_npu.npu.utils").is_support_inf_nan())
+def _utils() -> Any:
+    """What torch_npu does not, or not in this form, put into ``torch.npu``."""
+    return importlib.import_module("torch_npu.npu.utils")
 
 
 def _npu() -> Any:
@@ -153,7 +221,7 @@ def _npu() -> Any:
 
 def _version(of: str) -> str | None:
     """What torch_npu knows of CANN's or the driver's version; ``None`` if nothing, or if it is too old to tell."""
-    ask = getattr(importlib.import_module("torch_npu.npu.utils"), "get_cann_version", None)
+    ask = getattr(_utils(), "get_cann_version", None)
     try:
         return str(ask(of)) or None if ask is not None else None
     except RuntimeError:  # of a part that it does not know

@@ -13,6 +13,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.records import Role
 from accucompare.capture.run import FloatType, capture_case
+from accucompare.capture.state import put_together, take_apart
 from accucompare.devices import DeviceName
 from accucompare.errors import BundleError, CaptureError, UsageError
 from tests.capture.conftest import Glue, Opened
@@ -246,3 +247,24 @@ def test_as_many_steps_are_run_as_the_bundle_has_that_it_starts_from(tmp_path: P
     capture_case(target, tmp_path / "long", CPU, like=golden, save_state=True, steps=5)
     capture_case(target, tmp_path / "again", CPU, like=tmp_path / "long")
     assert len(opened(tmp_path / "again").steps()) == 5
+
+
+def test_a_value_taken_apart_is_put_together_again() -> None:
+    x = torch.randn(2)
+    tensors: list[torch.Tensor] = []
+    value = {"a": (x, [None, True, 1.5, "word"]), "again": x, "size": torch.Size([2, 3]), "dtype": torch.float8_e4m3fn}
+    structure = json.loads(json.dumps(take_apart(value, tensors, "value")))
+    assert tensors == [x]
+    assert put_together(structure, lambda number: tensors[int(number)]) == {**value, "size": (2, 3)}
+
+
+def test_what_cannot_be_saved_is_left_out_where_that_is_allowed() -> None:
+    structure = take_apart({"a": [print]}, [], "kwargs", lambda value, place: value is print)
+    assert put_together(structure, int, lambda place: place) == {"a": ["kwargs, 'a', 0"]}
+    with pytest.raises(ValueError, match="was not saved"):
+        put_together(structure, int)
+
+
+def test_a_dtype_that_is_none_is_damage() -> None:
+    with pytest.raises(ValueError, match="load is no dtype"):
+        put_together({"dtype": "load"}, int)

@@ -45,6 +45,19 @@ def test_a_device_of_another_type_is_described_without_asking_it() -> None:
     assert backend("meta") is backend("cpu")
 
 
+@pytest.mark.parametrize("type", ["cpu", "cuda"])
+def test_only_an_npu_saturates_or_has_an_overflow_flag(type: str) -> None:
+    assert backend(type).saturates() is False
+    assert backend(type).overflowed(torch.device(type)) is None
+
+
+@pytest.mark.parametrize("type", ["cpu", "cuda", "meta"])
+def test_a_kernel_dump_is_refused_at_once_where_there_is_none(type: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^--kernel-dump: only an NPU has kernel dumps"):
+        backend(type).kernel_dump(tmp_path / "dump")
+    assert not (tmp_path / "dump").exists()
+
+
 def test_cuda_without_a_cuda_build_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None, raising=False)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -54,6 +56,30 @@ def captured(case: str, out: Path, *options: str, **switches: str) -> Path:
     done = npu("capture", f"{ROOT}/fixtures/{case}", "--device", "npu", "--out", out, *options, cwd=out.parent, **switches)
     assert done.returncode == 0, done.stderr
     return out
+
+
+def python(source: str, cwd: Path, base: dict[str, str] | None = None, **switches: str) -> CompletedProcess[str]:
+    """Run a program where there is a simulated NPU, as ``device``; ``npu`` is its backend, and it leaves what it saw in ``found``."""
+    variables = environment({**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1", **(base or {})}, **switches)
+    program = f"{PROGRAM}{textwrap.dedent(source)}\nprint(json.dumps(found))\n"
+    done = subprocess.run([sys.executable, "-c", program], env=variables, cwd=cwd, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+PROGRAM = """
+import ctypes, json, torch
+from pathlib import Path
+from accucompare.devices import DeviceName, backend, open_device
+from accucompare.errors import AccucompareError
+npu, device = backend("npu"), open_device(DeviceName("npu"))
+values = torch.tensor([6e4, -6e4, 1], dtype=torch.float16).npu()
+
+def calls():
+    runtime = ctypes.CDLL("libascendcl.so")
+    runtime.simnpu_dump_calls.restype = ctypes.c_char_p
+    return runtime.simnpu_dump_calls().decode().splitlines()
+"""
 
 
 def rows(comparison: Comparison) -> list[Row]:
@@ -237,6 +263,159 @@ def test_doctor_describes_the_npu_and_what_changes_its_numbers(tmp_path: Path) -
     (hf32,) = [problem for problem in found["problems"] if "hf32" in problem["message"]]
     assert hf32["message"].startswith("npu.conv.allow_hf32 is True")
     assert "--no-hf32" in hf32["cure"]
+
+
+# Overflow
+
+SATURATING = [
+    pytest.param({"soc": "Ascend910A"}, id="910A"),
+    pytest.param({"soc": "Ascend310P3"}, id="310P"),
+    pytest.param({"base": {"INF_NAN_MODE_ENABLE": "0", "INF_NAN_MODE_FORCE_DISABLE": "1"}}, id="910B told to saturate"),
+]
+
+
+@pytest.mark.parametrize("switches", SATURATING)
+def test_a_soc_that_saturates_has_its_flag_read_and_cleared(switches: dict[str, Any], tmp_path: Path) -> None:
+    """Seen by torch_npu's own function too, which reads and does not clear."""
+    done = python(
+        """
+        found = {"saturates": npu.saturates(), "before": npu.overflowed(device), "doubled": (values * 2).tolist()}
+        found["raised"] = [torch.npu.get_npu_overflow_flag(), npu.overflowed(device)]
+        found["cleared"] = [torch.npu.get_npu_overflow_flag(), npu.overflowed(device)]
+        values / 2
+        found["after one that is finite"] = npu.overflowed(device)
+        values / 0
+        found["raised again"] = npu.overflowed(device)
+        """,
+        tmp_path,
+        **switches,
+    )
+    assert json.loads(done.stdout) == {
+        "saturates": True,
+        "before": False,
+        "doubled": [65504, -65504, 2],
+        "raised": [True, True],
+        "cleared": [False, False],
+        "after one that is finite": False,
+        "raised again": True,
+    }
+
+
+@pytest.mark.parametrize("soc", ["Ascend910B1", "Ascend910_9391"])
+def test_a_soc_with_inf_and_nan_has_no_flag_to_ask(soc: str, tmp_path: Path) -> None:
+    """There torch_npu's function for the flag raises, and the one that clears it warns; Inf in the tensor is what shows overflow."""
+    done = python(
+        """
+        found = [npu.saturates(), (values * 2).isinf().tolist(), npu.overflowed(device)]
+        try:
+            torch.npu.get_npu_overflow_flag()
+        except RuntimeError as error:
+            found.append(str(error).partition(",")[0])
+        """,
+        tmp_path,
+        soc=soc,
+    )
+    assert json.loads(done.stdout) == [False, [True, True, False], None, "Unsupported api when soc_version >= Ascend910B1"]
+    assert "clear_npu_overflow_flag" not in done.stderr
+
+
+def test_the_step_that_overflowed_on_a_soc_that_saturates_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "case.py").write_text(
+        "import torch\nfrom accucompare import Case\n"
+        "class Square(torch.nn.Module):\n    def forward(self, x):\n        return x * x\n"
+        "def case():\n    return Case(Square(), [torch.full((4,), each).half() for each in (2.0, 300.0, 3.0)])\n"
+    )
+    done = npu("capture", "--device", "npu", cwd=tmp_path, soc="Ascend910A")
+    assert done.returncode == 0, done.stderr
+    with ac.open_bundle(tmp_path / "npu") as bundle:
+        noted = [note.partition(":")[0] for note in bundle.manifest.notes if "overflow" in note]
+    assert noted == ["the device's overflow flag is up after step 1"]
+
+
+# Kernel dumps
+
+
+def test_a_kernel_dump_is_begun_configured_and_ended_in_cann_around_its_body(tmp_path: Path) -> None:
+    """Twice in one process; and the device is waited for before each beginning and each end."""
+    done = python(
+        """
+        found, waited, wait = [], [], torch.npu.synchronize
+        torch.npu.synchronize = lambda *devices: (waited.append(calls()[-1:]), wait(*devices))
+        for name in ("one/deeper", "two"):
+            with npu.kernel_dump(Path(name)):
+                values * 2
+                found.append([calls(), json.loads(Path(name, "acl_dump.json").read_text())])
+        found += [waited, [call for call in calls() if call != "synchronize"]]
+        """,
+        tmp_path,
+    )
+    *inside, waited, after = json.loads(done.stdout)
+    first, second = (str(tmp_path / name) for name in ("one/deeper", "two"))
+    begun = ["init", f"set {first}/acl_dump.json"]
+    assert inside[0][0] == begun
+    for (_, config), path in zip(inside, (first, second), strict=True):
+        assert config == {"dump": {"dump_list": [], "dump_path": path, "dump_mode": "all", "dump_op_switch": "on", "dump_data": "tensor"}}
+    assert after == [*begun, "finalize", "init", f"set {second}/acl_dump.json", "finalize"]
+    last_call = [call[-1] if call else None for call in waited]
+    assert last_call == [None, after[1], "finalize", after[4]]
+
+
+def test_a_kernel_dump_is_ended_when_its_body_raises(tmp_path: Path) -> None:
+    """With what the body raised, also when the end fails too."""
+    done = python(
+        """
+        found = []
+        for spoil in (lambda: None, torch.npu.finalize_dump):
+            try:
+                with npu.kernel_dump(Path("dump")):
+                    spoil()
+                    raise KeyError("mine")
+            except KeyError as error:
+                found.append(str(error))
+        found.append([call for call in calls() if call != "synchronize"])
+        """,
+        tmp_path,
+    )
+    begun = ["init", f"set {tmp_path}/dump/acl_dump.json"]
+    assert json.loads(done.stdout) == ["'mine'", "'mine'", [*begun, "finalize", *begun, "finalize"]]
+
+
+DUMP_REFUSED = """
+def refused(directory):
+    try:
+        with npu.kernel_dump(Path(directory)):
+            return "the body was run"
+    except AccucompareError as error:
+        return [type(error).__name__, str(error)]
+"""
+
+
+def test_a_kernel_dump_that_cann_does_not_begin_is_told_and_not_ended(tmp_path: Path) -> None:
+    """Someone else's is still going on."""
+    done = python(f"{DUMP_REFUSED}\ntorch.npu.init_dump()\nfound = [*refused('dump'), calls()]", tmp_path)
+    kind, message, calls = json.loads(done.stdout)
+    assert kind == "DeviceError"
+    assert message.startswith("--kernel-dump dump: refused by the NPU's software (aclmdlInitDump(), error code is 100002; EP0008: ")
+    assert "\n" not in message
+    assert "finalize" not in calls
+
+
+def test_a_kernel_dump_whose_configuration_cann_refuses_is_told_and_ended(tmp_path: Path) -> None:
+    """A directory with a longer path than CANN takes."""
+    directory = "/".join(["d" * 200] * 3)
+    done = python(f"{DUMP_REFUSED}\nfound = [*refused('{directory}'), calls()]", tmp_path)
+    kind, message, calls = json.loads(done.stdout)
+    assert kind == "DeviceError"
+    assert "refused by the NPU's software (aclmdlSetDump(cfg_file.c_str()), error code is 100009; EP0003: " in message
+    assert "\n" not in message
+    assert [calls[0], calls[-1]] == ["init", "finalize"]
+    assert not any(call.startswith("set") for call in calls)
+
+
+def test_a_kernel_dump_into_what_is_no_directory_is_refused_before_anything_begins(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = python(f"{DUMP_REFUSED}\nfound = [*refused('file'), calls()]", tmp_path)
+    assert json.loads(done.stdout) == ["UsageError", "--kernel-dump file: cannot be written (File exists)", []]
 
 
 # What is said when it does not work

@@ -148,6 +148,58 @@ def test_saturation(switches: dict[str, Any]) -> None:
     assert found == [[65504, -65504, 2], [0, 0, 0], float("-inf")]  # what a mask is filled with stays
 
 
+def test_the_overflow_flag_is_up_until_it_is_cleared() -> None:
+    """Put up by what is computed, forward, backward or in a cast, and not by a mask that is moved."""
+    found, _ = printed(
+        """
+        def flag(overflow):
+            torch.npu.clear_npu_overflow_flag()
+            overflow()
+            return [torch.npu.get_npu_overflow_flag(), torch.npu.get_npu_overflow_flag()]
+
+        half, leaf = torch.full((2,), 300.0).half().npu(), torch.zeros(2).npu().requires_grad_()
+        root = leaf.sqrt().sum()
+        found = {
+            "a product": flag(lambda: half * half),
+            "a sum": flag(lambda: half + half),
+            "a cast": flag(lambda: torch.full((2,), 1e6, device="npu").half()),
+            "a gradient": flag(root.backward),
+            "a mask": flag(lambda: half.masked_fill(half > 0, float("-inf"))),
+        }
+        """,
+        soc="Ascend910A",
+    )
+    up = {"a product", "a cast", "a gradient"}
+    assert found == {name: [name in up] * 2 for name in found}
+
+
+def test_a_kernel_dump_out_of_order_is_an_error_where_torch_npu_asks_for_one(tmp_path: Path) -> None:
+    """torch_npu's functions of one name: those of ``npu.utils`` raise what CANN says, those of ``torch.npu`` do not."""
+    (tmp_path / "dump.json").write_text("{}")
+    found, _ = printed(
+        f"""
+        import ctypes, torch_npu.npu.utils as utils
+        runtime = ctypes.CDLL("libascendcl.so")
+        runtime.simnpu_dump_calls.restype = ctypes.c_char_p
+
+        def codes(module):
+            codes = []
+            for name in ("finalize", "set", "init", "init", "set", "finalize"):
+                try:
+                    getattr(module, name + "_dump")(*(["{tmp_path}/dump.json"] if name == "set" else []))
+                    codes.append(0)
+                except RuntimeError as error:
+                    codes.append(int(str(error).partition("error code is ")[2][:6]))
+            return codes
+
+        torch.npu.init()
+        found = [codes(utils), codes(torch.npu), runtime.simnpu_dump_calls().decode().replace("synchronize\\n", "")]
+        """
+    )
+    assert found[:2] == [[100045, 100045, 0, 100002, 0, 0], [0] * 6]
+    assert found[2] == f"init\nset {tmp_path}/dump.json\nfinalize\n" * 2
+
+
 def test_lazy_copies_land_when_they_are_waited_for() -> None:
     found, _ = printed(
         """

@@ -1,0 +1,343 @@
+"""What a watch writes down: one event a line of its log, as JSON. Without torch, so that a log can be read anywhere.
+
+A log holds runs, one after the other. Each begins with a ``Start``; then for each step, in this order, its ``Warned``, ``Found``,
+``Frames`` and ``Scaled`` events and its ``Step``; and at last an ``End``, which is missing if the process was killed.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from accucompare.bundle.records import display_name
+from accucompare.errors import UsageError
+
+#: JSON has no NaN and no Infinity: these are written as words.
+Number: TypeAlias = float | Literal["nan", "inf", "-inf"]
+
+
+class Site(str, Enum):
+    """Where a value that is not finite was made."""
+
+    __str__ = str.__str__
+
+    MODULE = "module"  # inside this module call
+    GLUE = "glue"  # in the module's own forward, between its children: before or after the one that `near` names
+    POINT = "point"  # it was seen at a point of the user's own (`check_finite`), which `near` names
+    WEIGHTS = "weights"  # it was in a parameter or a buffer of this module before
+    INPUT = "input"  # the model was given it
+    LOSS = "loss"  # of a gradient: it came from outside of the model, from the loss
+    SUM = "sum"  # of a gradient: the sum of what came from several places, or of several ranks, steps or micro-batches
+
+
+class Direction(str, Enum):
+    """In which pass."""
+
+    __str__ = str.__str__
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class Cause(str, Enum):
+    """What is said of the inputs of a call whose output is not finite."""
+
+    __str__ = str.__str__
+
+    INSIDE = "made inside"  # its inputs were finite, or held no more than a legal Inf
+    NEAR = "inputs near the limit"  # finite, but within a factor of the largest number of their dtype
+    INPUTS = "inputs already bad"
+
+
+class Seen(msgspec.Struct, omit_defaults=True):
+    """One tensor, or one Python number, that was looked at.
+
+    Attributes:
+        role: ``input``, ``output``, ``weight``, ``buffer`` or ``grad``; of an operator's gradients, too.
+        path: where in a nested value it is; of a weight, its name in the module.
+        dtype: PyTorch's name without ``torch.``.
+        shape: of the tensor.
+        low, high: the smallest and the largest value; ``"nan"`` if there is a NaN.
+        abs_min: the smallest magnitude, if it was looked for.
+        nan, inf: how many NaN and Inf there are, if they were counted.
+    """
+
+    role: str
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    low: Number
+    high: Number
+    abs_min: Number | None = None
+    nan: int | None = None
+    inf: int | None = None
+
+    @property
+    def abs_max(self) -> float:
+        """The largest magnitude; NaN if there is a NaN."""
+        low, high = float(self.low), float(self.high)
+        return math.nan if math.isnan(low) or math.isnan(high) else max(abs(low), abs(high))
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(float(self.low)) and math.isfinite(float(self.high))
+
+
+class Frame(msgspec.Struct, omit_defaults=True):
+    """One module call (or, backward, one operator's gradient), as the table of the last frames shows it.
+
+    Attributes:
+        order: its place in the step.
+        name, call, type: of the module call; the class's name.
+        direction: of the pass.
+        operator: the operator, such as ``aten.bmm.default`` or ``SqrtBackward0``, if it is one's.
+        tensors: weights, inputs, outputs; or gradients.
+    """
+
+    order: int
+    name: str
+    call: int
+    type: str
+    direction: Direction = Direction.FORWARD
+    operator: str = ""
+    tensors: list[Seen] = []
+
+
+class Start(msgspec.Struct, tag="start", tag_field="event", omit_defaults=True):
+    """The beginning of a run.
+
+    Attributes:
+        version: of accucompare.
+        time: ISO 8601, in UTC.
+        rank, ranks: of torch.distributed; 0 of 1 without it.
+        coordinates: of this rank, such as ``{"tp": 1, "pp": 0, "dp": 3}``, where they are known.
+        model: the class of the model.
+        parameters: how many elements its parameters have.
+        device: such as ``npu:0``.
+        case: what is run, if the command line runs it.
+        options: those of ``accucompare.watch``.
+        environment: versions and flags.
+        saturates: whether the device gives the largest number in place of Inf.
+    """
+
+    version: str
+    time: str
+    rank: int
+    ranks: int
+    model: str
+    parameters: int
+    device: str
+    coordinates: dict[str, int] = {}
+    case: str | None = None
+    options: dict[str, Any] = {}
+    environment: dict[str, Any] = {}
+    saturates: bool = False
+
+
+class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
+    """A module call, or a gradient, that is not finite.
+
+    Attributes:
+        step, order: when: the step, and the place in it.
+        name, call, type: the module call that made it, or that it passed through; its class.
+        site, direction: where and in which pass.
+        origin: whether it began here; else it came in.
+        cause: what is said of what went in.
+        kinds: of what came out: ``NaN``, ``+Inf``, ``-Inf``, ``saturated``.
+        near: of glue, the child that it was made ``before`` or ``after``, as ``"before block.2"``; of a point, its label.
+        operator: that made it, if known: ``aten.log.default``, or backward ``LogBackward0``.
+        line: the source line that called the operator, such as ``model.py:57``.
+        tensors: what went in and what came out.
+        operator_tensors: what went into the operator and came out of it.
+        weights: the module's parameters and buffers that are not finite.
+        parameters: of a gradient: every parameter whose gradient is not finite, in the order of the backward.
+        legal: for the reader: paths of inputs that held an Inf and may have.
+        reproducer: the path of the script, from the log's directory.
+        notes: sentences more, such as that the step could not be run again, and why.
+    """
+
+    step: int
+    order: int
+    name: str
+    call: int
+    type: str
+    site: Site
+    direction: Direction
+    origin: bool
+    cause: Cause
+    kinds: list[str]
+    near: str = ""
+    operator: str = ""
+    line: str = ""
+    tensors: list[Seen] = []
+    operator_tensors: list[Seen] = []
+    weights: list[Seen] = []
+    parameters: list[str] = []
+    legal: list[str] = []
+    reproducer: str = ""
+    notes: list[str] = []
+
+    @property
+    def place(self) -> str:
+        """What people read: ``encoder.layers.3.fc1``, ``encoder.layers.3 (glue, before norm2)``, ``fc1, backward``."""
+        name = display_name(self.name) + (f" call {self.call}" if self.call else "")
+        if self.site is Site.LOSS:
+            return "the loss, backward"
+        if self.site is Site.INPUT:
+            path = self.tensors[0].path if self.tensors else ""
+            return f"{name}, input {path}".rstrip()
+        aside = {Site.GLUE: ["glue"], Site.POINT: ["point"], Site.WEIGHTS: ["weights"], Site.SUM: ["sum of gradients"]}.get(self.site, [])
+        aside = [*aside, *([self.near] if self.near else [])]
+        direction = ", backward" if self.direction is Direction.BACKWARD else ""
+        return name + (f" ({', '.join(aside)})" if aside else "") + direction
+
+
+class Warned(msgspec.Struct, tag="warned", tag_field="event", omit_defaults=True):
+    """What is not yet wrong. Each module is warned of once for each kind.
+
+    Attributes:
+        kind: ``near the limit``, ``underflow``, ``device flag``, ``loss scale`` or ``note``.
+        text: the whole sentence.
+        step: when.
+        name, call, type: of the module call; empty for what concerns no module.
+        value: the largest magnitude, or the share (0 to 1) of values that became zero or subnormal.
+        dtype: of the tensor.
+    """
+
+    kind: str
+    text: str
+    step: int
+    name: str = ""
+    call: int = 0
+    type: str = ""
+    value: Number | None = None
+    dtype: str = ""
+
+
+class Frames(msgspec.Struct, tag="frames", tag_field="event", omit_defaults=True):
+    """The last frames before a finding, or all of a traced step.
+
+    Attributes:
+        step: when.
+        traced: whether they are all of the step's.
+        frames: in the order in which they ended.
+    """
+
+    step: int
+    frames: list[Frame]
+    traced: bool = False
+
+
+class Scaled(msgspec.Struct, tag="scaled", tag_field="event", omit_defaults=True):
+    """The loss scale changed, or the optimizer's step was skipped.
+
+    Attributes:
+        step: when.
+        scale: after the step.
+        skipped: whether the step was skipped because gradients overflowed.
+        in_a_row: how many were skipped without one between that was not.
+        alarm: whether this is no longer normal.
+        text: the whole sentence.
+    """
+
+    step: int
+    scale: float
+    skipped: bool
+    in_a_row: int = 0
+    alarm: bool = False
+    text: str = ""
+
+
+class Step(msgspec.Struct, tag="step", tag_field="event", omit_defaults=True):
+    """The end of a step that was watched.
+
+    Attributes:
+        step: its number.
+        grad_norm: the L2 norm of all gradients together, before clipping and without the loss scale.
+        largest: the parameters that carry most of it, with their own norms, the largest first.
+        scale: the loss scale, if there is one.
+        overflowed: whether the device's overflow flag was up; ``None`` on devices without.
+        loss: if it is known.
+        finite: whether nothing was found in this step.
+    """
+
+    step: int
+    finite: bool
+    grad_norm: Number | None = None
+    largest: list[tuple[str, Number]] = []
+    scale: float | None = None
+    overflowed: bool | None = None
+    loss: Number | None = None
+
+
+class End(msgspec.Struct, tag="end", tag_field="event", omit_defaults=True):
+    """The end of a run.
+
+    Attributes:
+        steps: how many there were; ``watched`` of them were watched.
+        reason: ``finished``, ``a finding``, ``stopped after step N, as asked``, ``interrupted``, or the error that ended the loop.
+    """
+
+    steps: int
+    watched: int
+    reason: str
+
+
+Event: TypeAlias = Start | Found | Warned | Frames | Scaled | Step | End
+
+_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+def number(value: float) -> Number:
+    """A number as JSON can hold it."""
+    if math.isnan(value):
+        return "nan"
+    return float(value) if math.isfinite(value) else "inf" if value > 0 else "-inf"
+
+
+def log_path(directory: Path, rank: int) -> Path:
+    """Where a rank's log is in the directory of a watch."""
+    return directory / f"rank{rank}.jsonl"
+
+
+def _is_start(line: bytes) -> bool:
+    try:
+        return isinstance(_DECODER.decode(line), Start)
+    except msgspec.DecodeError:
+        return False
+
+
+def read_log(path: Path) -> list[list[Event]]:
+    """The runs in a log, each a list of events that begins with its ``Start``.
+
+    A line that is cut short, as a killed process leaves it, is left out: the last one, or the last one before another run's start.
+
+    Raises:
+        UsageError: if there is no such file, or it is no log of a watch.
+    """
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    runs: list[list[Event]] = []
+    for index, line in enumerate(lines, start=1):
+        try:
+            event = _DECODER.decode(line)
+        except msgspec.DecodeError as error:
+            if index == len(lines) and not line.endswith(b"\n"):
+                break
+            if index < len(lines) and runs and _is_start(lines[index]):
+                continue
+            raise UsageError(f"{path}, line {index}: is no event of a watch ({error})") from None
+        if isinstance(event, Start):
+            runs.append([])
+        if not runs:
+            raise UsageError(f"{path}, line {index}: is no log of a watch: it does not begin with a start")
+        runs[-1].append(event)
+    if not runs:
+        raise UsageError(f"{path}: holds no events; was a watch running?")
+    return runs

@@ -1,0 +1,91 @@
+"""What more can be said of a finding, while the model still is as it was: its weights, and the step run again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from accucompare.capture.names import Modules
+from accucompare.watch.events import Direction, Found, Site
+from accucompare.watch.extrema import look_now
+from accucompare.watch.judge import Limits, What
+from accucompare.watch.listening import Noted
+from accucompare.watch.replay import Context, Memory, replay
+from accucompare.watch.reproducer import Moment
+
+#: Where running a step again says no more.
+_OUTSIDE = (Site.INPUT, Site.LOSS, Site.SUM)
+
+
+class Explainer:
+    """Explains the findings of one model.
+
+    Attributes:
+        contexts: of the outermost calls of the step that are remembered, in order.
+    """
+
+    def __init__(self, modules: Modules, memory: Memory, limits: Limits) -> None:
+        self.contexts: list[Context] = []
+        self._modules = modules
+        self._memory = memory
+        self._limits = limits
+
+    def explain(self, found: Found, noted: Sequence[Noted]) -> Moment | None:
+        """Add to a finding what weights it had, which operator made it, and notes.
+
+        Args:
+            found: an origin.
+            noted: what was heard in its step.
+
+        Returns:
+            What the module call was given, for a reproducer; ``None`` if the step could not be run again.
+        """
+        context = self._context_of(found, noted)
+        module = self._modules.named.get(found.name)
+        if module is not None and found.direction is Direction.FORWARD and found.site is Site.MODULE:
+            _look_at_weights(found, module, context)
+        if found.site in _OUTSIDE:
+            return None
+        if context is None:
+            found.notes.append("the step was not run again: what that call was given was not kept")
+            return None
+        again = replay(context, found, self._modules, self._memory.versions(), self._limits)
+        if again.note:
+            found.notes.append(again.note)
+        if again.found is not None:
+            _refine(found, again.found)
+        return again.moment
+
+    def _context_of(self, found: Found, noted: Sequence[Noted]) -> Context | None:
+        """The outermost call in which something was found: forward, the last that had begun; backward, the last that has gradients."""
+        if found.direction is Direction.BACKWARD:
+            return next((context for context in reversed(self.contexts) if context.grads), None)
+        began = [each.place for each in noted if each.what is What.BEGAN and each.place.parent is None and each.order <= found.order]
+        return next((context for context in self.contexts if began and (context.name, context.index) == began[-1].key), None)
+
+
+def _look_at_weights(found: Found, module: nn.Module, context: Context | None) -> None:
+    """A module whose own weights are not finite has made nothing: it had it."""
+    before = context.buffers if context is not None else {}
+    parts = [("weight", name, tensor.detach()) for name, tensor in module.named_parameters()]
+    prefix = f"{found.name}." if found.name else ""
+    for name, buffer in module.named_buffers():
+        owner, _, own = f"{prefix}{name}".rpartition(".")
+        parts.append(("buffer", name, before.get((owner, own), buffer)))
+    looked = [(role, name, look_now(tensor)) for role, name, tensor in parts]
+    bad = [extrema.seen(role, name) for role, name, extrema in looked if extrema is not None and not extrema.finite]
+    if any("NaN" in found.kinds or seen.role == "weight" for seen in bad):  # a buffer may well hold a mask of -Inf
+        found.site, found.weights = Site.WEIGHTS, bad
+
+
+def _refine(found: Found, again: Found) -> None:
+    """Take over what the second run knows better: the operator and its source line, and where it was, if that is another place."""
+    place = (found.name, found.call, found.near)
+    if found.site in (Site.MODULE, Site.GLUE) and place != (again.name, again.call, again.near):
+        found.notes.append(f"by outputs alone it was first seen in {found.place}")
+        found.name, found.call, found.type, found.site, found.near = again.name, again.call, again.type, again.site, again.near
+        found.kinds, found.cause = again.kinds, again.cause
+    found.operator, found.line, found.operator_tensors = again.operator, again.line, again.operator_tensors
+    found.tensors = again.tensors or found.tensors
+    found.legal = again.legal

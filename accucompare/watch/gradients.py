@@ -1,0 +1,211 @@
+"""Hearing a backward: every operator's gradient, with the module call that ran the operator forward, and every parameter's norm.
+
+When a call ends, the autograd nodes that lead to its outputs and are not older than it are its own, but for those of the calls in it,
+which ended before. Each gets a hook, which is told what its backward gives. Nothing is put into the graph, and nothing in it is kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+import accucompare
+from accucompare.capture.calls import _Hook
+from accucompare.capture.names import Modules
+from accucompare.watch.extrema import Extrema
+from accucompare.watch.judge import Place, What
+from accucompare.watch.ranks import has_sharded_parameters
+
+if TYPE_CHECKING:
+    from accucompare.watch.listening import Watcher
+
+#: What the backward of these gives is what it was given, in another order or shape, or with zeros in between.
+_PASSING_ON = frozenset(
+    f"{name}Backward0"
+    for name in (
+        *("View", "UnsafeView", "ReshapeAlias", "T", "Transpose", "Permute", "Movedim", "Unsqueeze", "Squeeze", "Alias", "Clone"),
+        *("Slice", "Select", "Split", "SplitWithSizes", "Unbind", "Cat", "Stack", "Unfold", "Diagonal", "Narrow"),
+    )
+)
+#: Directories whose code is not the user's.
+_PACKAGES = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, accucompare.__file__) if file)
+_ACCUMULATES = "torch::autograd::AccumulateGrad"
+
+
+class Parameter(NamedTuple):
+    """A parameter under its first name, and the module that it belongs to."""
+
+    name: str
+    owner: Place
+    tensor: torch.Tensor
+
+
+class Gradients:
+    """The backward's part of a ``Watcher``.
+
+    Attributes:
+        norms: of each parameter that has a gradient, its L2 norm when the last backward ended, by name.
+        backwards: how many there were in this step.
+        parameters: all, each once.
+        order: the names of parameters in the order in which their gradients came.
+    """
+
+    def __init__(self, watcher: Watcher, modules: Modules, distributed: bool) -> None:
+        self.norms: dict[str, Extrema] = {}
+        self.backwards = 0
+        self.order: dict[str, None] = {}
+        self.parameters = list(_parameters(modules))
+        self._watcher = watcher
+        self._modules = modules
+        self._distributed = distributed
+        self._gathered: dict[int, torch.Tensor] = {}  # by id: what takes the place of sharded parameters, and has a hook
+        self._followed: set[int] = set()  # numbers of nodes that have a hook
+        self._ending = False  # whether the end of the running backward will be told
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    def install(self) -> None:
+        for parameter in self.parameters:
+            if parameter.tensor.requires_grad and type(parameter.tensor.data) is torch.Tensor:
+                hook = functools.partial(self._guarded, self._own_gradient, parameter)
+                self._handles.append(parameter.tensor.register_hook(_Returning(hook)))  # type: ignore[no-untyped-call]
+        if self._distributed and has_sharded_parameters(self._modules):
+            for name in {parameter.owner.name for parameter in self.parameters}:
+                gather = _Hook(self._watcher, functools.partial(self._gather, name), name)
+                self._handles.append(self._modules.named[name].register_forward_pre_hook(gather))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._gathered.clear()
+
+    def begin(self) -> None:
+        """An outermost call begins: no backward is running."""
+        self._ending = False
+        self._followed.clear()
+
+    def forget(self) -> None:
+        """A step ends."""
+        self.norms = {}
+        self.backwards = 0
+        self.order = {}
+
+    def follow(self, place: Place, first: int, outputs: Iterable[torch.Tensor], lines: bool) -> None:
+        """Put hooks on the autograd nodes that a call has made, from ``first`` on."""
+        nodes = [tensor.grad_fn for tensor in outputs if not torch._C._functorch.is_functorch_wrapped_tensor(tensor)]
+        while nodes:
+            node = nodes.pop()
+            if node is None or (name := node.name()) == _ACCUMULATES:
+                continue
+            number = node._sequence_nr()
+            if number < first or number in self._followed:
+                continue
+            self._followed.add(number)
+            if name not in _PASSING_ON:
+                line = _line(node) if lines else ""
+                node.register_hook(functools.partial(self._guarded, self._operator, place, name, line))
+            nodes.extend(following for following, _ in node.next_functions)
+
+    def expect(self, place: Place, path: str, output: torch.Tensor, tell: Callable[[torch.Tensor], None]) -> None:
+        """Hear the gradient of what an outermost call gave."""
+        if output.grad_fn is not None and not torch._C._functorch.is_functorch_wrapped_tensor(output):
+            hook = functools.partial(self._guarded, self._arrived, place, path, tell)
+            output.register_hook(_Returning(hook))  # type: ignore[no-untyped-call]
+
+    def _gather(self, name: str, module: nn.Module, args: Any) -> None:
+        """Hear the gradients of what FSDP, for a call, puts in the place of a module's parameters: this rank's own, not yet summed."""
+        for parameter in self.parameters:
+            gathered = getattr(module, parameter.name.rpartition(".")[2], None) if parameter.owner.name == name else None
+            if not isinstance(gathered, torch.Tensor) or gathered is parameter.tensor or id(gathered) in self._gathered:
+                continue
+            if gathered.requires_grad and type(gathered.data) is torch.Tensor:
+                hook = functools.partial(self._guarded, self._own_gradient, parameter)
+                handle = gathered.register_hook(_Returning(hook))  # type: ignore[no-untyped-call]
+                if gathered.is_leaf:  # of FSDP2, which takes the same one again; FSDP1's are views, new in each call
+                    self._gathered[id(gathered)] = gathered
+                    self._handles.append(handle)
+
+    def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
+        if not self._watcher.idle():
+            self._watcher.run(functools.partial(self._heard, act), "a gradient", arguments)
+
+    def _heard(self, act: Callable[..., None], *arguments: Any) -> None:
+        if not self._ending:
+            self._ending = True
+            self.backwards += 1
+            # only a callback that is queued by another comes after that of DistributedDataParallel, which sums gradients
+            end = functools.partial(_queue, functools.partial(self._guarded, self._ended))
+            _queue(end)
+        act(*arguments)
+
+    def _operator(self, place: Place, name: str, line: str, given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
+        """``given``: what the node gives to those after it; as autograd calls it, its grad_inputs."""
+        new = [(str(index), grad) for index, grad in enumerate(given) if grad is not None and not any(grad is each for each in arrived)]
+        self._watcher.note(What.GRADIENT, place, [("grad", path, grad) for path, grad in new], name, line)
+        self._watcher.look_at_flag_backward(place, name)
+
+    def _arrived(self, place: Place, path: str, tell: Callable[[torch.Tensor], None], grad: torch.Tensor) -> None:
+        self._watcher.note(What.ARRIVED, place, [("grad", path, grad)])
+        tell(grad)
+
+    def _own_gradient(self, parameter: Parameter, grad: torch.Tensor) -> None:
+        self.order[parameter.name] = None
+        if self._distributed:  # before gradients are summed over ranks
+            self._watcher.note(What.PARAMETER, parameter.owner, [("grad", parameter.name, grad)], parameter.name)
+
+    def _ended(self) -> None:
+        self._ending = False
+        having = [parameter for parameter in self.parameters if parameter.tensor.grad is not None]
+        norms = self._watcher.meter.norm([parameter.tensor.grad for parameter in having if parameter.tensor.grad is not None])
+        self.norms = {parameter.name: norm for parameter, norm in zip(having, norms, strict=True)}
+
+
+class _Returning:
+    """A tensor's hook that leaves the gradient as it is."""
+
+    def __init__(self, act: Callable[[torch.Tensor], None]) -> None:
+        self._act = act
+
+    def __call__(self, grad: torch.Tensor) -> None:
+        self._act(grad)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return functools.partial(_nothing)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (_nothing,)
+
+
+def _nothing(*arguments: Any) -> None:
+    pass
+
+
+def _queue(act: Callable[[], None]) -> None:
+    """Let something be done when the running backward is over."""
+    torch.autograd.Variable._execution_engine.queue_callback(act)
+
+
+def _parameters(modules: Modules) -> Iterable[Parameter]:
+    seen = set()
+    for name, module in modules.named.items():
+        owner = Place(name, 0, type(module).__name__, None)
+        for own, tensor in module._parameters.items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield Parameter(f"{name}.{own}" if name else own, owner, tensor)
+
+
+def _line(node: Any) -> str:
+    """Where the operator of a node was called, if torch's anomaly mode has noted it: ``File "model.py", line 57, in forward``."""
+    for frame in reversed(node.metadata.get("traceback_") or ()):
+        match = re.match(r'\s*File "(.+)", line (\d+)', frame)
+        if match is not None and not match[1].startswith(_PACKAGES):
+            return f"{Path(match[1]).name}:{match[2]}"
+    return ""

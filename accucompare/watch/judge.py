@@ -1,0 +1,389 @@
+"""From what was heard in a step, in order, to where a value that is not finite began. Without torch.
+
+Forward, each module call knows what kinds of values (NaN, +Inf, -Inf) its own code can have met: those it was given, and those that
+its children gave back. A kind that turns up beyond that was made there:
+
+- in a call's output, and nothing like it went in: made *inside* that call (``module``), or, if it has called children, in its own code
+  after the last of them (``glue``);
+- in what a child is given: made in the caller's own code before that child (``glue``).
+
+An Inf is legal until it does harm, since masks are made of it: one that the model was given, or that a caller's own code made, is
+told only when a child turns it into NaN, or a +Inf comes out again. A -Inf that was given and becomes NaN is the fault of the module in
+which it does (a mask that hides a whole row), not of who made it.
+
+Backward, the first gradient that is not finite is the origin, and what comes after it is what it spoilt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from accucompare.bundle.dtypes import DTYPES
+from accucompare.bundle.records import display_name
+from accucompare.watch.events import Cause, Direction, Found, Seen, Site
+
+NAN, PLUS, MINUS, SATURATED = "NaN", "+Inf", "-Inf", "saturated"
+_INFINITE = frozenset((PLUS, MINUS))
+
+#: At most so many calls that only passed on what came in are told, a step.
+_MOST_PASSED_ON = 100
+
+
+class What(Enum):
+    """What can be heard."""
+
+    BEGAN = "began"  # a module call: its inputs
+    ENDED = "ended"  # a module call: its outputs
+    OPERATOR = "operator"  # an operator called in a module's own code: its inputs and outputs
+    POINT = "point"  # a point of the user's own: one tensor
+    FLAG = "flag"  # the device's overflow flag went up since the last time that it was looked at
+    ARRIVED = "arrived"  # the gradient of what an outermost call gave
+    GRADIENT = "gradient"  # what an operator's backward gives
+    PARAMETER = "parameter"  # the norm of a parameter's gradient, after a backward
+
+
+class Place(NamedTuple):
+    """A module call; of no module, what happens outside of the model."""
+
+    name: str
+    call: int
+    type: str
+    parent: tuple[str, int] | None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.name, self.call
+
+
+OUTSIDE = Place("", 0, "", None)
+
+
+@dataclass(eq=False)
+class Heard:
+    """One thing that was heard.
+
+    Attributes:
+        what, place: what, and of which module call.
+        seen: the tensors.
+        detail: an operator, a point's label, a parameter's name; of a flag, ``before`` and the child, if it went up before one.
+        line: of an operator, the source line that called it.
+        order: its place in the step.
+    """
+
+    what: What
+    place: Place
+    seen: list[Seen] = field(default_factory=list)
+    detail: str = ""
+    line: str = ""
+    order: int = 0
+
+    def of(self, role: str) -> list[Seen]:
+        return [seen for seen in self.seen if seen.role == role]
+
+
+@dataclass
+class _Open:
+    """A module call that is running, or what is outside of all of them.
+
+    Attributes:
+        given: the kinds that it was given.
+        known: those, and what its children gave and its own code was seen to make.
+        bad: of the known, those that come from a finding.
+        pending: an Inf that its own code has made and that has done no harm yet.
+        makers: the operators that made each kind, if operators were seen.
+        last: the child that ended last.
+    """
+
+    place: Place
+    inputs: Heard | None
+    given: frozenset[str] = frozenset()
+    known: set[str] = field(default_factory=set)
+    bad: set[str] = field(default_factory=set)
+    pending: dict[str, Found] = field(default_factory=dict)
+    makers: dict[str, Heard] = field(default_factory=dict)
+    last: Place | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What counts.
+
+    Attributes:
+        allow: says of a qualified name whether its output may be infinite or NaN.
+        saturates: whether the device gives the largest number in place of Inf.
+        near: an input is near its type's limit from a ``near``-th of it on.
+    """
+
+    allow: Callable[[str], bool] = lambda name: False
+    saturates: bool = False
+    near: float = 4.0
+
+
+class _Judge:
+    def __init__(self, step: int, limits: Limits) -> None:
+        self.found: list[Found] = []
+        self._step = step
+        self._limits = limits
+        self._open: dict[tuple[str, int], _Open] = {}
+        self._outside = _Open(OUTSIDE, None)
+        self._passed_on = 0
+        self._spoilt = False  # backward: something has been found
+        self._told: set[tuple[str, int]] = set()  # backward: calls that have been
+        self._sees_operators = False
+
+    def kinds(self, seen: Iterable[Seen]) -> frozenset[str]:
+        """Which kinds of values that are not finite there are."""
+        found = set()
+        for each in seen:
+            low, high = float(each.low), float(each.high)
+            if low != low or high != high:
+                found.add(NAN)
+            if high == float("inf"):
+                found.add(PLUS)
+            if low == float("-inf"):
+                found.add(MINUS)
+            # not the lowest number: masks are made of it
+            if self._limits.saturates and each.dtype in DTYPES and 0 < DTYPES[each.dtype].largest == high:
+                found.add(SATURATED)
+        return frozenset(found)
+
+    def hear(self, heard: Heard) -> None:
+        {
+            What.BEGAN: self._began,
+            What.ENDED: self._ended,
+            What.OPERATOR: self._operator,
+            What.POINT: self._point,
+            What.FLAG: self._flag,
+            What.ARRIVED: self._arrived,
+            What.GRADIENT: self._gradient,
+            What.PARAMETER: self._parameter,
+        }[heard.what](heard)
+
+    def _caller(self, place: Place) -> _Open:
+        return self._open.get(place.parent, self._outside) if place.parent is not None else self._outside
+
+    def _began(self, heard: Heard) -> None:
+        caller, arrival = self._caller(heard.place), self.kinds(heard.of("input"))
+        call = _Open(heard.place, heard, arrival, set(arrival), set(arrival & caller.bad))
+        self._open[heard.place.key] = call
+        fresh = arrival - caller.known
+        caller.known |= fresh
+        for kind in sorted(fresh):
+            found = self._made_before(caller, heard, kind)
+            if kind in _INFINITE:
+                caller.pending[kind] = found
+            elif kind == NAN and caller.known & caller.bad & _INFINITE:  # its own code made it of an Inf that is told already
+                self._blame(caller, call, {NAN})
+            else:
+                self._tell(found, caller, call)
+
+    def _made_before(self, caller: _Open, heard: Heard, kind: str) -> Found:
+        """What a child, or the model, is given and was not known to its caller."""
+        bad = [each for each in heard.of("input") if kind in self.kinds([each])]
+        if caller is self._outside:
+            return self._finding(heard, Site.INPUT, [kind], bad)
+        near = f"before {_within(heard.place, caller.place)}"
+        tensors = [*self._inputs_of(caller), *bad]
+        return self._finding(heard, Site.GLUE, [kind], tensors, caller, near)
+
+    def _ended(self, heard: Heard) -> None:
+        call = self._open.pop(heard.place.key, None)
+        if call is None:
+            return
+        caller, kinds = self._caller(heard.place), self.kinds(heard.seen)
+        caller.last = heard.place
+        if kinds and not self._limits.allow(heard.place.name):
+            self._judge(call, caller, heard, kinds)
+        caller.known |= kinds
+
+    def _judge(self, call: _Open, caller: _Open, heard: Heard, kinds: frozenset[str]) -> None:
+        """Say where the kinds in a call's output come from."""
+        known = {NAN} if NAN in kinds else {NAN, *kinds, *(_INFINITE if kinds & _INFINITE else ())}
+        made = not call.known & known
+        pending = self._pending(call, caller, kinds)
+        if pending is not None:
+            self._tell(pending, caller, call)
+            self._pass_on(call, caller, heard, kinds)
+        elif call.given & call.bad:
+            self._pass_on(call, caller, heard, kinds)
+        elif call.known & call.bad:  # made in a child, and told there
+            self._blame(caller, call, kinds)
+        elif made:
+            glue = call.last is not None
+            near = f"after {_within(call.last, call.place)}" if call.last is not None else ""
+            tensors = [*self._inputs_of(call), *heard.seen]
+            own = call.pending.get(PLUS) if NAN in kinds else None
+            found = own or self._finding(heard, Site.GLUE if glue else Site.MODULE, sorted(kinds), tensors, call, near)
+            self._tell(found, caller, call)
+
+    def _pending(self, call: _Open, caller: _Open, kinds: frozenset[str]) -> Found | None:
+        """The Inf, of those that the caller's own code made or that the model was given, that does harm in this call."""
+        if NAN in call.given:
+            return None
+        for kind, harm in ((PLUS, {NAN, PLUS, SATURATED}), (MINUS, {NAN})):
+            maker = self._maker(kind, caller)
+            if kind in call.given and kind in maker.pending and kinds & harm and (kind == PLUS or self._is_overflow(maker)):
+                self._blame(maker, None, {kind})
+                return maker.pending.pop(kind)
+        return None
+
+    def _maker(self, kind: str, call: _Open) -> _Open:
+        """Of the calls around, whose own code made an Inf: this one's, if it was not given one itself."""
+        while kind in call.given and kind not in call.pending and call is not self._outside:
+            call = self._caller(call.place)
+        return call
+
+    def _is_overflow(self, caller: _Open) -> bool:
+        """Whether a pending -Inf was computed, and is no mask: by its operator; if that is not known, by there being positive values."""
+        if self._sees_operators:
+            return MINUS in caller.makers
+        return any(float(seen.high) > 0 for seen in caller.pending[MINUS].tensors if MINUS in self.kinds([seen]))
+
+    def _tell(self, found: Found, *calls: _Open) -> None:
+        """A finding; from now on these calls' values of its kinds are known to come from one."""
+        self.found.append(found)
+        for call in calls:
+            self._blame(call, None, found.kinds)
+
+    def _blame(self, call: _Open, also: _Open | None, kinds: Iterable[str]) -> None:
+        for each in (call, also) if also is not None else (call,):
+            each.known |= set(kinds)
+            each.bad |= set(kinds)
+
+    def _pass_on(self, call: _Open, caller: _Open, heard: Heard, kinds: frozenset[str]) -> None:
+        """A call that was given what is not finite, and gives it on."""
+        self._blame(caller, None, kinds)
+        self._passed_on += 1
+        if self._passed_on <= _MOST_PASSED_ON:
+            tensors = [*self._inputs_of(call), *heard.seen]
+            found = self._finding(heard, Site.MODULE, sorted(kinds), tensors, call)
+            found.origin, found.cause = False, Cause.INPUTS
+            self.found.append(found)
+
+    def _operator(self, heard: Heard) -> None:
+        self._sees_operators = True
+        call = self._open.get(heard.place.key, self._outside)
+        arrival, kinds = self.kinds(heard.of("input")), self.kinds(heard.of("output"))
+        new = kinds - arrival
+        if NAN in new and NAN not in call.makers:
+            infinite = next((call.makers[kind] for kind in (PLUS, MINUS) if kind in arrival and kind in call.makers), None)
+            call.makers[NAN] = infinite or heard
+        if NAN not in arrival and not arrival & _INFINITE:
+            call.makers.update(dict.fromkeys(new - {NAN}, heard))  # the last: an earlier one may have done no harm
+
+    def _point(self, heard: Heard) -> None:
+        call, kinds = self._open.get(heard.place.key, self._outside), self.kinds(heard.seen)
+        if kinds and not kinds <= call.bad:
+            tensors = [*self._inputs_of(call), *heard.seen]
+            self._tell(self._finding(heard, Site.POINT, sorted(kinds), tensors, call, heard.detail), call)
+
+    def _flag(self, heard: Heard) -> None:
+        call = self._open.get(heard.place.key)
+        site = Site.GLUE if heard.detail else Site.MODULE
+        found = self._finding(heard, site, ["overflow flag"], heard.seen, call, heard.detail)
+        self.found.append(found)
+
+    def _arrived(self, heard: Heard) -> None:
+        kinds = self.kinds(heard.seen)
+        if kinds and not self._spoilt:
+            self._spoilt = True
+            origin = not self.found
+            found = self._finding(heard, Site.LOSS, sorted(kinds), heard.seen)
+            found.direction, found.origin = Direction.BACKWARD, origin
+            found.cause = Cause.INSIDE if origin else Cause.INPUTS
+            self.found.append(found)
+
+    def _gradient(self, heard: Heard) -> None:
+        kinds = self.kinds(heard.seen)
+        if not kinds or heard.place.key in self._told or len(self._told) > _MOST_PASSED_ON:
+            return
+        origin = not self._spoilt and not any(found.origin for found in self.found)
+        self._spoilt = True
+        self._told.add(heard.place.key)
+        found = self._finding(heard, Site.MODULE, sorted(kinds), heard.seen)
+        found.direction, found.origin, found.operator, found.line = Direction.BACKWARD, origin, heard.detail, heard.line
+        found.cause = Cause.INSIDE if origin else Cause.INPUTS
+        self.found.append(found)
+
+    def _parameter(self, heard: Heard) -> None:
+        """A parameter whose gradient is not finite is told with the gradient that spoilt it."""
+        if not self.kinds(heard.seen):
+            return
+        origin = next((found for found in self.found if found.origin), None)
+        if origin is None:
+            owner = heard.place
+            origin = self._finding(heard, Site.SUM, sorted(self.kinds(heard.seen)), heard.seen, None, heard.detail.rpartition(".")[2])
+            origin.direction, origin.name, origin.type = Direction.BACKWARD, owner.name, owner.type
+            self.found.append(origin)
+        if heard.detail not in origin.parameters:
+            origin.parameters.append(heard.detail)
+
+    def _inputs_of(self, call: _Open) -> list[Seen]:
+        return call.inputs.of("input") if call.inputs is not None else []
+
+    def _finding(
+        self, heard: Heard, site: Site, kinds: list[str], tensors: Iterable[Seen], call: _Open | None = None, near: str = ""
+    ) -> Found:
+        place = call.place if call is not None and call is not self._outside else heard.place
+        tensors = list(tensors)
+        makers = call.makers if call is not None else {}
+        maker = next((makers[kind] for kind in (NAN, *kinds) if kind in kinds and kind in makers), None)
+        given = call if call is not None else self._open.get(heard.place.key)
+        inputs = self._inputs_of(given) if given is not None else [seen for seen in tensors if seen.role == "input"]
+        found = Found(
+            step=self._step,
+            order=heard.order,
+            name=place.name,
+            call=place.call,
+            type=place.type,
+            site=site,
+            direction=Direction.FORWARD,
+            origin=True,
+            cause=Cause.NEAR if any(map(self._is_near, inputs)) else Cause.INSIDE,
+            kinds=kinds,
+            near=near,
+            tensors=tensors,
+            legal=[] if site is Site.INPUT else [seen.path for seen in inputs if self.kinds([seen]) & _INFINITE],
+        )
+        if maker is not None:
+            found.operator, found.line, found.operator_tensors = maker.detail, maker.line, maker.seen
+        return found
+
+    def _is_near(self, seen: Seen) -> bool:
+        return near_the_limit(seen.dtype, float(seen.low), float(seen.high), self._limits.near)
+
+
+def judge(heard: Iterable[Heard], step: int, limits: Limits) -> list[Found]:
+    """Find where values that are not finite began.
+
+    Args:
+        heard: all of a step, in order.
+        step: its number.
+        limits: what counts.
+
+    Returns:
+        Findings in the order in which they were heard: origins, and the calls that passed on what came from one.
+    """
+    judge = _Judge(step, limits)
+    for each in heard:
+        judge.hear(each)
+    return sorted(judge.found, key=lambda found: found.order)
+
+
+def near_the_limit(dtype: str, low: float, high: float, near: float) -> bool:
+    """Whether finite values come within a factor of the largest number of their type.
+
+    Negative values within 1 % of the limit do not count: masks are made of the lowest number.
+    """
+    largest = DTYPES[dtype].largest if dtype in DTYPES else 0.0
+    return largest > 0 and (largest / near <= high < float("inf") or -0.99 * largest < low <= -largest / near)
+
+
+def _within(child: Place, parent: Place) -> str:
+    """A child's name as its parent's code knows it."""
+    prefix = f"{parent.name}." if parent.name else ""
+    name = child.name.removeprefix(prefix) if child.name.startswith(prefix) else child.name
+    return display_name(name) + (f" call {child.call}" if child.call else "")

@@ -1,0 +1,60 @@
+"""Writing a watch's log, event by event."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from accucompare.errors import UsageError
+from accucompare.watch.events import Event
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class Log:
+    """A file that events are added to, each at once, so that a killed process leaves those that were.
+
+    A full disk ends the log with a warning, and never what is watched.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            UsageError: if it cannot be written.
+        """
+        self.path = path
+        self._file: IO[bytes] | None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b", buffering=0)
+            self._mend(self._file)
+        except OSError as error:
+            raise UsageError(f"{path}: the log of the watch cannot be written ({error.strerror}); choose another directory") from None
+
+    def write(self, event: Event) -> None:
+        if self._file is None:
+            return
+        try:
+            rest = memoryview(_ENCODER.encode(event) + b"\n")
+            while rest:  # a disk that is nearly full takes a part
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self.close()
+            warnings.warn(f"{self.path}: the log of the watch ends here ({error.strerror}); the watch goes on", stacklevel=2)
+
+    def close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+    def _mend(self, file: IO[bytes]) -> None:
+        """Cut off a last line that a killed process has left unfinished."""
+        file.seek(0)
+        content = file.read()
+        if content and not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)

@@ -1,0 +1,88 @@
+"""Reading, once a step, what was looked at, and judging it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from accucompare.watch.events import Direction, Found, Site
+from accucompare.watch.extrema import look_now, norm_now
+from accucompare.watch.judge import Heard, Limits, What, judge
+from accucompare.watch.listening import Watcher
+
+
+class Reader:
+    """What a step has shown so far.
+
+    Attributes:
+        findings: in execution order; read again, an earlier finding stays the same object.
+        masked: an origin in the backward that spoilt no parameter's gradient, as an Inf behind a ReLU, and so is no finding.
+    """
+
+    def __init__(self, watcher: Watcher, limits: Limits, ranks: int) -> None:
+        self.findings: list[Found] = []
+        self.masked: Found | None = None
+        self._watcher = watcher
+        self._limits = limits
+        self._ranks = ranks
+        self._known: dict[tuple[object, ...], Found] = {}
+
+    def next_step(self) -> None:
+        self.findings = []
+        self.masked = None
+        self._known.clear()
+
+    @property
+    def origins(self) -> list[Found]:
+        return [found for found in self.findings if found.origin]
+
+    def read(self) -> None:
+        """Bring what was looked at to the host, which waits for the device, and judge it."""
+        watcher = self._watcher
+        watcher.meter.read()
+        self._mend_norms()
+        norms = watcher.gradients.norms.values()
+        finite = all(extrema.finite for noted in watcher.noted for *_, extrema in noted.parts) and all(norm.finite for norm in norms)
+        flagged = any(noted.what is What.FLAG for noted in watcher.noted)
+        if finite and not flagged and not self._limits.saturates:
+            return
+        heard = [noted.heard() for noted in watcher.noted]
+        if self._ranks == 1:  # of several, each has heard its own gradients before they were summed
+            heard += self._gradients_not_finite(len(heard))
+        self.findings = [
+            self._known.setdefault(_identity(found), found) for found in self._harmful(judge(heard, watcher.step, self._limits))
+        ]
+
+    def _harmful(self, findings: list[Found]) -> list[Found]:
+        backward = [found for found in findings if found.direction is Direction.BACKWARD and found.site is not Site.SUM]
+        norms = self._watcher.gradients.norms.values()
+        self.masked = next((found for found in backward if found.origin and not found.parameters), None)
+        if self.masked is None or "overflow flag" in self.masked.kinds or not norms or not all(norm.finite for norm in norms):
+            self.masked = None
+            return findings
+        return [found for found in findings if found not in backward]
+
+    def _mend_norms(self) -> None:
+        """A norm may overflow where no element does: such a one is computed again, of the elements made small."""
+        gradients = self._watcher.gradients
+        for parameter in gradients.parameters:
+            norm, grad = gradients.norms.get(parameter.name), parameter.tensor.grad
+            if norm is not None and not norm.finite and grad is not None:
+                largest = look_now(grad)
+                if largest is not None and largest.finite:
+                    scale = max(-largest.low, largest.high)
+                    norm.low = norm.high = scale * norm_now(grad / scale)
+
+    def _gradients_not_finite(self, order: int) -> Iterator[Heard]:
+        """Parameters whose gradients are not finite, in the order of the backward."""
+        gradients = self._watcher.gradients
+        by_name = {parameter.name: parameter for parameter in gradients.parameters}
+        for name in {**gradients.order, **dict.fromkeys(gradients.norms)}:
+            norm, parameter = gradients.norms.get(name), by_name[name]
+            if norm is None or norm.finite:
+                continue
+            extrema = look_now(parameter.tensor.grad) or norm
+            yield Heard(What.PARAMETER, parameter.owner, [extrema.seen("grad", name)], name, order=order)
+
+
+def _identity(found: Found) -> tuple[object, ...]:
+    return found.order, found.name, found.call, found.direction, found.site, found.near, *found.kinds

@@ -1,0 +1,369 @@
+"""A running watch: what is done at each step with what was heard."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accucompare import devices
+from accucompare.capture.names import Modules
+from accucompare.errors import AccucompareError, NonFiniteError, WatchEndedError
+from accucompare.watch import points
+from accucompare.watch.analysis import answer
+from accucompare.watch.events import Direction, End, Found, Frames, Number, Scaled, Start, Step, Warned, log_path, number
+from accucompare.watch.explaining import Explainer
+from accucompare.watch.extrema import Meter
+from accucompare.watch.frames import frames_of
+from accucompare.watch.judge import Limits, Place, What
+from accucompare.watch.listening import Hearing, WatchedCall, Watcher
+from accucompare.watch.log import Log
+from accucompare.watch.lookout import Lookout
+from accucompare.watch.options import Level, OnFinding, Options
+from accucompare.watch.reading import Reader
+from accucompare.watch.replay import Memory
+from accucompare.watch.reproducer import Moment, save_reproducer
+from accucompare.watch.scaling import Scaling
+
+#: So many outermost calls are remembered at most; then the flags are read early, and those that were clean are forgotten.
+_MOST_REMEMBERED = 4
+#: Underflow is looked for in every so many-th step that is watched.
+_UNDERFLOW_EVERY = 10
+#: How many parameters a step's event names of those that carry most of grad_norm.
+_LARGEST = 5
+
+
+class Watch:
+    """A running watch. Made by ``accucompare.watch``.
+
+    Attributes:
+        path: the directory of the log and of reproducers.
+        findings: all that was found, in execution order: origins, and the calls that passed on what came from them.
+        grad_norms: of each step with a backward: the L2 norm of all gradients, before clipping and without the loss scale; of this
+            rank's part, where parameters are sharded.
+        scales: the loss scale after each step, if there is a scaler.
+    """
+
+    def __init__(self, modules: Modules, device: torch.device, out: Path, start: Start, options: Options) -> None:
+        self.path = out
+        self.findings: list[Found] = []
+        self.grad_norms: list[float] = []
+        self.scales: list[float] = []
+        self._options = options
+        self._start = start
+        self._device = device
+        self._backend = devices.backend(device.type)
+        limits = Limits(options.allows, start.saturates, options.near)
+        flag = self._device_flag if options.flag_per_module and start.saturates else None
+        self._watcher = Watcher(modules, Meter(), self, flag, distributed=start.ranks > 1)
+        self._reader = Reader(self._watcher, limits, start.ranks)
+        self._memory = Memory(modules, device, start.ranks)
+        self._explainer = Explainer(modules, self._memory, limits)
+        self._log = Log(log_path(out, start.rank))
+        self._lookout = Lookout(self._log, options.near, options.allows, options.quiet)
+        self._scaling = Scaling(self._scale())
+        self._flag: bool | None = None  # the device's overflow flag in this step
+        self._asked = False  # whether the loop has asked in this step whether anything overflowed
+        self._updated = False  # whether the optimizer has begun to update
+        self._backwards = 0
+        self._watched_steps = 0
+        self._trainings = 0  # outermost calls with gradients
+        self._told: set[str] = set()  # places that have been told
+        self._reproduced = False
+        self._ended = False
+        self.dump: contextlib.ExitStack | None = None  # of kernels, that ends with the first step
+        self._log.write(start)
+
+    @property
+    def step_number(self) -> int:
+        """Of the step being watched, from 0."""
+        return self._watcher.step
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether a gradient of this step is not finite, or the device's overflow flag went up in it.
+
+        To be asked between the backward and the update, which a loop then skips, as a loss scaler does. It waits for the device.
+        Gradients alone are no finding in a step in which this was asked and the optimizer did not update.
+        """
+        self._asked = True
+        self._read()
+        backward = any(found.direction is Direction.BACKWARD for found in self._reader.findings)
+        return bool(self._flag) or backward or not all(norm.finite for norm in self._watcher.gradients.norms.values())
+
+    def step(self) -> None:
+        """End a step: read what was looked at, and tell what was found.
+
+        Raises:
+            NonFiniteError: if something was found, with ``on_finding="raise"``.
+            WatchEndedError: after the step that ``abort_after_step`` names.
+        """
+        if self._ended:
+            return
+        step = self._watcher.step
+        if self._watcher.listening:
+            self._end_watched_step()
+        self._next_step()
+        if self._options.abort_after_step is not None and step >= self._options.abort_after_step:
+            self._end(f"stopped after step {step}, as asked")
+            raise WatchEndedError(f"the watch ends after step {step}, as asked (abort_after_step); its log is {self._log.path}")
+
+    def say(self, text: str) -> None:
+        """Write a sentence into the log."""
+        self._log.write(Warned("note", text, self._watcher.step))
+
+    # what the watcher tells of outermost calls
+
+    def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        contexts = self._explainer.contexts
+        self._trainings += torch.is_grad_enabled()
+        if len(contexts) >= _MOST_REMEMBERED:
+            self._read()
+            if not self._reader.findings:
+                contexts.clear()
+        if len(contexts) < _MOST_REMEMBERED:
+            indices = self._watcher.indices()
+            indices[call.name] -= 1  # it has been counted already
+            call.context = self._memory.remember(call, args, kwargs, indices)
+            contexts.append(call.context)
+
+    def arrived(self, call: WatchedCall, path: str, grad: torch.Tensor) -> None:
+        if call.context is not None and not call.context.obstacle:
+            call.context.grads[path] = grad.detach()
+
+    # a step
+
+    def _device_flag(self) -> bool:
+        return bool(self._backend.overflowed(self._device))
+
+    def _read(self) -> None:
+        if not self._watcher.listening:
+            return
+        with self._watcher.deaf():
+            self._reader.read()
+            if self._start.saturates:
+                flagged = any(noted.what is What.FLAG for noted in self._watcher.noted)
+                self._flag = bool(self._flag) or flagged or self._device_flag()
+
+    def before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """The optimizer is about to change the parameters: the last moment at which a step can be run again."""
+        if self._ended or not self._watcher.listening or not self._is_ours(optimizer):
+            return
+        self._updated = True
+        self._read()
+        error = self._tell()
+        if error is not None:
+            self._write_step()
+            self._end("a finding")
+            raise error
+
+    def _is_ours(self, optimizer: Any) -> bool:
+        if self._options.optimizer is not None:
+            return optimizer is self._options.optimizer
+        ours = {id(parameter.tensor) for parameter in self._watcher.gradients.parameters}
+        return any(id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"])
+
+    def _end_watched_step(self) -> None:
+        self._read()
+        step, watcher = self._watcher.step, self._watcher
+        self._watched_steps += 1
+        self._backwards += watcher.gradients.backwards
+        self._look_out()
+        self._trace()
+        scaled = self._end_scale()
+        handled = scaled is not None and scaled.skipped and not scaled.alarm
+        error = self._tell(forward_only=handled)
+        if scaled is not None:
+            self._log.write(scaled)
+            if scaled.alarm:
+                self._lookout.tell(step, scaled.text)
+        self._write_step()
+        if error is not None:
+            self._end("a finding")
+            raise error
+
+    def _write_step(self) -> None:
+        norms = {name: norm.low / (self._scale_of_step or 1.0) for name, norm in self._watcher.gradients.norms.items()}
+        total = math.hypot(*norms.values()) if norms else None
+        if total is not None:
+            self.grad_norms.append(total)
+        by_size = sorted(norms.items(), key=lambda item: -math.inf if math.isnan(item[1]) else -item[1])
+        largest: list[tuple[str, Number]] = [(name, number(norm)) for name, norm in by_size[:_LARGEST]]
+        self._log.write(
+            Step(
+                self._watcher.step,
+                finite=not self._reader.origins,
+                grad_norm=None if total is None else number(total),
+                largest=largest,
+                scale=self._scaling.scale,
+                overflowed=self._flag,
+            )
+        )
+
+    def _next_step(self) -> None:
+        if self.dump is not None:
+            self.dump.close()
+            self.dump = None
+        self._explainer.contexts.clear()
+        self._reader.next_step()
+        self._flag, self._asked, self._updated = None, False, False
+        self._watcher.next_step()
+        idle = self._watcher.step % self._options.every != 0
+        if idle and self._watcher.listening:
+            self._watcher.remove()
+        elif not idle and not self._watcher.listening:
+            self._watcher.install()
+        self._hear()
+
+    def _hear(self) -> None:
+        """Set what is looked at in the step that begins."""
+        step, options = self._watcher.step, self._options
+        self._watcher.hearing = Hearing(
+            frames=options.frames > 0 or step in options.trace_steps,
+            underflow=(step // options.every) % _UNDERFLOW_EVERY == 0,
+            operators=options.level == Level.OP,
+        )
+        self._scale_of_step = self._scaling.scale
+        if self._start.saturates and self._watcher.listening:
+            self._device_flag()  # what overflowed between is not this step's
+
+    _scale_of_step: float | None = None
+
+    # telling
+
+    def _tell(self, forward_only: bool = False, may_raise: bool = True) -> NonFiniteError | None:
+        """Explain, write down and tell what this step has shown and was not told yet.
+
+        Returns:
+            What is to be raised, if anything.
+        """
+        new = [found for found in self._reader.findings if found not in self.findings]
+        if forward_only:
+            new = [found for found in new if found.direction is Direction.FORWARD]
+        origins = [found for found in new if found.origin]
+        frames = self._frames_until(origins[0]) if origins and not self._told else None
+        for found in origins:
+            self._explain(found)
+        self.findings += new
+        if frames is not None:
+            self._log.write(frames)
+        for found in new:
+            self._log.write(found)
+        if not origins:
+            return None
+        first = origins[0]
+        message = answer(first, self._start, self.path, self._scale_of_step)
+        again = first.place in self._told
+        self._told |= {found.place for found in origins}
+        raises = self._options.on_finding == OnFinding.RAISE and may_raise
+        if frames is not None and not self._options.quiet:
+            self._print(first, frames, with_answer=not raises)
+        elif not again and not raises and not self._options.quiet:
+            warnings.warn(f"accucompare: {message}", stacklevel=3)
+        return NonFiniteError(message, first) if raises else None
+
+    def _explain(self, found: Found) -> None:
+        with self._watcher.deaf():
+            moment = self._explainer.explain(found, self._watcher.noted)
+            if moment is not None and self._options.on_finding != OnFinding.WARN and not self._reproduced:
+                self._reproduced = True
+                self._save(found, moment)
+
+    def _save(self, found: Found, moment: Moment) -> None:
+        try:
+            script = save_reproducer(self.path / f"rank{self._start.rank}-step{found.step}", found, moment, self._options.case)
+            found.reproducer = script.relative_to(self.path).as_posix()
+        except AccucompareError as error:
+            found.notes.append(f"the reproducer was not written: {error}")
+
+    def _frames_until(self, found: Found) -> Frames | None:
+        if not self._options.frames:
+            return None
+        heard = (noted.heard() for noted in self._watcher.noted)
+        return Frames(found.step, frames_of(heard, found.order)[-self._options.frames :])
+
+    def _trace(self) -> None:
+        if self._watcher.step not in self._options.trace_steps:
+            return
+        frames = Frames(self._watcher.step, frames_of(noted.heard() for noted in self._watcher.noted), traced=True)
+        self._log.write(frames)
+        if not self._options.quiet:
+            from accucompare.report.watch import print_frames
+
+            print_frames(frames)
+
+    def _print(self, found: Found, frames: Frames, with_answer: bool) -> None:
+        from accucompare.report.watch import print_finding
+
+        print_finding(found, self._start, frames, self.path, scale=self._scale_of_step, with_answer=with_answer)
+
+    def _look_out(self) -> None:
+        step, masked = self._watcher.step, self._reader.masked
+        self._lookout.look(self._watcher.noted, step)
+        if masked is not None:
+            text = (
+                f"its gradient ({masked.operator or 'backward'}) held {' and '.join(masked.kinds)}, which came to no parameter's gradient"
+            )
+            self._lookout.warn("note", text, step, Place(masked.name, masked.call, masked.type, None))
+        if self._flag and not self._reader.findings:
+            text = "the device's overflow flag is up, and no value shows it; flag_per_module=True (--flag-per-module) names the module"
+            self._lookout.warn("device flag", text, step)
+        if self._start.ranks > 1 and not self._reader.origins:
+            self._lookout.look_at_sums(self._watcher.gradients.norms, step)
+
+    # the loss scale
+
+    def _scale(self) -> float | None:
+        scaler = self._options.scaler
+        return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else None
+
+    def _end_scale(self) -> Scaled | None:
+        """What the loss scaler did in this step, or the loop in its place."""
+        scale, before = self._scale(), self._scaling.scale
+        if scale is not None:
+            self.scales.append(scale)
+        lowered = scale is not None and before is not None and scale < before
+        by_hand = self._asked and not self._updated and scale is None and bool(self._reader.findings or self._flag)
+        where = next((found.place for found in self._reader.origins), "")
+        return self._scaling.end_step(self._watcher.step, scale, lowered or by_hand, where)
+
+    # beginning and end
+
+    def begin(self) -> None:
+        self._watcher.install()
+        points.active.append(self._watcher)
+        self._hear()
+
+    def finish(self) -> None:
+        """The loop is over; what came after the last ``step()`` is a step of its own."""
+        if self._watcher.noted:
+            self.step()
+        self._end("finished")
+
+    def fail(self, error: BaseException) -> None:
+        """The loop has raised: tell what was found until then, and end."""
+        if not self._ended:
+            with contextlib.suppress(Exception):  # the loop's own error matters more
+                self._read()
+                self._tell(may_raise=False)
+                self._write_step()
+        self._end(f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "interrupted")
+
+    def _end(self, reason: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._watcher.remove()
+        if self._watcher in points.active:
+            points.active.remove(self._watcher)
+        for failure in self._watcher.errors[:20]:
+            self.say(f"not looked at: {failure}")
+        if self._options.optimizer is not None and self._trainings and self._watched_steps and not self._backwards:
+            text = "no backward was seen, so that no gradient was looked at; is the backward inside the watch?"
+            self._lookout.warn("note", text, self._watcher.step)
+        self._log.write(End(self._watcher.step, self._watched_steps, reason))
+        self._log.close()
