@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # The real torch_npu, in a folder of its own: without CANN it would break `import torch`. Only for Linux on x86-64.
 TORCH_NPU := $(if $(filter Linux-x86_64,$(shell uname -s -m | tr ' ' -)),$(VENV)/torch_npu/.installed)
 
-.PHONY: demo demo-npu test lint format libreoffice bench bench-peers bench-faults clean
+.PHONY: demo demo-npu test lint format libreoffice bench bench-peers bench-faults bench-origins clean
 
 demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it where thresholds flag nearly every layer
 	$(BIN)/accucompare capture fixtures/minilm.py --round-weights bfloat16 --out demo/golden --overwrite
@@ -56,6 +56,9 @@ bench-peers: $(INSTALLED)  ## the same, and msprobe beside it in a virtual envir
 
 bench-faults: $(INSTALLED)  ## plants hundreds of faults in twelve models: how often is the right module named, and is there a false alarm
 	$(BIN)/python -m benchmarks.faults
+
+bench-origins: $(INSTALLED)  ## plants NaN, Inf and overflow in four models: does the watch name where each begins, and what does its neighbour say
+	$(BIN)/python -m benchmarks.origins
 
 libreoffice:  # one test converts the report with it
 	@command -v soffice >/dev/null || { \

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     "--kernel-dump",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Have an NPU dump the kernels of one step that overflow into this directory.",
+    help="Have an NPU dump what all kernels of the first step take and give into this directory.",
 )
 @click.option("--deterministic", is_flag=True, help="Use deterministic algorithms where the device has such.")
 @click.option("--hf32/--no-hf32", default=None, help="Let an NPU round what goes into float32 products to HF32.  [default: as it is]")
@@ -88,9 +88,11 @@ def watch(case: str | None, device: str, out: Path, quiet: bool, **options: Any)
     name = DeviceName.parse(device)
     open_device(name)  # before anything else imports torch
     from accucompare.capture.run import FloatType
+    from accucompare.capture.session import rank_and_ranks
     from accucompare.report.terminal import progress_bar, reader_may_leave
     from accucompare.report.watch import print_watched
     from accucompare.watch.analysis import read
+    from accucompare.watch.events import log_path
     from accucompare.watch.run import watch_case
 
     options["dtype"] = FloatType(options["dtype"]) if options["dtype"] else None
@@ -103,7 +105,8 @@ def watch(case: str | None, device: str, out: Path, quiet: bool, **options: Any)
         raise
     if not quiet and (found or options["trace_steps"]):
         click.echo(err=True)  # between the frames that were shown meanwhile and the verdict
-    ranks = read(out)
+    rank, several = rank_and_ranks()
+    ranks = read(out if several == 1 else log_path(out, rank))  # the others may still be running
     with reader_may_leave():
         print_watched(ranks, quiet)
     return DIFFERENT if found else _code(ranks)

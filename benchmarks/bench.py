@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import capture, diff, peers, report, startup
+from benchmarks import capture, diff, peers, report, startup, watch
 from benchmarks.figures import Figure, machine, save, table
 from benchmarks.plan import FULL, QUICK, Features, Plan
 from benchmarks.timing import BenchError
@@ -19,6 +19,7 @@ from benchmarks.timing import BenchError
 SECTIONS: dict[str, Callable[[Plan], Iterable[Figure]]] = {
     "diff": diff.measure,
     "capture": capture.measure,
+    "watch": watch.measure,
     "startup": startup.measure,
     "report": report.measure,
     "peers": peers.measure,

@@ -91,7 +91,10 @@ class Listener(Generic[C]):
         for name, module in self._modules.named.items():
             before = _Hook(self, functools.partial(self._before, name), name)
             after = _Hook(self, functools.partial(self._after, name), name)
-            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            try:
+                self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            except RuntimeError:  # a scripted module takes none; its caller shows what it gives
+                continue
             self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
             self._last[name] = self._handles[-1].id
             if self.sees_returns:
@@ -156,7 +159,7 @@ class Listener(Generic[C]):
 
     def come_last(self, call: C) -> None:
         """Let the hook at a call's end come after those that the user has added since."""
-        hooks, last = call.module._forward_hooks, self._last[call.name]
+        hooks, last = call.module._forward_hooks, self._last.get(call.name, 0)
         if next(reversed(hooks)) != last and last in hooks:
             hooks[last] = hooks.pop(last)
 

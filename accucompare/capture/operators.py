@@ -39,6 +39,8 @@ _ALIKE = 0.5
 
 _SEEN_BY_CALLERS = ("TESTING_ONLY_GenericMode", "AutocastCPU", "AutocastCUDA", "AutocastPrivateUse1")
 
+#: Files that call models: what called them is no code of a model's.
+CALLERS = tuple(str(Path(__file__).parents[1] / name) for name in ("capture/run.py", "watch/replay.py"))
 _PACKAGES = ("torch", "torch_npu", "accucompare")
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -369,13 +371,16 @@ def _overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
 def source_line() -> str | None:
     """Where the operator was called, by the first frame outside of torch and accucompare; ``None`` if it is part of a matched draw.
 
-    Draws agree on every device already; what they overwrite with is no work of the module's.
+    Of a model that accucompare itself called and that is made of torch's modules alone, there is none. Draws agree on every device
+    already; what they overwrite with is no work of the module's.
     """
     frame = sys._getframe(2)
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if frame.f_globals is randomness.__dict__ and frame.f_code not in randomness.PASSING_ON:
             return None
+        if frame.f_code.co_filename in CALLERS:
+            break
         if package not in _PACKAGES:
             return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         if frame.f_back is None:

@@ -44,26 +44,33 @@ def replaced(value: Any, by_path: Mapping[str, Any], rebuilt: list[tuple[Any, An
         container that cannot be built anew stay as they are, and so do their parts.
     """
 
-    def visit(part: Any, path: str, inside: tuple[int, ...]) -> Any:
-        if part is None:
-            return None
-        children = None if id(part) in inside else _children(part)
-        if children is None:
-            return by_path.get(path, part)
-        new = [visit(child, f"{path}.{name}" if path else name, (*inside, id(part))) for name, child in children]
-        if all(after is before for after, (_, before) in zip(new, children, strict=True)):
-            return part
-        if any(base.__name__ == "Cache" for base in type(part).__mro__):  # transformers'
-            return part
-        try:
-            result = _rebuilt(part, new)
-        except Exception:  # a class of the user's may refuse in any way
-            return part
-        if rebuilt is not None and isinstance(part, (list, MutableMapping)):
-            rebuilt.append((part, result))
-        return result
+    return _replaced(value, "", (), by_path, rebuilt)
 
-    return visit(value, "", ())
+
+def _replaced(part: Any, path: str, inside: tuple[int, ...], by_path: Mapping[str, Any], rebuilt: list[tuple[Any, Any]] | None) -> Any:
+    if part is None:
+        return None
+    children = None if id(part) in inside else _children(part)
+    if children is None:
+        return by_path.get(path, part)
+    around = (*inside, id(part))
+    new = [_replaced(child, f"{path}.{name}" if path else name, around, by_path, rebuilt) for name, child in children]
+    if all(after is before for after, (_, before) in zip(new, children, strict=True)):
+        return part
+    if is_cache(part):
+        return part
+    try:
+        result = _rebuilt(part, new)
+    except Exception:  # a class of the user's may refuse in any way
+        return part
+    if rebuilt is not None and isinstance(part, (list, MutableMapping)):
+        rebuilt.append((part, result))
+    return result
+
+
+def is_cache(value: Any) -> bool:
+    """Whether a value is transformers' cache of keys and values, which the calls of a model share and write into."""
+    return any(base.__name__ == "Cache" for base in type(value).__mro__)
 
 
 def _rebuilt(value: Any, children: list[Any]) -> Any:

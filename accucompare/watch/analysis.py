@@ -374,6 +374,7 @@ class Ranks:
         if self.incomplete:
             return "nothing was found, but not in every rank's log: " + "; ".join(self.notes)
         unended = [run for run in self.ranks if run.end is None]
+        unended += [run for run in self.ranks if run.end is not None and not run.end.as_meant]
         return f"nothing was found, but {unended[0].ending}" if unended else ""
 
 

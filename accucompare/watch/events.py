@@ -286,6 +286,11 @@ class End(msgspec.Struct, tag="end", tag_field="event", omit_defaults=True):
     watched: int
     reason: str
 
+    @property
+    def as_meant(self) -> bool:
+        """Whether the loop was neither interrupted nor ended by an error."""
+        return self.reason in ("finished", "a finding") or self.reason.startswith("stopped after step")
+
 
 Event: TypeAlias = Start | Found | Warned | Frames | Scaled | Step | End
 

@@ -15,7 +15,7 @@ from accucompare.watch.replay import Context, Memory, replay
 from accucompare.watch.reproducer import Moment
 
 #: Where running a step again says no more.
-_OUTSIDE = (Site.INPUT, Site.LOSS, Site.SUM)
+_OUTSIDE = (Site.INPUT, Site.LOSS)
 
 
 class Explainer:
@@ -47,22 +47,27 @@ class Explainer:
             _look_at_weights(found, module, context)
         if found.site in _OUTSIDE:
             return None
+        if context is None and found.site is Site.SUM:
+            return None
         if context is None:
             found.notes.append("the step was not run again: what that call was given was not kept")
             return None
         again = replay(context, found, self._modules, self._memory.versions(), self._limits)
-        if again.note:
+        if again.note and found.site is not Site.SUM:  # of a sum, one step shows only a part
             found.notes.append(again.note)
         if again.found is not None:
             _refine(found, again.found)
         return again.moment
 
     def _context_of(self, found: Found, noted: Sequence[Noted]) -> Context | None:
-        """The outermost call in which something was found: forward, the last that had begun; backward, the last that has gradients."""
-        if found.direction is Direction.BACKWARD:
-            return next((context for context in reversed(self.contexts) if context.grads), None)
-        began = [each.place for each in noted if each.what is What.BEGAN and each.place.parent is None and each.order <= found.order]
-        return next((context for context in self.contexts if began and (context.name, context.index) == began[-1].key), None)
+        """The outermost call in which something was found; of a sum over several, none."""
+        if found.site is Site.SUM and len(self.contexts) == 1:
+            return self.contexts[0]
+        parents = {each.place.key: each.place.parent for each in noted if each.what is What.BEGAN}
+        key: tuple[str, int] | None = (found.name, found.call)
+        while key is not None and parents.get(key) is not None:
+            key = parents[key]
+        return next((context for context in self.contexts if (context.name, context.index) == key), None)
 
 
 def _look_at_weights(found: Found, module: nn.Module, context: Context | None) -> None:
@@ -82,10 +87,11 @@ def _look_at_weights(found: Found, module: nn.Module, context: Context | None) -
 def _refine(found: Found, again: Found) -> None:
     """Take over what the second run knows better: the operator and its source line, and where it was, if that is another place."""
     place = (found.name, found.call, found.near)
-    if found.site in (Site.MODULE, Site.GLUE) and place != (again.name, again.call, again.near):
+    if found.site in (Site.MODULE, Site.GLUE, Site.SUM) and place != (again.name, again.call, again.near):
         found.notes.append(f"by outputs alone it was first seen in {found.place}")
         found.name, found.call, found.type, found.site, found.near = again.name, again.call, again.type, again.site, again.near
         found.kinds, found.cause = again.kinds, again.cause
     found.operator, found.line, found.operator_tensors = again.operator, again.line, again.operator_tensors
+    found.notes += again.notes
     found.tensors = again.tensors or found.tensors
     found.legal = again.legal

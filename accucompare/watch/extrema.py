@@ -101,7 +101,7 @@ class Meter:
             data = _data(value)
             if data is None:
                 return None
-            extrema = Extrema(dtype_name(value.dtype), tuple(value.shape))
+            extrema = Extrema(dtype_name(value.dtype), tuple(data.shape if value.is_nested else value.shape))
             distinct = _distinct(data)
             low, high = torch.aminmax(distinct)
             extrema.waiting = {"low": low, "high": high}
@@ -148,6 +148,10 @@ class Meter:
         for extrema in self._waiting:
             extrema.waiting = {}
         self._waiting.clear()
+
+    def forget_one(self, value: Any) -> None:
+        """Look at a tensor anew when it comes again."""
+        self._known.pop(id(value), None)
 
     def forget(self) -> None:
         """Remember no tensors of the step that ends."""

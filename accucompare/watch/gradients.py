@@ -7,18 +7,23 @@ which ended before. Each gets a hook, which is told what its backward gives. Not
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
-from collections.abc import Callable, Iterable
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 import accucompare
 from accucompare.capture.calls import _Hook
 from accucompare.capture.names import Modules
+from accucompare.capture.operators import CALLERS
 from accucompare.watch.extrema import Extrema
 from accucompare.watch.judge import Place, What
 from accucompare.watch.ranks import has_sharded_parameters
@@ -67,11 +72,16 @@ class Gradients:
         self._distributed = distributed
         self._gathered: dict[int, torch.Tensor] = {}  # by id: what takes the place of sharded parameters, and has a hook
         self._followed: set[int] = set()  # numbers of nodes that have a hook
+        self._uses: defaultdict[int, list[str]] = defaultdict(list)  # by a node's number, the modules that use what it gave
+        self._types = {name: type(module).__name__ for name, module in modules.named.items()}
         self._ending = False  # whether the end of the running backward will be told
+        self._task = -1  # autograd's number of that backward
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def install(self) -> None:
         for parameter in self.parameters:
+            if is_lazy(parameter.tensor):
+                continue
             if parameter.tensor.requires_grad and type(parameter.tensor.data) is torch.Tensor:
                 hook = functools.partial(self._guarded, self._own_gradient, parameter)
                 self._handles.append(parameter.tensor.register_hook(_Returning(hook)))  # type: ignore[no-untyped-call]
@@ -90,6 +100,7 @@ class Gradients:
         """An outermost call begins: no backward is running."""
         self._ending = False
         self._followed.clear()
+        self._uses.clear()
 
     def forget(self) -> None:
         """A step ends."""
@@ -97,8 +108,16 @@ class Gradients:
         self.backwards = 0
         self.order = {}
 
-    def follow(self, place: Place, first: int, outputs: Iterable[torch.Tensor], lines: bool) -> None:
-        """Put hooks on the autograd nodes that a call has made, from ``first`` on."""
+    def follow(self, place: Place, first: int, children: Sequence[tuple[int, str]], outputs: Iterable[torch.Tensor], exact: bool) -> None:
+        """Put hooks on the autograd nodes that a call has made.
+
+        Args:
+            place: of the call.
+            first: the number of the first node that it may have made.
+            children: the calls in it, each with the number of the first node after it.
+            outputs: that it gives.
+            exact: look at what arrives at a node, too, and note the line that called its operator; needs torch's anomaly mode.
+        """
         nodes = [tensor.grad_fn for tensor in outputs if not torch._C._functorch.is_functorch_wrapped_tensor(tensor)]
         while nodes:
             node = nodes.pop()
@@ -108,9 +127,15 @@ class Gradients:
             if number < first or number in self._followed:
                 continue
             self._followed.add(number)
-            if name not in _PASSING_ON:
-                line = _line(node) if lines else ""
-                node.register_hook(functools.partial(self._guarded, self._operator, place, name, line))
+            if exact:
+                for following, _ in node.next_functions:
+                    if following is not None:
+                        self._uses[following._sequence_nr()].append(place.name)
+            if exact or name not in _PASSING_ON:
+                line = _line(node) if exact else ""
+                before = [name for after, name in children if after <= number]
+                near = f"after {before[-1]}" if before else f"before {children[0][1]}" if children else ""
+                node.register_hook(functools.partial(self._guarded, self._operator, place, name, line, near, number if exact else None))
             nodes.extend(following for following, _ in node.next_functions)
 
     def expect(self, place: Place, path: str, output: torch.Tensor, tell: Callable[[torch.Tensor], None]) -> None:
@@ -137,19 +162,48 @@ class Gradients:
             self._watcher.run(functools.partial(self._heard, act), "a gradient", arguments)
 
     def _heard(self, act: Callable[..., None], *arguments: Any) -> None:
-        if not self._ending:
-            self._ending = True
+        if not self._ending or self._was_given_up():
+            self._ending, self._task = True, torch._C._current_graph_task_id()
             self.backwards += 1
             # only a callback that is queued by another comes after that of DistributedDataParallel, which sums gradients
             end = functools.partial(_queue, functools.partial(self._guarded, self._ended))
             _queue(end)
         act(*arguments)
 
-    def _operator(self, place: Place, name: str, line: str, given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
+    def _was_given_up(self) -> bool:
+        """Whether the backward that was running has raised: this one is another, and is not inside it, as a checkpoint's is."""
+        if torch._C._current_graph_task_id() == self._task:
+            return False
+        running, frame = 0, sys._getframe()
+        while frame.f_back is not None:
+            frame = frame.f_back
+            running += frame.f_code.co_name == "_engine_run_backward"
+        return running == 1
+
+    def _operator(
+        self,
+        place: Place,
+        name: str,
+        line: str,
+        near: str,
+        number: int | None,
+        given: tuple[Any, ...],
+        arrived: tuple[Any, ...],
+    ) -> None:
         """``given``: what the node gives to those after it; as autograd calls it, its grad_inputs."""
         new = [(str(index), grad) for index, grad in enumerate(given) if grad is not None and not any(grad is each for each in arrived)]
-        self._watcher.note(What.GRADIENT, place, [("grad", path, grad) for path, grad in new], name, line)
+        if number is not None:
+            parts = [("grad", str(index), grad) for index, grad in enumerate(arrived) if grad is not None]
+            self._watcher.note(What.SUM, self._used_in(number, place), parts)
+        self._watcher.note(What.GRADIENT, place, [("grad", path, grad) for path, grad in new], name, line, near)
         self._watcher.look_at_flag_backward(place, name)
+
+    def _used_in(self, number: int, place: Place) -> Place:
+        """The innermost module in which all uses are of what a node gave; the gradients of the uses are summed there."""
+        paths = [name.split(".") if name else [] for name in self._uses[number]]
+        shared = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+        name = ".".join(parts[0] for parts in shared) if paths else place.name
+        return Place(name, 0, self._types.get(name, ""), None)
 
     def _arrived(self, place: Place, path: str, tell: Callable[[torch.Tensor], None], grad: torch.Tensor) -> None:
         self._watcher.note(What.ARRIVED, place, [("grad", path, grad)])
@@ -168,7 +222,9 @@ class Gradients:
 
 
 class _Returning:
-    """A tensor's hook that leaves the gradient as it is."""
+    """A tensor's hook that leaves the gradient as it is, and is left behind where the tensor is saved."""
+
+    __torch_unserializable__ = True
 
     def __init__(self, act: Callable[[torch.Tensor], None]) -> None:
         self._act = act
@@ -206,6 +262,8 @@ def _line(node: Any) -> str:
     """Where the operator of a node was called, if torch's anomaly mode has noted it: ``File "model.py", line 57, in forward``."""
     for frame in reversed(node.metadata.get("traceback_") or ()):
         match = re.match(r'\s*File "(.+)", line (\d+)', frame)
+        if match is not None and match[1] in CALLERS:
+            break
         if match is not None and not match[1].startswith(_PACKAGES):
             return f"{Path(match[1]).name}:{match[2]}"
     return ""

@@ -240,7 +240,8 @@ _HINTS: tuple[_Hint, ...] = (
         'run it with `--level op` (level="op"): it names the operator and its source line',
     ),
     _Hint(
-        lambda facts: bool(facts.found.reproducer), "run the reproducer with --device cpu: if the values are finite there, it is the device"
+        lambda facts: bool(facts.found.reproducer),
+        "run the reproducer on another device (python SCRIPT cpu): if the values are finite there, it is the device",
     ),
 )
 

@@ -7,9 +7,9 @@ its children gave back. A kind that turns up beyond that was made there:
   after the last of them (``glue``);
 - in what a child is given: made in the caller's own code before that child (``glue``).
 
-An Inf is legal until it does harm, since masks are made of it: one that the model was given, or that a caller's own code made, is
-told only when a child turns it into NaN, or a +Inf comes out again. A -Inf that was given and becomes NaN is the fault of the module in
-which it does (a mask that hides a whole row), not of who made it.
+What the model was given, or a caller's own code made, is legal until it does harm, since masks are made of Inf, and a NaN may be
+taken out again: it is told only when a child turns it into NaN, or a +Inf comes out again. A -Inf that was given and becomes NaN is the
+fault of the module in which it does (a mask that hides a whole row), not of who made it.
 
 Backward, the first gradient that is not finite is the origin, and what comes after it is what it spoilt.
 """
@@ -25,8 +25,12 @@ from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.records import display_name
 from accucompare.watch.events import Cause, Direction, Found, Seen, Site
 
-NAN, PLUS, MINUS, SATURATED = "NaN", "+Inf", "-Inf", "saturated"
+NAN, PLUS, MINUS, SATURATED, FLAG = "NaN", "+Inf", "-Inf", "saturated", "overflow flag"
 _INFINITE = frozenset((PLUS, MINUS))
+#: What is legal until a call makes of it one of these.
+_HARM = {NAN: {NAN}, SATURATED: {NAN, SATURATED, PLUS}, PLUS: {NAN, PLUS, SATURATED}, MINUS: {NAN}}
+#: And what is wrong, too, if a call's own code makes it and gives it back; a mask of -Inf is not.
+_HARMFUL = (NAN, SATURATED, PLUS)
 
 #: At most so many calls that only passed on what came in are told, a step.
 _MOST_PASSED_ON = 100
@@ -41,6 +45,7 @@ class What(Enum):
     POINT = "point"  # a point of the user's own: one tensor
     FLAG = "flag"  # the device's overflow flag went up since the last time that it was looked at
     ARRIVED = "arrived"  # the gradient of what an outermost call gave
+    SUM = "sum"  # what arrives at an operator's backward; the call is the one in which what the operator gave was used
     GRADIENT = "gradient"  # what an operator's backward gives
     PARAMETER = "parameter"  # the norm of a parameter's gradient, after a backward
 
@@ -70,6 +75,7 @@ class Heard:
         seen: the tensors.
         detail: an operator, a point's label, a parameter's name; of a flag, ``before`` and the child, if it went up before one.
         line: of an operator, the source line that called it.
+        near: of an operator's gradient, the child that its call's own code had called last, if it has children.
         order: its place in the step.
     """
 
@@ -78,6 +84,7 @@ class Heard:
     seen: list[Seen] = field(default_factory=list)
     detail: str = ""
     line: str = ""
+    near: str = ""
     order: int = 0
 
     def of(self, role: str) -> list[Seen]:
@@ -94,6 +101,7 @@ class _Open:
         bad: of the known, those that come from a finding.
         pending: an Inf that its own code has made and that has done no harm yet.
         makers: the operators that made each kind, if operators were seen.
+        sources: those that made it of a number in the code, such as a mask of -Inf.
         last: the child that ended last.
     """
 
@@ -104,6 +112,7 @@ class _Open:
     bad: set[str] = field(default_factory=set)
     pending: dict[str, Found] = field(default_factory=dict)
     makers: dict[str, Heard] = field(default_factory=dict)
+    sources: dict[str, Heard] = field(default_factory=dict)
     last: Place | None = None
 
 
@@ -132,6 +141,7 @@ class _Judge:
         self._passed_on = 0
         self._spoilt = False  # backward: something has been found
         self._told: set[tuple[str, int]] = set()  # backward: calls that have been
+        self._ends: dict[tuple[str, int], tuple[_Open, Heard]] = {}
         self._sees_operators = False
 
     def kinds(self, seen: Iterable[Seen]) -> frozenset[str]:
@@ -158,6 +168,7 @@ class _Judge:
             What.POINT: self._point,
             What.FLAG: self._flag,
             What.ARRIVED: self._arrived,
+            What.SUM: self._sum,
             What.GRADIENT: self._gradient,
             What.PARAMETER: self._parameter,
         }[heard.what](heard)
@@ -172,20 +183,17 @@ class _Judge:
         fresh = arrival - caller.known
         caller.known |= fresh
         for kind in sorted(fresh):
-            found = self._made_before(caller, heard, kind)
-            if kind in _INFINITE:
-                caller.pending[kind] = found
-            elif kind == NAN and caller.known & caller.bad & _INFINITE:  # its own code made it of an Inf that is told already
+            if kind == NAN and caller.known & caller.bad & _INFINITE:  # its own code made it of an Inf that is told already
                 self._blame(caller, call, {NAN})
             else:
-                self._tell(found, caller, call)
+                caller.pending[kind] = self._made_before(caller, heard, kind)
 
     def _made_before(self, caller: _Open, heard: Heard, kind: str) -> Found:
         """What a child, or the model, is given and was not known to its caller."""
         bad = [each for each in heard.of("input") if kind in self.kinds([each])]
         if caller is self._outside:
             return self._finding(heard, Site.INPUT, [kind], bad)
-        near = f"before {_within(heard.place, caller.place)}"
+        near = f"before {within(heard.place, caller.place)}"
         tensors = [*self._inputs_of(caller), *bad]
         return self._finding(heard, Site.GLUE, [kind], tensors, caller, near)
 
@@ -195,6 +203,7 @@ class _Judge:
             return
         caller, kinds = self._caller(heard.place), self.kinds(heard.seen)
         caller.last = heard.place
+        self._ends[heard.place.key] = call, heard
         if kinds and not self._limits.allow(heard.place.name):
             self._judge(call, caller, heard, kinds)
         caller.known |= kinds
@@ -211,30 +220,37 @@ class _Judge:
             self._pass_on(call, caller, heard, kinds)
         elif call.known & call.bad:  # made in a child, and told there
             self._blame(caller, call, kinds)
+        elif (own := next((kind for kind in _HARMFUL if kind in call.pending and kinds & _HARM[kind]), None)) is not None:
+            self._tell(call.pending.pop(own), caller, call)
         elif made:
             glue = call.last is not None
-            near = f"after {_within(call.last, call.place)}" if call.last is not None else ""
+            near = f"after {within(call.last, call.place)}" if call.last is not None else ""
             tensors = [*self._inputs_of(call), *heard.seen]
-            own = call.pending.get(PLUS) if NAN in kinds else None
-            found = own or self._finding(heard, Site.GLUE if glue else Site.MODULE, sorted(kinds), tensors, call, near)
+            found = self._finding(heard, Site.GLUE if glue else Site.MODULE, sorted(kinds), tensors, call, near)
             self._tell(found, caller, call)
 
     def _pending(self, call: _Open, caller: _Open, kinds: frozenset[str]) -> Found | None:
-        """The Inf, of those that the caller's own code made or that the model was given, that does harm in this call."""
-        if NAN in call.given:
-            return None
-        for kind, harm in ((PLUS, {NAN, PLUS, SATURATED}), (MINUS, {NAN})):
-            maker = self._maker(kind, caller)
-            if kind in call.given and kind in maker.pending and kinds & harm and (kind == PLUS or self._is_overflow(maker)):
-                self._blame(maker, None, {kind})
-                return maker.pending.pop(kind)
+        """What, of that which callers' own code made or the model was given, does harm in this call."""
+        for kind in (NAN,) if NAN in call.given else (*_HARMFUL, MINUS):
+            around = self._around(kind, caller)
+            maker = around[-1]
+            if kind in call.given and kind in maker.pending and kinds & _HARM[kind] and (kind != MINUS or self._is_overflow(maker)):
+                found = maker.pending.pop(kind)
+                other = maker.pending.get(MINUS)
+                if other is not None and other.order == found.order and self._is_overflow(maker):
+                    found.kinds = [*found.kinds, *maker.pending.pop(MINUS).kinds]
+                for each in around:
+                    self._blame(each, None, found.kinds)
+                return found
         return None
 
-    def _maker(self, kind: str, call: _Open) -> _Open:
-        """Of the calls around, whose own code made an Inf: this one's, if it was not given one itself."""
+    def _around(self, kind: str, call: _Open) -> list[_Open]:
+        """A call and those around it, up to the one whose own code has made an Inf that all within were given."""
+        around = [call]
         while kind in call.given and kind not in call.pending and call is not self._outside:
             call = self._caller(call.place)
-        return call
+            around.append(call)
+        return around
 
     def _is_overflow(self, caller: _Open) -> bool:
         """Whether a pending -Inf was computed, and is no mask: by its operator; if that is not known, by there being positive values."""
@@ -271,6 +287,9 @@ class _Judge:
         if NAN in new and NAN not in call.makers:
             infinite = next((call.makers[kind] for kind in (PLUS, MINUS) if kind in arrival and kind in call.makers), None)
             call.makers[NAN] = infinite or heard
+        given = self.kinds(seen for seen in heard.of("input") if seen.shape or seen.dtype != "float64")  # not by a Python number
+        for kind in kinds - given:
+            call.sources[kind] = heard
         if NAN not in arrival and not arrival & _INFINITE:
             call.makers.update(dict.fromkeys(new - {NAN}, heard))  # the last: an earlier one may have done no harm
 
@@ -281,10 +300,18 @@ class _Judge:
             self._tell(self._finding(heard, Site.POINT, sorted(kinds), tensors, call, heard.detail), call)
 
     def _flag(self, heard: Heard) -> None:
-        call = self._open.get(heard.place.key)
-        site = Site.GLUE if heard.detail else Site.MODULE
-        found = self._finding(heard, site, ["overflow flag"], heard.seen, call, heard.detail)
-        self.found.append(found)
+        """The first is told as where it began: what is saturated sets off the flag in most calls after it."""
+        call, ended = self._ends.get(heard.place.key, (self._open.get(heard.place.key), None))
+        tensors = [*(self._inputs_of(call) if call is not None else []), *(ended.seen if ended is not None else [])]
+        found = self._finding(heard, Site.GLUE if heard.detail else Site.MODULE, [FLAG], tensors, call, heard.detail)
+        if call is not None and SATURATED in call.makers:
+            maker = call.makers[SATURATED]
+            found.operator, found.line, found.operator_tensors = maker.detail, maker.line, maker.seen
+        if any(each.origin for each in self.found):
+            found.origin, found.cause = False, Cause.INPUTS
+            self._passed_on += 1
+        if self._passed_on <= _MOST_PASSED_ON:
+            self.found.append(found)
 
     def _arrived(self, heard: Heard) -> None:
         kinds = self.kinds(heard.seen)
@@ -303,10 +330,23 @@ class _Judge:
         origin = not self._spoilt and not any(found.origin for found in self.found)
         self._spoilt = True
         self._told.add(heard.place.key)
-        found = self._finding(heard, Site.MODULE, sorted(kinds), heard.seen)
+        call, ended = self._ends.get(heard.place.key, (None, None))
+        forward = [] if call is None or ended is None else [*self._inputs_of(call), *ended.seen]
+        found = self._finding(heard, Site.GLUE if heard.near else Site.MODULE, sorted(kinds), [*forward, *heard.seen], None, heard.near)
         found.direction, found.origin, found.operator, found.line = Direction.BACKWARD, origin, heard.detail, heard.line
+        if origin and call is not None:
+            found.notes += [_swallowed(each) for each in list(dict.fromkeys(call.makers.values()))[:1]]
         found.cause = Cause.INSIDE if origin else Cause.INPUTS
         self.found.append(found)
+
+    def _sum(self, heard: Heard) -> None:
+        """If a sum is not finite, but nothing was before, then its parts were finite."""
+        kinds = self.kinds(heard.seen)
+        if kinds and not self._spoilt and not any(found.origin for found in self.found):
+            self._spoilt = True
+            found = self._finding(heard, Site.SUM, sorted(kinds), heard.seen)
+            found.direction = Direction.BACKWARD
+            self.found.append(found)
 
     def _parameter(self, heard: Heard) -> None:
         """A parameter whose gradient is not finite is told with the gradient that spoilt it."""
@@ -329,7 +369,7 @@ class _Judge:
     ) -> Found:
         place = call.place if call is not None and call is not self._outside else heard.place
         tensors = list(tensors)
-        makers = call.makers if call is not None else {}
+        makers = {**call.sources, **call.makers} if call is not None else {}
         maker = next((makers[kind] for kind in (NAN, *kinds) if kind in kinds and kind in makers), None)
         given = call if call is not None else self._open.get(heard.place.key)
         inputs = self._inputs_of(given) if given is not None else [seen for seen in tensors if seen.role == "input"]
@@ -382,7 +422,12 @@ def near_the_limit(dtype: str, low: float, high: float, near: float) -> bool:
     return largest > 0 and (largest / near <= high < float("inf") or -0.99 * largest < low <= -largest / near)
 
 
-def _within(child: Place, parent: Place) -> str:
+def _swallowed(maker: Heard) -> str:
+    """What an operator made in the forward that the call's output does not show, but its backward does."""
+    return f"in the forward {maker.detail}{f' at {maker.line}' if maker.line else ''} gave a value that is not finite"
+
+
+def within(child: Place, parent: Place) -> str:
     """A child's name as its parent's code knows it."""
     prefix = f"{parent.name}." if parent.name else ""
     name = child.name.removeprefix(prefix) if child.name.startswith(prefix) else child.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +16,7 @@ from accucompare.capture.names import Modules
 from accucompare.capture.values import leaves
 from accucompare.watch.extrema import Extrema, Meter
 from accucompare.watch.gradients import Gradients
-from accucompare.watch.judge import OUTSIDE, Heard, Place, What
+from accucompare.watch.judge import OUTSIDE, Heard, Place, What, within
 from accucompare.watch.operators import OperatorsHeard, Part
 
 
@@ -27,12 +27,14 @@ class WatchedCall(Call):
     Attributes:
         place: which one it is.
         first: the number of the first autograd node that it makes.
+        children: the calls that it has made, by name, each with the number of the first autograd node after it.
         operators: that hears its operators, of an outermost call.
         context: what whoever watches keeps of an outermost call.
     """
 
     place: Place = OUTSIDE
     first: int = 0
+    children: list[tuple[int, str]] = field(default_factory=list)
     operators: OperatorsHeard | None = None
     context: Any = None
 
@@ -46,11 +48,12 @@ class Noted:
     parts: list[tuple[str, str, Extrema]]
     detail: str = ""
     line: str = ""
+    near: str = ""
     order: int = 0
 
     def heard(self) -> Heard:
         seen = [extrema.seen(role, path) for role, path, extrema in self.parts]
-        return Heard(self.what, self.place, seen, self.detail, self.line, self.order)
+        return Heard(self.what, self.place, seen, self.detail, self.line, self.near, self.order)
 
 
 class Outermost(Protocol):
@@ -132,7 +135,7 @@ class Watcher(Listener[WatchedCall]):
         self._again.clear()
 
     def idle(self) -> bool:
-        return not self.listening
+        return not self.listening or torch._C._get_tracing_state() is not None
 
     @contextlib.contextmanager
     def deaf(self) -> Iterator[None]:
@@ -152,12 +155,12 @@ class Watcher(Listener[WatchedCall]):
         self._again[name] = self._again.get(name, 0) + 1  # the last call comes first
         return max(0, self._indices[name] - self._again[name])
 
-    def note(self, what: What, place: Place, parts: Iterable[Part], detail: str = "", line: str = "") -> Noted:
+    def note(self, what: What, place: Place, parts: Iterable[Part], detail: str = "", line: str = "", near: str = "") -> Noted:
         """Note one thing, and begin to look at its tensors."""
         frames = self.hearing.frames and what in (What.BEGAN, What.ENDED, What.GRADIENT)
         underflow = self.hearing.underflow and what in (What.ENDED, What.GRADIENT)
         looked = [(role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts]
-        noted = Noted(what, place, [(role, path, each) for role, path, each in looked if each], detail, line, len(self.noted))
+        noted = Noted(what, place, [(role, path, each) for role, path, each in looked if each], detail, line, near, len(self.noted))
         self.noted.append(noted)
         return noted
 
@@ -181,9 +184,11 @@ class Watcher(Listener[WatchedCall]):
         if not in_backward():
             self.note(What.ENDED, call.place, outputs)
             self._look_at_flag(call, ended=True)
+        if (caller := self.caller(call)) is not None:
+            caller.children.append((torch._C._autograd._get_sequence_nr(), within(call.place, caller.place)))
         if torch.is_grad_enabled():
             tensors = [(path, value) for _, path, value in outputs if isinstance(value, torch.Tensor) and value.requires_grad]
-            self.gradients.follow(call.place, call.first, [tensor for _, tensor in tensors], self.hearing.lines)
+            self.gradients.follow(call.place, call.first, call.children, [tensor for _, tensor in tensors], self.hearing.lines)
             if call.parent is None and not in_backward():
                 for path, tensor in tensors:
                     self.gradients.expect(call.place, path, tensor, functools.partial(self._arrived, call, path))
@@ -219,6 +224,8 @@ class Watcher(Listener[WatchedCall]):
 
     def _operator_gave(self, given: list[tuple[str, str, Extrema]], operator: str, line: str, outputs: list[Part]) -> None:
         call = self.running()
+        for *_, value in outputs:
+            self.meter.forget_one(value)  # an operator that writes into its input has not raised its version yet
         if call is not None:
             noted = self.note(What.OPERATOR, call.place, outputs, operator, line)
             noted.parts[:0] = given

@@ -14,6 +14,9 @@ from accucompare.watch.events import Event
 
 _ENCODER = msgspec.json.Encoder()
 
+#: Logs that are being written by this process.
+_open: set[Path] = set()
+
 
 class Log:
     """A file that events are added to, each at once, so that a killed process leaves those that were.
@@ -24,9 +27,12 @@ class Log:
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            UsageError: if it cannot be written.
+            UsageError: if it cannot be written, or another watch of this process is writing it.
         """
         self.path = path
+        self._place = path.resolve()
+        if self._place in _open:
+            raise UsageError(f"{path}: another watch is writing its log there; give this one a directory of its own (out=)")
         self._file: IO[bytes] | None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,6 +40,7 @@ class Log:
             self._mend(self._file)
         except OSError as error:
             raise UsageError(f"{path}: the log of the watch cannot be written ({error.strerror}); choose another directory") from None
+        _open.add(self._place)
 
     def write(self, event: Event) -> None:
         if self._file is None:
@@ -47,6 +54,7 @@ class Log:
             warnings.warn(f"{self.path}: the log of the watch ends here ({error.strerror}); the watch goes on", stacklevel=2)
 
     def close(self) -> None:
+        _open.discard(self._place)
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()

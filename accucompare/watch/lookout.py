@@ -46,12 +46,18 @@ class Lookout:
                 text = f"{extrema.subnormal:.0%} of {values} are subnormal in {extrema.dtype}, and {extrema.zero:.0%} are zero"
                 self.warn("underflow", text, step, noted.place, extrema.subnormal + extrema.zero, extrema.dtype)
 
-    def look_at_sums(self, norms: Mapping[str, Extrema], step: int) -> None:
-        """Warn of gradients that became not finite when they were summed over ranks, though this rank's own were finite."""
+    def look_at_sums(self, norms: Mapping[str, Extrema], step: int) -> bool:
+        """Warn of gradients that are not finite since they were summed over ranks, this rank's own being finite.
+
+        Returns:
+            Whether there are any.
+        """
         spoilt = [name for name, norm in norms.items() if not norm.finite]
         if spoilt:
-            text = f"{len(spoilt)} gradients, such as that of {spoilt[0]}, are not finite since they were summed over ranks"
-            self.warn("note", f"{text}, and this rank's own were: another rank made it, and its log names where", step)
+            which = f"{len(spoilt)} gradients, such as that of {spoilt[0]}, are" if len(spoilt) > 1 else f"the gradient of {spoilt[0]} is"
+            text = f"{which} not finite since they were summed over ranks"
+            self.warn("note", f"{text}, and this rank's own were: another rank made it, and its log names where", step, once="sums")
+        return bool(spoilt)
 
     def warn(
         self, kind: str, text: str, step: int, place: Place | None = None, value: float | None = None, dtype: str = "", once: str = ""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from accucompare.watch.events import Direction, Found, Site
 from accucompare.watch.extrema import look_now, norm_now
-from accucompare.watch.judge import Heard, Limits, What, judge
+from accucompare.watch.judge import FLAG, Heard, Limits, What, judge
 from accucompare.watch.listening import Watcher
 
 
@@ -56,7 +56,7 @@ class Reader:
         backward = [found for found in findings if found.direction is Direction.BACKWARD and found.site is not Site.SUM]
         norms = self._watcher.gradients.norms.values()
         self.masked = next((found for found in backward if found.origin and not found.parameters), None)
-        if self.masked is None or "overflow flag" in self.masked.kinds or not norms or not all(norm.finite for norm in norms):
+        if self.masked is None or FLAG in self.masked.kinds or not norms or not all(norm.finite for norm in norms):
             self.masked = None
             return findings
         return [found for found in findings if found not in backward]

@@ -8,6 +8,7 @@ generators, the buffers, plain attributes of modules and gradients are what they
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import sys
 from collections import Counter
@@ -20,19 +21,20 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from accucompare import devices
 from accucompare.capture.calls import arguments_of, listens
 from accucompare.capture.hooks import Recorder
 from accucompare.capture.names import Modules
-from accucompare.capture.values import leaves, replaced
+from accucompare.capture.values import is_cache, leaves, replaced
+from accucompare.watch import points
+from accucompare.watch.attributes import Attributes, attributes_of, set_attributes
 from accucompare.watch.events import Direction, Found, Site
 from accucompare.watch.extrema import Meter
-from accucompare.watch.judge import Limits, judge
+from accucompare.watch.judge import FLAG, Limits, judge
 from accucompare.watch.listening import Hearing, WatchedCall, Watcher
 from accucompare.watch.ranks import has_sharded_parameters
 from accucompare.watch.reproducer import Moment
 from accucompare.watch.rerun import autocast_now
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(eq=False)
@@ -48,6 +50,7 @@ class Context:
         buffers: copies of all buffers, by module and name.
         versions: how often each parameter had been written into.
         indices: how often each module had been called in the step.
+        attributes: of all modules, other than parameters, buffers and modules.
         grads: gradients of its outputs by path, when the backward brings them.
         obstacle: why it cannot be run again; empty if it can.
     """
@@ -63,6 +66,7 @@ class Context:
     buffers: dict[tuple[str, str], torch.Tensor]
     versions: list[int]
     indices: Counter[str]
+    attributes: Attributes
     grads: dict[str, torch.Tensor] = field(default_factory=dict)
     obstacle: str = ""
 
@@ -105,6 +109,8 @@ class Memory:
 
     def remember(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any], indices: Counter[str]) -> Context:
         obstacle = self._obstacle or _stateful(args, kwargs)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            obstacle = "it was called inside a function transform"
         copied = ((), {}) if obstacle else _copies(args, kwargs)
         return Context(
             call.module,
@@ -117,6 +123,7 @@ class Memory:
             {} if obstacle else self._buffers(),
             self.versions(),
             indices.copy(),
+            {} if obstacle else attributes_of(self._modules),
             obstacle=obstacle,
         )
 
@@ -174,7 +181,8 @@ def replay(context: Context, found: Found, modules: Modules, versions: list[int]
         return Replayed(note="the backward was not run again: no gradient arrived at what the model gave")
     try:
         with _nothing_changed(context, modules):
-            watcher = _Again(modules, context, Hearing(frames=True, operators=True, lines=backward))
+            flagged = functools.partial(_flag_of, context) if FLAG in found.kinds else None
+            watcher = _Again(modules, context, Hearing(frames=True, operators=True, lines=backward), overflowed=flagged)
             watcher.run_again(backward)
             again = _same(judge([noted.heard() for noted in watcher.noted], found.step, limits), found)
             target = again or found
@@ -193,8 +201,15 @@ class _Again(Watcher):
         moment: what the call of the target was given.
     """
 
-    def __init__(self, modules: Modules, context: Context, hearing: Hearing, target: tuple[str, int] | None = None) -> None:
-        super().__init__(modules, Meter())
+    def __init__(
+        self,
+        modules: Modules,
+        context: Context,
+        hearing: Hearing,
+        target: tuple[str, int] | None = None,
+        overflowed: Callable[[], bool | None] | None = None,
+    ) -> None:
+        super().__init__(modules, Meter(), overflowed=overflowed)
         self.hearing = hearing
         self.moment: Moment | None = None
         self._context = context
@@ -206,9 +221,11 @@ class _Again(Watcher):
         context.random.restore()
         for (prefix, name), copy in context.buffers.items():
             self._modules.named[prefix]._buffers[name] = copy.clone()
+        set_attributes(context.attributes, fresh=True)
         args, kwargs = _copies(context.args, context.kwargs)
         try:
             self.install()
+            points.active.append(self)
             with torch.set_grad_enabled(context.grad), _autocast_of(context.autocast):
                 output = context.module(*args, **kwargs)
             if backward:
@@ -216,6 +233,7 @@ class _Again(Watcher):
             self.meter.read()
         finally:
             self.remove()
+            points.active.remove(self)
         if self.errors:
             raise RuntimeError(self.errors[0])
 
@@ -266,9 +284,7 @@ def _nothing_changed(context: Context, modules: Modules) -> Iterator[None]:
     """Put back, at the end, all that running a model again may change."""
     kept = RandomState.now(_device_of(context.args, context.kwargs, context.module))
     buffers = {(prefix, name): value for prefix, module in modules.named.items() for name, value in module._buffers.items()}
-    attributes = {
-        module: {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)} for module in modules.named.values()
-    }
+    attributes = {module: dict(vars(module)) for module in modules.named.values()}
     parameters = list(modules.named[""].parameters())
     grads = [parameter.grad for parameter in parameters]
     for parameter in parameters:
@@ -279,10 +295,9 @@ def _nothing_changed(context: Context, modules: Modules) -> Iterator[None]:
     finally:
         for parameter, grad in zip(parameters, grads, strict=True):
             parameter.grad = grad
-        for module, values in attributes.items():
-            for name, value in values.items():
-                if getattr(module, name, None) is not value:
-                    object.__setattr__(module, name, value)
+        for module, before in attributes.items():
+            vars(module).clear()
+            vars(module).update(before)
         for (prefix, name), buffer in buffers.items():
             modules.named[prefix]._buffers[name] = buffer
         kept.restore()
@@ -305,7 +320,7 @@ def _obstacle(modules: Modules, ranks: int) -> str:
 def _stateful(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Why a call with these arguments cannot be run again."""
     for value in (*args, *kwargs.values()):
-        if any(base.__name__ == "Cache" for base in type(value).__mro__):  # transformers'
+        if is_cache(value):
             return f"it was given a {type(value).__name__}, which it changes"
     return ""
 
@@ -330,6 +345,11 @@ def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any], module: nn.Module)
     tensors: Iterable[Any] = (part for _, part in arguments_of(args, kwargs))
     first = next((part for part in (*module.parameters(), *tensors) if isinstance(part, torch.Tensor)), None)
     return torch.device("cpu") if first is None else first.device
+
+
+def _flag_of(context: Context) -> bool | None:
+    device = _device_of(context.args, context.kwargs, context.module)
+    return devices.backend(device.type).overflowed(device)
 
 
 def _same(findings: list[Found], found: Found) -> Found | None:

@@ -15,7 +15,7 @@ from accucompare.capture.names import Modules
 from accucompare.errors import AccucompareError, NonFiniteError, WatchEndedError
 from accucompare.watch import points
 from accucompare.watch.analysis import answer
-from accucompare.watch.events import Direction, End, Found, Frames, Number, Scaled, Start, Step, Warned, log_path, number
+from accucompare.watch.events import Cause, Direction, End, Found, Frames, Number, Scaled, Start, Step, Warned, log_path, number
 from accucompare.watch.explaining import Explainer
 from accucompare.watch.extrema import Meter
 from accucompare.watch.frames import frames_of
@@ -29,8 +29,12 @@ from accucompare.watch.replay import Memory
 from accucompare.watch.reproducer import Moment, save_reproducer
 from accucompare.watch.scaling import Scaling
 
-#: So many outermost calls are remembered at most; then the flags are read early, and those that were clean are forgotten.
-_MOST_REMEMBERED = 4
+#: From so many outermost calls in a step on, the flags are read early, and those that were clean are forgotten.
+_READ_EARLY = 4
+#: So many are remembered at most.
+_MOST_REMEMBERED = 16
+#: So much is heard in a step at most before it is dropped, if nothing was found.
+_MOST_NOTED = 100_000
 #: Underflow is looked for in every so many-th step that is watched.
 _UNDERFLOW_EVERY = 10
 #: How many parameters a step's event names of those that carry most of grad_norm.
@@ -72,6 +76,9 @@ class Watch:
         self._backwards = 0
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
+        self._taken: set[int] = set()  # ids of this step's findings that have been told
+        self._written = False  # whether this step is in the log
+        self._spoilt_by_others: int | None = None  # the step in which another rank spoilt gradients, with which parameters were updated
         self._told: set[str] = set()  # places that have been told
         self._reproduced = False
         self._ended = False
@@ -121,15 +128,27 @@ class Watch:
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         contexts = self._explainer.contexts
         self._trainings += torch.is_grad_enabled()
-        if len(contexts) >= _MOST_REMEMBERED:
+        if len(self._watcher.noted) > _MOST_NOTED:
+            self._forget()
+        if len(contexts) >= _READ_EARLY:
             self._read()
             if not self._reader.findings:
-                contexts.clear()
+                contexts[:] = [context for context in contexts if context.grad and not context.grads]  # their backward is to come
         if len(contexts) < _MOST_REMEMBERED:
             indices = self._watcher.indices()
             indices[call.name] -= 1  # it has been counted already
             call.context = self._memory.remember(call, args, kwargs, indices)
             contexts.append(call.context)
+
+    def _forget(self) -> None:
+        """Drop what was heard in a step without an end, if nothing was found in it."""
+        self._read()
+        if not self._reader.findings:
+            self._watcher.forget()
+            self._reader.next_step()
+            self._explainer.contexts.clear()
+            text = "this step has no end: call step() of the watch at the end of each; what was heard so far is finite, and is dropped"
+            self._lookout.warn("note", text, self._watcher.step)
 
     def arrived(self, call: WatchedCall, path: str, grad: torch.Tensor) -> None:
         if call.context is not None and not call.context.obstacle:
@@ -155,7 +174,7 @@ class Watch:
             return
         self._updated = True
         self._read()
-        error = self._tell()
+        error = self._tell(forward_only=self._scaling.scale is not None)  # a fused optimizer skips the update itself
         if error is not None:
             self._write_step()
             self._end("a finding")
@@ -170,7 +189,6 @@ class Watch:
     def _end_watched_step(self) -> None:
         self._read()
         step, watcher = self._watcher.step, self._watcher
-        self._watched_steps += 1
         self._backwards += watcher.gradients.backwards
         self._look_out()
         self._trace()
@@ -187,6 +205,8 @@ class Watch:
             raise error
 
     def _write_step(self) -> None:
+        self._written = True
+        self._watched_steps += 1
         norms = {name: norm.low / (self._scale_of_step or 1.0) for name, norm in self._watcher.gradients.norms.items()}
         total = math.hypot(*norms.values()) if norms else None
         if total is not None:
@@ -210,6 +230,8 @@ class Watch:
             self.dump = None
         self._explainer.contexts.clear()
         self._reader.next_step()
+        self._written = False
+        self._taken.clear()
         self._flag, self._asked, self._updated = None, False, False
         self._watcher.next_step()
         idle = self._watcher.step % self._options.every != 0
@@ -227,6 +249,8 @@ class Watch:
             underflow=(step // options.every) % _UNDERFLOW_EVERY == 0,
             operators=options.level == Level.OP,
         )
+        if self._watcher.listening:
+            self._scaling.scale = self._scale()  # steps in between may have changed it
         self._scale_of_step = self._scaling.scale
         if self._start.saturates and self._watcher.listening:
             self._device_flag()  # what overflowed between is not this step's
@@ -241,9 +265,12 @@ class Watch:
         Returns:
             What is to be raised, if anything.
         """
-        new = [found for found in self._reader.findings if found not in self.findings]
+        new = [found for found in self._reader.findings if id(found) not in self._taken]
         if forward_only:
             new = [found for found in new if found.direction is Direction.FORWARD]
+        self._taken |= {id(found) for found in new}
+        for found in new:
+            self._pass_on_of_others(found)
         origins = [found for found in new if found.origin]
         frames = self._frames_until(origins[0]) if origins and not self._told else None
         for found in origins:
@@ -265,6 +292,12 @@ class Watch:
         elif not again and not raises and not self._options.quiet:
             warnings.warn(f"accucompare: {message}", stacklevel=3)
         return NonFiniteError(message, first) if raises else None
+
+    def _pass_on_of_others(self, found: Found) -> None:
+        """What follows from gradients that another rank has spoilt did not begin here."""
+        if self._spoilt_by_others is not None and found.origin:
+            found.origin, found.cause = False, Cause.INPUTS
+            found.notes.append(f"in step {self._spoilt_by_others} parameters were updated with gradients that another rank had spoilt")
 
     def _explain(self, found: Found) -> None:
         with self._watcher.deaf():
@@ -313,7 +346,8 @@ class Watch:
             text = "the device's overflow flag is up, and no value shows it; flag_per_module=True (--flag-per-module) names the module"
             self._lookout.warn("device flag", text, step)
         if self._start.ranks > 1 and not self._reader.origins:
-            self._lookout.look_at_sums(self._watcher.gradients.norms, step)
+            spoilt = self._lookout.look_at_sums(self._watcher.gradients.norms, step)
+            self._spoilt_by_others = step if spoilt and self._spoilt_by_others is None else self._spoilt_by_others
 
     # the loss scale
 
@@ -350,7 +384,8 @@ class Watch:
             with contextlib.suppress(Exception):  # the loop's own error matters more
                 self._read()
                 self._tell(may_raise=False)
-                self._write_step()
+                if self._reader.findings:
+                    self._write_step()
         self._end(f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "interrupted")
 
     def _end(self, reason: str) -> None:
@@ -365,5 +400,5 @@ class Watch:
         if self._options.optimizer is not None and self._trainings and self._watched_steps and not self._backwards:
             text = "no backward was seen, so that no gradient was looked at; is the backward inside the watch?"
             self._lookout.warn("note", text, self._watcher.step)
-        self._log.write(End(self._watcher.step, self._watched_steps, reason))
+        self._log.write(End(self._watcher.step + self._written, self._watched_steps, reason))
         self._log.close()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accucompare import __version__, devices
@@ -117,6 +118,7 @@ def watch(
         raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
     modules = name_modules(model)
     _refuse_second(modules)
+    _refuse_other_optimizer(modules, optimizer)
     device, rank, ranks = device or device_of(model), *rank_and_ranks()
     backend = devices.backend(device.type)
     start = Start(
@@ -125,7 +127,7 @@ def watch(
         rank=rank,
         ranks=ranks,
         model=type(modules.named[""]).__name__,
-        parameters=sum(parameter.numel() for parameter in modules.named[""].parameters()),
+        parameters=sum(parameter.numel() for parameter in modules.named[""].parameters() if not is_lazy(parameter)),
         device=str(device),
         coordinates=coordinates(modules, mesh),
         case=case,
@@ -166,3 +168,12 @@ def _refuse_second(modules: Modules) -> None:
             raise UsageError(f"{display_name(name)} is being watched already; end the other watch first, or watch once, around both")
         if listens(module, Recorder):
             raise UsageError(f"{display_name(name)} is being captured: watch it in a run of its own, or what is captured would cost more")
+
+
+def _refuse_other_optimizer(modules: Modules, optimizer: Any) -> None:
+    groups = getattr(optimizer, "param_groups", None)
+    if groups is None:
+        return
+    ours = {id(tensor) for *_, tensor in modules.tensors()}
+    if ours and not any(id(tensor) in ours for group in groups for tensor in group["params"]):
+        raise UsageError("optimizer updates no parameter of the model: give the one that does, or none")

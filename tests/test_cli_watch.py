@@ -1,0 +1,298 @@
+"""`accucompare watch`, in real processes: what a user types, reads, and gets back as exit code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import openpyxl
+import pytest
+
+from accucompare.watch.events import End, Event, Found, Frames, Start, Step, read_log
+from tests.conftest import ROOT, Run, run_cli
+from tests.watch.served import Served
+
+CASE = """
+import torch
+from torch import nn
+from accucompare import Case
+
+class Log(nn.Module):
+    def forward(self, x):
+        return torch.log(x)
+
+class Net(nn.Module):
+    def __init__(self, raises):
+        super().__init__()
+        self.up, self.log, self.down = nn.Linear(6, 12), Log(), nn.Linear(12, 3)
+        self.raises = raises
+
+    def forward(self, x):
+        if self.raises and x.max() > 50:
+            raise ValueError("that is too large\\nmuch too large")
+        y = self.up(x)
+        return self.down(self.log(y.abs() + 1 if x.max() < 50 else -y.abs()))
+
+def training(large=(), steps=3, loss=True, raises=False):
+    torch.manual_seed(0)
+    model = Net(raises)
+    inputs = [torch.rand(4, 6) + (100 if step in large else 0) for step in range(steps)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    return Case(model, inputs, loss=(lambda output: output.pow(2).mean()) if loss else None, optimizer=optimizer if loss else None)
+
+def case():
+    return training((1,))
+
+def clean():
+    return training()
+
+def endless():
+    return training(steps=1)
+
+def without_loss():
+    return training(loss=False)
+
+def raising():
+    return training((2,), raises=True)
+
+def near():
+    case = training()
+    case.model.down.bias.data.fill_(3e4)
+    return case
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("watch")
+    (folder / "case.py").write_text(CASE)
+    shutil.copytree(ROOT / "fixtures", folder / "fixtures", ignore=shutil.ignore_patterns("simnpu"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[Served]:
+    """One process for all commands that need none of their own."""
+    with Served(folder) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def planted(folder: Path) -> subprocess.CompletedProcess[str]:
+    """A watch of a case with a NaN, in a process of its own."""
+    return run_cli("watch", "--out", "planted", cwd=folder, OMP_NUM_THREADS="1")
+
+
+def log(folder: Path, out: str) -> list[Event]:
+    """The last run in a log."""
+    return read_log(folder / out / "rank0.jsonl")[-1]
+
+
+def origins(events: list[Event]) -> list[Found]:
+    return [event for event in events if isinstance(event, Found) and event.origin]
+
+
+def steps(events: list[Event]) -> list[int]:
+    return [event.step for event in events if isinstance(event, Step)]
+
+
+def reason(events: list[Event]) -> str:
+    assert isinstance(events[-1], End)
+    return events[-1].reason
+
+
+def test_a_training_that_stays_finite(folder: Path) -> None:
+    done = run_cli("watch", "fixtures/gpt2.py:training", "--steps", "3", "--out", "gpt2", cwd=folder, OMP_NUM_THREADS="1")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "FINITE  gpt2: everything was finite in 3 steps that were watched\nmore: accucompare overflow gpt2\n",
+    )
+    events = log(folder, "gpt2")
+    assert (steps(events), reason(events)) == ([0, 1, 2], "finished")
+    assert all(isinstance(step.grad_norm, float) and step.grad_norm > 0 for step in events if isinstance(step, Step))
+
+
+def test_a_nan_is_answered_with_place_operator_and_line(planted: subprocess.CompletedProcess[str]) -> None:
+    lines = planted.stdout.splitlines()
+    assert planted.returncode == 1
+    assert lines[0].startswith("NOT FINITE  planted: 1 origin, ")
+    assert lines[1] == "NaN in log (Log), forward, step 1"
+    assert lines[2].startswith("  made inside by aten.log.default at case.py:8: what went in was finite; gradients not finite: ")
+    assert lines[-1] == "more: accucompare overflow planted"
+
+
+def test_the_last_calls_are_shown_on_standard_error(planted: subprocess.CompletedProcess[str]) -> None:
+    assert "the last 2 calls, as they ended" in planted.stderr
+    assert [line.split() for line in planted.stderr.splitlines() if "◀ here" in line] == [["4", "log", "Log", "◀", "here"]]
+    assert max(map(len, planted.stderr.splitlines())) <= 100
+
+
+def test_the_reproducer_runs_as_it_is_printed(planted: subprocess.CompletedProcess[str], folder: Path) -> None:
+    script = planted.stdout.partition("reproducer: ")[2].partition(";")[0]
+    done = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "It shows again: 48 NaN of 48 values in the output" in done.stdout
+
+
+def test_overflow_tells_the_rest(planted: subprocess.CompletedProcess[str], served: Served) -> None:
+    done = served("overflow", "planted")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (1, planted.stdout.splitlines()[0])
+    assert "Findings, in execution order" in done.stdout
+    sheet = openpyxl.load_workbook(served.folder / "reports" / "planted-overflow.xlsx")["Findings"]
+    assert "NOT FINITE" in str(sheet["A1"].value)
+
+
+def test_ctrl_c_says_in_which_step_and_leaves_a_log(folder: Path) -> None:
+    command = [sys.executable, "-m", "accucompare", "watch", "case.py:endless", "--steps", "1000000", "--frames", "0", "--out", "stopped"]
+    variables = {**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
+    path = folder / "stopped" / "rank0.jsonl"
+    with subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and (not path.exists() or b'"step":0' not in path.read_bytes()):
+            os.sched_yield()
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout) == (130, "")
+    events = log(folder, "stopped")
+    last = steps(events)[-1]
+    assert "accucompare: interrupted" in stderr
+    assert any(f"stopped in step {step}; what was watched until then: accucompare overflow stopped" in stderr for step in (last, last + 1))
+    assert reason(events) == "interrupted"
+
+
+def test_a_case_without_a_loss_says_so(served: Served) -> None:
+    done = served("watch", "case.py:without_loss", "--out", "without")
+    assert done.returncode == 0
+    assert "the case has no loss: only its forward was watched" in done.stdout
+
+
+def test_warnings_come_with_the_verdict(served: Served) -> None:
+    done = served("watch", "case.py:near", "--dtype", "float16", "--steps", "1", "--out", "near")
+    assert "; 1 warning\n" in done.stdout or " warnings\n" in done.stdout
+    assert "down (Linear): values up to 3e+04 come near the limit of float16" in done.stdout
+    assert done.stderr == ""
+
+
+def test_on_finding_warn_goes_on(served: Served) -> None:
+    done = served("watch", "--on-finding", "warn", "--out", "warned")
+    events = log(served.folder, "warned")
+    assert (done.returncode, steps(events), reason(events)) == (1, [0, 1, 2], "finished")
+    assert [found.step for found in origins(events)] == [1, 2]
+    assert [found.reproducer for found in origins(events)] == ["", ""]
+    assert "accucompare: NaN in log (Log), forward, step 1" in done.stderr
+    assert "accucompare: NaN in up (weights) (Linear), forward, step 2" in done.stderr
+    assert "UserWarning" not in done.stderr
+
+
+def test_on_finding_snapshot_saves_and_goes_on(served: Served) -> None:
+    done = served("watch", "--on-finding", "snapshot", "--out", "snapshot", "--quiet")
+    events = log(served.folder, "snapshot")
+    assert (done.returncode, done.stderr, steps(events)) == (1, "", [0, 1, 2])
+    assert (served.folder / "snapshot" / origins(events)[0].reproducer).is_file()
+
+
+def test_abort_after_step(served: Served) -> None:
+    done = served("watch", "case.py:clean", "--abort-after-step", "1", "--out", "aborted")
+    events = log(served.folder, "aborted")
+    assert (done.returncode, steps(events), reason(events)) == (0, [0, 1], "stopped after step 1, as asked")
+    assert "stopped after step 1, as asked" in done.stdout
+
+
+def test_trace_step_shows_every_call(served: Served) -> None:
+    done = served("watch", "case.py:clean", "--trace-step", "0", "--trace-step", "2", "--out", "traced")
+    assert done.returncode == 0
+    assert [line for line in done.stderr.splitlines() if line.startswith("step ")] == [
+        f"step {step}: all 7 calls, as they ended" for step in (0, 2)
+    ]
+    traced = [event for event in log(served.folder, "traced") if isinstance(event, Frames)]
+    assert [(frames.step, frames.traced) for frames in traced] == [(0, True), (2, True)]
+    assert {frame.name for frame in traced[0].frames} == {"", "up", "log", "down"}
+
+
+def test_every_watches_less(served: Served) -> None:
+    done = served("watch", "case.py:clean", "--steps", "6", "--every", "3", "--out", "every")
+    assert (done.returncode, steps(log(served.folder, "every"))) == (0, [0, 3])
+
+
+def test_dtype(served: Served) -> None:
+    done = served("watch", "--dtype", "float16", "--out", "half")
+    found = origins(log(served.folder, "half"))[0]
+    assert (done.returncode, found.name, {seen.dtype for seen in found.tensors}) == (1, "log", {"float16"})
+
+
+def test_frames_0_shows_and_keeps_none(served: Served) -> None:
+    done = served("watch", "--frames", "0", "--out", "frameless")
+    events = log(served.folder, "frameless")
+    assert (done.returncode, "calls" in done.stderr) == (1, False)
+    assert not [event for event in events if isinstance(event, Frames)]
+    assert origins(events)[0].operator == "aten.log.default"
+
+
+def test_level_op_names_the_same_operator(served: Served) -> None:
+    done = served("watch", "--level", "op", "--out", "op")
+    found = origins(log(served.folder, "op"))[0]
+    assert (done.returncode, found.operator, found.line) == (1, "aten.log.default", "case.py:8")
+
+
+def test_allow(served: Served) -> None:
+    done = served("watch", "case.py:without_loss", "--allow", "log", "--out", "allowed")
+    started = log(served.folder, "allowed")[0]
+    assert isinstance(started, Start)
+    assert (done.returncode, started.options["allow"]) == (0, ["log"])
+
+
+def test_a_model_that_raises(served: Served) -> None:
+    done = served("watch", "case.py:raising", "--out", "raised")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "accucompare: case.py:raising: the model raised in step 2: ValueError: that is too large …",
+        "What was watched until then: accucompare overflow raised",
+    ]
+    assert reason(log(served.folder, "raised")).startswith("ValueError: that is too large")
+
+
+def test_a_second_run_is_added_to_the_log_and_told(served: Served) -> None:
+    for case, code in (("case", 1), ("clean", 0)):
+        assert served("watch", f"case.py:{case}", "--out", "twice", "-q").returncode == code
+    assert len(read_log(served.folder / "twice" / "rank0.jsonl")) == 2
+    done = served("overflow", "twice", "-q")
+    assert (done.returncode, done.stdout) == (0, "FINITE  twice: everything was finite in 3 steps that were watched\n")
+
+
+def test_quiet_is_one_line(served: Served) -> None:
+    done = served("watch", "--out", "quiet", "-q")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines() == ["NOT FINITE  quiet: NaN in log (Log), forward, step 1; 1 origin, 5 passed on"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("case.py:nothing",), "case.py has no callable 'nothing'"),
+        (("nowhere.py",), "nowhere.py"),
+        (("--device", "tpu"), "--device tpu: must be cpu, cuda, cuda:N, npu or npu:N"),
+        (("--out", "case.py"), "cannot be written"),
+        (("--kernel-dump", "dump"), "only an NPU has kernel dumps"),
+    ],
+)
+def test_trouble_is_one_line(served: Served, arguments: tuple[str, ...], said: str) -> None:
+    done = served("watch", "--out", "trouble", *arguments)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert said in done.stderr
+
+
+def test_an_npu_without_its_software(cli: Run) -> None:
+    done = cli("watch", "--device", "npu", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "accucompare: --device npu: torch_npu is not installed; pip install 'accucompare[npu]'\n"
+
+
+@pytest.mark.parametrize("command", ["watch", "overflow"])
+def test_help_imports_no_torch(command: str) -> None:
+    code = f"import sys; sys.modules['torch'] = None; from accucompare.cli import main; main(['{command}', '--help'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,233 @@
+"""Gradients: their norms, and where the first that is not finite was made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import accucompare as ac
+from accucompare.watch.events import Direction, Site, Step
+from tests.watch.watched import Glue, events, origins
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True)
+def _a_seed_and_one_thread() -> Iterator[None]:
+    torch.manual_seed(3)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _norm(model: nn.Module) -> float:
+    """The norm of all gradients, in float64."""
+    grads = (parameter.grad for parameter in model.parameters())
+    dense = [grad.to_dense() if grad.is_sparse else grad for grad in grads if grad is not None]
+    parts = [part for grad in dense for part in ([grad.real, grad.imag] if grad.is_complex() else [grad])]
+    return math.sqrt(sum(float(part.to(torch.float64).square().sum()) for part in parts))
+
+
+MODELS: dict[str, tuple[Any, Any]] = {
+    "two layers": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), lambda: torch.randn(4, 8)),
+    "float16": (lambda: nn.Linear(300, 300, bias=False).half(), lambda: torch.full((1, 300), 100.0).half()),
+    "bfloat16": (lambda: nn.Linear(8, 8).bfloat16(), lambda: torch.randn(4, 8).bfloat16()),
+    "float64": (lambda: nn.Linear(8, 8).double(), lambda: torch.randn(4, 8).double()),
+    "complex": (
+        lambda: Glue(lambda self, x: self.fc(x).abs(), fc=nn.Linear(4, 4, dtype=torch.complex64)),
+        lambda: torch.randn(2, 4) * (1 + 2j),
+    ),
+    "sparse, the same row more than once": (lambda: nn.Embedding(5, 3, sparse=True), lambda: torch.tensor([1, 1, 1, 2])),
+    "a tied weight": (
+        lambda: _tied(),
+        lambda: torch.tensor([[1, 2]]),
+    ),
+    "gradients so large that their squares overflow": (
+        lambda: Glue(lambda self, x: self.fc(x) * 1e30, fc=nn.Linear(4, 4)),
+        lambda: torch.randn(2, 4),
+    ),
+}
+
+
+def _tied() -> nn.Module:
+    model: Any = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+    model[1].weight = model[0].weight
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_norm_is_that_of_all_gradients(name: str, tmp_path: Path) -> None:
+    make, given = MODELS[name]
+    model: Any = make()
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        model(given()).float().sum().backward()
+        assert not watch.overflowed
+        watch.step()
+    assert watch.grad_norms == [pytest.approx(_norm(model), rel=1e-4 if name == "float16" else 1e-5)]
+    assert watch.findings == []
+
+
+def test_the_norm_is_of_gradients_before_they_are_clipped(tmp_path: Path) -> None:
+    model: Any = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ac.watch(model, optimizer, out=tmp_path, quiet=True) as watch:
+        (model(torch.ones(3, 4)) * 100).sum().backward()
+        before = _norm(model)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        watch.step()
+    assert _norm(model) < 1.01
+    assert watch.grad_norms == [pytest.approx(before, rel=1e-6)]
+
+
+def test_the_norm_is_of_what_many_backwards_have_accumulated(tmp_path: Path) -> None:
+    model: Any = nn.Linear(4, 4)
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        for _ in range(6):
+            model(torch.randn(3, 4)).square().sum().backward()
+        watch.step()
+    assert watch.grad_norms == [pytest.approx(_norm(model), rel=1e-6)]
+
+
+def test_the_norm_is_without_the_loss_scale(tmp_path: Path) -> None:
+    model: Any = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    right = []
+    with ac.watch(model, optimizer, scaler=scaler, out=tmp_path, quiet=True) as watch:
+        for _ in range(3):
+            scaler.scale(model(torch.ones(3, 4)).square().sum()).backward()
+            scaler.unscale_(optimizer)
+            right.append(_norm(model))
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            watch.step()
+    assert watch.grad_norms == pytest.approx(right, rel=1e-5)
+    assert watch.scales == [2048.0, 4096.0, 8192.0]
+
+
+def test_the_norm_is_without_the_loss_scale_when_it_changed_in_an_idle_step(tmp_path: Path) -> None:
+    model: Any = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    with ac.watch(model, optimizer, scaler=scaler, every=2, out=tmp_path, quiet=True) as watch:
+        for _ in range(3):
+            scaler.scale(model(torch.ones(3, 4)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            watch.step()
+    assert watch.grad_norms[1] == pytest.approx(watch.grad_norms[0], rel=1e-5)
+
+
+def test_a_step_without_a_backward_has_no_norm(tmp_path: Path) -> None:
+    model: Any = nn.Linear(4, 4)
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        model(torch.ones(1, 4)).sum().backward()
+        watch.step()
+        model(torch.ones(1, 4))
+        watch.step()
+    assert [step.grad_norm is None for step in events(watch, Step)] == [False, True]
+
+
+def test_the_parameters_that_carry_most_are_named_largest_first(tmp_path: Path) -> None:
+    model: Any = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(7)))
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        model(torch.randn(3, 4)).square().sum().backward()
+        watch.step()
+    (step,) = events(watch, Step)
+    right = sorted(((f"{index}.weight", float(layer.weight.grad.norm())) for index, layer in enumerate(model)), key=lambda pair: -pair[1])
+    assert [name for name, _ in step.largest] == [name for name, _ in right[:5]]
+    assert [norm for _, norm in step.largest] == pytest.approx([norm for _, norm in right[:5]], rel=1e-5)
+
+
+def test_every_parameter_whose_gradient_is_not_finite_is_named(tmp_path: Path) -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Glue(lambda self, x: (x - x).sqrt()), nn.Linear(4, 4))
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        model(torch.randn(3, 4)).sum().backward()
+        watch.step()
+    (found,) = origins(watch)
+    bad = {name for name, parameter in model.named_parameters() if not parameter.grad.isfinite().all()}
+    assert (found.place, found.operator) == ("2, backward", "SqrtBackward0")
+    assert set(found.parameters) == bad == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert [name.partition(".")[0] for name in found.parameters] == ["1", "1", "0", "0"]
+
+
+def test_a_gradient_that_comes_from_the_loss_is_said_to(tmp_path: Path) -> None:
+    model: Any = nn.Linear(4, 4)
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        output = model(torch.ones(3, 4))
+        (output - output.detach()).abs().sqrt().sum().backward()
+        watch.step()
+    (found, *_) = origins(watch)
+    assert (found.site, found.direction) == (Site.LOSS, Direction.BACKWARD)
+
+
+def test_a_gradient_that_is_masked_before_it_reaches_a_parameter_is_no_finding(tmp_path: Path) -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = self.fc(x)
+        masked = _Masked.apply(y)
+        return y + (masked - masked).abs().sqrt()
+
+    model: Any = Glue(forward, fc=nn.Linear(4, 4))
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        model(torch.randn(3, 4)).sum().backward()
+        watch.step()
+    assert watch.findings == []
+
+
+class _Masked(torch.autograd.Function):
+    """What it gives back is finite."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return torch.zeros_like(grad)
+
+
+def test_a_sum_of_finite_gradients_that_overflows_names_its_parameter(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 2, bias=False).half()
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        for _ in range(2):
+            (model(torch.ones(1, 2).half()) * 40000.0).sum().backward()
+        watch.step()
+    (found,) = origins(watch)
+    assert (found.site, found.parameters, found.kinds) == (Site.SUM, ["weight"], ["+Inf"])
+
+
+def test_a_normal_overflow_under_a_loss_scaler_is_no_finding(tmp_path: Path) -> None:
+    watch, model = _overflowing(tmp_path, torch.optim.SGD, steps=3)
+    assert watch.findings == []
+    assert bool(model.weight.isfinite().all())
+
+
+def test_a_normal_overflow_under_a_loss_scaler_with_a_fused_optimizer_is_no_finding(tmp_path: Path) -> None:
+    watch, _ = _overflowing(tmp_path, lambda parameters, lr: torch.optim.SGD(parameters, lr, fused=True), steps=3)
+    assert watch.findings == []
+
+
+def _overflowing(tmp_path: Path, make: Any, steps: int) -> tuple[Any, nn.Module]:
+    """Training with gradients in float16, which overflow at the first two scales."""
+    model: Any = nn.Linear(4, 4)
+    optimizer = make(model.parameters(), 0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**17)
+    with ac.watch(model, optimizer, scaler=scaler, out=tmp_path, quiet=True) as watch:
+        for _ in range(steps):
+            loss = model(torch.ones(1, 4)).half().float().mean() * 16
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            watch.step()
+    return watch, model

@@ -1,0 +1,310 @@
+"""After a finding the step is run again; whatever follows is what it would have been."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import accucompare as ac
+from accucompare.watch.events import Direction, Site
+from fixtures.cnn import Net
+from tests.watch.watched import Glue, Subject, assert_same, differing, origins, run, trained
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _spoilt_once(part: nn.Module, by: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    """A model that is spoilt in its second step: a buffer counts them."""
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return by(self.part(x)) if self.calls == 2 else self.part(x)
+
+    model: Any = Glue(forward, part=part)
+    model.register_buffer("calls", torch.tensor(0))
+    return model
+
+
+def _trained(model: nn.Module, inputs: Callable[[int], Any]) -> Subject:
+    """Trained by a loop that leaves out updates by what is not finite, so that later steps say something."""
+    subject = trained(model, inputs)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+
+    def step(number: int) -> Any:
+        output = model(*inputs(number))
+        loss = output.square().mean()
+        loss.backward()
+        grads = [None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()]
+        if all(grad is None or bool(grad.isfinite().all()) for grad in grads):
+            optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach(), output.detach(), grads
+
+    return Subject(subject.model, step, optimizer)
+
+
+def _log_of_zero(x: torch.Tensor) -> torch.Tensor:
+    return (x * 0).log() * 0
+
+
+def _root_of_zero(x: torch.Tensor) -> torch.Tensor:
+    return (x - x).sqrt() + x
+
+
+class _Draws(nn.Module):
+    """Draws from every generator that is there."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rand(()) + random.random() + float(np.random.rand())
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[int], Any]]]] = {
+    "dropout": lambda: (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)), lambda number: (torch.randn(3, 4),)),
+    "batch norm": lambda: (Net(), lambda number: (torch.randn(4, 3, 24, 24),)),
+    "random numbers of three kinds": lambda: (nn.Sequential(nn.Linear(4, 4), _Draws()), lambda number: (torch.randn(3, 4),)),
+    "in place on its input": lambda: (
+        Glue(lambda self, x: self.fc(x.add_(1)), fc=nn.Linear(4, 4)),
+        lambda number: (torch.randn(3, 4),),
+    ),
+    "checkpoint": lambda: (
+        Glue(lambda self, x: checkpoint(self.inner, x, use_reentrant=False), inner=nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))),
+        lambda number: (torch.randn(3, 4),),
+    ),
+    "checkpoint, reentrant": lambda: (
+        Glue(
+            lambda self, x: checkpoint(self.inner, self.first(x), use_reentrant=True),
+            first=nn.Linear(4, 4),
+            inner=nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)),
+        ),
+        lambda number: (torch.randn(3, 4),),
+    ),
+    "spectral norm": lambda: (torch.nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), lambda number: (torch.randn(3, 4),)),
+    "lstm": lambda: (Glue(lambda self, x: self.rnn(x)[0], rnn=nn.LSTM(4, 4, 2, dropout=0.5)), lambda number: (torch.randn(3, 2, 4),)),
+}
+
+
+@pytest.mark.parametrize("on_finding", ["warn", "snapshot"])
+@pytest.mark.parametrize("by", [_log_of_zero, _root_of_zero])
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_after_a_finding_are_what_they_would_have_been(name: str, by: Any, on_finding: str, tmp_path: Path) -> None:
+    def make() -> Subject:
+        part, inputs = MODELS[name]()
+        return _trained(_spoilt_once(part, by), inputs)
+
+    watch = assert_same(make, tmp_path, steps=4, on_finding=on_finding)
+    found = origins(watch)[0]
+    assert found.step == 1
+    assert found.direction is (Direction.FORWARD if by is _log_of_zero else Direction.BACKWARD)
+    assert found.operator == ("aten.log.default" if by is _log_of_zero else "SqrtBackward0")
+    assert bool(found.reproducer) is (on_finding == "snapshot")
+
+
+@pytest.mark.parametrize("options", [{"frames": 0}, {"level": "op"}, {"trace_steps": [1, 2]}, {"near": 100.0}], ids=str)
+@pytest.mark.parametrize("by", [_log_of_zero, _root_of_zero])
+def test_steps_after_a_finding_are_the_same_however_closely_it_is_watched(by: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    def make() -> Subject:
+        part, inputs = MODELS["dropout"]()
+        return _trained(_spoilt_once(part, by), inputs)
+
+    assert origins(assert_same(make, tmp_path, steps=4, on_finding="warn", **options))[0].step == 1
+
+
+def test_gradients_that_were_accumulated_before_are_left_as_they_are(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: _log_of_zero(self.fc(x)) if x.max() > 1 else self.fc(x), fc=nn.Linear(2, 2))
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        model(torch.ones(1, 2)).sum().backward()
+        grad = model.fc.weight.grad
+        before = grad.clone()
+        model(torch.full((1, 2), 2.0))
+        watch.step()
+    assert origins(watch)[0].operator == "aten.log.default"
+    assert model.fc.weight.grad is grad
+    assert torch.equal(grad, before)
+
+
+def test_hooks_on_gradients_are_not_called_again(tmp_path: Path) -> None:
+    called = []
+    model: Any = Glue(lambda self, x: _root_of_zero(self.fc(x)), fc=nn.Linear(2, 2))
+    model.fc.weight.register_post_accumulate_grad_hook(lambda parameter: called.append("accumulated"))
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        model(torch.ones(1, 2)).sum().backward()
+        watch.step()
+    assert origins(watch)[0].operator == "SqrtBackward0"
+    assert called == ["accumulated"]
+
+
+def _remembering(remember: Callable[[Any, torch.Tensor], torch.Tensor]) -> Any:
+    model: Any = Glue(lambda self, x: remember(self, self.fc(x)) * NAN, fc=nn.Linear(2, 2))
+    model.total, model.history, model.generator, model.count = torch.zeros(()), [], torch.Generator().manual_seed(1), 0
+    return model
+
+
+def _watched_once(model: nn.Module, tmp_path: Path) -> None:
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        model(torch.ones(1, 2)).sum().backward()
+        watch.step()
+    assert origins(watch)
+
+
+def test_a_number_that_a_module_counts_is_put_back(tmp_path: Path) -> None:
+    def count(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return x
+
+    model = _remembering(count)
+    _watched_once(model, tmp_path)
+    assert model.count == 1
+
+
+def test_a_tensor_that_a_module_sums_up_is_put_back(tmp_path: Path) -> None:
+    def add(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.total = self.total + 1
+        return x
+
+    model = _remembering(add)
+    _watched_once(model, tmp_path)
+    assert model.total.item() == 1
+
+
+def test_a_tensor_that_a_module_writes_into_is_put_back(tmp_path: Path) -> None:
+    def add(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.total += 1
+        return x
+
+    model = _remembering(add)
+    _watched_once(model, tmp_path)
+    assert model.total.item() == 1
+
+
+def test_a_list_that_a_module_adds_to_is_put_back(tmp_path: Path) -> None:
+    def add(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.history.append(float(x.detach().sum()))
+        return x
+
+    model = _remembering(add)
+    _watched_once(model, tmp_path)
+    assert len(model.history) == 1
+
+
+def test_a_generator_of_the_models_own_is_put_back(tmp_path: Path) -> None:
+    def draw(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rand((), generator=self.generator)
+
+    model, alone = _remembering(draw), torch.Generator().manual_seed(1)
+    _watched_once(model, tmp_path)
+    torch.rand((), generator=alone)
+    assert torch.equal(model.generator.get_state(), alone.get_state())
+
+
+@pytest.mark.parametrize("calls", [pytest.param(2, id="two calls"), pytest.param(6, id="more calls than are remembered")])
+def test_of_several_forwards_the_one_whose_gradient_is_nan_is_run_again(calls: int, tmp_path: Path) -> None:
+    model: Any = nn.Sequential(nn.Linear(2, 2, bias=False), Glue(lambda self, x: x.square().sum(-1).sqrt()))
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        loss = sum(model(torch.full((2, 2), float(number))).sum() for number in range(calls))
+        loss.backward()
+        watch.step()
+    found = origins(watch)[0]
+    assert (found.place, found.operator, found.line.partition(":")[0]) == ("1, backward", "SqrtBackward0", "test_replay.py")
+
+
+def test_more_forwards_than_are_remembered_name_the_one_that_made_it(tmp_path: Path) -> None:
+    model: Any = nn.Sequential(nn.Linear(2, 2), Glue(lambda self, x: (x * 0 + (5 if self.last else 0)).log() * 0))
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        for number in range(7):
+            model[1].last = number != 5
+            model(torch.ones(1, 2))
+        watch.step()
+    assert [(found.name, found.call) for found in origins(watch)] == [("1", 5)]
+
+
+def test_a_model_that_is_not_deterministic_is_said_to_be_so(tmp_path: Path) -> None:
+    state = iter([0.0, 1.0, 1.0, 1.0])
+    model: Any = Glue(lambda self, x: self.fc(x) / next(state), fc=nn.Linear(2, 2))
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        model(torch.ones(1, 2))
+        watch.step()
+    (found,) = origins(watch)
+    assert "the model or its device may not be deterministic" in found.notes[0]
+
+
+def test_a_model_that_raises_when_it_is_run_again_is_said_to(tmp_path: Path) -> None:
+    state = iter([0.0])
+    model: Any = Glue(lambda self, x: self.fc(x) / next(state), fc=nn.Linear(2, 2))
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        model(torch.ones(1, 2))
+        watch.step()
+    (found,) = origins(watch)
+    assert found.place == "(root) (glue, after fc)"
+    assert found.notes[0].startswith("the step could not be run again: StopIteration")
+
+
+def test_after_the_update_a_step_is_not_run_again(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: self.fc(x).mul(0).log(), fc=nn.Linear(2, 2))
+    other = torch.optim.SGD(model.parameters(), 0.1)
+    with ac.watch(model, torch.optim.SGD(model.parameters(), 0.1), out=tmp_path, on_finding="warn", quiet=True) as watch:
+        (model(torch.ones(1, 2)) * 0).sum().backward()
+        other.step()
+        watch.step()
+    assert any("the parameters have been written into since" in note for found in origins(watch) for note in found.notes)
+
+
+def test_a_nan_that_the_model_is_given_and_one_of_its_weights_are_told_apart(tmp_path: Path) -> None:
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with torch.no_grad():
+        model[1].bias[0] = NAN
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        model(torch.ones(1, 2))
+        watch.step()
+        model(torch.full((1, 2), NAN))
+        watch.step()
+    assert [(found.step, found.site) for found in origins(watch)] == [(0, Site.WEIGHTS), (1, Site.INPUT)]
+    assert [seen.path for seen in origins(watch)[0].weights] == ["bias"]
+
+
+def test_a_planted_nan_in_a_watch_under_autocast_changes_nothing(tmp_path: Path) -> None:
+    def make() -> Subject:
+        model = _spoilt_once(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), _log_of_zero)
+        subject = _trained(model, lambda number: (torch.randn(3, 4),))
+        inner = subject.step
+
+        def step(number: int) -> Any:
+            with torch.autocast("cpu", torch.bfloat16):
+                return inner(number)
+
+        subject.step = step
+        return subject
+
+    assert origins(assert_same(make, tmp_path, steps=4, on_finding="warn"))[0].operator == "aten.log.default"
+
+
+def test_inference_goes_on_as_it_would_have(tmp_path: Path) -> None:
+    def make() -> Subject:
+        model = _spoilt_once(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), _log_of_zero)
+
+        def step(number: int) -> Any:
+            with torch.inference_mode():
+                return model(torch.randn(3, 4)).clone()
+
+        return Subject(model, step)
+
+    plain, _ = run(make)
+    watched, watch = run(make, tmp_path, on_finding="warn")
+    assert watch is not None
+    assert differing(plain, watched) == []
+    assert origins(watch)[0].operator == "aten.log.default"
