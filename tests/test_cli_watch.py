@@ -43,7 +43,7 @@ def training(large=(), steps=3, loss=True, raises=False):
     model = Net(raises)
     inputs = [torch.rand(4, 6) + (100 if step in large else 0) for step in range(steps)]
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    return Case(model, inputs, loss=(lambda output: output.pow(2).mean()) if loss else None, optimizer=optimizer if loss else None)
+    return Case(model, inputs, loss=(lambda output: output.float().pow(2).mean()) if loss else None, optimizer=optimizer if loss else None)
 
 def case():
     return training((1,))
@@ -181,10 +181,9 @@ def test_on_finding_warn_goes_on(served: Served) -> None:
     done = served("watch", "--on-finding", "warn", "--out", "warned")
     events = log(served.folder, "warned")
     assert (done.returncode, steps(events), reason(events)) == (1, [0, 1, 2], "finished")
-    assert [found.step for found in origins(events)] == [1, 2]
-    assert [found.reproducer for found in origins(events)] == ["", ""]
+    assert [found.step for found in origins(events)] == [1]  # the weights of step 2 are what was found in step 1
+    assert [found.reproducer for found in origins(events)] == [""]
     assert "accucompare: NaN in log (Log), forward, step 1" in done.stderr
-    assert "accucompare: NaN in up (weights) (Linear), forward, step 2" in done.stderr
     assert "UserWarning" not in done.stderr
 
 

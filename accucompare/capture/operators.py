@@ -131,6 +131,17 @@ class CallMode(dispatching.TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.entered = False
 
+    def see(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and give what it gives."""
+        raise NotImplementedError
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for cls in types):
+            return NotImplemented  # such a tensor runs operators of its own, which come here in turn
+        if not isinstance(op, torch._ops.OpOverload):
+            return op(*args, **(kwargs or {}))
+        return self.see(op, args, kwargs or {})
+
     def enter(self) -> None:
         """See the operators that this thread calls from now on."""
         self.__enter__()  # type: ignore[no-untyped-call]
@@ -161,12 +172,7 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
         self._blank = Blank()
         self._autocast_decided = False
 
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if any(cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for cls in types):
-            return NotImplemented  # such a tensor runs operators of its own, which come here in turn
-        if not isinstance(op, torch._ops.OpOverload):
-            return op(*args, **kwargs)
+    def see(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = known_of(op)
         if known.inside is not None and known.is_composed(op, pytree.tree_leaves((args, kwargs))):
             with self._inside(op):

@@ -234,12 +234,16 @@ def build(target: str | None, place: torch.device, casting: Casting, seed: int, 
     return Built(case, name, model, inputs)
 
 
-def run_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Any] | None, optimizer: Any) -> None:
-    """One step: the forward, and with a loss its backward, and with an optimizer its update."""
+def run_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Any] | None, optimizer: Any) -> Any:
+    """One step: the forward, and with a loss its backward, and with an optimizer its update.
+
+    Returns:
+        The loss, a tensor of one element; ``None`` without one.
+    """
     if loss is None:
         with torch.no_grad():
             model(*args, **kwargs)
-        return
+        return None
     value = loss(model(*args, **kwargs))
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
@@ -248,6 +252,7 @@ def run_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], lo
     if optimizer is not None:
         optimizer.step()
         optimizer.zero_grad()
+    return value.detach()
 
 
 def _inputs(inputs: Any, like: str | Path | None, name: str) -> list[Arguments]:

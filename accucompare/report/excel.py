@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
@@ -41,8 +42,6 @@ _CURE = {
 def write_excel(comparison: Comparison, path: Path) -> Path:
     """Write the Excel report.
 
-    The report is written beside its place and moved there whole: a report that was there stays until the new one is complete.
-
     Args:
         comparison: what to report.
         path: where to; ends in ``.xlsx``. Directories that are not there are created.
@@ -53,14 +52,30 @@ def write_excel(comparison: Comparison, path: Path) -> Path:
     Raises:
         ReportError: if the path is a directory or has another suffix, or the file cannot be written.
     """
+    if path.suffix.lower() != ".xlsx" and not path.is_dir():  # of a directory, that is said first
+        raise ReportError(f"{path}: an Excel report's name must end in .xlsx, such as {path.stem or 'report'}.xlsx")
+    return written_whole(path, lambda temporary: _write(comparison, temporary))
+
+
+def written_whole(path: Path, write: Callable[[Path], None]) -> Path:
+    """Write a file beside its place, and move it there when it is complete; what was there before stays until then.
+
+    Args:
+        path: where to; directories that are not there are created.
+        write: is given the path to write to.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ReportError: if the path is a directory, or the file cannot be written.
+    """
     if os.path.isdir(path):
         raise ReportError(f"{path}: is a directory; name a file in it, such as {path / 'report.xlsx'}")
-    if path.suffix.lower() != ".xlsx":
-        raise ReportError(f"{path}: an Excel report's name must end in .xlsx, such as {path.stem or 'report'}.xlsx")
     temporary = path.with_name(f".accucompare-{secrets.token_hex(6)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(comparison, temporary)
+        write(temporary)
         os.replace(temporary, path)
     except _WRITE_ERRORS as error:
         cure = _CURE.get(getattr(error, "errno", None) or 0, "choose another place")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,9 +14,8 @@ from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.bundle.records import display_name
-from accucompare.errors import ReportError
 from accucompare.report.columns import COUNT, NUMBER, TEXT, Value, bracketed
-from accucompare.report.excel import _CURE, _WRITE_ERRORS, _remove
+from accucompare.report.excel import written_whole
 from accucompare.report.excel_rows import number_or_text, text
 from accucompare.report.excel_styles import (
     AMBER,
@@ -69,19 +66,7 @@ def write_watch(ranks: Ranks, path: Path) -> Path:
     Raises:
         ReportError: if the path is a directory, or the file cannot be written.
     """
-    if path.is_dir():
-        raise ReportError(f"{path}: is a directory; name a file in it, such as {path / 'report.xlsx'}")
-    temporary = path.with_name(f".accucompare-{secrets.token_hex(6)}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write(ranks, temporary)
-        os.replace(temporary, path)
-    except _WRITE_ERRORS as error:
-        cure = _CURE.get(getattr(error, "errno", None) or 0, "choose another place")
-        raise ReportError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error}); {cure}") from error
-    finally:
-        _remove(temporary)
-    return path
+    return written_whole(path, lambda temporary: _write(ranks, temporary))
 
 
 def _write(ranks: Ranks, path: Path) -> None:

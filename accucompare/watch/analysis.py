@@ -121,15 +121,23 @@ def how(found: Found) -> str:
     sentence = {
         Site.WEIGHTS: f"in its weights before it was called: {_listed(list(map(described, found.weights)), _MOST['weights'])}".rstrip(": "),
         Site.INPUT: "the model was given it",
-        Site.LOSS: f"it came from outside of the model, from the loss{by}",
+        Site.LOSS: f"it came from outside of the model, from the loss{by}"
+        if found.direction is Direction.BACKWARD
+        else "made outside of the model",
         Site.SUM: f"a sum of gradients{by}: of several places, micro-batches, steps or ranks",
         Site.POINT: f"made{by} between the call before this point and here{_aside(found)}",
     }.get(found.site, f"made inside{by}{_aside(found)}")
+    if found.site is Site.LOSS and found.direction is Direction.FORWARD:
+        sentence = "made outside of the model, from finite values"
     if not found.origin:
         sentence = "it came in and passed through; it did not begin here"
     if found.parameters:
         sentence += f"; gradients not finite: {_listed([printable(name) for name in found.parameters], _MOST['parameters'])}"
-    return "; ".join([sentence, *(printable(note, 200) for note in found.notes)])
+    return "; ".join([sentence, *(printable(note, 300) for note in found.notes if not _is_of_reproducer(note))])
+
+
+def _is_of_reproducer(note: str) -> bool:
+    return note.startswith("reproducer: ")
 
 
 def _aside(found: Found) -> str:
@@ -161,6 +169,7 @@ def _listed(texts: Sequence[str], most: int) -> str:
 def _files(found: Found, start: Start, directory: Path | None) -> str:
     place = directory or Path()
     parts = [f"reproducer: {printable(str(place / found.reproducer), 400)}"] if found.reproducer else []
+    parts += [printable(note.removeprefix("reproducer: "), 400) for note in found.notes if _is_of_reproducer(note)]
     parts += [f"log: {printable(str(log_path(directory, start.rank)), 400)}"] if directory is not None else []
     return "; ".join(parts)
 
@@ -235,8 +244,9 @@ class Analysis:
         jumps: list[Jump] = []
         before: list[float] = []
         was_finite = True
+        skipped = {scaled.step for scaled in self.scaled if scaled.skipped}
         for step in self.steps:
-            if step.grad_norm is None:
+            if step.grad_norm is None or step.step in skipped:
                 continue
             norm = float(step.grad_norm)
             usual = statistics.median(before[-_BEFORE:]) if len(before) >= _FEWEST else math.inf

@@ -186,7 +186,7 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
         """What people read: ``encoder.layers.3.fc1``, ``encoder.layers.3 (glue, before norm2)``, ``fc1, backward``."""
         name = display_name(self.name) + (f" call {self.call}" if self.call else "")
         if self.site is Site.LOSS:
-            return "the loss, backward"
+            return "the loss, backward" if self.direction is Direction.BACKWARD else "the loss"
         if self.site is Site.INPUT:
             path = self.tensors[0].path if self.tensors else ""
             return f"{name}, input {path}".rstrip()

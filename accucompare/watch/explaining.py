@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
+from accucompare.capture.calls import arguments_of
 from accucompare.capture.names import Modules
 from accucompare.watch.events import Direction, Found, Site
 from accucompare.watch.extrema import look_now
@@ -45,7 +47,9 @@ class Explainer:
         module = self._modules.named.get(found.name)
         if module is not None and found.direction is Direction.FORWARD and found.site is Site.MODULE:
             _look_at_weights(found, module, context)
-        if found.site in _OUTSIDE:
+        if found.site is Site.INPUT and context is not None:
+            found.notes += _first_places(found, context)
+        if found.site in _OUTSIDE or not found.type:  # no type: a point outside of the model
             return None
         if context is None and found.site is Site.SUM:
             return None
@@ -68,6 +72,20 @@ class Explainer:
         while key is not None and parents.get(key) is not None:
             key = parents[key]
         return next((context for context in self.contexts if (context.name, context.index) == key), None)
+
+
+def _first_places(found: Found, context: Context) -> list[str]:
+    """Where in the inputs the first value is that is not finite."""
+    parts = dict(arguments_of(context.args, context.kwargs))
+    notes = []
+    for seen in found.tensors:
+        part = parts.get(seen.path)
+        if isinstance(part, torch.Tensor) and part.dim() > 0 and part.layout is torch.strided:
+            places = (~torch.isfinite(part.detach())).nonzero()
+            if len(places):
+                rows = len(torch.unique(places[:, 0]))
+                notes.append(f"input {seen.path}: the first at index {places[0].tolist()}; in {rows} of {len(part)} along its first axis")
+    return notes
 
 
 def _look_at_weights(found: Found, module: nn.Module, context: Context | None) -> None:

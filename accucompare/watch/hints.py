@@ -17,6 +17,7 @@ from accucompare.watch.events import Cause, Direction, Found, Seen, Site, Start
 
 _HALVES = ("float16", "float8_e5m2", "float8_e4m3fn", "complex32")  # with less range than float32, unlike bfloat16
 _SATURATED = "saturated"
+_EXPLODED = 1e6
 
 
 def operator_name(operator: str) -> str:
@@ -92,6 +93,11 @@ class Facts:
         return max(sized, key=lambda pair: pair[0] / pair[1], default=(0.0, 0.0))
 
     @property
+    def exploded(self) -> bool:
+        """Whether what went in had grown far beyond what layers hand on, in a type whose range is not what is short."""
+        return self.inside and not self.half and self.nearest[0] > _EXPLODED
+
+    @property
     def masked(self) -> bool:
         """Whether -Inf went in, as a mask puts it there."""
         return bool(self.found.legal) or any(float(seen.low) == -math.inf for seen in self.taken)
@@ -141,7 +147,7 @@ _HINTS: tuple[_Hint, ...] = (
     ),
     _Hint(
         lambda facts: facts.site(Site.LOSS),
-        "look at the loss: log of 0, a label out of range, labels that are all ignored (a mean of nothing is 0/0)",
+        "look at the loss: log or root of 0, a label out of range, labels that are all ignored (a mean of nothing is 0/0)",
     ),
     _Hint(
         lambda facts: facts.site(Site.LOSS),
@@ -155,7 +161,10 @@ _HINTS: tuple[_Hint, ...] = (
         lambda facts: facts.site(Site.SUM) and facts.large,
         "what was added up was finite, its sum is not: add gradients up in float32, or lower the loss scale",
     ),
-    _Hint(lambda facts: facts.site(Site.SUM), "look at the ranks and micro-batches that went into the sum: which of them was not finite?"),
+    _Hint(
+        lambda facts: facts.site(Site.SUM) and not facts.large,
+        "look at the ranks and micro-batches that went into the sum: which of them was not finite?",
+    ),
     # By what went in.
     _Hint(
         lambda facts: _is_softmax(facts) and facts.nan and facts.masked,
@@ -224,7 +233,11 @@ _HINTS: tuple[_Hint, ...] = (
         "a product adds up many terms: scale one side before it (q / sqrt(d) before q @ k), not its result after it",
     ),
     _Hint(
-        lambda facts: facts.overflow and facts.dtype in ("bfloat16", "float32"),
+        lambda facts: facts.exploded,
+        "values have grown to {low}, step by step or block by block: lower the learning rate, warm up, clip gradients, or normalise",
+    ),
+    _Hint(
+        lambda facts: facts.overflow and facts.forward and facts.dtype in ("bfloat16", "float32"),
         "{dtype} ends at 3.4e38, so float32 does not help: look at the operator before, what goes in is far too large",
     ),
     _Hint(

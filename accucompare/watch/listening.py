@@ -157,7 +157,7 @@ class Watcher(Listener[WatchedCall]):
 
     def note(self, what: What, place: Place, parts: Iterable[Part], detail: str = "", line: str = "", near: str = "") -> Noted:
         """Note one thing, and begin to look at its tensors."""
-        frames = self.hearing.frames and what in (What.BEGAN, What.ENDED, What.GRADIENT)
+        frames = self.hearing.frames and what in (What.BEGAN, What.ENDED, What.GRADIENT, What.OPERATOR)
         underflow = self.hearing.underflow and what in (What.ENDED, What.GRADIENT)
         looked = [(role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts]
         noted = Noted(what, place, [(role, path, each) for role, path, each in looked if each], detail, line, near, len(self.noted))
@@ -219,7 +219,7 @@ class Watcher(Listener[WatchedCall]):
         return call is not None and self.is_running(call) and not in_backward()
 
     def _operator_given(self, inputs: list[Part]) -> list[tuple[str, str, Extrema]]:
-        looked = [(role, path, self.meter.look(value)) for role, path, value in inputs]
+        looked = [(role, path, self.meter.look(value, self.hearing.frames)) for role, path, value in inputs]
         return [(role, path, each) for role, path, each in looked if each]
 
     def _operator_gave(self, given: list[tuple[str, str, Extrema]], operator: str, line: str, outputs: list[Part]) -> None:

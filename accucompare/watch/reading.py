@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
-from accucompare.watch.events import Direction, Found, Site
+from accucompare.watch.events import Cause, Direction, Found, Seen, Site, number
 from accucompare.watch.extrema import look_now, norm_now
-from accucompare.watch.judge import FLAG, Heard, Limits, What, judge
+from accucompare.watch.judge import FLAG, MINUS, NAN, PLUS, Heard, Limits, What, judge
 from accucompare.watch.listening import Watcher
 
 
@@ -52,6 +53,27 @@ class Reader:
             self._known.setdefault(_identity(found), found) for found in self._harmful(judge(heard, watcher.step, self._limits))
         ]
 
+    def add_loss(self, loss: float | None) -> None:
+        """A loss that is not finite, and that nothing else explains, was made outside of the model."""
+        if loss is None or math.isfinite(loss) or self.findings:
+            return
+        seen = Seen("output", "loss", "float64", (), number(loss), number(loss))
+        kind = NAN if math.isnan(loss) else PLUS if loss > 0 else MINUS
+        found = Found(
+            step=self._watcher.step,
+            order=len(self._watcher.noted),
+            name="",
+            call=0,
+            type="",
+            site=Site.LOSS,
+            direction=Direction.FORWARD,
+            origin=True,
+            cause=Cause.INSIDE,
+            kinds=[kind],
+            tensors=[seen],
+        )
+        self.findings = [*self.findings, found]
+
     def _harmful(self, findings: list[Found]) -> list[Found]:
         backward = [found for found in findings if found.direction is Direction.BACKWARD and found.site is not Site.SUM]
         norms = self._watcher.gradients.norms.values()
@@ -81,6 +103,8 @@ class Reader:
             if norm is None or norm.finite:
                 continue
             extrema = look_now(parameter.tensor.grad) or norm
+            if math.isnan(extrema.low) and not math.isnan(norm.low):
+                extrema = norm  # clipping has made NaN of Inf since
             yield Heard(What.PARAMETER, parameter.owner, [extrema.seen("grad", name)], name, order=order)
 
 

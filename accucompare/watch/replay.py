@@ -34,7 +34,7 @@ from accucompare.watch.judge import FLAG, Limits, judge
 from accucompare.watch.listening import Hearing, WatchedCall, Watcher
 from accucompare.watch.ranks import has_sharded_parameters
 from accucompare.watch.reproducer import Moment
-from accucompare.watch.rerun import autocast_now
+from accucompare.watch.rerun import autocast_now, autocast_then
 
 
 @dataclass(eq=False)
@@ -226,7 +226,7 @@ class _Again(Watcher):
         try:
             self.install()
             points.active.append(self)
-            with torch.set_grad_enabled(context.grad), _autocast_of(context.autocast):
+            with torch.set_grad_enabled(context.grad), autocast_then(context.autocast):
                 output = context.module(*args, **kwargs)
             if backward:
                 self._backward(output, (args, kwargs))
@@ -378,16 +378,6 @@ def _keeping(grads: dict[str, torch.Tensor], path: str) -> Callable[[torch.Tenso
         grads[path] = grad.detach().clone()
 
     return keep
-
-
-@contextlib.contextmanager
-def _autocast_of(kinds: dict[str, Any]) -> Iterator[None]:
-    """Autocast as it was; by type of device, as ``autocast_now`` gives it."""
-    with contextlib.ExitStack() as stack:
-        for kind, options in kinds.items():
-            if options["enabled"] or torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, getattr(torch, options["dtype"]), enabled=options["enabled"]))
-        yield
 
 
 def _first_line(error: Exception) -> str:

@@ -74,8 +74,7 @@ def watch_case(
                     watching.say(note)
                 for step in range(count):
                     args, kwargs = moved(built.inputs[step % len(built.inputs)], place, casting)
-                    run_step(built.model, args, kwargs, case.loss, case.optimizer)
-                    watching.step()
+                    watching.step(run_step(built.model, args, kwargs, case.loss, case.optimizer))
                     if progress is not None:
                         progress(step + 1, count)
         except (NonFiniteError, WatchEndedError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from accucompare.capture.names import Modules
 from accucompare.errors import AccucompareError, NonFiniteError, WatchEndedError
 from accucompare.watch import points
 from accucompare.watch.analysis import answer
-from accucompare.watch.events import Cause, Direction, End, Found, Frames, Number, Scaled, Start, Step, Warned, log_path, number
+from accucompare.watch.events import Cause, Direction, End, Found, Frames, Number, Scaled, Site, Start, Step, Warned, log_path, number
 from accucompare.watch.explaining import Explainer
 from accucompare.watch.extrema import Meter
 from accucompare.watch.frames import frames_of
@@ -72,13 +73,14 @@ class Watch:
         self._scaling = Scaling(self._scale())
         self._flag: bool | None = None  # the device's overflow flag in this step
         self._asked = False  # whether the loop has asked in this step whether anything overflowed
-        self._updated = False  # whether the optimizer has begun to update
+        self._updated: Counter[int] = Counter()  # how often optimizers have begun to update, by id
         self._backwards = 0
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
         self._taken: set[int] = set()  # ids of this step's findings that have been told
         self._written = False  # whether this step is in the log
         self._spoilt_by_others: int | None = None  # the step in which another rank spoilt gradients, with which parameters were updated
+        self._spoilt_update: int | None = None  # the last step in which parameters were updated in spite of a finding
         self._told: set[str] = set()  # places that have been told
         self._reproduced = False
         self._ended = False
@@ -102,8 +104,12 @@ class Watch:
         backward = any(found.direction is Direction.BACKWARD for found in self._reader.findings)
         return bool(self._flag) or backward or not all(norm.finite for norm in self._watcher.gradients.norms.values())
 
-    def step(self) -> None:
+    def step(self, loss: Any = None) -> None:
         """End a step: read what was looked at, and tell what was found.
+
+        Args:
+            loss: of the step, a number or a tensor of one element, for the log: a loss that is computed outside of the model is seen
+                no other way, and may be NaN although every gradient is finite.
 
         Raises:
             NonFiniteError: if something was found, with ``on_finding="raise"``.
@@ -113,7 +119,7 @@ class Watch:
             return
         step = self._watcher.step
         if self._watcher.listening:
-            self._end_watched_step()
+            self._end_watched_step(None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss))
         self._next_step()
         if self._options.abort_after_step is not None and step >= self._options.abort_after_step:
             self._end(f"stopped after step {step}, as asked")
@@ -172,7 +178,10 @@ class Watch:
         """The optimizer is about to change the parameters: the last moment at which a step can be run again."""
         if self._ended or not self._watcher.listening or not self._is_ours(optimizer):
             return
-        self._updated = True
+        self._updated[id(optimizer)] += 1
+        if self._updated[id(optimizer)] == 2:
+            text = "the optimizer updates several times in one step: call step() of the watch at the end of each"
+            self._lookout.warn("note", text, self._watcher.step)
         self._read()
         error = self._tell(forward_only=self._scaling.scale is not None)  # a fused optimizer skips the update itself
         if error is not None:
@@ -186,10 +195,10 @@ class Watch:
         ours = {id(parameter.tensor) for parameter in self._watcher.gradients.parameters}
         return any(id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"])
 
-    def _end_watched_step(self) -> None:
+    def _end_watched_step(self, loss: float | None) -> None:
         self._read()
-        step, watcher = self._watcher.step, self._watcher
-        self._backwards += watcher.gradients.backwards
+        step = self._watcher.step
+        self._reader.add_loss(loss)
         self._look_out()
         self._trace()
         scaled = self._end_scale()
@@ -199,14 +208,19 @@ class Watch:
             self._log.write(scaled)
             if scaled.alarm:
                 self._lookout.tell(step, scaled.text)
-        self._write_step()
+        self._write_step(handled, loss)
         if error is not None:
             self._end("a finding")
             raise error
 
-    def _write_step(self) -> None:
+    def _write_step(self, handled: bool = False, loss: float | None = None) -> None:
+        """The step's line in the log; ``handled``: what overflowed in the backward was handled by the loss scaler, or by the loop."""
         self._written = True
-        self._watched_steps += 1
+        self._backwards += self._watcher.gradients.backwards
+        self._watched_steps += bool(self._watcher.noted)
+        if not self._watcher.noted:
+            text = "no call of the model was seen in this step: is it this very model, not a copy, that is called inside the watch?"
+            self._lookout.warn("note", text, self._watcher.step)
         norms = {name: norm.low / (self._scale_of_step or 1.0) for name, norm in self._watcher.gradients.norms.items()}
         total = math.hypot(*norms.values()) if norms else None
         if total is not None:
@@ -216,11 +230,12 @@ class Watch:
         self._log.write(
             Step(
                 self._watcher.step,
-                finite=not self._reader.origins,
+                finite=not any(found.origin and not (handled and found.direction is Direction.BACKWARD) for found in self._reader.findings),
                 grad_norm=None if total is None else number(total),
                 largest=largest,
                 scale=self._scaling.scale,
                 overflowed=self._flag,
+                loss=None if loss is None else number(loss),
             )
         )
 
@@ -232,7 +247,8 @@ class Watch:
         self._reader.next_step()
         self._written = False
         self._taken.clear()
-        self._flag, self._asked, self._updated = None, False, False
+        self._flag, self._asked = None, False
+        self._updated.clear()
         self._watcher.next_step()
         idle = self._watcher.step % self._options.every != 0
         if idle and self._watcher.listening:
@@ -275,6 +291,10 @@ class Watch:
         frames = self._frames_until(origins[0]) if origins and not self._told else None
         for found in origins:
             self._explain(found)
+            self._pass_on_of_update(found)
+        origins = [found for found in new if found.origin]
+        if origins and self._updated:
+            self._spoilt_update = self._watcher.step
         self.findings += new
         if frames is not None:
             self._log.write(frames)
@@ -298,6 +318,12 @@ class Watch:
         if self._spoilt_by_others is not None and found.origin:
             found.origin, found.cause = False, Cause.INPUTS
             found.notes.append(f"in step {self._spoilt_by_others} parameters were updated with gradients that another rank had spoilt")
+
+    def _pass_on_of_update(self, found: Found) -> None:
+        """Nor did weights that were updated with what was found in an earlier step."""
+        if self._spoilt_update is not None and self._spoilt_update < found.step and found.site is Site.WEIGHTS:
+            found.origin, found.cause = False, Cause.INPUTS
+            found.notes.append(f"parameters were updated in step {self._spoilt_update}, in spite of what was found there")
 
     def _explain(self, found: Found) -> None:
         with self._watcher.deaf():
@@ -345,7 +371,7 @@ class Watch:
         if self._flag and not self._reader.findings:
             text = "the device's overflow flag is up, and no value shows it; flag_per_module=True (--flag-per-module) names the module"
             self._lookout.warn("device flag", text, step)
-        if self._start.ranks > 1 and not self._reader.origins:
+        if self._start.ranks > 1 and not self._reader.findings:
             spoilt = self._lookout.look_at_sums(self._watcher.gradients.norms, step)
             self._spoilt_by_others = step if spoilt and self._spoilt_by_others is None else self._spoilt_by_others
 
@@ -386,7 +412,8 @@ class Watch:
                 self._tell(may_raise=False)
                 if self._reader.findings:
                     self._write_step()
-        self._end(f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "interrupted")
+        said = str(error).strip().splitlines()[:1]
+        self._end(": ".join([type(error).__name__, *said]) if isinstance(error, Exception) else "interrupted")
 
     def _end(self, reason: str) -> None:
         if self._ended:

@@ -98,6 +98,8 @@ def watch(
         ...         optimizer.zero_grad()
         ...         watching.step()
     """
+    if not isinstance(out, (str, Path)):
+        raise UsageError(f"out must be the path of a directory, but is a {type(out).__name__}")
     options = Options(
         optimizer=optimizer,
         scaler=scaler,

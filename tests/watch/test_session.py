@@ -551,7 +551,7 @@ def test_what_was_found_before_an_error_in_the_loop_is_in_the_log(tmp_path: Path
         model(torch.ones(1, 2))
         raise ZeroDivisionError
     assert [found.place for found in events(watch, Found)] == ["(root) (glue, after fc)"]
-    assert events(watch, End)[0].reason == "ZeroDivisionError: "
+    assert events(watch, End)[0].reason == "ZeroDivisionError"
 
 
 def test_a_generator_that_is_closed_early_leaves_no_hooks(tmp_path: Path) -> None:
@@ -856,3 +856,61 @@ def test_a_model_can_be_traced_meanwhile(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(model, x)
     assert torch.equal(traced(x), model(x))
+
+
+def test_a_loss_of_the_loops_own_that_is_nan_is_told_though_every_gradient_is_finite(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 3)
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        loss = nn.functional.cross_entropy(model(torch.ones(1, 2)), torch.tensor([-100]))  # all labels ignored
+        loss.backward()
+        watch.step(loss)
+    (found,) = origins(watch)
+    assert (found.place, found.kinds) == ("the loss", ["NaN"])
+    assert events(watch, Step)[0].loss == "nan"
+
+
+def test_steps_in_which_a_copy_of_the_model_is_called_are_not_counted_as_watched(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 2)
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        copy.deepcopy(model)(torch.ones(1, 2))
+        watch.step()
+    assert events(watch, End)[0].watched == 0
+    assert "not a copy" in events(watch, Warned)[0].text
+
+
+def test_a_loop_that_forgets_to_end_its_steps_is_told_so(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ac.watch(model, optimizer, out=tmp_path, quiet=True) as watch:
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    assert ["step()" in warned.text for warned in events(watch, Warned)] == [True]
+
+
+def test_a_finding_told_before_the_first_update_does_not_say_that_there_was_no_backward(tmp_path: Path) -> None:
+    model: Any = nn.Sequential(nn.Linear(2, 2), Glue(lambda self, x: (x * 0).log()))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ac.NonFiniteError), ac.watch(model, optimizer, out=tmp_path, quiet=True) as watch:  # noqa: PT012
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert events(watch, Warned) == []
+
+
+def test_a_point_outside_of_the_model_is_not_looked_for_by_running_the_model_again(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 2)
+    with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
+        ac.check_finite(model(torch.ones(1, 2)).sum() * float("inf"), "the loss")
+        watch.step()
+    (found,) = origins(watch)
+    assert (found.near, found.notes, found.reproducer) == ("the loss", [], "")
+
+
+def test_the_place_of_a_nan_in_the_data_is_told(tmp_path: Path) -> None:
+    x = torch.zeros(4, 3)
+    x[2, 1] = float("nan")
+    model: Any = nn.Linear(3, 3)
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        model(x)
+        watch.step()
+    assert origins(watch)[0].notes == ["input 0: the first at index [2, 1]; in 1 of 4 along its first axis"]
