@@ -205,7 +205,7 @@ def test_trace_step_shows_every_call(served: Served) -> None:
     done = served("watch", "case.py:clean", "--trace-step", "0", "--trace-step", "2", "--out", "traced")
     assert done.returncode == 0
     assert [line for line in done.stderr.splitlines() if line.startswith("step ")] == [
-        f"step {step}: all 7 calls, as they ended" for step in (0, 2)
+        f"step {step}: all 8 calls, as they ended" for step in (0, 2)
     ]
     traced = [event for event in log(served.folder, "traced") if isinstance(event, Frames)]
     assert [(frames.step, frames.traced) for frames in traced] == [(0, True), (2, True)]
@@ -265,7 +265,7 @@ def test_a_second_run_is_added_to_the_log_and_told(served: Served) -> None:
 def test_quiet_is_one_line(served: Served) -> None:
     done = served("watch", "--out", "quiet", "-q")
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.splitlines() == ["NOT FINITE  quiet: NaN in log (Log), forward, step 1; 1 origin, 5 passed on"]
+    assert done.stdout.splitlines() == ["NOT FINITE  quiet: NaN in log (Log), forward, step 1; 1 origin, 6 passed on"]
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import MutableMapping, MutableSequence, MutableSet
+import random
+from collections.abc import Iterator, MutableMapping, MutableSequence, MutableSet
+from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from accucompare.capture.names import Modules
 from accucompare.capture.values import leaves, replaced
+from accucompare.errors import CaptureError
 
 #: By module and name. Containers are copies; tensors are the objects themselves, since most are never written into.
 Attributes = dict[nn.Module, dict[str, Any]]
 
-_PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None), torch.Tensor)
-_CONTAINERS = (MutableMapping, MutableSequence, MutableSet)
+_UNCHANGING = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type, FunctionType)
+_RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
+_CONTAINERS = (MutableMapping, MutableSequence, MutableSet, tuple)
 #: What every module has, hooks and children among it.
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
@@ -26,11 +31,20 @@ def attributes_of(modules: Modules) -> Attributes:
     return {module: dict(_kept(module)) for module in modules.named.values()}
 
 
-def set_attributes(attributes: Attributes, fresh: bool = False) -> None:
-    """Give modules these attributes; ``fresh`` ones, that may be written into."""
-    for module, values in attributes.items():
-        for name, value in values.items():
-            vars(module)[name] = _fresh(value) if fresh else value
+def set_attributes(attributes: Attributes, modules: Modules) -> None:
+    """Give modules these attributes, as copies that may be written into; of all others, too, a copy of what they are now.
+
+    Raises:
+        CaptureError: if a module keeps an iterator that cannot be copied.
+    """
+    shared: list[Any] = [*modules.named.values(), *(tensor for *_, tensor in modules.tensors())]
+    memo = {id(each): each for each in shared}
+    for module in modules.named.values():
+        kept = attributes.get(module, {})
+        for name, value in list(vars(module).items()):
+            if name not in _OF_EVERY_MODULE and not isinstance(value, _UNCHANGING):
+                vars(module)[name] = _fresh(kept.get(name, value), memo, name)
+        vars(module).update({name: value for name, value in kept.items() if isinstance(value, _UNCHANGING)})
 
 
 class _State:
@@ -40,6 +54,11 @@ class _State:
         self.device = generator.device
         self.state = generator.get_state()
 
+    def __deepcopy__(self, memo: Any) -> torch.Generator:
+        generator = torch.Generator(self.device)
+        generator.set_state(self.state)
+        return generator
+
 
 def _kept(module: nn.Module) -> Any:
     for name, value in vars(module).items():
@@ -47,22 +66,25 @@ def _kept(module: nn.Module) -> Any:
             continue
         if isinstance(value, torch.Generator):
             yield name, _State(value)
+        elif isinstance(value, _RANDOM):
+            yield name, copy.deepcopy(value)
         elif isinstance(value, _CONTAINERS):
             yield name, copy.copy(value)
-        elif isinstance(value, _PLAIN):
+        elif isinstance(value, (*_UNCHANGING, torch.Tensor, np.ndarray)):
             yield name, value
 
 
-def _fresh(value: Any) -> Any:
-    if isinstance(value, _State):
-        generator = torch.Generator(value.device)
-        generator.set_state(value.state)
-        return generator
-    if isinstance(value, _CONTAINERS):
-        value = copy.copy(value)
-    copies = {path: _copied(part) for path, part in leaves(value) if isinstance(part, torch.Tensor)}
-    return replaced(value, copies)
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad and tensor.is_leaf)
+def _fresh(value: Any, memo: dict[int, Any], name: str) -> Any:
+    if isinstance(value, torch.Generator):
+        value = _State(value)
+    if isinstance(value, _CONTAINERS) and any(isinstance(part, torch.Generator) for _, part in leaves(value)):
+        value = replaced(value, {path: _State(part) for path, part in leaves(value) if isinstance(part, torch.Generator)})
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad and value.is_leaf)
+    try:
+        tensors = {id(part): part.detach().clone() for _, part in leaves(value) if isinstance(part, torch.Tensor) and id(part) not in memo}
+        return copy.deepcopy(value, {**memo, **tensors})
+    except Exception as error:  # a class may refuse in any way
+        if isinstance(value, Iterator):
+            raise CaptureError(f"a module keeps an iterator ({name}), which cannot be put back") from error
+        return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -98,7 +99,8 @@ def _look_at_weights(found: Found, module: nn.Module, context: Context | None) -
         parts.append(("buffer", name, before.get((owner, own), buffer)))
     looked = [(role, name, look_now(tensor)) for role, name, tensor in parts]
     bad = [extrema.seen(role, name) for role, name, extrema in looked if extrema is not None and not extrema.finite]
-    if any("NaN" in found.kinds or seen.role == "weight" for seen in bad):  # a buffer may well hold a mask of -Inf
+    bad = [seen for seen in bad if seen.role == "weight" or math.isnan(seen.abs_max)]  # a buffer may well hold a mask of -Inf
+    if bad:
         found.site, found.weights = Site.WEIGHTS, bad
 
 

@@ -27,7 +27,7 @@ def frames_of(heard: Iterable[Heard], until: int | None = None) -> list[Frame]:
             frames.append(_frame(each, began))
         elif (each.what is What.GRADIENT and each.seen) or each.order == until:
             frames.append(_frame(each, None))
-    if until is not None and frames and frames[-1].order != until:
+    if until is not None and (not frames or frames[-1].order != until):
         frames += [_frame(began, began) for began in running.values() if began.order == until]
     return frames
 

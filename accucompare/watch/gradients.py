@@ -57,6 +57,8 @@ class Gradients:
 
     Attributes:
         norms: of each parameter that has a gradient, its L2 norm when the last backward ended, by name.
+        extrema: of these gradients, likewise.
+        states: by name, what tells whether a gradient still is what it was then.
         backwards: how many there were in this step.
         parameters: all, each once.
         order: the names of parameters in the order in which their gradients came.
@@ -64,6 +66,8 @@ class Gradients:
 
     def __init__(self, watcher: Watcher, modules: Modules, distributed: bool) -> None:
         self.norms: dict[str, Extrema] = {}
+        self.extrema: dict[str, Extrema] = {}
+        self.states: dict[str, tuple[int, int]] = {}
         self.backwards = 0
         self.order: dict[str, None] = {}
         self.parameters = list(_parameters(modules))
@@ -119,12 +123,17 @@ class Gradients:
             exact: look at what arrives at a node, too, and note the line that called its operator; needs torch's anomaly mode.
         """
         nodes = [tensor.grad_fn for tensor in outputs if not torch._C._functorch.is_functorch_wrapped_tensor(tensor)]
+        visited = set()
         while nodes:
             node = nodes.pop()
             if node is None or (name := node.name()) == _ACCUMULATES:
                 continue
             number = node._sequence_nr()
-            if number < first or number in self._followed:
+            if number < first or number in visited:
+                continue
+            visited.add(number)
+            nodes.extend(following for following, _ in node.next_functions)
+            if number in self._followed:  # of a call in this one; this one's own may lie behind it
                 continue
             self._followed.add(number)
             if exact:
@@ -136,7 +145,6 @@ class Gradients:
                 before = [name for after, name in children if after <= number]
                 near = f"after {before[-1]}" if before else f"before {children[0][1]}" if children else ""
                 node.register_hook(functools.partial(self._guarded, self._operator, place, name, line, near, number if exact else None))
-            nodes.extend(following for following, _ in node.next_functions)
 
     def expect(self, place: Place, path: str, output: torch.Tensor, tell: Callable[[torch.Tensor], None]) -> None:
         """Hear the gradient of what an outermost call gave."""
@@ -219,6 +227,14 @@ class Gradients:
         having = [parameter for parameter in self.parameters if parameter.tensor.grad is not None]
         norms = self._watcher.meter.norm([parameter.tensor.grad for parameter in having if parameter.tensor.grad is not None])
         self.norms = {parameter.name: norm for parameter, norm in zip(having, norms, strict=True)}
+        looked = {parameter.name: self._watcher.meter.look(parameter.tensor.grad) for parameter in having}
+        self.extrema = {name: extrema for name, extrema in looked.items() if extrema is not None}
+        self.states = {parameter.name: gradient_state(parameter.tensor) for parameter in having}
+
+
+def gradient_state(parameter: torch.Tensor) -> tuple[int, int]:
+    """Which tensor a parameter's gradient is, and how often it has been written into."""
+    return id(parameter.grad), -1 if parameter.grad is None or parameter.grad.is_inference() else parameter.grad._version
 
 
 class _Returning:

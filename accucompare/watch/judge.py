@@ -96,6 +96,7 @@ class _Open:
     """A module call that is running, or what is outside of all of them.
 
     Attributes:
+        caller: the call that it was made in.
         given: the kinds that it was given.
         known: those, and what its children gave and its own code was seen to make.
         bad: of the known, those that come from a finding.
@@ -107,6 +108,7 @@ class _Open:
 
     place: Place
     inputs: Heard | None
+    caller: _Open | None = None
     given: frozenset[str] = frozenset()
     known: set[str] = field(default_factory=set)
     bad: set[str] = field(default_factory=set)
@@ -177,12 +179,13 @@ class _Judge:
         return self._open.get(place.parent, self._outside) if place.parent is not None else self._outside
 
     def _began(self, heard: Heard) -> None:
-        caller, arrival = self._caller(heard.place), self.kinds(heard.of("input"))
-        call = _Open(heard.place, heard, arrival, set(arrival), set(arrival & caller.bad))
+        caller, tensors = self._caller(heard.place), [seen for seen in heard.of("input") if not _is_number(seen)]
+        arrival = self.kinds(tensors) | (self.kinds(heard.of("input")) & {MINUS})  # of numbers, -Inf alone is what outputs are filled with
+        call = _Open(heard.place, heard, caller, arrival, set(arrival), set(arrival & caller.bad))
         self._open[heard.place.key] = call
         fresh = arrival - caller.known
         caller.known |= fresh
-        for kind in sorted(fresh):
+        for kind in sorted(self.kinds(tensors) & fresh):
             if kind == NAN and caller.known & caller.bad & _INFINITE:  # its own code made it of an Inf that is told already
                 self._blame(caller, call, {NAN})
             else:
@@ -210,8 +213,7 @@ class _Judge:
 
     def _judge(self, call: _Open, caller: _Open, heard: Heard, kinds: frozenset[str]) -> None:
         """Say where the kinds in a call's output come from."""
-        known = {NAN} if NAN in kinds else {NAN, *kinds, *(_INFINITE if kinds & _INFINITE else ())}
-        made = not call.known & known
+        made = NAN not in call.known and (NAN in kinds or bool(kinds - call.known))
         pending = self._pending(call, caller, kinds)
         if pending is not None:
             self._tell(pending, caller, call)
@@ -235,6 +237,10 @@ class _Judge:
             around = self._around(kind, caller)
             maker = around[-1]
             if kind in call.given and kind in maker.pending and kinds & _HARM[kind] and (kind != MINUS or self._is_overflow(maker)):
+                above = self._around(PLUS, maker.caller) if maker.caller is not None and kind == NAN and PLUS in maker.given else []
+                if above and PLUS in above[-1].pending:  # the NaN was made of that
+                    maker.pending.pop(kind)
+                    around, maker, kind = [*around, *above], above[-1], PLUS
                 found = maker.pending.pop(kind)
                 other = maker.pending.get(MINUS)
                 if other is not None and other.order == found.order and self._is_overflow(maker):
@@ -248,7 +254,7 @@ class _Judge:
         """A call and those around it, up to the one whose own code has made an Inf that all within were given."""
         around = [call]
         while kind in call.given and kind not in call.pending and call is not self._outside:
-            call = self._caller(call.place)
+            call = call.caller or self._outside
             around.append(call)
         return around
 
@@ -287,7 +293,7 @@ class _Judge:
         if NAN in new and NAN not in call.makers:
             infinite = next((call.makers[kind] for kind in (PLUS, MINUS) if kind in arrival and kind in call.makers), None)
             call.makers[NAN] = infinite or heard
-        given = self.kinds(seen for seen in heard.of("input") if seen.shape or seen.dtype != "float64")  # not by a Python number
+        given = self.kinds(seen for seen in heard.of("input") if not _is_number(seen))
         for kind in kinds - given:
             call.sources[kind] = heard
         if NAN not in arrival and not arrival & _INFINITE:
@@ -328,6 +334,9 @@ class _Judge:
         if not kinds or heard.place.key in self._told or len(self._told) > _MOST_PASSED_ON:
             return
         origin = not self._spoilt and not any(found.origin for found in self.found)
+        if origin and (hidden := self._hidden(heard.place)) is not None:
+            self._tell(hidden)
+            origin = False
         self._spoilt = True
         self._told.add(heard.place.key)
         call, ended = self._ends.get(heard.place.key, (None, None))
@@ -338,6 +347,16 @@ class _Judge:
             found.notes += [_swallowed(each) for each in list(dict.fromkeys(call.makers.values()))[:1]]
         found.cause = Cause.INSIDE if origin else Cause.INPUTS
         self.found.append(found)
+
+    def _hidden(self, place: Place) -> Found | None:
+        """What a call was given in the forward that did harm in the backward only, as a NaN that torch.where took out."""
+        call, _ = self._ends.get(place.key, (None, None))
+        for kind in (NAN, PLUS):
+            if call is not None and kind in call.given:
+                maker = self._around(kind, call.caller or self._outside)[-1]
+                if kind in maker.pending:
+                    return maker.pending.pop(kind)
+        return None
 
     def _sum(self, heard: Heard) -> None:
         """If a sum is not finite, but nothing was before, then its parts were finite."""
@@ -411,6 +430,11 @@ def judge(heard: Iterable[Heard], step: int, limits: Limits) -> list[Found]:
     for each in heard:
         judge.hear(each)
     return sorted(judge.found, key=lambda found: found.order)
+
+
+def _is_number(seen: Seen) -> bool:
+    """Whether it may be a number in the code, not a tensor."""
+    return not seen.shape and seen.dtype == "float64"
 
 
 def near_the_limit(dtype: str, low: float, high: float, near: float) -> bool:

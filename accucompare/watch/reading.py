@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 
 from accucompare.watch.events import Cause, Direction, Found, Seen, Site, number
-from accucompare.watch.extrema import look_now, norm_now
+from accucompare.watch.extrema import norm_now
+from accucompare.watch.gradients import gradient_state
 from accucompare.watch.judge import FLAG, MINUS, NAN, PLUS, Heard, Limits, What, judge
 from accucompare.watch.listening import Watcher
 
@@ -16,11 +17,13 @@ class Reader:
 
     Attributes:
         findings: in execution order; read again, an earlier finding stays the same object.
+        scaled: whether there is a loss scaler, which writes into gradients unseen.
         masked: an origin in the backward that spoilt no parameter's gradient, as an Inf behind a ReLU, and so is no finding.
     """
 
     def __init__(self, watcher: Watcher, limits: Limits, ranks: int) -> None:
         self.findings: list[Found] = []
+        self.scaled = False
         self.masked: Found | None = None
         self._watcher = watcher
         self._limits = limits
@@ -84,28 +87,27 @@ class Reader:
         return [found for found in findings if found not in backward]
 
     def _mend_norms(self) -> None:
-        """A norm may overflow where no element does: such a one is computed again, of the elements made small."""
+        """A norm may overflow where no element does: it is computed again, of the elements made small.
+
+        Where they have been unscaled, clipped or cleared since, the largest of them stands for it, which it cannot be less than.
+        """
         gradients = self._watcher.gradients
         for parameter in gradients.parameters:
-            norm, grad = gradients.norms.get(parameter.name), parameter.tensor.grad
-            if norm is not None and not norm.finite and grad is not None:
-                largest = look_now(grad)
-                if largest is not None and largest.finite:
-                    scale = max(-largest.low, largest.high)
-                    norm.low = norm.high = scale * norm_now(grad / scale)
+            norm, extrema = gradients.norms.get(parameter.name), gradients.extrema.get(parameter.name)
+            if norm is None or norm.finite or extrema is None or not extrema.finite:
+                continue
+            largest, grad = max(-extrema.low, extrema.high), parameter.tensor.grad
+            as_it_was = gradient_state(parameter.tensor) == gradients.states.get(parameter.name) and not self.scaled
+            norm.low = norm.high = largest * norm_now(grad / largest) if grad is not None and as_it_was else largest
 
     def _gradients_not_finite(self, order: int) -> Iterator[Heard]:
         """Parameters whose gradients are not finite, in the order of the backward."""
         gradients = self._watcher.gradients
         by_name = {parameter.name: parameter for parameter in gradients.parameters}
         for name in {**gradients.order, **dict.fromkeys(gradients.norms)}:
-            norm, parameter = gradients.norms.get(name), by_name[name]
-            if norm is None or norm.finite:
-                continue
-            extrema = look_now(parameter.tensor.grad) or norm
-            if math.isnan(extrema.low) and not math.isnan(norm.low):
-                extrema = norm  # clipping has made NaN of Inf since
-            yield Heard(What.PARAMETER, parameter.owner, [extrema.seen("grad", name)], name, order=order)
+            extrema = gradients.extrema.get(name)
+            if extrema is not None and not extrema.finite:
+                yield Heard(What.PARAMETER, by_name[name].owner, [extrema.seen("grad", name)], name, order=order)
 
 
 def _identity(found: Found) -> tuple[object, ...]:

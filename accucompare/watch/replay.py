@@ -182,9 +182,13 @@ def replay(context: Context, found: Found, modules: Modules, versions: list[int]
     try:
         with _nothing_changed(context, modules):
             flagged = functools.partial(_flag_of, context) if FLAG in found.kinds else None
-            watcher = _Again(modules, context, Hearing(frames=True, operators=True, lines=backward), overflowed=flagged)
-            watcher.run_again(backward)
-            again = _same(judge([noted.heard() for noted in watcher.noted], found.step, limits), found)
+            again = None
+            for with_backward in (True,) if backward else (False, True) if context.grads else (False,):  # it may show there only
+                watcher = _Again(modules, context, Hearing(frames=True, operators=True, lines=with_backward), overflowed=flagged)
+                watcher.run_again(with_backward)
+                again = again or _same(judge([noted.heard() for noted in watcher.noted], found.step, limits), found)
+                if again is not None:
+                    break
             target = again or found
             watcher = _Again(modules, context, Hearing(), (target.name, target.call))
             watcher.run_again(backward)
@@ -221,7 +225,7 @@ class _Again(Watcher):
         context.random.restore()
         for (prefix, name), copy in context.buffers.items():
             self._modules.named[prefix]._buffers[name] = copy.clone()
-        set_attributes(context.attributes, fresh=True)
+        set_attributes(context.attributes, self._modules)
         args, kwargs = _copies(context.args, context.kwargs)
         try:
             self.install()

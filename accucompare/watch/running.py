@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import warnings
 from collections import Counter
@@ -66,6 +67,7 @@ class Watch:
         flag = self._device_flag if options.flag_per_module and start.saturates else None
         self._watcher = Watcher(modules, Meter(), self, flag, distributed=start.ranks > 1)
         self._reader = Reader(self._watcher, limits, start.ranks)
+        self._reader.scaled = options.scaler is not None
         self._memory = Memory(modules, device, start.ranks)
         self._explainer = Explainer(modules, self._memory, limits)
         self._log = Log(log_path(out, start.rank))
@@ -174,14 +176,32 @@ class Watch:
                 flagged = any(noted.what is What.FLAG for noted in self._watcher.noted)
                 self._flag = bool(self._flag) or flagged or self._device_flag()
 
-    def before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """The optimizer is about to change the parameters: the last moment at which a step can be run again."""
+    def before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The optimizer is about to change the parameters: the last moment at which a step can be run again.
+
+        Returns:
+            ``None``; or, if it is given a closure that computes the gradients, its arguments with one that then is checked.
+        """
         if self._ended or not self._watcher.listening or not self._is_ours(optimizer):
-            return
+            return None
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        if callable(closure):
+            checked = functools.partial(self._check_closure, closure)
+            return (args[0], *args[2:]), {**kwargs, "closure": checked}
         self._updated[id(optimizer)] += 1
         if self._updated[id(optimizer)] == 2:
             text = "the optimizer updates several times in one step: call step() of the watch at the end of each"
             self._lookout.warn("note", text, self._watcher.step)
+        self._check()
+        return None
+
+    def _check_closure(self, closure: Any) -> Any:
+        loss = closure()
+        if not self._ended and self._watcher.listening:
+            self._check()
+        return loss
+
+    def _check(self) -> None:
         self._read()
         error = self._tell(forward_only=self._scaling.scale is not None)  # a fused optimizer skips the update itself
         if error is not None:
@@ -190,8 +210,6 @@ class Watch:
             raise error
 
     def _is_ours(self, optimizer: Any) -> bool:
-        if self._options.optimizer is not None:
-            return optimizer is self._options.optimizer
         ours = {id(parameter.tensor) for parameter in self._watcher.gradients.parameters}
         return any(id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -256,10 +257,10 @@ def test_a_model_that_raises_when_it_is_run_again_is_said_to(tmp_path: Path) -> 
 
 def test_after_the_update_a_step_is_not_run_again(tmp_path: Path) -> None:
     model: Any = Glue(lambda self, x: self.fc(x).mul(0).log(), fc=nn.Linear(2, 2))
-    other = torch.optim.SGD(model.parameters(), 0.1)
-    with ac.watch(model, torch.optim.SGD(model.parameters(), 0.1), out=tmp_path, on_finding="warn", quiet=True) as watch:
-        (model(torch.ones(1, 2)) * 0).sum().backward()
-        other.step()
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        model(torch.ones(1, 2))
+        with torch.no_grad():  # an update that is no torch.optim.Optimizer's
+            model.fc.weight.mul_(2)
         watch.step()
     assert any("the parameters have been written into since" in note for found in origins(watch) for note in found.notes)
 
@@ -307,4 +308,24 @@ def test_inference_goes_on_as_it_would_have(tmp_path: Path) -> None:
     watched, watch = run(make, tmp_path, on_finding="warn")
     assert watch is not None
     assert differing(plain, watched) == []
+    assert origins(watch)[0].operator == "aten.log.default"
+
+
+def test_what_modules_keep_in_containers_and_generators_of_any_kind_is_put_back(tmp_path: Path) -> None:
+    def use(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.nested["calls"][0].append(1)
+        self.array[0] += 1
+        self.drawn += [self.numpy.random(), self.python.random(), float(torch.rand((), generator=self.torch[0]))]
+        return self.fc(x).mul(0).log()
+
+    model: Any = Glue(use, fc=nn.Linear(2, 2))
+    model.nested, model.array, model.drawn = {"calls": [[]]}, np.zeros(1), []
+    model.numpy, model.python, model.torch = np.random.default_rng(1), random.Random(1), [torch.Generator().manual_seed(1)]
+    alone = copy.deepcopy({name: vars(model)[name] for name in ("nested", "array", "drawn", "numpy", "python")})
+    with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
+        model(torch.ones(1, 2))
+        watch.step()
+    drawn = [alone["numpy"].random(), alone["python"].random(), float(torch.rand((), generator=torch.Generator().manual_seed(1)))]
+    assert (model.nested, model.array.tolist(), model.drawn) == ({"calls": [[1]]}, [1.0], drawn)
+    assert (model.numpy.random(), model.python.random()) == (alone["numpy"].random(), alone["python"].random())
     assert origins(watch)[0].operator == "aten.log.default"

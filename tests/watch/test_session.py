@@ -914,3 +914,69 @@ def test_the_place_of_a_nan_in_the_data_is_told(tmp_path: Path) -> None:
         model(x)
         watch.step()
     assert origins(watch)[0].notes == ["input 0: the first at index [2, 1]; in 1 of 4 along its first axis"]
+
+
+def test_what_a_parent_makes_before_a_child_is_its_own_in_the_backward_too(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: self.b((self.a(x) * 0).sqrt()), a=nn.Linear(2, 2), b=nn.Linear(2, 2))
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        model(torch.ones(1, 2)).sum().backward()
+        watch.step()
+    (found,) = origins(watch)
+    assert (found.place, found.operator) == ("(root) (glue, after a), backward", "SqrtBackward0")
+
+
+def test_an_overflow_beside_a_legal_mask_is_told(tmp_path: Path) -> None:
+    def attend(self: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        weights = (x[:, None] + mask).softmax(-1)
+        return (self.fc(x).abs() + 1) * weights.sum(-1) * 1e38 * 10
+
+    model: Any = nn.ModuleDict({"layer": Glue(attend, fc=nn.Linear(2, 2))})["layer"]
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        model(torch.ones(2, 2), torch.tensor([[0.0, -float("inf")], [0.0, 0.0]]))
+        watch.step()
+    (found,) = origins(watch)
+    assert (found.place, found.kinds, found.operator) == ("(root) (glue, after fc)", ["+Inf"], "aten.mul.Tensor")
+
+
+def test_a_closure_of_the_optimizers_is_checked_before_the_update(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: (self.fc(x) * 0).sqrt(), fc=nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(torch.ones(1, 2)).sum()
+        loss.backward()
+        return loss
+
+    with pytest.raises(ac.NonFiniteError), ac.watch(model, optimizer, out=tmp_path, quiet=True):
+        optimizer.step(closure)
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_a_mask_that_a_module_keeps_is_not_taken_for_a_bad_weight(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: (-self.fc(x).abs() - 1).log() + self.mask.exp(), fc=nn.Linear(2, 2))
+    model.register_buffer("mask", torch.tensor([0.0, -float("inf")]))
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        model(torch.ones(1, 2))
+        watch.step()
+    (found,) = origins(watch)
+    assert (found.site.value, found.operator) == ("glue", "aten.log.default")
+
+
+def test_a_bound_of_inf_in_the_code_hides_no_overflow(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x, high: (self.fc(x).abs() + 1).clamp(max=high) * 1e38 * 10, fc=nn.Linear(2, 2))
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        model(torch.ones(1, 2), high=float("inf"))
+        watch.step()
+    assert [found.place for found in origins(watch)] == ["(root) (glue, after fc)"]
+
+
+def test_gradients_whose_squares_overflow_and_that_are_clipped_are_no_finding(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 2)
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        (model(torch.ones(1, 2)).sum() * 1e20).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        watch.step()
+    assert watch.findings == []
+    assert 1e20 <= watch.grad_norms[0] < 3e20
