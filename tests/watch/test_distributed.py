@@ -16,6 +16,8 @@ from accucompare.watch.analysis import read
 from accucompare.watch.events import Direction, End, Found, Site, Start, Step, Warned, read_log
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.xdist_group("two ranks")  # what its fixtures make takes seconds
+
 SHARDED = ("fsdp2", "fsdp1", "fsdp1_flat")
 
 
