@@ -28,7 +28,7 @@ demo-npu: $(INSTALLED) $(TORCH_NPU)  ## the same three commands, on an NPU that 
 	@echo "The report to open:             $(CURDIR)/reports/demo-npu.xlsx"
 
 test: $(INSTALLED) $(TORCH_NPU) libreoffice lint  ## linters, types, tests
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2  # two processes that each compute on every core wait for each other
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

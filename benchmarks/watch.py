@@ -91,8 +91,7 @@ class _Training:
         began = time.perf_counter()
         with ac.watch(self.model, self.optimizer, out=folder, **options) as watch:
             entered = time.perf_counter()
-            if options.get("every"):
-                watch.step()  # the first of a hundred is watched
+            watch.step()  # the first of a hundred is watched, and the first of ten looks for underflow, too
 
             def step() -> None:
                 self.step()

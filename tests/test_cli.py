@@ -14,8 +14,6 @@ import pytest
 
 from tests.conftest import Run, run_cli
 
-pytestmark = pytest.mark.xdist_group("cli")  # what its fixtures make takes seconds
-
 CASE = """
 import os, signal
 import torch

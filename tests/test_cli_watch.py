@@ -17,8 +17,6 @@ from accucompare.watch.events import End, Event, Found, Frames, Start, Step, rea
 from tests.conftest import ROOT, Run, run_cli
 from tests.watch.served import Served
 
-pytestmark = pytest.mark.xdist_group("cli watch")  # what its fixtures make takes seconds
-
 CASE = """
 import torch
 from torch import nn

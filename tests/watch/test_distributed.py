@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,6 @@ import pytest
 from accucompare.watch.analysis import read
 from accucompare.watch.events import Direction, End, Found, Site, Start, Step, Warned, read_log
 from tests.conftest import ROOT
-
-pytestmark = pytest.mark.xdist_group("two ranks")  # what its fixtures make takes seconds
 
 SHARDED = ("fsdp2", "fsdp1", "fsdp1_flat")
 
@@ -50,14 +51,32 @@ class Ranks:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    folder = tmp_path_factory.mktemp("ranks")
+    """What they leave behind, once for all test processes."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "two ranks"
+    folder.mkdir(exist_ok=True)
+    with locked_for_all(folder):
+        if not (folder / "stderr.txt").exists():
+            (folder / "stderr.txt").write_text(_run(folder))
+    assert (folder / "command-1.json").exists(), (folder / "stderr.txt").read_text()
+    return Ranks(folder, (folder / "stderr.txt").read_text())
+
+
+@contextlib.contextmanager
+def locked_for_all(folder: Path) -> Iterator[None]:
+    """One process at a time."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _run(folder: Path) -> str:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [*torchrun, str(ROOT / "tests" / "watch" / "two_ranks.py"), str(folder)], env=variables, capture_output=True, text=True, timeout=120
     )
-    assert (folder / "command-1.json").exists(), done.stderr
-    return Ranks(folder, done.stderr)
+    return done.stderr
 
 
 @pytest.mark.parametrize("check", ["alone", "ddp", "ddp-accumulated", *(f"{name}-gradient" for name in SHARDED)])

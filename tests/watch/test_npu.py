@@ -13,8 +13,6 @@ from accucompare.watch.events import Event, Found, Start, Step, Warned, read_log
 from fixtures.simnpu.launcher import environment
 from tests.watch.served import Served
 
-pytestmark = pytest.mark.xdist_group("npu watch")  # what its fixtures make takes seconds
-
 try:
     environment()
 except RuntimeError as error:

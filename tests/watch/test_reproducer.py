@@ -39,8 +39,6 @@ from tests.watch.reproduced import (
     take,
 )
 
-pytestmark = pytest.mark.xdist_group("reproducer")  # what its fixtures make takes seconds
-
 ROOT = Path(__file__).parent.parent.parent
 Planted = Callable[[], Taken]
 #: name: (what makes it, a piece of text that its script must have)
