@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from accucompare import __version__
-from accucompare.errors import AccucompareError, ReportError, UsageError
+from accucompare import cli_options as shared
+from accucompare.errors import AccucompareError, UsageError
 
 if TYPE_CHECKING:
     from accucompare.compare.comparison import Comparison
@@ -36,13 +37,9 @@ class _Size(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
         return int(float(match[1]) * 1024 ** " kmgt".index(match[2] or " "))
 
 
-def _epilog(*examples: str) -> str:
-    return "\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples)
-
-
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=_epilog(
+    epilog=shared.examples(
         "accucompare capture model.py --device cpu --out golden   # on the trusted machine",
         "accucompare capture model.py --device npu                # on the NPU machine, writes npu/",
         "accucompare diff golden/ npu/ --atol 1e-3                # anywhere, writes an Excel report",
@@ -55,7 +52,7 @@ def cli(debug: bool) -> None:
 
 
 @cli.command(
-    epilog=_epilog(
+    epilog=shared.examples(
         "accucompare capture --device cpu --out golden",
         "accucompare capture model.py:case --device npu --dtype bfloat16",
         "accucompare capture model.py --device npu --deterministic --no-hf32",
@@ -72,12 +69,8 @@ def cli(debug: bool) -> None:
     )
 )
 @click.argument("case", required=False)
-@click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="cpu, cuda, cuda:N, npu or npu:N.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float64", "float32", "bfloat16", "float16"]),
-    help="Cast the model and its floating inputs to this type.  [default: as they are]",
-)
+@shared.device
+@shared.dtype
 @click.option(
     "--round-weights",
     type=click.Choice(["bfloat16", "float16"]),
@@ -98,10 +91,10 @@ def cli(debug: bool) -> None:
     help="op: record every operator in the code of the layers chosen by --only, too, with its source line.",
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Directory to write.  [default: the device's type]")
-@click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), help="Seed of weights and random operations.  [default: 0]")
-@click.option("--steps", type=click.IntRange(1), help="Steps to run.  [default: one for each of the case's inputs]")
+@shared.seed
+@shared.steps
 @click.option("--only", multiple=True, metavar="GLOB", help="Record only the layers that match; may be repeated.")
-@click.option("--skip", multiple=True, metavar="GLOB", help="Leave out the layers that match; may be repeated.")
+@shared.compared_skip
 @click.option("--overwrite", is_flag=True, help="Replace an earlier bundle in the directory.")
 @click.option("--save-state", is_flag=True, help="Save weights and inputs too, for --like.")
 @click.option(
@@ -124,9 +117,9 @@ def cli(debug: bool) -> None:
     show_default=True,
     help="Capture so many times from scratch, into DIR, DIR/repeat1, …, to see whether the device agrees with itself.",
 )
-@click.option("--deterministic", is_flag=True, help="Use deterministic algorithms where the device has such.")
-@click.option("--hf32/--no-hf32", default=None, help="Let an NPU round what goes into float32 products to HF32.  [default: as it is]")
-@click.option("--tf32/--no-tf32", default=None, help="The same for TF32 on a GPU.  [default: as it is]")
+@shared.deterministic
+@shared.hf32
+@shared.tf32
 @click.option(
     "--emulate",
     type=click.Choice(["hf32", "tf32", "bf16", "fp16"]),
@@ -163,7 +156,7 @@ def capture(case: str | None, device: str, out: Path | None, queue: int, quiet: 
 
 
 @cli.command(
-    epilog=_epilog(
+    epilog=shared.examples(
         "accucompare diff golden/ npu/ --atol 1e-3",
         "accucompare diff golden/ npu/ --baseline cpu-bf16/           # rounding, or a bug?",
         "accucompare diff golden/ npu/ --rel-l2 1e-2 --cosine 0.999 --report reports/npu.xlsx",
@@ -187,16 +180,16 @@ def capture(case: str | None, device: str, out: Path | None, queue: int, quiet: 
 @click.option("--cosine", type=float, help="Smallest cosine similarity of a tensor, such as 0.999.")
 @click.option("--tolerances", type=click.Path(path_type=Path), metavar="TOML", help="Limits by layer, type, role and dtype.")
 @click.option("--map", multiple=True, metavar="OLD=NEW", help="Golden's layer OLD is the candidate's NEW; globs, or re:REGEX=NEW.")
-@click.option("--only", multiple=True, metavar="GLOB", help="Compare only the layers that match; may be repeated.")
-@click.option("--skip", multiple=True, metavar="GLOB", help="Leave out the layers that match; may be repeated.")
+@shared.compared_only
+@shared.compared_skip
 @click.option(
     "--report", type=click.Path(path_type=Path), metavar="XLSX", help="Excel report.  [default: reports/GOLDEN-vs-CANDIDATE.xlsx]"
 )
-@click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="PATH", help="Write everything as JSON, too.")
+@shared.json
 @click.option("--verify", is_flag=True, help="Read and verify equal tensors too; by default equal digests are believed.")
 @click.option("--workers", type=click.IntRange(1), help="Threads that read and measure.  [default: one a processor]")
 @click.option("--keep-going", is_flag=True, help="Compare the other records when some cannot be read (still exit code 2).")
-@click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only.")
+@shared.verdict_only
 def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | None, quiet: bool, **options: Any) -> int:
     """Compare the bundle CANDIDATE with the bundle GOLDEN, layer by layer, and write an Excel report.
 
@@ -205,15 +198,15 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
     from accucompare.compare.diff import diff as compare
     from accucompare.report.terminal import progress_bar
 
-    report = report or Path("reports") / f"{_stem(golden)}-vs-{_stem(candidate)}.xlsx"
-    _refuse_other_than_xlsx(report)
+    report = report or Path("reports") / f"{shared.stem(golden)}-vs-{shared.stem(candidate)}.xlsx"
+    shared.refuse_other_than_xlsx(report)
     with progress_bar("comparing", "bytes", quiet) as progress:
         comparison = compare(golden, candidate, progress=progress, **options)
     return _conclude(comparison, report, json_path, quiet)
 
 
 @cli.command(
-    epilog=_epilog(
+    epilog=shared.examples(
         "accucompare locate model.py --device npu --golden golden/",
         "accucompare locate model.py --device npu --dtype bfloat16      # makes golden itself, on the CPU",
         "accucompare locate ported.py --device cpu --golden golden/     # is the bug in the code that was ported?",
@@ -233,14 +226,14 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
 @click.option(
     "--repeat", type=click.IntRange(1, 9), default=1, show_default=True, help="Run the device so often: does it agree with itself?"
 )
-@click.option("--only", multiple=True, metavar="GLOB", help="Compare only the layers that match; may be repeated.")
-@click.option("--skip", multiple=True, metavar="GLOB", help="Leave out the layers that match; may be repeated.")
+@shared.compared_only
+@shared.compared_skip
 @click.option("--ops", is_flag=True, help="Then say which operator of that layer it is, with its source line; report in …-ops.xlsx.")
 @click.option("--hf32", is_flag=True, help="Let an NPU round what goes into float32 products; otherwise it may not while this runs.")
 @click.option("--tf32", is_flag=True, help="The same for a GPU.")
-@click.option("--deterministic", is_flag=True, help="Use deterministic algorithms where the device has such.")
+@shared.deterministic
 @click.option("--report", type=click.Path(path_type=Path), metavar="XLSX", help="Excel report.  [default: reports/DIR.xlsx]")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="PATH", help="Write everything as JSON, too.")
+@shared.json
 @click.option("--overwrite", is_flag=True, help="Replace the bundles of an earlier run.")
 @click.option("--force", is_flag=True, help="Go on although golden has other weights.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the answer only.")
@@ -251,8 +244,8 @@ def locate(case: str | None, device: str, ops: bool, report: Path | None, json_p
     """
     from accucompare.devices import DeviceName
 
-    report = report if report is not None else Path("reports") / f"{_stem(options['out'])}.xlsx"
-    _refuse_other_than_xlsx(report)
+    report = report if report is not None else Path("reports") / f"{shared.stem(options['out'])}.xlsx"
+    shared.refuse_other_than_xlsx(report)
     name = DeviceName.parse(device)
     from accucompare.locate import locate as find
     from accucompare.locate import locate_operators
@@ -270,7 +263,7 @@ def locate(case: str | None, device: str, ops: bool, report: Path | None, json_p
 
 
 @cli.command(
-    epilog=_epilog(
+    epilog=shared.examples(
         "accucompare show golden",
         "accucompare show golden encoder.layers.0.fc1",
         "accucompare show golden encoder.layers.0.fc1 --role input --slice '0, :4' --save fc1.npy",
@@ -306,7 +299,7 @@ def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, 
 
 
 @cli.command(
-    epilog=_epilog(
+    epilog=shared.examples(
         "accucompare doctor",
         "accucompare doctor --json > doctor.json         # to attach to a question",
         "accucompare doctor --device npu --quiet         # does the NPU work?",
@@ -325,7 +318,7 @@ def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, 
     help="Seconds that devices are given to answer.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only.")
+@shared.verdict_only
 def doctor(device: str | None, timeout: float, as_json: bool, quiet: bool) -> int:
     """Say what this machine offers, what is wrong with it, and the cure.
 
@@ -397,14 +390,6 @@ def _refuse_existing(directory: Path, overwrite: bool) -> None:
 _NOT_AGAIN = ("golden", "seed", "steps", "repeat", "only", "skip")
 
 
-def _refuse_other_than_xlsx(report: Path) -> None:
-    if report.suffix.lower() != ".xlsx":
-        raise UsageError(f"--report {report}: must end in .xlsx")
-    place = next(folder for folder in report.absolute().parents if folder.exists())
-    if not os.access(place, os.W_OK):  # said before hours of captures
-        raise ReportError(f"{report}: cannot be written (no permission to write to {place}); choose another --report")
-
-
 def _conclude(comparison: Comparison, report: Path, json_path: Path | None, quiet: bool) -> int:
     """Write the reports, print what came out, and give the exit code."""
     from accucompare.report.terminal import print_comparison, reader_may_leave
@@ -419,10 +404,6 @@ def _conclude(comparison: Comparison, report: Path, json_path: Path | None, quie
     if comparison.trouble:
         return TROUBLE
     return PASS if comparison.passed else DIFFERENT
-
-
-def _stem(path: Path) -> str:
-    return path.resolve().name or "bundle"
 
 
 from accucompare import cli_watch as cli_watch  # noqa: E402  # its commands, which need the group

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from accucompare.cli import DIFFERENT, PASS, TROUBLE, _epilog, _refuse_other_than_xlsx, _stem, cli
+from accucompare import cli_options as shared
+from accucompare.cli import DIFFERENT, PASS, TROUBLE, cli
 
 if TYPE_CHECKING:
     from accucompare.watch.analysis import Ranks
 
 
 @cli.command(
-    epilog=_epilog(
+    epilog=shared.examples(
         "accucompare watch model.py --device npu --steps 100",
         "accucompare watch model.py --device npu --level op            # which operator, on which line?",
         "accucompare watch model.py --dtype float16 --on-finding warn  # go on after a finding",
@@ -31,14 +32,10 @@ if TYPE_CHECKING:
     )
 )
 @click.argument("case", required=False)
-@click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="cpu, cuda, cuda:N, npu or npu:N.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float64", "float32", "bfloat16", "float16"]),
-    help="Cast the model and its floating inputs to this type.  [default: as they are]",
-)
-@click.option("--steps", type=click.IntRange(1), help="Steps to run.  [default: one for each of the case's inputs]")
-@click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), help="Seed of weights and random operations.  [default: 0]")
+@shared.device
+@shared.dtype
+@shared.steps
+@shared.seed
 @click.option("--out", type=click.Path(path_type=Path), default="watch", show_default=True, metavar="DIR", help="Directory to write.")
 @click.option(
     "--on-finding",
@@ -73,10 +70,10 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Have an NPU dump what all kernels of the first step take and give into this directory.",
 )
-@click.option("--deterministic", is_flag=True, help="Use deterministic algorithms where the device has such.")
-@click.option("--hf32/--no-hf32", default=None, help="Let an NPU round what goes into float32 products to HF32.  [default: as it is]")
-@click.option("--tf32/--no-tf32", default=None, help="The same for TF32 on a GPU.  [default: as it is]")
-@click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only.")
+@shared.deterministic
+@shared.hf32
+@shared.tf32
+@shared.verdict_only
 def watch(case: str | None, device: str, out: Path, quiet: bool, **options: Any) -> int:
     """Run CASE, with its loss and optimizer if it has them, and say where NaN, Inf or an overflow begins.
 
@@ -113,7 +110,7 @@ def watch(case: str | None, device: str, out: Path, quiet: bool, **options: Any)
 
 
 @cli.command(
-    epilog=_epilog(
+    epilog=shared.examples(
         "accucompare overflow watch/                     # all ranks; writes reports/watch-overflow.xlsx",
         "accucompare overflow watch/rank3.jsonl --report rank3.xlsx",
         "accucompare overflow watch/ --quiet             # one line",
@@ -124,15 +121,17 @@ def watch(case: str | None, device: str, out: Path, quiet: bool, **options: Any)
 )
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option("--report", type=click.Path(path_type=Path), metavar="XLSX", help="Excel report.  [default: reports/LOG-overflow.xlsx]")
-@click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only.")
+@shared.verdict_only
 def overflow(log: Path, report: Path | None, quiet: bool) -> int:
     """Say what a watch found, where it began and what to try, and write it as an Excel report.
 
     LOG is the directory that `accucompare watch` or accucompare.watch() wrote, with a log of each rank, or one of those logs. Of each
     log, the last run is told.
     """
-    report = report if report is not None else Path("reports") / f"{_stem(log.with_suffix('') if log.is_file() else log)}-overflow.xlsx"
-    _refuse_other_than_xlsx(report)
+    report = (
+        report if report is not None else Path("reports") / f"{shared.stem(log.with_suffix('') if log.is_file() else log)}-overflow.xlsx"
+    )
+    shared.refuse_other_than_xlsx(report)
     from accucompare.watch.analysis import read
 
     ranks = read(log)

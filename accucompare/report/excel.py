@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 
@@ -85,24 +85,31 @@ def written_whole(path: Path, write: Callable[[Path], None]) -> Path:
     return path
 
 
-def _write(comparison: Comparison, path: Path) -> None:
+@contextmanager
+def new_workbook(title: str) -> Iterator[Workbook]:
+    """A workbook that is written row by row; its sheets are closed if that fails."""
     workbook = Workbook(write_only=True)
     workbook.properties.creator = "accucompare"
-    workbook.properties.title = text(f"{comparison.golden.path.name} and {comparison.candidate.path.name} compared")
+    workbook.properties.title = text(title)
     workbook.calculation.fullCalcOnLoad = False  # there is nothing to calculate, so closing it asks nothing
-    saved = BytesIO()  # without the rows of long sheets, so small
     try:
+        yield workbook
+    except BaseException:
+        for sheet in workbook.worksheets:
+            with suppress(Exception):  # or Python complains about sheets half written when it forgets them
+                sheet.close()
+        raise
+
+
+def _write(comparison: Comparison, path: Path) -> None:
+    saved = BytesIO()  # without the rows of long sheets, so small
+    with new_workbook(f"{comparison.golden.path.name} and {comparison.candidate.path.name} compared") as workbook:
         add_summary(workbook, comparison)
         long_sheets = add_layers(workbook, comparison.rows)
         add_divergence(workbook, comparison)
         long_sheets += add_unmatched(workbook, comparison)
         add_environment(workbook, comparison)
         workbook.save(saved)
-    except BaseException:
-        for sheet in workbook.worksheets:
-            with suppress(Exception):  # or Python complains about sheets half written when it forgets them
-                sheet.close()
-        raise
     save_with_rows(saved, long_sheets, path)
 
 

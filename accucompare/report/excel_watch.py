@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +14,8 @@ from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.bundle.records import display_name
 from accucompare.report.columns import COUNT, NUMBER, TEXT, Value, bracketed
-from accucompare.report.excel import written_whole
-from accucompare.report.excel_rows import number_or_text, text
+from accucompare.report.excel import new_workbook, written_whole
+from accucompare.report.excel_rows import number_or_text
 from accucompare.report.excel_styles import (
     AMBER,
     CELL_WRAPPED,
@@ -70,22 +69,13 @@ def write_watch(ranks: Ranks, path: Path) -> Path:
 
 
 def _write(ranks: Ranks, path: Path) -> None:
-    workbook = Workbook(write_only=True)
-    workbook.properties.creator = "accucompare"
-    workbook.properties.title = text(f"what a watch found: {ranks.path.name}")
-    workbook.calculation.fullCalcOnLoad = False  # there is nothing to calculate, so closing it asks nothing
-    try:
+    with new_workbook(f"what a watch found: {ranks.path.name}") as workbook:
         _add_findings(workbook, ranks)
         _add_frames(workbook, ranks)
         _add_steps(workbook, ranks)
         _add_warnings(workbook, ranks)
         _add_environment(workbook, ranks)
         workbook.save(path)
-    except BaseException:
-        for sheet in workbook.worksheets:
-            with suppress(Exception):  # or Python complains about sheets half written when it forgets them
-                sheet.close()
-        raise
 
 
 def _number(value: Number | None) -> Value:

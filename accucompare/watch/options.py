@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from accucompare.bundle.selection import Selection
+from accucompare.capture.session import Level
 from accucompare.errors import UsageError
 
 
@@ -17,13 +18,6 @@ class OnFinding(str, Enum):
     RAISE = "raise"
     WARN = "warn"
     SNAPSHOT = "snapshot"
-
-
-class Level(str, Enum):
-    """What ``level`` can be."""
-
-    MODULE = "module"
-    OP = "op"
 
 
 @dataclass(frozen=True)

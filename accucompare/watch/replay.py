@@ -12,7 +12,7 @@ import functools
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accucompare import devices
-from accucompare.capture.calls import arguments_of, listens
+from accucompare.capture.calls import listens
 from accucompare.capture.hooks import Recorder
 from accucompare.capture.names import Modules
 from accucompare.capture.values import is_cache, leaves, replaced
@@ -43,6 +43,7 @@ class Context:
 
     Attributes:
         module, name, index: what was called.
+        device: where it computes.
         args, kwargs: copies of what it was given.
         random: states of the random generators when it began, by device, and Python's and NumPy's.
         autocast: what was in force.
@@ -58,6 +59,7 @@ class Context:
     module: nn.Module
     name: str
     index: int
+    device: torch.device
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     random: RandomState
@@ -116,6 +118,7 @@ class Memory:
             call.module,
             call.name,
             call.index,
+            self._device,
             *copied,
             RandomState.now(self._device),
             autocast_now(),
@@ -181,7 +184,8 @@ def replay(context: Context, found: Found, modules: Modules, versions: list[int]
         return Replayed(note="the backward was not run again: no gradient arrived at what the model gave")
     try:
         with _nothing_changed(context, modules):
-            flagged = functools.partial(_flag_of, context) if FLAG in found.kinds else None
+            overflowed = devices.backend(context.device.type).overflowed
+            flagged = functools.partial(overflowed, context.device) if FLAG in found.kinds else None
             again = None
             for with_backward in (True,) if backward else (False, True) if context.grads else (False,):  # it may show there only
                 watcher = _Again(modules, context, Hearing(frames=True, operators=True, lines=with_backward), overflowed=flagged)
@@ -250,7 +254,7 @@ class _Again(Watcher):
                 call=call.index,
                 args=copied[0],
                 kwargs=copied[1],
-                random=RandomState.now(_device_of(args, kwargs, call.module)).devices,
+                random=RandomState.now(self._context.device).devices,
                 autocast=autocast_now(),
                 buffers={name: buffer.detach().clone() for name, buffer in call.module.named_buffers()},
                 grads={},
@@ -272,9 +276,8 @@ class _Again(Watcher):
         inputs = [part for _, part in leaves(given) if isinstance(part, torch.Tensor) and part.requires_grad]
         inputs += [parameter for parameter in self._modules.named[""].parameters() if parameter.requires_grad]
         tensors, arrived = [part for part, _ in outputs], [grad.clone() for _, grad in outputs]
-        for name, path, grad in ((self._context.name, path, grads[path]) for path, _ in leaves(output) if path in grads):
-            if self._target == (name, self._context.index) and self.moment is not None:
-                self.moment.grads.setdefault(path, grad.clone())
+        if self.moment is not None and self._target == (self._context.name, self._context.index):
+            self.moment.grads.update({path: grad.clone() for path, grad in grads.items()})
         if _checkpoints_reentrantly(tensors):
             if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in inputs):
                 raise RuntimeError("hooks wait for its gradients")
@@ -286,7 +289,7 @@ class _Again(Watcher):
 @contextlib.contextmanager
 def _nothing_changed(context: Context, modules: Modules) -> Iterator[None]:
     """Put back, at the end, all that running a model again may change."""
-    kept = RandomState.now(_device_of(context.args, context.kwargs, context.module))
+    kept = RandomState.now(context.device)
     buffers = {(prefix, name): value for prefix, module in modules.named.items() for name, value in module._buffers.items()}
     attributes = {module: dict(vars(module)) for module in modules.named.values()}
     parameters = list(modules.named[""].parameters())
@@ -343,17 +346,6 @@ def _copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, .
         return replaced(value, {path: copied(part) for path, part in leaves(value) if isinstance(part, torch.Tensor)})
 
     return tuple(all_of(value) for value in args), {name: all_of(value) for name, value in kwargs.items()}
-
-
-def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any], module: nn.Module) -> torch.device:
-    tensors: Iterable[Any] = (part for _, part in arguments_of(args, kwargs))
-    first = next((part for part in (*module.parameters(), *tensors) if isinstance(part, torch.Tensor)), None)
-    return torch.device("cpu") if first is None else first.device
-
-
-def _flag_of(context: Context) -> bool | None:
-    device = _device_of(context.args, context.kwargs, context.module)
-    return devices.backend(device.type).overflowed(device)
 
 
 def _same(findings: list[Found], found: Found) -> Found | None:

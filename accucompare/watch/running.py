@@ -14,6 +14,7 @@ import torch
 
 from accucompare import devices
 from accucompare.capture.names import Modules
+from accucompare.capture.session import Level
 from accucompare.errors import AccucompareError, NonFiniteError, WatchEndedError
 from accucompare.watch import points
 from accucompare.watch.analysis import answer
@@ -25,7 +26,7 @@ from accucompare.watch.judge import Limits, Place, What
 from accucompare.watch.listening import Hearing, WatchedCall, Watcher
 from accucompare.watch.log import Log
 from accucompare.watch.lookout import Lookout
-from accucompare.watch.options import Level, OnFinding, Options
+from accucompare.watch.options import OnFinding, Options
 from accucompare.watch.reading import Reader
 from accucompare.watch.replay import Memory
 from accucompare.watch.reproducer import Moment, save_reproducer

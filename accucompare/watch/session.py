@@ -22,10 +22,10 @@ from accucompare.capture.calls import listens
 from accucompare.capture.environment import describe_environment, device_of
 from accucompare.capture.hooks import Recorder
 from accucompare.capture.names import Modules, name_modules
-from accucompare.capture.session import eager_stance, rank_and_ranks
+from accucompare.capture.session import Level, eager_stance, rank_and_ranks
 from accucompare.errors import UsageError
 from accucompare.watch.events import Start
-from accucompare.watch.options import Level, OnFinding, Options
+from accucompare.watch.options import OnFinding, Options
 from accucompare.watch.ranks import coordinates
 from accucompare.watch.running import Watch
 

@@ -1,0 +1,51 @@
+"""Options that several commands share, and how their help shows examples."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from accucompare.errors import ReportError, UsageError
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+device = click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="cpu, cuda, cuda:N, npu or npu:N.")
+dtype = click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32", "bfloat16", "float16"]),
+    help="Cast the model and its floating inputs to this type.  [default: as they are]",
+)
+seed = click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), help="Seed of weights and random operations.  [default: 0]")
+steps = click.option("--steps", type=click.IntRange(1), help="Steps to run.  [default: one for each of the case's inputs]")
+compared_only = click.option("--only", multiple=True, metavar="GLOB", help="Compare only the layers that match; may be repeated.")
+compared_skip = click.option("--skip", multiple=True, metavar="GLOB", help="Leave out the layers that match; may be repeated.")
+deterministic = click.option("--deterministic", is_flag=True, help="Use deterministic algorithms where the device has such.")
+hf32 = click.option("--hf32/--no-hf32", default=None, help="Let an NPU round what goes into float32 products to HF32.  [default: as it is]")
+tf32 = click.option("--tf32/--no-tf32", default=None, help="The same for TF32 on a GPU.  [default: as it is]")
+json = click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="PATH", help="Write everything as JSON, too.")
+verdict_only = click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only.")
+
+
+def refuse_other_than_xlsx(report: Path) -> None:
+    """Say at once that a report cannot be written.
+
+    Raises:
+        UsageError: if its name ends otherwise.
+        ReportError: if nothing may be written there.
+    """
+    if report.suffix.lower() != ".xlsx":
+        raise UsageError(f"--report {report}: must end in .xlsx")
+    place = next(folder for folder in report.absolute().parents if folder.exists())
+    if not os.access(place, os.W_OK):  # said before hours of captures
+        raise ReportError(f"{report}: cannot be written (no permission to write to {place}); choose another --report")
+
+
+def stem(path: Path) -> str:
+    """What a report of this bundle or log is called."""
+    return path.resolve().name or "bundle"
