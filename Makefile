@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # The real torch_npu, in a folder of its own: without CANN it would break `import torch`. Only for Linux on x86-64.
 TORCH_NPU := $(if $(filter Linux-x86_64,$(shell uname -s -m | tr ' ' -)),$(VENV)/torch_npu/.installed)
 
-.PHONY: demo demo-npu test lint format libreoffice bench bench-peers bench-faults bench-origins clean
+.PHONY: demo demo-npu test lint format libreoffice bench bench-peers bench-faults bench-origins bench-history clean
 
 demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it where thresholds flag nearly every layer
 	$(BIN)/accucompare capture fixtures/minilm.py --round-weights bfloat16 --out demo/golden --overwrite
@@ -60,6 +60,9 @@ bench-faults: $(INSTALLED)  ## plants hundreds of faults in twelve models: how o
 bench-origins: $(INSTALLED)  ## plants NaN, Inf and overflow in four models: does the watch name where each begins, and what does its neighbour say
 	$(BIN)/python -m benchmarks.origins
 
+bench-history: $(INSTALLED)  ## real bugs of public libraries, a release with and one without: is the right module named, and none cleared
+	$(BIN)/python -m benchmarks.history
+
 libreoffice:  # one test converts the report with it
 	@command -v soffice >/dev/null || { \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -67,4 +70,4 @@ libreoffice:  # one test converts the report with it
 	  else echo "LibreOffice is not installed: the test that converts the report with it will be skipped"; fi; }
 
 clean:
-	rm -rf $(VENV) benchmarks/.peers build *.egg-info demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) benchmarks/.peers benchmarks/.history build *.egg-info demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

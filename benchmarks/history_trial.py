@@ -1,0 +1,146 @@
+"""One historical bug, tried: every command as a user types it, in a process of its own, and what it said."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.history_catalogue import Bug
+from benchmarks.history_environments import HOME, Environment
+from benchmarks.timing import BenchError, process
+
+DIFF, LOCATE, OTHER_PYTHON = "diff", "locate", "locate --golden-python"
+CLEAN_DIFF, CLEAN_LOCATE = "diff, right release", "locate, right release"
+METHODS = (DIFF, LOCATE, OTHER_PYTHON)
+CLEAN = (CLEAN_DIFF, CLEAN_LOCATE)
+
+_LIMIT = 600  # seconds a command may take
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command answered.
+
+    Attributes:
+        code: its exit code.
+        verdict: the line of its verdict, or of its error.
+        named: the module named first; empty if none was.
+        right: whether that is where the bug is.
+        command: what failed, where a command before it did.
+    """
+
+    code: int
+    verdict: str
+    named: str
+    right: bool
+    command: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the commands answered for one bug, by method."""
+
+    bug: str
+    said: dict[str, Said]
+    error: str = ""
+
+
+def run(bug: Bug, say: Callable[[str], None]) -> Trial:
+    """Make the environments and run golden, the plain diff, ``locate``, and the same release against itself."""
+    try:
+        for environment in (bug.right, bug.wrong):
+            say(f"{bug.name}: {environment.name}")
+            environment.make()
+        bench = _Bench(bug)
+        say(f"{bug.name}: golden")
+        bench.golden()
+        said = {}
+        for method, answer in bench.methods().items():
+            say(f"{bug.name}: {method}")
+            said[method] = answer()
+    except BenchError as error:
+        return Trial(bug.name, {}, str(error))
+    return Trial(bug.name, said)
+
+
+class _Bench:
+    """The commands for one bug, in a folder of their own, which is kept for a look afterwards."""
+
+    def __init__(self, bug: Bug) -> None:
+        self.bug = bug
+        self.folder = HOME / "runs" / bug.name
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+
+    def golden(self) -> None:
+        baselines = ["--with-baseline", "float32"] if _knows("capture", "--with-baseline") else []
+        code, out, err = self._run(self.bug.right, "capture", self.bug.case, "--save-state", *baselines, "--out", "golden")
+        if code:
+            raise BenchError(f"golden: ended with {code}\n{(err or out)[-3000:]}")
+
+    def methods(self) -> dict[str, Callable[[], Said]]:
+        wrong, right = self.bug.wrong, self.bug.right
+        methods = {DIFF: lambda: self._diff(wrong, "candidate"), LOCATE: lambda: self._locate(wrong, "locate")}
+        if _knows("locate", "--golden-python"):
+            methods[OTHER_PYTHON] = lambda: self._locate(wrong, "locate-python", "--golden-python", right.python)
+        return methods | {CLEAN_DIFF: lambda: self._diff(right, "again"), CLEAN_LOCATE: lambda: self._locate(right, "locate-again")}
+
+    def _diff(self, environment: Environment, out: str) -> Said:
+        """README's recipe: the same weights, inputs and seed, and a comparison."""
+        capture = ["capture", self.bug.case, "--like", "golden", *self._maps(environment, "capture"), "--out", out]
+        code, said, err = self._run(environment, *capture)
+        if code:
+            return self._said(code, said, err, out, "capture --like golden")
+        compare = ["diff", "golden", out, *self._maps(environment, "diff"), "--json", f"{out}.json", "--report", f"{out}.xlsx", "--quiet"]
+        return self._said(*self._run(environment, *compare), out)
+
+    def _locate(self, environment: Environment, out: str, *options: str | Path) -> Said:
+        command = ["locate", self.bug.case, "--device", "cpu", "--golden", "golden", *options, *self._maps(environment, "locate")]
+        return self._said(*self._run(environment, *command, "--out", out, "--json", f"{out}.json", "--report", f"{out}.xlsx", "--quiet"), out)
+
+    def _maps(self, environment: Environment, command: str) -> list[str]:
+        if environment == self.bug.right or not _knows(command, "--map"):
+            return []
+        return [word for rule in self.bug.maps for word in ("--map", rule)]
+
+    def _said(self, code: int, out: str, err: str, name: str, command: str = "") -> Said:
+        lines = [line.strip() for line in (out.splitlines() or err.splitlines()) if line.strip()]
+        try:
+            named = first_named(json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            named = ""
+        return Said(code, lines[0] if lines else "", named, self.bug.is_at(named), command)
+
+    def _run(self, environment: Environment, *words: str | Path) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error of a command of our CLI, which are kept in ``log.txt``, too."""
+        command = [str(word) for word in (environment.python, "-m", "accucompare", *words)]
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "400", "PYTHONWARNINGS": "ignore"}
+        variables.pop("PYTHONPATH", None)  # the environment itself says what is imported
+        try:
+            done = subprocess.run(command, cwd=self.folder, env=variables, capture_output=True, text=True, timeout=_LIMIT)
+        except subprocess.TimeoutExpired:
+            raise BenchError(f"{' '.join(command)}: not done in {_LIMIT} s") from None
+        with (self.folder / "log.txt").open("a", encoding="utf-8") as log:
+            log.write(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}[{done.returncode}]\n\n")
+        return done.returncode, done.stdout, done.stderr
+
+
+def first_named(comparison: dict[str, Any]) -> str:
+    """The module that a comparison's JSON names first: the first culprit, or else the first row that differs; empty if there is none."""
+    if comparison["culprits"]:
+        return str(comparison["culprits"][0]["name"])
+    return (comparison["first_divergence"] or "").partition(" ")[0]
+
+
+@cache
+def _knows(command: str, option: str) -> bool:
+    """Whether a command of this accucompare has an option."""
+    return option in process([sys.executable, "-m", "accucompare", command, "--help"]).output.split()
