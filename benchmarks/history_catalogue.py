@@ -42,6 +42,8 @@ class Bug:
 
 
 _PEFT = ("accelerate==1.11.0", "psutil")
+_DIFFUSERS = ("pillow", "importlib_metadata", "zipp")
+_EINOPS = ("einops==0.8.1", "einx==0.3.0", "frozendict", "loguru", "ema-pytorch", "fire", "termcolor")
 
 BUGS = [
     Bug(
@@ -107,7 +109,7 @@ BUGS = [
         wrong=transformers("4.56.0"),
         what="Llama 4: what goes into the experts is weighted by the scores of other tokens",
         fix="transformers 4.56.1",
-        places=("*.feed_forward", "*.feed_forward.experts"),
+        places=("*.feed_forward",),
     ),
     Bug(
         name="llama4_qk_eps",
@@ -132,5 +134,21 @@ BUGS = [
         what="LoRA with rank stabilisation: set_scale takes alpha / r, not alpha / sqrt(r)",
         fix="peft 0.18.0",
         places=("*.v_proj",),
+    ),
+    Bug(
+        name="diffusers_sd3_control",
+        right=beside("diffusers", "0.32.0", transformers("4.46.3"), *_DIFFUSERS),
+        wrong=beside("diffusers", "0.31.0", transformers("4.46.3"), *_DIFFUSERS),
+        what="Stable Diffusion 3: what the control net adds is added behind other blocks, where their number is no multiple of it",
+        fix="diffusers 0.32.0",
+        places=("(root)",),
+    ),
+    Bug(
+        name="x_transformers_qk_scale",
+        right=Environment("x-transformers-2.25.5", ("x-transformers==2.25.5", *_EINOPS)),
+        wrong=Environment("x-transformers-2.25.4", ("x-transformers==2.25.4", *_EINOPS)),
+        what="x-transformers: the learned scales of normalised queries and keys are not applied",
+        fix="x-transformers issue 352",
+        places=("attn_layers.layers.[024].1",),
     ),
 ]

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from accucompare.bundle.records import display_name
 from benchmarks.history_catalogue import Bug
 from benchmarks.history_environments import HOME, Environment
 from benchmarks.timing import BenchError, process
@@ -136,7 +137,7 @@ class _Bench:
 def first_named(comparison: dict[str, Any]) -> str:
     """The module that a comparison's JSON names first: the first culprit, or else the first row that differs; empty if there is none."""
     if comparison["culprits"]:
-        return str(comparison["culprits"][0]["name"])
+        return display_name(comparison["culprits"][0]["name"])
     return (comparison["first_divergence"] or "").partition(" ")[0]
 
 
