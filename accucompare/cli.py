@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,15 @@ def cli(debug: bool) -> None:
 @click.option("--overwrite", is_flag=True, help="Replace an earlier bundle in the directory.")
 @click.option("--save-state", is_flag=True, help="Save weights and inputs too, for --like.")
 @click.option(
+    "--with-baseline",
+    is_flag=False,
+    flag_value="float32,bfloat16",
+    metavar="[PRECISION,…]",
+    help="Then run CASE fed with this capture for candidates of each precision (float32, bfloat16, float16, hf32, tf32), and keep how "
+    "large an error rounding alone makes. locate and diff judge by it, wherever they run.  [without a list: float32,bfloat16]",
+)
+@click.option("--baseline-tensors", is_flag=True, help="With --with-baseline, keep what the layers computed, too, not only the errors.")
+@click.option(
     "--like",
     type=click.Path(path_type=Path),
     metavar="BUNDLE",
@@ -127,7 +137,16 @@ def cli(debug: bool) -> None:
 )
 @click.option("--queue", type=_Size(), default="1GiB", show_default=True, help="Most bytes of tensors that may wait to be written.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
-def capture(case: str | None, device: str, out: Path | None, queue: int, quiet: bool, **options: Any) -> int:
+def capture(
+    case: str | None,
+    device: str,
+    out: Path | None,
+    with_baseline: str | None,
+    baseline_tensors: bool,
+    queue: int,
+    quiet: bool,
+    **options: Any,
+) -> int:
     """Run CASE and record what every layer takes and gives.
 
     CASE is file.py[:callable] or package.module[:callable]; the callable, `case` if not named, returns an accucompare.Case.
@@ -138,6 +157,7 @@ def capture(case: str | None, device: str, out: Path | None, queue: int, quiet: 
     name = DeviceName.parse(device)
     directory = out if out is not None else Path(name.type)
     _refuse_existing(directory, options["overwrite"])
+    precisions = _precisions(with_baseline, baseline_tensors, options)
     from accucompare.devices import open_device
 
     open_device(name)  # before anything else imports torch
@@ -148,6 +168,10 @@ def capture(case: str | None, device: str, out: Path | None, queue: int, quiet: 
     options["round_weights"] = RoundedType(options["round_weights"]) if options["round_weights"] else None
     with progress_bar("capturing", "steps", quiet) as progress:
         capture_case(case, directory, name, queue_bytes=queue, progress=progress, **options)
+    if precisions:
+        from accucompare.capture.baselines import capture_baselines
+
+        capture_baselines(case, directory, name, precisions, tensors=baseline_tensors, announce=_announcer(quiet))
     if not quiet:
         with reader_may_leave():
             for run in range(options["repeat"]):
@@ -210,6 +234,7 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
         "accucompare locate model.py --device npu --golden golden/",
         "accucompare locate model.py --device npu --dtype bfloat16      # makes golden itself, on the CPU",
         "accucompare locate ported.py --device cpu --golden golden/     # is the bug in the code that was ported?",
+        "accucompare locate model.py --device cpu --golden golden/ --golden-python old/bin/python  # or in another release?",
         "accucompare locate model.py --device npu --ops                 # and in which operator, on which line?",
         "",
         "Exit code: 0 rounding, 1 a bug, 2 trouble.",
@@ -219,6 +244,12 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
 @click.option("--device", required=True, metavar="DEVICE", help="The device under test: cpu, cuda, cuda:N, npu or npu:N.")
 @click.option("--golden", type=click.Path(path_type=Path), metavar="BUNDLE", help="The trusted bundle.  [default: made on the CPU]")
 @click.option("--golden-case", metavar="CASE", help="The case that golden was captured from, for the baseline.  [default: as golden says]")
+@click.option(
+    "--golden-python",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="PATH",
+    help="Python of the environment that golden was captured in; it makes the baseline, and golden's operators, in a process of its own.",
+)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="What to compute in.  [default: the case's own type]")
 @click.option("--out", type=click.Path(path_type=Path), default="locate", show_default=True, metavar="DIR", help="Directory for bundles.")
 @click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), help="Seed of weights and random operations.  [default: golden's, or 0]")
@@ -250,7 +281,7 @@ def locate(case: str | None, device: str, ops: bool, report: Path | None, json_p
     from accucompare.locate import locate as find
     from accucompare.locate import locate_operators
 
-    announce = (lambda doing: None) if quiet else (lambda doing: click.echo(f"… {doing}", err=True))
+    announce = _announcer(quiet)
     comparison = find(case, name, announce=announce, **options)
     code = _conclude(comparison, report, json_path, quiet)
     if ops:
@@ -273,7 +304,9 @@ def locate(case: str | None, device: str, ops: bool, report: Path | None, json_p
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("name", required=False)
 @click.option("--call", type=click.IntRange(0), default=0, show_default=True, help="Call index.")
-@click.option("--role", type=click.Choice(["input", "output", "op_input", "op_output"]), default="output", show_default=True)
+@click.option(
+    "--role", type=click.Choice(["input", "output", "computed_buffer", "op_input", "op_output"]), default="output", show_default=True
+)
 @click.option("--path", help="Place in a nested value, as the list of records shows it.")
 @click.option("--step", type=click.IntRange(0), help="Step.  [default: 0; all, without NAME]")
 @click.option("--rank", type=click.IntRange(0), help="Rank.  [default: 0; all, without NAME]")
@@ -378,6 +411,25 @@ def _complain(message: str, debug: bool) -> None:
     if debug:
         traceback.print_exc()
     click.echo(f"accucompare: {message}", err=True)
+
+
+def _precisions(with_baseline: str | None, tensors: bool, options: dict[str, Any]) -> tuple[str, ...]:
+    """The baselines to make after a capture."""
+    if with_baseline is None:
+        if tensors:
+            raise UsageError("--baseline-tensors: says what to keep of the baselines that --with-baseline makes; give both")
+        return ()
+    for option in ("feed", "mode"):
+        if options[option] not in (None, "tensors"):
+            raise UsageError(f"--with-baseline: the baselines are fed with this capture, which --{option} {options[option]} does not allow")
+    from accucompare.compare.brought import parse_precisions
+
+    return parse_precisions(with_baseline)
+
+
+def _announcer(quiet: bool) -> Callable[[str], None]:
+    """Says on stderr what is done, unless nobody wants to know."""
+    return (lambda doing: None) if quiet else (lambda doing: click.echo(f"… {doing}", err=True))
 
 
 def _refuse_existing(directory: Path, overwrite: bool) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import glob
+import shlex
+import subprocess
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,12 @@ from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.records import display_name
 from accucompare.case import is_here
-from accucompare.compare.comparison import Comparison
+from accucompare.compare.brought import own_baseline
+from accucompare.compare.comparison import Comparison, RefusedBaseline
 from accucompare.compare.diff import diff
 from accucompare.compare.outcomes import Progress
-from accucompare.compare.suggest import float_dtype, product_formats
+from accucompare.compare.provenance import OtherCode, other_code
+from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, UsageError
 
@@ -30,6 +35,7 @@ def locate(
     *,
     golden: str | Path | None = None,
     golden_case: str | None = None,
+    golden_python: str | Path | None = None,
     out: str | Path = "locate",
     dtype: str | None = None,
     hf32: bool = False,
@@ -51,7 +57,10 @@ def locate(
         target: the case, see ``accucompare.case.load_case``.
         device: the device under test.
         golden: the trusted bundle; without it, one is made on the CPU in float32, with weights and inputs rounded to ``dtype``.
-        golden_case: the case that golden was captured from, for the baseline; as golden's manifest has it, if not given.
+        golden_case: the case that golden was captured from, for the baseline; as golden's manifest has it, if not given. Without
+            ``golden``, the case to make it from.
+        golden_python: the Python interpreter of the environment that golden was captured in: it makes the baseline (and golden, if that
+            is not given) in a process of its own, so that they run golden's code.
         out: directory for the bundles that are made: ``golden``, ``candidate`` and ``baseline``.
         dtype: what the candidate computes in; its own type, if not given.
         hf32, tf32: let the device round the operands of float32 products; otherwise it is forbidden while this runs, for what it does to
@@ -69,29 +78,28 @@ def locate(
         CaseError, DeviceError, CaptureError, BundleError, UsageError: as the captures and the comparison do.
     """
     open_device(device)  # before torch is imported, and before anything is written
-    from accucompare.capture.run import FloatType, RoundedType, capture_case
-
     folder = Path(out)
     half = dtype if dtype in _HALF else None
+    trusted = _Trusted(None if golden_python is None else Path(golden_python), golden_case if golden is not None else golden_case or target)
+    trusted.check()
     if golden is not None:
         _check(Path(golden), folder)
     else:
-        golden_case = target
         announce("golden: the case on the CPU, in float32")
-        golden = capture_case(
-            target,
+        golden = trusted.capture(
+            trusted.case,
             folder / "golden",
-            DeviceName("cpu"),
-            dtype=FloatType.FLOAT32,
-            round_weights=RoundedType(half) if half else None,
+            dtype="float32",
+            round_weights=half,
             seed=seed,
             steps=steps,
+            save_state=golden_python is not None,  # another release may draw other weights
             overwrite=overwrite,
         )
-    candidate = {"dtype": FloatType(dtype) if dtype else None, "hf32": hf32, "tf32": tf32, "deterministic": deterministic}
+    candidate = {"dtype": dtype, "hf32": hf32, "tf32": tf32, "deterministic": deterministic}
     options = {"seed": seed, "steps": steps, "force": force, "overwrite": overwrite}
     compared = {"only": only, "skip": skip, "progress": progress}
-    return _compared((target, golden_case), device, Path(golden), folder, {**candidate, "repeat": repeat}, options, announce, compared)
+    return _compared(target, trusted, device, Path(golden), folder, {**candidate, "repeat": repeat}, options, announce, compared)
 
 
 def locate_operators(
@@ -100,6 +108,7 @@ def locate_operators(
     device: DeviceName,
     *,
     golden_case: str | None = None,
+    golden_python: str | Path | None = None,
     out: str | Path = "locate",
     dtype: str | None = None,
     hf32: bool = False,
@@ -116,8 +125,8 @@ def locate_operators(
 
     Args:
         comparison: what ``locate`` returned.
-        target, device, golden_case, out, dtype, hf32, tf32, deterministic, overwrite, force, announce, progress: as for ``locate``;
-            the bundles go to ``ops`` in ``out``.
+        target, device, golden_case, golden_python, out, dtype, hf32, tf32, deterministic, overwrite, force, announce, progress: as for
+            ``locate``; the bundles go to ``ops`` in ``out``.
 
     Returns:
         The fed comparison of that module's operators; ``None`` if there is no culprit.
@@ -128,42 +137,97 @@ def locate_operators(
     """
     if not comparison.culprits:
         return None
-    from accucompare.capture.run import FloatType, RoundedType, capture_case
-
-    name, trusted = comparison.culprits[0].name, comparison.golden.manifest
-    made, first, folder = trusted.capture, comparison.golden.path, Path(out) / "ops"
+    name, manifest = comparison.culprits[0].name, comparison.golden.manifest
+    made, first, folder = manifest.capture, comparison.golden.path, Path(out) / "ops"
     only = [glob.escape(name)]
     options: dict[str, Any] = {
         "seed": made.get("seed"),
-        "steps": len(trusted.steps),
+        "steps": len(manifest.steps),
         "overwrite": overwrite,
         "level": "op",
         "only": only,
     }
-    like = first if trusted.state is not None else made.get("like")
+    trusted = _Trusted(None if golden_python is None else Path(golden_python), golden_case)
+    trusted.check()
+    other = _other_versions(comparison.golden.manifest, comparison.candidate.manifest)
+    if other and golden_python is None:
+        raise CaptureError(
+            f"{first}: its operators cannot be captured here, since {other}; "
+            "name the Python that has golden's versions (--golden-python PATH)"
+        )
+    like = first if manifest.state is not None else made.get("like")
     announce(f"operators of {display_name(name)}: golden on the CPU")
-    golden = capture_case(
-        _trusted_case(trusted, target, golden_case) or target,
+    golden = trusted.capture(
+        trusted.case_of(manifest, target) or target,
         folder / "golden",
-        DeviceName("cpu"),
-        dtype=FloatType(made["dtype"]) if made.get("dtype") else None,
-        round_weights=RoundedType(made["round_weights"]) if made.get("round_weights") else None,
+        dtype=made.get("dtype"),
+        round_weights=made.get("round_weights"),
         emulate=made.get("emulate"),
         like=like,
         **options,
     )
     again = diff(first, golden, only=only)
     if not again.passed:
-        raise CaptureError(
-            f"{first}: cannot be captured again here, {display_name(name)} gives other values than it holds; capture it with --save-state"
-        )
-    candidate = {"dtype": FloatType(dtype) if dtype else None, "hf32": hf32, "tf32": tf32, "deterministic": deterministic}
+        cure = "" if manifest.state is not None else "; capture it with --save-state"
+        raise CaptureError(f"{first}: captured again here, {display_name(name)} gives other values than it holds{cure}")
+    candidate = {"dtype": dtype, "hf32": hf32, "tf32": tf32, "deterministic": deterministic}
     compared = {"progress": progress}
-    return _compared((target, golden_case), device, golden, folder, candidate, {**options, "force": force}, announce, compared, like)
+    return _compared(target, trusted, device, golden, folder, candidate, {**options, "force": force}, announce, compared, like)
+
+
+@dataclass(frozen=True)
+class _Trusted:
+    """What runs golden's code.
+
+    Attributes:
+        python: the interpreter that has golden's versions; ``None`` for this one.
+        case: the case that golden was captured from, if it was named.
+    """
+
+    python: Path | None
+    case: str | None
+
+    def check(self) -> None:
+        """Say at once that the other interpreter cannot capture."""
+        if self.python is None:
+            return
+        try_it = "import accucompare.cli, importlib.util; assert importlib.util.find_spec('torch'), 'there is no torch'"
+        done = subprocess.run([self.python, "-c", try_it], capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["it does not run"])[-1]
+            raise UsageError(f"--golden-python {self.python}: cannot capture ({reason}); install accucompare[torch] there")
+
+    def case_of(self, golden: Manifest, target: str | None) -> str | None:
+        """The case that golden was captured from, ``None`` if it is not here: a fault of the candidate's code must not be in it."""
+        case = self.case or golden.environment.get("case")
+        return case if case and (case == target or self.python is not None or is_here(case)) else None
+
+    def capture(self, case: str | None, out: Path, **options: Any) -> Path:
+        """Capture a case on the CPU, in this process, or by the other interpreter in one of its own; options as for ``capture_case``."""
+        if self.python is None:
+            from accucompare.capture.run import FloatType, RoundedType, capture_case
+
+            for name, kind in (("dtype", FloatType), ("round_weights", RoundedType)):
+                options[name] = kind(options[name]) if options.get(name) else None
+            return capture_case(case, out, DeviceName("cpu"), **options)
+        command = [str(self.python), "-m", "accucompare", "capture", *([case] if case else []), "--device", "cpu", "--out", str(out), "-q"]
+        for name, value in options.items():
+            option = f"--{name.replace('_', '-')}"
+            if isinstance(value, list):
+                command += [part for each in value for part in (option, str(each))]
+            elif value is True:
+                command += [option]
+            elif value not in (None, False):
+                command += [option, str(value)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CaptureError(f"--golden-python: {shlex.join(command)} failed: {done.stderr.strip() or f'exit code {done.returncode}'}")
+        return out
 
 
 def _compared(
-    cases: tuple[str | None, str | None],
+    target: str | None,
+    trusted: _Trusted,
     device: DeviceName,
     golden: Path,
     folder: Path,
@@ -173,39 +237,71 @@ def _compared(
     compared: dict[str, Any],
     like: str | Path | None = None,
 ) -> Comparison:
-    """Capture candidate and baseline, fed with golden, and compare.
+    """Capture the candidate, fed with golden, find its baseline, and compare.
 
     Args:
-        cases: the candidate's, and golden's if it is known.
+        target: the candidate's case.
+        trusted: what runs golden's code.
         of_candidate, options: of ``capture_case``, for the candidate and for both.
         compared: of ``diff``.
     """
     from accucompare.capture.run import FloatType, capture_case
 
     with open_bundle(golden) as bundle:
-        trusted = bundle.manifest
-    like = golden if trusted.state is not None else like
-    what = "operator" if trusted.capture.get("level") == "op" else "module"
+        manifest = bundle.manifest
+    like = golden if manifest.state is not None else like
+    what = "operator" if manifest.capture.get("level") == "op" else "module"
     announce(f"candidate: each {what} on golden's inputs, on {device}")
-    candidate = capture_case(cases[0], folder / "candidate", device, like=like, feed=golden, **of_candidate, **options)
-    case = _trusted_case(trusted, *cases)
-    baseline: Path | None = None
+    dtype = of_candidate["dtype"] and FloatType(of_candidate["dtype"])
+    made = capture_case(target, folder / "candidate", device, like=like, feed=golden, **{**of_candidate, "dtype": dtype}, **options)
+    with open_bundle(golden) as ours, open_bundle(made) as theirs:
+        brought, candidate = own_baseline(ours, theirs), theirs.manifest
+        cure = baseline_command(ours, theirs)
+    other = _other_versions(manifest, candidate)
+    baseline, refused = None, None
+    if brought is not None:
+        announce(f"baseline: golden's own, {brought}")
+    elif other and trusted.python is None:
+        refused = RefusedBaseline(None, other, cure)
+        announce(f"no baseline: {other}; capture golden with --with-baseline, or name the Python that has them (--golden-python PATH)")
+    else:
+        baseline = _baseline(target, trusted, manifest, candidate, folder / "baseline", like, golden, options, announce)
+    announce("comparing")
+    comparison = diff(golden, made, baseline=baseline, **compared)
+    return comparison if refused is None else replace(comparison, refused=refused)
+
+
+def _baseline(
+    target: str | None,
+    trusted: _Trusted,
+    golden: Manifest,
+    candidate: Manifest,
+    out: Path,
+    like: str | Path | None,
+    feed: Path,
+    options: dict[str, Any],
+    announce: Announce,
+) -> Path | None:
+    """Golden's case on the CPU in the candidate's precision; ``None`` if it is not to be had, which is announced."""
+    case = trusted.case_of(golden, target)
     if case is None:
         announce(
-            f"no baseline: the case that golden was captured from ({trusted.environment.get('case') or 'not named'}) is not here, and the "
+            f"no baseline: the case that golden was captured from ({golden.environment.get('case') or 'not named'}) is not here, and the "
             "candidate's may have the fault; name it with --golden-case, or the candidate's if only the device may be wrong"
         )
-    else:
-        with open_bundle(candidate) as bundle:
-            precision, emulate = _of_baseline(trusted, bundle.manifest)
-        announce(f"baseline: {case} on the CPU, in {precision}{f' with products in {emulate}' if emulate else ''}")
-        of_baseline: dict[str, Any] = {"dtype": FloatType(precision), "emulate": emulate, "like": like, "feed": golden}
-        try:
-            baseline = capture_case(case, folder / "baseline", DeviceName("cpu"), **of_baseline, **options)
-        except CaptureError as error:  # a model that does not run in that type on the CPU; the candidate's rounding judges then
-            announce(f"no baseline, since {error}")
-    announce("comparing")
-    return diff(golden, candidate, baseline=baseline, **compared)
+        return None
+    precision, emulate = _of_baseline(golden, candidate)
+    announce(f"baseline: {case} on the CPU, in {precision}{f' with products in {emulate}' if emulate else ''}")
+    try:
+        return trusted.capture(case, out, dtype=precision, emulate=emulate, like=like, feed=feed, **options)
+    except CaptureError as error:  # a model that does not run in that type on the CPU; the candidate's rounding judges then
+        announce(f"no baseline, since {error}")
+        return None
+
+
+def _other_versions(golden: Manifest, candidate: Manifest) -> OtherCode:
+    """The packages whose code golden ran that are here in another version, so that nothing made here can be its baseline."""
+    return OtherCode(versions=other_code(golden, candidate).versions)
 
 
 def _check(golden: Path, folder: Path) -> None:
@@ -215,12 +311,6 @@ def _check(golden: Path, folder: Path) -> None:
             raise UsageError(f"{golden}: is itself fed, so it is no golden; give the bundle that it was fed with")
     if golden.resolve() in (folder.resolve(), *folder.resolve().parents):
         raise UsageError(f"--out {folder}: lies in golden {golden}; choose another directory")
-
-
-def _trusted_case(golden: Manifest, target: str | None, named: str | None) -> str | None:
-    """The case that golden was captured from: a fault in the candidate's code must not be in the baseline's. ``None`` if it is not here."""
-    case = named or golden.environment.get("case")
-    return case if case and (case == target or is_here(case)) else None
 
 
 def _of_baseline(golden: Manifest, candidate: Manifest) -> tuple[str, str | None]:

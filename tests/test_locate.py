@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +122,63 @@ def test_a_case_of_a_module_is_found(cli: Run, folder: Path) -> None:
 
 
 def test_code_that_was_edited_since_golden_is_no_rounding(cli: Run, folder: Path) -> None:
-    """The baseline then has the bug, too."""
+    """The baseline then has the bug, too, so that fixed limits judge."""
     golden(cli, folder)
     (folder / "net.py").write_text(NET.replace("* self.scale", ""))
     found = located(cli, folder, "net.py", "--golden", "golden")
-    assert found["code"] == 2
-    assert "TROUBLE  locate/candidate against golden: the baseline's code is not golden's" in found["stdout"]
-    assert "net has been edited" in found["stdout"].replace("\n", " ")
+    assert (found["code"], found["answer"], found["baseline"]) == (1, "bug", None)
+    assert "does not run golden's code (net differs from golden's)" in found["refused_baseline"]
+    assert found["culprits"][0]["place"].endswith("(glue, before out)")
+
+
+def test_goldens_own_baseline_judges_where_the_code_is_another(cli: Run, folder: Path) -> None:
+    """The small fault is far below any fixed limit in bfloat16."""
+    golden(cli, folder, "--save-state", "--round-weights", "bfloat16", "--with-baseline", "bfloat16,float32")
+    kept = sum(file.stat().st_size for file in (folder / "golden" / "baselines").rglob("*"))
+    (folder / "net.py").write_text(NET.replace("32 ** -0.5", "32 ** -0.5 * 1.1"))
+    found = located(cli, folder, "net.py", "--golden", "golden", "--dtype", "bfloat16")
+    assert "baseline: golden's own, golden/baselines/bfloat16" in found["stderr"]
+    assert (found["code"], found["answer"], found["refused_baseline"]) == (1, "bug", None)
+    assert {culprit["place"] for culprit in found["culprits"]} == {f"blocks.{number} (glue, before out)" for number in range(3)}
+    (folder / "net.py").write_text(NET)
+    found = located(cli, folder, "net.py", "--golden", "golden", "--dtype", "bfloat16")
+    assert (found["code"], found["conclusion"]) == (0, "rounding")
+    assert kept < 60_000
+
+
+def test_a_baseline_is_made_by_the_python_that_has_goldens_versions(cli: Run, folder: Path) -> None:
+    """Two releases of a library, the second with a fault: made by the second, the baseline would have it, too."""
+    for version, scale in (("1", "1.0"), ("2", "1.01")):
+        (folder / version).mkdir()
+        (folder / version / "lib.py").write_text(
+            f"import torch\n__version__ = '{version}'\n\n"
+            f"class Scale(torch.nn.Module):\n    def forward(self, x):\n        return x * {scale}\n"
+        )
+    (folder / "model.py").write_text(
+        "import lib, torch\nfrom accucompare import Case\n\n\ndef case():\n"
+        "    return Case(torch.nn.Sequential(torch.nn.Linear(64, 64), lib.Scale()).eval(), torch.randn(8, 64))\n"
+    )
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder / "1"}:$PYTHONPATH exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    paths = {version: f"{folder / version}:{os.environ.get('PYTHONPATH', '')}" for version in "12"}
+    done = cli("capture", "model.py", "--out", "golden", "--save-state", cwd=folder, PYTHONPATH=paths["1"])
+    assert done.returncode == 0, done.stderr
+    command = ["locate", "model.py", "--device", "cpu", "--golden", "golden", "--dtype", "bfloat16", "--json", "found.json", "--overwrite"]
+    alone = cli(*command, cwd=folder, PYTHONPATH=paths["2"])
+    assert "no baseline: lib is 1 in golden, 2 here" in alone.stderr
+    assert alone.returncode == 2  # 1 % is below what fixed limits see in bfloat16
+    done = cli(*command, "--golden-python", python, cwd=folder, PYTHONPATH=paths["2"])
+    found = json.loads((folder / "found.json").read_text())
+    assert (done.returncode, found["answer"], found["culprits"][0]["place"]) == (1, "bug", "1"), done.stdout
+
+
+def test_a_golden_python_that_cannot_capture_is_told_at_once(cli: Run, folder: Path) -> None:
+    done = cli("locate", "net.py", "--device", "cpu", "--golden-python", "/bin/false", cwd=folder)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "accucompare: --golden-python /bin/false: cannot capture (it does not run); install accucompare[torch] there\n",
+    )
 
 
 def test_layers_can_be_left_out(cli: Run, folder: Path) -> None:

@@ -126,7 +126,7 @@ class Bundle:
 
     def find(self, name: str, *, call: int = 0, role: str = "output", path: str | None = None, step: int = 0, rank: int = 0) -> Record:
         """Find the record that ``load`` would load; arguments and errors as there."""
-        if role not in (Role.INPUT, Role.OUTPUT, *OPERATOR_ROLES):
+        if role not in (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, *OPERATOR_ROLES):
             raise UsageError(f"role must be 'input' or 'output', but is {role!r}")
         name = "" if name == display_name("") else name
         entries = [entry for number, entry in self.steps() if (number, entry.step) == (rank, step)]

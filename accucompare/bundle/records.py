@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,8 @@ class Role(str, Enum):
 
     INPUT = "input"
     OUTPUT = "output"
+    #: A buffer that the model computes itself, which no checkpoint brings, when the capture begins; its path is the buffer's name.
+    COMPUTED_BUFFER = "computed_buffer"
     # In the state of a bundle captured with save_state, never in a step:
     PARAM = "param"
     BUFFER = "buffer"
@@ -68,6 +70,20 @@ def display_name(name: str) -> str:
     return name or "(root)"
 
 
+class Error(msgspec.Struct, frozen=True):
+    """How far a record of a baseline is from golden's, in a baseline that keeps no tensors.
+
+    Attributes:
+        rel_l2: relative L2 error; ``None`` where golden is all zeros and the baseline is not.
+        rmse: root mean square error.
+        different: of integers and booleans, how many differ.
+    """
+
+    rel_l2: Annotated[float, msgspec.Meta(ge=0)] | None
+    rmse: Annotated[float, msgspec.Meta(ge=0)]
+    different: Count
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One tensor in a bundle.
@@ -82,6 +98,7 @@ class Record:
         member: its member in the step's ``.npz``; ``None`` where no data could be kept.
         digest: of the member's bytes, or of an opaque string (xxh3, 128 bits, hexadecimal); ``None`` where there is neither.
         statistics: of the finite values; ``None`` without data.
+        error: of a baseline that keeps no tensors: the distance from golden; ``None`` where that could not be measured.
         detail: what an opaque value was, or why a tensor could not be read; of an operator, the source line that called it.
     """
 
@@ -101,6 +118,7 @@ class Record:
     digest: str | None = None
     statistics: Statistics | None = None
     detail: str = ""
+    error: Error | None = None
 
     @property
     def key(self) -> Key:
@@ -136,6 +154,7 @@ class Record:
             "digest": self.digest,
             "statistics": self.statistics.to_json() if self.statistics else None,
             "detail": self.detail,
+            **({} if self.error is None else {"error": msgspec.structs.asdict(self.error)}),
         }
 
     @classmethod
@@ -174,6 +193,7 @@ class _Line(msgspec.Struct):
     digest: str | None
     statistics: Statistics | None
     detail: str
+    error: Error | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Line)

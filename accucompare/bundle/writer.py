@@ -346,7 +346,7 @@ def forget_previous(directory: Path) -> None:
 def _move_aside(directory: Path) -> None:
     previous = directory / PREVIOUS
     keep = not previous.exists()  # else what is in the way was left by a capture that failed to replace it
-    for path in [directory / "manifest.json", *directory.glob("rank*"), *directory.glob("repeat[0-9]*")]:
+    for path in [directory / "manifest.json", *directory.glob("rank*"), *directory.glob("repeat[0-9]*"), *directory.glob("baselines")]:
         if keep:
             previous.mkdir(exist_ok=True)
             path.rename(previous / path.name)

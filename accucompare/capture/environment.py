@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import platform
-import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from torch import nn
 
 from accucompare import devices
 from accucompare.bundle.digests import fingerprint
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.capture.names import Modules
+from accucompare.capture.sources import class_sources, configuration, digests_of, version_of
 from accucompare.capture.tensors import round_to, to_host
 
-_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _PACKAGES = ("accucompare", "torch", "torch_npu", "numpy", "transformers")
 
 
@@ -39,7 +34,7 @@ def describe_environment(device: torch.device, case: str | None) -> dict[str, An
         "device": description,
         "versions": {
             "python": platform.python_version(),
-            **{name: version for name in _PACKAGES if (version := _version(name)) is not None},
+            **{name: version for name in _PACKAGES if (version := version_of(name)) is not None},
             **({"cann": description["cann"]} if "cann" in description else {}),
         },
         "platform": platform.platform(),
@@ -58,7 +53,7 @@ def describe_autocast(device: torch.device) -> dict[str, Any] | None:
 
 
 def describe_model(modules: Modules) -> dict[str, Any]:
-    """Class, mode, modules, and a fingerprint of every parameter and buffer."""
+    """Class, mode, modules, their code and configuration, and a fingerprint of every parameter and buffer."""
     root = modules.named[""]
     tables: dict[str, dict[str, Any]] = {"parameters": {}, "buffers": {}}
     described: dict[int, dict[str, Any]] = {}  # tied weights have several names
@@ -66,6 +61,9 @@ def describe_model(modules: Modules) -> dict[str, Any]:
         if id(tensor) not in described:
             described[id(tensor)] = _describe_tensor(tensor)
         tables[kind][name] = described[id(tensor)]
+    for module, buffer, _ in modules.computed():
+        name = f"{module}.{buffer}" if module else buffer
+        tables["buffers"][name] = {**tables["buffers"][name], "computed": True}
     return {
         "class": f"{type(root).__module__}.{type(root).__qualname__}",
         "training": _training(root),
@@ -74,19 +72,11 @@ def describe_model(modules: Modules) -> dict[str, Any]:
         "dtypes": sorted({entry["dtype"] for entry in tables["parameters"].values()}),
         "modules": {name: type(module).__name__ for name, module in modules.named.items()},
         "aliases": modules.aliases,
-        "sources": _sources(type(module) for module in modules.named.values()),
+        "class_sources": class_sources(modules.named),
+        "sources": digests_of(class_sources(modules.named)),
+        "configuration": configuration(modules.named),
         **tables,
     }
-
-
-def _sources(classes: Iterable[type]) -> dict[str, str]:
-    """Digests of the files that classes come from, by module, but for those of installed packages, whose versions are told elsewhere."""
-    found = {}
-    for name in {cls.__module__ for cls in classes}:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file and not _INSTALLED.search(file) and Path(file).is_file():
-            found[name] = xxhash.xxh3_128_hexdigest(Path(file).read_bytes())
-    return dict(sorted(found.items()))
 
 
 def _describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
@@ -122,17 +112,6 @@ def device_of(model: nn.Module) -> torch.device:
         if not tensor.is_meta:
             return tensor.device
     return torch.device("cpu")
-
-
-def _version(package: str) -> str | None:
-    module = sys.modules.get(package)
-    version = getattr(module, "__version__", None)
-    if version is not None:
-        return str(version)
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _git() -> dict[str, Any] | None:

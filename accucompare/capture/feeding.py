@@ -299,7 +299,7 @@ def check_golden(golden: Bundle, out: str | Path, steps: int | None = None, rank
         raise UsageError(f"{golden.path}: was captured by {had}, but this capture has {ranks}; a rank is fed from the same rank")
 
 
-def check_model(golden: Bundle, rank: int, model: dict[str, Any], force: bool) -> None:
+def check_model(golden: Bundle, rank: int, model: dict[str, Any], force: bool, like: str | Path | None = None) -> None:
     """Refuse a golden of another model or of other weights.
 
     Args:
@@ -307,6 +307,7 @@ def check_model(golden: Bundle, rank: int, model: dict[str, Any], force: bool) -
         rank: whose records will be fed.
         model: what the manifest will say of the model.
         force: feed all the same if only the class or the weights differ.
+        like: the bundle that the model's weights were taken from, if they were.
 
     Raises:
         UsageError: if it is one.
@@ -327,7 +328,9 @@ def check_model(golden: Bundle, rank: int, model: dict[str, Any], force: bool) -
     if classes[0] != classes[1]:
         raise UsageError(f"{golden.path}: is of another model, a {classes[0]}; this one is a {classes[1]} (--force feeds it all the same)")
     for kind, word in (("parameters", "parameter"), ("buffers", "buffer")):
-        ours, golden_ones = model[kind], theirs.get(kind, {})
+        ours, golden_ones = (
+            {name: entry for name, entry in table.get(kind, {}).items() if not entry.get("computed")} for table in (model, theirs)
+        )
         for name in (*golden_ones, *(name for name in ours if name not in golden_ones)):
             if name not in ours or name not in golden_ones:
                 which = "golden has it, the model lacks it" if name in golden_ones else "the model has it, golden lacks it"
@@ -335,10 +338,12 @@ def check_model(golden: Bundle, rank: int, model: dict[str, Any], force: bool) -
                 which = "it differs"
             else:
                 continue
-            raise UsageError(f"{golden.path}: is of other weights: {word} {name!r}: {which}; {_cure(golden)}")
+            raise UsageError(f"{golden.path}: is of other weights: {word} {name!r}: {which}; {_cure(golden, like)}")
 
 
-def _cure(golden: Bundle) -> str:
+def _cure(golden: Bundle, like: str | Path | None) -> str:
+    if like is not None:
+        return f"although they were taken from {like}: the model sets them anew, or golden is of others (--force feeds it all the same)"
     rounded = golden.manifest.capture.get("round_weights")
     if rounded is not None:
         return f"golden's were rounded: give --round-weights {rounded} (or --force)"

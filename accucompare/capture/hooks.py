@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from accucompare.capture.feeding import Feed, Place
 from accucompare.capture.lending import Lent
 from accucompare.capture.names import Modules
 from accucompare.capture.operators import OperatorFeed, Operators, storages
+from accucompare.capture.sources import FunctionsRun
 from accucompare.capture.tensors import HostValue, other_to_host, scalar_to_host, to_host
 from accucompare.capture.values import Scalar, leaves
 from accucompare.errors import AccucompareError, CaptureError
@@ -62,6 +64,30 @@ class Recorder(Listener[_Call]):
         self._operators = operators
         self._state: frozenset[int] = frozenset()  # of operators that are fed: the storages of parameters and buffers
         self._seen: Counter[tuple[str, int, Role, str]] = Counter()
+        self._functions = FunctionsRun()
+        self._outermost: set[str] = set()  # modules whose first outermost call has begun
+
+    @property
+    def files_run(self) -> set[str]:
+        """The files of the functions that ran in the first outermost call of each module."""
+        return self._functions.files
+
+    def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
+        if self._functions.running != threading.get_ident():
+            return super().run(act, name, arguments)
+        with self._functions.paused():
+            return super().run(act, name, arguments)
+
+    def remove(self) -> None:
+        super().remove()
+        self._functions.stop()
+
+    def record_computed(self) -> None:
+        """Record the buffers that the model computes itself, before the first call: they are not what ``--like`` brings, nor fed."""
+        for name, buffer, tensor in self._modules.computed():
+            if self._selection.allows(name):
+                call = _Call(self._modules.named[name], name, 0, None, None)
+                self._record_value(call, Role.COMPUTED_BUFFER, buffer, tensor, False)
 
     def next_step(self) -> None:
         """Number calls and records from 0 again."""
@@ -74,6 +100,9 @@ class Recorder(Listener[_Call]):
     def began(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         if call.parent is None:
             self._started()
+            if call.name not in self._outermost:
+                self._outermost.add(call.name)
+                self._functions.start()
         self._record(call, Role.INPUT, arguments_of(args, kwargs))
         if self._feed is None or (self._operators and call.parent is not None and not self._is_selected(call)):
             self._watch(call)
@@ -96,9 +125,11 @@ class Recorder(Listener[_Call]):
         return self._feed.outputs(Place(self.step, call.name, call.index, Role.OUTPUT), output, call.lent)
 
     def left(self, call: _Call) -> None:
-        """See no more of a call's operators."""
+        """See no more of a call's operators and functions."""
         if call.operators is not None:
             call.operators.leave()
+        if call.parent is None:
+            self._functions.stop()
 
     def failed(self, error: Exception, name: str) -> None:
         """Note what goes wrong, or raise it if the model is fed."""

@@ -37,6 +37,17 @@ class Modules:
                     if tensor is not None:
                         yield kind, f"{prefix}.{name}" if prefix else name, tensor
 
+    def computed(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """(module, buffer, tensor) of each buffer that is no part of a checkpoint, since the model computes it itself.
+
+        Rotary frequencies, masks and tables are registered with ``persistent=False``. Read from a private set of ``nn.Module``,
+        as ``state_dict`` does.
+        """
+        for name, module in self.named.items():
+            for buffer, tensor in module._buffers.items():
+                if tensor is not None and buffer in module._non_persistent_buffers_set:
+                    yield name, buffer, tensor
+
 
 def name_modules(model: nn.Module) -> Modules:
     """Find every module of a model."""

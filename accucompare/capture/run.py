@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.writer import PREVIOUS, QUEUE_BYTES
 from accucompare.capture.feeding import check_golden
+from accucompare.capture.names import name_modules
 from accucompare.capture.session import Level, Mode, capture
 from accucompare.capture.state import Arguments, saved_inputs
 from accucompare.case import Case, load_case, steps_of
@@ -105,7 +107,8 @@ def capture_case(
             if there are fewer.
         mode, level, seed, only, skip, overwrite, save_state, like, force, deterministic, hf32, tf32, emulate, queue_bytes: as for
             ``accucompare.capture``.
-        feed: likewise. Loss and optimizer are left out; of a case with an optimizer only step 0 is run, since golden's later steps had
+        feed: likewise. With ``dtype`` float64, modules that do not run in it compute in float32, and the manifest lists them
+            (``fallback``). Loss and optimizer are left out; of a case with an optimizer only step 0 is run, since golden's later steps had
             other weights.
         repeat: how many times to run the case from scratch; the runs after the first one go to ``repeat1``, … in its directory.
         progress: called with the steps done and the steps to do.
@@ -158,7 +161,16 @@ def capture_case(
             if progress is not None:
                 progress(run * count + done, repeat * count)
 
-        _capture_once(target, repeat_of(Path(out), run), place, casting, steps, options, note_step)
+        narrowed: set[type[nn.Module]] = set()
+        while True:
+            try:
+                _capture_once(target, repeat_of(Path(out), run), place, casting, steps, options, note_step, narrowed)
+                break
+            except _ModuleFailedError as error:
+                if feed is None or dtype is not FloatType.FLOAT64 or error.module in narrowed:
+                    raise
+                narrowed.add(error.module)
+                options["overwrite"] = True  # what was recorded until then
     return Path(out)
 
 
@@ -170,8 +182,14 @@ def _capture_once(
     steps: int | None,
     options: dict[str, Any],
     progress: Callable[[int, int], None],
+    narrowed: Collection[type[nn.Module]] = (),
 ) -> None:
-    """Build the case and capture it; ``options`` are those of ``accucompare.capture``."""
+    """Build the case and capture it.
+
+    Args:
+        options: those of ``accucompare.capture``.
+        narrowed: classes of modules that compute in float32, whatever the model's type.
+    """
     built = build(target, place, casting, options["seed"] or 0, options["like"])
     case, name, inputs = built.case, built.name, built.inputs
     count = steps if steps is not None else len(inputs)
@@ -181,10 +199,18 @@ def _capture_once(
         notes.append(f"fed: only step 0 of {count} was run, since golden's later steps had the weights that its optimizer made")
         count = 1
     model = built.model
+    made: dict[str, Any] = {**casting.options, "loss": case.loss is not None, "optimizer": case.optimizer is not None}
+    named = name_modules(model).named
+    narrow = [name for name, module in named.items() if type(module) in narrowed]
+    if narrow:
+        for name in narrow:
+            _compute_in_float32(named[name])
+        made["fallback"] = {"dtype": "float32", "modules": narrow}
+        notes.append(f"{len(narrow)} module(s) do not run in float64 and ran in float32: {', '.join(narrow[:3])}")
     saved = inputs if options["save_state"] else None
     with (
-        _naming_the_model(name, out, place.type),
-        capture(model, out, device=place, case=name, inputs=saved, made=casting.options, notes=notes, **options) as session,
+        _naming_the_model(name, out, place.type, model),
+        capture(model, out, device=place, case=name, inputs=saved, made=made, notes=notes, **options) as session,
     ):
         for step in range(count):
             args, kwargs = moved(inputs[step % len(inputs)], place, casting)
@@ -286,8 +312,32 @@ def _seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def _compute_in_float32(module: nn.Module) -> None:
+    """Let a module of a float64 model compute in float32: its parameters, and what it is given; what it gives is float64 again."""
+    forward = module.forward
+
+    def cast(value: Any, source: torch.dtype, target: torch.dtype) -> Any:
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(target) if tensor.dtype == source else tensor, value)
+
+    @functools.wraps(forward)
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = cast((args, kwargs), torch.float64, torch.float32)
+        return cast(forward(*args, **kwargs), torch.float32, torch.float64)
+
+    module._apply(lambda tensor: tensor.float() if tensor.dtype == torch.float64 else tensor)  # type: ignore[no-untyped-call]
+    module.forward = computed
+
+
+class _ModuleFailedError(CaptureError):
+    """The model raised in a module of this class."""
+
+    def __init__(self, message: str, module: type[nn.Module]) -> None:
+        super().__init__(message)
+        self.module = module
+
+
 @contextlib.contextmanager
-def _naming_the_model(name: str, out: Path, device: str) -> Any:
+def _naming_the_model(name: str, out: Path, device: str, model: nn.Module) -> Any:
     """Turn what the model raised into a CaptureError that names the module."""
     try:
         yield
@@ -300,10 +350,14 @@ def _naming_the_model(name: str, out: Path, device: str) -> Any:
         if stopped and module is None:
             what = f"the case raised outside of the model's forward, step {step}"
         kept = f"; the bundle that it was to replace is in {out / PREVIOUS}" if (out / PREVIOUS).exists() else ""
-        raise CaptureError(
+        message = (
             f"{name}: {what}: {explain(device, error)}\n"
             f"What was recorded until then is in {out}, marked incomplete{kept}; --debug shows the traceback"
-        ) from error
+        )
+        failing = name_modules(model).named.get(module or "")
+        if failing is not None and module:
+            raise _ModuleFailedError(message, type(failing)) from error
+        raise CaptureError(message) from error
 
 
 def _stopped(out: Path) -> dict[str, Any]:

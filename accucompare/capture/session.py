@@ -24,6 +24,7 @@ from accucompare.capture.hooks import Recorder
 from accucompare.capture.names import Modules, name_modules
 from accucompare.capture.numerics import Numerics
 from accucompare.capture.randomness import Draws, matched_randomness
+from accucompare.capture.sources import digests_of, modules_in, versions_of
 from accucompare.capture.state import Arguments, restore_weights, state_records
 from accucompare.errors import CaptureError, UsageError
 
@@ -51,14 +52,23 @@ class Session:
     """
 
     def __init__(
-        self, path: Path, recorder: Recorder, writer: BundleWriter, draws: Draws | None, steps: int | None, numerics: Numerics
+        self,
+        path: Path,
+        recorder: Recorder,
+        writer: BundleWriter,
+        draws: Draws | None,
+        steps: int | None,
+        numerics: Numerics,
+        sources: Iterable[str] = (),
     ) -> None:
+        """``sources``: Python modules whose files the manifest shall name if they are loaded, whether or not they run."""
         self.path = path
         self._recorder = recorder
         self._writer = writer
         self._draws = draws
         self._steps = steps
         self._numerics = numerics
+        self._sources = sources
 
     @property
     def step_number(self) -> int:
@@ -87,6 +97,9 @@ class Session:
         """Write the last step and the manifest."""
         recorder, manifest = self._recorder, self._writer.manifest
         manifest.model["not_called"] = recorder.not_called()
+        ran = {*manifest.model["sources"], *modules_in(recorder.files_run), *self._sources}
+        manifest.model["sources"] = digests_of(ran)
+        manifest.environment["versions"] = {**manifest.environment["versions"], **versions_of(ran)}
         manifest.environment["random"] = "drawn on the device" if self._draws is None else "drawn on the CPU"
         if self._draws is not None:
             manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]
@@ -220,7 +233,7 @@ def capture(
         if feed is not None:
             golden = stack.enter_context(open_bundle(feed))
             check_golden(golden, out, steps, ranks)
-            check_model(golden, rank, description, force)
+            check_model(golden, rank, description, force, like)
             options = golden.manifest.capture
             seed = options.get("seed") if seed is None else seed
             steps = steps or len(golden.manifests[rank].steps)
@@ -274,12 +287,14 @@ def capture(
                 stack.enter_context(eager_stance())
             recorder = Recorder(modules, selection, writer, _on_first_call(manifest, model, device), feeding, level == Level.OP)
             stack.callback(recorder.remove)
+            recorder.record_computed()
             recorder.install()
         except BaseException:
             with contextlib.suppress(CaptureError):
                 writer.close()
             raise
-        session = Session(directory, recorder, writer, draws, steps, numerics)
+        of_golden = () if feed is None else golden.manifest.model.get("sources") or ()  # functions that are cached do not run again
+        session = Session(directory, recorder, writer, draws, steps, numerics, of_golden)
         try:
             with numerics.emulation():
                 yield session

@@ -42,6 +42,8 @@ def state_records(modules: Modules, steps: list[Arguments] | None) -> tuple[list
 def restore_weights(bundle: Bundle, modules: Modules) -> list[str]:
     """Copy a bundle's saved parameters and buffers into a model, casting to the model's dtypes.
 
+    Buffers that the model computes itself (``persistent=False``) stay its own: they are part of what is under test.
+
     Returns:
         Notes: buffers that only one of the two has.
 
@@ -49,6 +51,7 @@ def restore_weights(bundle: Bundle, modules: Modules) -> list[str]:
         CaptureError: if a parameter is missing on either side or has another shape.
         BundleError: if the bundle has no saved state, or it is damaged.
     """
+    computed = {f"{module}.{buffer}" if module else buffer for module, buffer, _ in modules.computed()}
     targets = {(_ROLES[kind], name): tensor for kind, name, tensor in modules.tensors()}
     saved = {(record.role, record.name): record for record in bundle.state() if record.role is not Role.CASE_INPUT}
     only_saved = [name for role, name in saved.keys() - targets.keys() if role is Role.PARAM]
@@ -62,7 +65,8 @@ def restore_weights(bundle: Bundle, modules: Modules) -> list[str]:
             found = process.extractOne(name, others, scorer=fuzz.ratio, score_cutoff=50)
             hint = f"; the nearest is {found[0]!r}" if found else ""
             raise CaptureError(f"--like: {words}: {name!r} ({len(names)} in all{hint}); is it the same model?")
-    pairs = [(saved[key], targets[key]) for key in sorted(saved.keys() & targets.keys())]
+    own = {(Role.BUFFER, name) for name in computed}
+    pairs = [(saved[key], targets[key]) for key in sorted((saved.keys() & targets.keys()) - own)]
     for record, target in pairs:  # all of them before any is copied: a model that does not fit stays as it is
         if tuple(target.shape) != record.shape:
             raise CaptureError(f"--like: {record.name!r} is {list(target.shape)} in the model but {list(record.shape)} in {bundle.path}")

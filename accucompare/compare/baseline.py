@@ -21,7 +21,7 @@ from pathlib import Path
 
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import Key, Record
+from accucompare.bundle.records import Error, Key, Record, Role
 from accucompare.compare.align import Pair, Renaming, rename
 from accucompare.compare.measure import Metrics
 from accucompare.errors import UsageError
@@ -75,11 +75,19 @@ class Expected:
     dtype: str = ""
 
     @classmethod
+    def kept(cls, error: Error, candidate: Record, baseline: Record) -> Expected:
+        """The same of a baseline that keeps its errors in place of tensors."""
+        return cls(math.inf if error.rel_l2 is None else error.rel_l2, error.rmse, error.different)._cast(candidate, baseline)
+
+    @classmethod
     def of(cls, metrics: Metrics, candidate: Record, baseline: Record) -> Expected:
-        expected = cls(metrics.rel_l2, metrics.rmse, differing(metrics))
+        return cls(metrics.rel_l2, metrics.rmse, differing(metrics))._cast(candidate, baseline)
+
+    def _cast(self, candidate: Record, baseline: Record) -> Expected:
+        """The same, with what it means if the candidate computes in a wider type."""
         if not is_wider(candidate, baseline):
-            return expected
-        return replace(expected, missing_cast=f"{candidate.dtype}, where the baseline computes in {baseline.dtype}", dtype=baseline.dtype)
+            return self
+        return replace(self, missing_cast=f"{candidate.dtype}, where the baseline computes in {baseline.dtype}", dtype=baseline.dtype)
 
 
 def differing(metrics: Metrics) -> int:
@@ -156,7 +164,7 @@ def why_not(golden: Record, candidate: Record, baseline: Record | None) -> str:
     """Why a record of the baseline cannot judge a pair; ``""`` if it can."""
     if baseline is None:
         return "the baseline has no such record"
-    if None in (golden.member, candidate.member, baseline.member):
+    if None in (golden.member, candidate.member) or (baseline.member is None and baseline.error is None):
         return "values to compare with the baseline were not recorded"
     if baseline.shape != golden.shape:
         return f"the baseline's shape is {list(baseline.shape)}"
@@ -165,10 +173,21 @@ def why_not(golden: Record, candidate: Record, baseline: Record | None) -> str:
     return ""
 
 
-def partners(golden: list[Record], baseline: list[Record], renamings: list[Renaming]) -> dict[Key, Record]:
-    """The baseline's record for each of golden's: under golden's own name, or else its new one."""
+def partners(golden: list[Record], baseline: list[Record], renamings: list[Renaming], narrowed: Iterable[str] = ()) -> dict[Key, Record]:
+    """The baseline's record for each of golden's: under golden's own name, or else its new one.
+
+    Args:
+        golden, baseline: the records of both.
+        renamings: of golden's layers.
+        narrowed: modules that did not run in the baseline's type and ran in golden's own: what they gave shows no rounding.
+    """
     found: dict[Key, Record] = {}
-    by_key = {record.key: record for record in baseline}
+    inside = tuple(f"{name}." for name in narrowed)
+    by_key = {
+        record.key: record
+        for record in baseline
+        if not (record.name.startswith(inside) or (record.role is Role.OUTPUT and f"{record.name}." in inside))
+    }
     for record in golden:
         partner = by_key.get(record.key)
         if partner is None and renamings:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Record
 from accucompare.compare.measure import Metrics
+from accucompare.compare.provenance import OtherCode
 from accucompare.compare.tolerance import Tolerances
 
 if TYPE_CHECKING:
@@ -64,9 +65,6 @@ STATUS_OF = {
     Reason.NOT_DETERMINISTIC: Status.NOT_COMPARED,
 }
 
-#: The topic of the finding that the baseline may have the fault itself.
-BASELINE_CODE = "baseline code"
-
 #: Reasons of rows that have only one side.
 UNMATCHED = (Reason.MISSING, Reason.EXTRA)
 
@@ -112,6 +110,7 @@ class Verdict:
         rel_l2_limit: the limit on the relative L2 error, where there was one.
         excess: the candidate's relative L2 error as a multiple of the baseline's (or of its floor); ``None`` without a baseline.
         precision: the baseline's dtype, if its rounding was expected of a wider one; else ``""``.
+        beyond: whether the baseline would pass it, but it is too large to be rounding, whatever the baseline.
     """
 
     reason: Reason
@@ -123,6 +122,7 @@ class Verdict:
     rel_l2_limit: float | None = None
     excess: float | None = None
     precision: str = ""
+    beyond: bool = False
 
     @property
     def status(self) -> Status:
@@ -208,7 +208,8 @@ class Culprit:
 
     Attributes:
         name, call: the module call; of glue, the call in whose own code it is.
-        site: ``"module"``, or ``"glue"`` for code of the module's own between, before or after its children; or ``"operator"``.
+        site: ``"module"``, or ``"glue"`` for code of the module's own between, before or after its children; ``"operator"``; or
+            ``"buffer"`` for one that the model computes itself.
         before: for glue, the child that was given the wrong value (``""`` at the module's end).
         row: the row that shows it.
         excess: relative L2 error as a multiple of what is expected: the baseline's, or else the limit.
@@ -234,15 +235,52 @@ class Culprit:
     operator: str = ""
 
     @property
+    def buffer(self) -> str:
+        """Of a computed buffer, its qualified name; else ``""``."""
+        if self.site != "buffer" or self.row.record is None:
+            return ""
+        return ".".join(part for part in (self.name, self.row.record.path) if part)
+
+    @property
     def place(self) -> str:
         """``encoder.layers.5.attention.self call 1 (glue, before output.dense)``."""
         call = f" call {self.call}" if self.call else ""
         if self.operator:
             return f"{self.name or '(root)'}{call}: {self.operator}"
+        if self.buffer:
+            return f"{self.buffer} (computed buffer)"
         own = self.before.removeprefix(f"{self.name}.") if self.name else self.before
         own += f" call {self.row.record.call}" if own and self.row.record is not None and self.row.record.call else ""
         where = {"module": "", "glue": f" (glue, before {own})" if own else " (glue, at its end)"}[self.site]
         return f"{self.name or '(root)'}{call}{where}"
+
+
+@dataclass(frozen=True)
+class RefusedBaseline:
+    """A baseline that does not judge, since it did not run golden's code, or is not there to judge.
+
+    Attributes:
+        path: of its bundle; ``None`` where there is none.
+        why: what its code differs in.
+        cure: the command that makes a proper one, to be run where golden was captured.
+    """
+
+    path: Path | None
+    why: OtherCode
+    cure: str
+
+    def __str__(self) -> str:
+        which = "a baseline made here" if self.path is None else f"the baseline {self.path}"
+        return f"{which} cannot judge, for it does not run golden's code ({self.why})"
+
+
+class Answer(str, Enum):
+    """What a comparison concludes."""
+
+    IDENTICAL = "identical"
+    ROUNDING = "rounding"
+    BUG = "bug"
+    NOT_SURE = "not sure"
 
 
 @dataclass(frozen=True)
@@ -268,6 +306,7 @@ class Comparison:
         baseline: the bundle that shows how large an error rounding alone makes; ``None`` if none was given.
         culprits: where errors are made, the most certain first.
         without_baseline: how many compared rows the baseline has no record of.
+        refused: the baseline that was given or needed, if it may not judge; ``baseline`` is ``None`` then.
     """
 
     golden: Side
@@ -280,6 +319,7 @@ class Comparison:
     baseline: Side | None = None
     culprits: list[Culprit] = field(default_factory=list)
     without_baseline: int = 0
+    refused: RefusedBaseline | None = None
 
     @property
     def fed(self) -> bool:
@@ -291,7 +331,15 @@ class Comparison:
         """Rounding or a bug, and where, in one line that begins with ``rounding``, ``bug``, ``not sure`` or ``identical``."""
         from accucompare.compare.culprits import conclude
 
-        return conclude(self)
+        answer, words = conclude(self)
+        return words if words.startswith(answer.value) else f"{answer.value}: {words}"
+
+    @property
+    def answer(self) -> Answer:
+        """The conclusion in one word, to decide by."""
+        from accucompare.compare.culprits import conclude
+
+        return conclude(self)[0]
 
     @property
     def compared(self) -> int:
@@ -322,7 +370,9 @@ class Comparison:
         unsteady = [row for row in self.rows if row.reason is Reason.NOT_DETERMINISTIC]
         if unsteady and not self.counts_by_status()[Status.FAIL]:
             return f"{len(unsteady)} row(s) are not deterministic, the first {self.place(unsteady[0])}"
-        return next((finding.message for finding in self.preflight if finding.serious and finding.topic == BASELINE_CODE), "")
+        if self.refused is not None and not self.counts_by_status()[Status.FAIL]:
+            return f"everything is within fixed limits, which miss small faults, and {self.refused}"
+        return ""
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {reason.value}" for reason, count in self.counts().items())

@@ -12,7 +12,7 @@ what it was. It was made where the excess jumps: where it is larger than that of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +21,19 @@ from accucompare.bundle.dtypes import DTYPES, Kind
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Record, Role
 from accucompare.compare.baseline import differing
-from accucompare.compare.comparison import BEGINS_HERE, NOT_ALL_FED, STATUS_OF, UNMATCHED, Comparison, Culprit, Finding, Reason, Row, Status
+from accucompare.compare.comparison import (
+    BEGINS_HERE,
+    NOT_ALL_FED,
+    STATUS_OF,
+    UNMATCHED,
+    Answer,
+    Comparison,
+    Culprit,
+    Finding,
+    Reason,
+    Row,
+    Status,
+)
 from accucompare.compare.judge import is_noise
 from accucompare.compare.operators import blame, is_operator
 from accucompare.compare.origins import Call
@@ -35,6 +47,9 @@ SMALLEST_JUMP = 1.5
 
 #: Integers that differ in no more than this share may have been chosen among nearly equal values: such rows come last.
 MANY = 0.1
+
+#: Reasons that tell of another structure, not of other numbers: such culprits come after those that show an error.
+STRUCTURAL = (Reason.SHAPE, Reason.DTYPE)
 
 #: For how many culprits the error is put into words, and of how many elements at most.
 DESCRIBED = 3
@@ -53,7 +68,7 @@ def find_culprits(comparison: Comparison) -> list[Culprit]:
     children = {_parent(row.record) for row in rows if row.record is not None and row.record.parent is not None}
     operators = _operators(comparison.rows)
     if comparison.fed:
-        found = _ranked([*operators, *(_culprit(row, children) for row in rows if _own_error(row))])
+        found = _ranked([*operators, *(_culprit(row, children) for row in rows if _own_error(row))], _off(rows))
     elif comparison.baseline is not None:
         found = [*_by_jump(rows, children), *operators]
     else:
@@ -101,6 +116,8 @@ def _may_be_culprit(row: Row) -> bool:
 def _culprit(row: Row, children: set[Call | None], jump: float | None = None) -> Culprit:
     record = row.record
     assert record is not None
+    if record.role is Role.COMPUTED_BUFFER:
+        return Culprit(record.name, record.call, "buffer", "", row, _excess(row), row.reason, jump=jump)
     if record.role is Role.INPUT:
         assert record.parent is not None
         reason = Reason.GLUE if row.reason is Reason.INHERITED else row.reason
@@ -126,23 +143,33 @@ def is_choice(row: Row) -> bool:
     return row.status is Status.FAIL and row.golden is not None and row.golden.dtype in DTYPES and not DTYPES[row.golden.dtype].digits
 
 
-def _ranked(culprits: Sequence[Culprit]) -> list[Culprit]:
+def _off(rows: Iterable[Row]) -> set[Call]:
+    """The calls of which an output is over its limit, whatever made it so."""
+    failed = (row for row in rows if row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED))
+    return {_call(row.record) for row in failed if row.record is not None and row.record.role is Role.OUTPUT}
+
+
+def _ranked(culprits: Sequence[Culprit], off: Collection[Call]) -> list[Culprit]:
     """By excess; of about equal ones outputs come before glue, and what is inside before what it is inside of.
 
-    Last comes what was computed from values that were not fed, and may be wrong for that. What is said of a module comes after what is
-    said of its operators.
+    A buffer that the model computes itself comes first: it is wrong before anything runs. Last come another shape or kind of number, and
+    what was computed from values that were not fed, and may be wrong for that; of another shape that a call was given, those first
+    whose call gives values that are ``off``. What is said of a module comes after what is said of its operators.
     """
     most = max((culprit.excess for culprit in culprits if math.isfinite(culprit.excess)), default=0.0)
 
-    def key(culprit: Culprit) -> tuple[bool, float, bool, int, float]:
+    def key(culprit: Culprit) -> tuple[int, bool, bool, float, bool, int, float]:
         if math.isinf(culprit.excess) or not culprit.excess:
             apart = -math.inf if culprit.excess else math.inf
         else:
             apart = math.floor(math.log(most / culprit.excess, ALIKE))
         given = NOT_ALL_FED in culprit.row.verdict.detail
-        return given, apart, _is_of_glue(culprit), -_depth(culprit.name), -culprit.excess
+        record = culprit.row.record
+        harmless = record is not None and record.role is Role.INPUT and _call(record) not in off
+        apart_too = (culprit.reason in STRUCTURAL) * (1 + harmless), given, culprit.site != "buffer"
+        return *apart_too, apart, _is_of_glue(culprit), -_depth(culprit.name), -culprit.excess
 
-    last: dict[str, tuple[bool, float, bool, int, float]] = {}
+    last: dict[str, tuple[int, bool, bool, float, bool, int, float]] = {}
     for culprit in culprits:
         if culprit.operator:
             last[culprit.name] = max(last.get(culprit.name, key(culprit)), key(culprit))
@@ -177,7 +204,7 @@ def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
         if receiver is not None and (row.verdict.excess is not None or is_choice(row)):
             # after another choice values may be altogether different, which is no error of what computed them
             given[receiver] = math.inf if is_choice(row) else max(given.get(receiver, 0.0), _excess(row))
-    return sorted(found, key=lambda culprit: -(culprit.jump or 0.0))
+    return sorted(found, key=lambda culprit: (culprit.reason in STRUCTURAL, culprit.site != "buffer", -(culprit.jump or 0.0)))
 
 
 def _jump(row: Row, before: float) -> float | None:
@@ -238,43 +265,65 @@ def trust(comparison: Comparison) -> str:
     return TRUST["free" if comparison.baseline is None else "free baseline"]
 
 
-def conclude(comparison: Comparison) -> str:
-    """See ``Comparison.conclusion``."""
+def conclude(comparison: Comparison) -> tuple[Answer, str]:
+    """The answer, and the conclusion in words; see ``Comparison.conclusion``."""
     alone = comparison.without_baseline
     if comparison.trouble:
-        return f"not sure: {comparison.trouble}"
+        return Answer.NOT_SURE, comparison.trouble
     if poor := _given_differently(comparison.preflight, OF_BASELINE):
-        return f"not sure: {poor}"
+        return Answer.NOT_SURE, poor
     if 2 * alone > comparison.compared:
-        return f"not sure: the baseline has no record of {alone} of {comparison.compared} compared rows"
-    words = _concluded(comparison)
-    return words + (f"; {alone} row{'s' if alone > 1 else ''} judged without the baseline" if alone and words != "identical" else "")
+        return Answer.NOT_SURE, f"the baseline has no record of {alone} of {comparison.compared} compared rows"
+    answer, words = _concluded(comparison)
+    return answer, "; ".join([words, *_not_looked_at(comparison)]) if answer in (Answer.IDENTICAL, Answer.ROUNDING) else words
 
 
-def _concluded(comparison: Comparison) -> str:
+def _not_looked_at(comparison: Comparison) -> Iterator[str]:
+    """What an all-clear does not cover."""
+    sides = comparison.golden.manifest, comparison.candidate.manifest
+    if any(manifest.capture.get("loss") for manifest in sides):
+        yield "forward only: the case has a loss, of which no gradient was compared"
+    counts = [len(manifest.steps) for manifest in sides]
+    if counts[0] != counts[1]:
+        yield f"{min(counts)} of {max(counts)} steps"
+    if uncompared := comparison.counts()[Reason.NOT_COMPARABLE]:
+        yield f"{uncompared} of {len(comparison.rows)} rows could not be compared"
+    if alone := comparison.without_baseline:
+        yield f"{alone} row{'s' if alone > 1 else ''} judged without the baseline"
+
+
+def _concluded(comparison: Comparison) -> tuple[Answer, str]:
     counts = comparison.counts()
     if not comparison.counts_by_status()[Status.FAIL]:
         return _without_failure(comparison)
     different = _given_differently(comparison.preflight) or (counts[Reason.INPUTS_DIFFER] and "the two models were given different inputs")
     if different:
-        return f"not sure: {different}"
+        return Answer.NOT_SURE, different
     if not comparison.culprits:
         reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if STATUS_OF[reason] is Status.FAIL)
-        return f"not sure: no place shows an error of its own ({reasons})"
+        return Answer.NOT_SURE, f"no place shows an error of its own ({reasons})"
+    culprit = comparison.culprits[0]
+    first = _named(comparison, culprit)
     if not comparison.fed and comparison.baseline is None:
-        return f"not sure: {_named(comparison, comparison.culprits[0])} is the first over tolerance; {TRUST['free']}"
+        return Answer.NOT_SURE, f"{first} is the first over tolerance; {TRUST['free']}"
+    if culprit.reason in STRUCTURAL and _is_of_glue(culprit):
+        return Answer.NOT_SURE, f"{first}; no value after it shows an error of its own"
+    if culprit.row.verdict.beyond:
+        error = "" if culprit.row.metrics is None else f" by rel_l2 {culprit.row.metrics.rel_l2:.3g}"
+        return Answer.NOT_SURE, f"{culprit.place} is off{error}, far beyond rounding, and so is the baseline: it may have the fault too"
     named = "; and ".join(_named(comparison, culprit) for culprit in comparison.culprits[: 2 if comparison.fed else 1])
     more = len(comparison.culprits) - 2
-    return f"bug: {named}" + (f"; and {more} more" if comparison.fed and more > 0 else "")
+    words = named + (f"; and {more} more" if comparison.fed and more > 0 else "")
+    return Answer.BUG, words + (f"; by fixed limits, since {comparison.refused}" if comparison.refused is not None else "")
 
 
-def _without_failure(comparison: Comparison) -> str:
+def _without_failure(comparison: Comparison) -> tuple[Answer, str]:
     counts = comparison.counts()
     precise = [row for row in comparison.rows if row.reason is Reason.OVER_PRECISE]
     if not comparison.compared - counts[Reason.IDENTICAL]:
-        return "identical"
+        return Answer.IDENTICAL, "identical"
     words = "rounding" if comparison.baseline is not None else "rounding, as far as fixed limits tell"
-    return words + (f"; {len(precise)} over-precise, the first {comparison.place(precise[0])}" if precise else "")
+    return Answer.ROUNDING, words + (f"; {len(precise)} over-precise, the first {comparison.place(precise[0])}" if precise else "")
 
 
 def _given_differently(findings: Iterable[Finding], of: str = "") -> str:
@@ -288,7 +337,10 @@ def _named(comparison: Comparison, culprit: Culprit) -> str:
     assert record is not None
     several = any(len(side.manifest.steps) > 1 for side in (comparison.golden, comparison.candidate))
     step = f" in step {record.step}" if several else ""
-    if culprit.reason in (Reason.SHAPE, Reason.DTYPE, Reason.NON_FINITE):
+    metrics = culprit.row.metrics
+    if culprit.buffer and metrics is not None and metrics.max_rel is not None:
+        return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
+    if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):
         return f"{culprit.place}{step}, {culprit.reason.value}"
     if different := _different(culprit.row):
         return f"{culprit.place}{step}, {different}"

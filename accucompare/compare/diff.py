@@ -13,13 +13,15 @@ from accucompare.bundle.records import Key, Record, Role
 from accucompare.bundle.selection import Selection
 from accucompare.compare.align import Pair, Renaming, align, unused
 from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
-from accucompare.compare.comparison import UNMATCHED, Comparison, Finding, Reason, Row, Side, Status, Verdict
+from accucompare.compare.brought import own_baseline
+from accucompare.compare.comparison import UNMATCHED, Comparison, Finding, Reason, RefusedBaseline, Row, Side, Status, Verdict
 from accucompare.compare.culprits import described, find_culprits
 from accucompare.compare.operators import OperatorOrigins
 from accucompare.compare.origins import Fed, Origins, not_fed, operators_not_fed
 from accucompare.compare.outcomes import Found, Outcome, Progress, Sides, Task, same_bits, with_baseline
 from accucompare.compare.preflight import preflight, preflight_baseline
-from accucompare.compare.suggest import PRODUCT_ROUNDING, product_formats
+from accucompare.compare.provenance import other_code
+from accucompare.compare.suggest import PRODUCT_ROUNDING, baseline_command, product_formats
 from accucompare.compare.tolerance import EXACT, Rule, Tolerance, Tolerances, read_rules
 from accucompare.errors import BundleError, UsageError
 
@@ -48,7 +50,9 @@ def diff(
         golden: the trusted bundle's directory.
         candidate: the directory of the bundle under test; if it was captured with ``--repeat 2``, its second run shows its noise.
         baseline: the directory of a bundle in the candidate's precision from a device that is trusted, captured as the candidate was
-            (fed or not): errors are then judged by how many times as large they are as the baseline's.
+            (fed or not) with golden's code: errors are then judged by how many times as large they are as the baseline's. Without it,
+            a fed candidate is judged by the baseline that golden brings along (``capture --with-baseline``), if there is one of its
+            precision. One that did not run golden's code is refused as a judge (``Comparison.refused``).
         atol, rtol: largest elementwise difference, |candidate - golden| <= atol + rtol * |golden|; one given alone takes the
             other as 0.
         rel_l2: largest relative L2 error.
@@ -83,8 +87,16 @@ def diff(
         repeat = Path(candidate) / REPEAT
         repeat_bundle = stack.enter_context(open_bundle(repeat)) if (repeat / "manifest.json").is_file() else None
         check_feed(golden_bundle, candidate_bundle)
+        if baseline_bundle is None:
+            own = own_baseline(golden_bundle, candidate_bundle)
+            baseline_bundle = None if own is None else stack.enter_context(open_bundle(own))
+        refused = None
         if baseline_bundle is not None:
             check_baseline(golden_bundle, candidate_bundle, baseline_bundle)
+            why = other_code(golden_bundle.manifest, baseline_bundle.manifest)
+            if why:  # it may have the very fault that is looked for
+                refused = RefusedBaseline(baseline_bundle.path, why, baseline_command(golden_bundle, candidate_bundle))
+                baseline_bundle = None
         rules = _rules(given, limits, candidate_bundle)
         damage: list[str] = []
         golden_records, candidate_records = (_records(bundle, keep_going, damage) for bundle in (golden_bundle, candidate_bundle))
@@ -93,7 +105,8 @@ def diff(
         precision = _Precision()
         tasks = [Task(pair, precision.tolerance_for(pair, rules)) for pair in chosen]
         if baseline_bundle is not None:
-            found = partners(golden_records, _records(baseline_bundle, keep_going, damage), renamings)
+            narrowed = (baseline_bundle.manifest.capture.get("fallback") or {}).get("modules") or ()
+            found = partners(golden_records, _records(baseline_bundle, keep_going, damage), renamings, narrowed)
             check_dtypes(pairs, found, baseline_bundle.path)
             tasks = [with_baseline(task, found) for task in tasks]
         if repeat_bundle is not None:
@@ -103,7 +116,7 @@ def diff(
         rows = _rows(chosen, sides.outcomes(tasks, workers, progress or _silent), damage, _origins(golden_records, candidate_bundle))
         rows += _never_called(golden_bundle, candidate_bundle, selection)
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records)
-        findings += preflight_baseline(golden_bundle, candidate_bundle, baseline_bundle, renamings)
+        findings += preflight_baseline(golden_bundle, candidate_bundle, baseline_bundle, renamings, refused)
         alone, compared = _without_baseline(rows, None if baseline_bundle is None else found)
         if alone:
             what = f"{len(alone)} of {compared} compared rows (such as {alone[0].place})"
@@ -119,6 +132,7 @@ def diff(
             damage=list(dict.fromkeys(damage)),  # a step that cannot be opened is said once, not for each of its records
             baseline=None if baseline_bundle is None else _side(baseline_bundle),
             without_baseline=len(alone),
+            refused=refused,
         )
         culprits = described(find_culprits(comparison), golden_bundle, candidate_bundle)
         return replace(comparison, culprits=culprits)

@@ -113,6 +113,18 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
         excess=found,
         precision=expected.dtype,
     )
+    if tolerance.ceiling is not None and tolerance.ceiling < metrics.rel_l2 < math.inf and found <= most:
+        return replace(
+            verdict,
+            reason=Reason.INTRODUCED,
+            tolerance=f"rel_l2 {tolerance.ceiling:g}",
+            rule="ceiling",
+            needed="",
+            used=metrics.rel_l2 / tolerance.ceiling,
+            rel_l2_limit=tolerance.ceiling,
+            detail=f"far beyond rounding, and so is the baseline (rel_l2 {expected.rel_l2:.2e})",
+            beyond=True,
+        )
     if expected.missing_cast and found <= most:
         return replace(verdict, reason=Reason.OVER_PRECISE, detail=expected.missing_cast)
     if verdict.reason is Reason.IDENTICAL:

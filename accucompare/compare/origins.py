@@ -42,17 +42,22 @@ class Origins:
     _operators: OperatorOrigins = field(default_factory=lambda: OperatorOrigins(fed=False))
     _steps_over: set[tuple[int, int]] = field(default_factory=set)
     _steps_nonfinite: set[tuple[int, int]] = field(default_factory=set)
+    _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a computed buffer that is over tolerance, by rank
 
     def trace(self, record: Record, verdict: Verdict) -> Verdict:
         """The verdict with its reason made exact, where the error could have come from elsewhere."""
         step = record.rank, record.step
-        call = self._calls.setdefault((*step, record.name, record.call), _CallState())
+        if record.role is Role.COMPUTED_BUFFER:
+            if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
+                self._buffers.add((record.rank, record.name))
+            return verdict
+        call = self._state((*step, record.name, record.call))
         if is_operator(record):
             return self._operators.trace(record, verdict, call.over)
         call.known = True
         parent = None
         if record.parent is not None:
-            parent = self._calls.setdefault((*step, *record.parent), _CallState())
+            parent = self._state((*step, *record.parent))
             parent.has_children = True
         nonfinite = verdict.reason is Reason.NON_FINITE
         if verdict.reason is Reason.INTRODUCED:
@@ -68,6 +73,11 @@ class Origins:
                     state.over = True
                     state.nonfinite = state.nonfinite or nonfinite
         return verdict
+
+    def _state(self, call: Call) -> _CallState:
+        """What is known of a call; a buffer that is wrong goes into every call of its module."""
+        rank, _, name, _ = call
+        return self._calls.setdefault(call, _CallState(over=(rank, name) in self._buffers))
 
     def _reason(self, record: Record, call: _CallState, parent: _CallState | None) -> Reason:
         if record.role is Role.INPUT:
@@ -130,6 +140,7 @@ class Fed:
     _reshaped: set[Call] = field(default_factory=set)  # of these, those that computed with another shape
     _with_children: set[Call] = field(default_factory=set)
     _glue: dict[Call, float] = field(default_factory=dict)  # by call: how far over its limit its code has been until now
+    _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a computed buffer that is over its limit, by rank
     _unknown: dict[Call, set[str]] = field(default_factory=dict)  # paths of inputs that were not fed and are not known to be right
 
     def __post_init__(self) -> None:
@@ -140,6 +151,10 @@ class Fed:
     def trace(self, record: Record, verdict: Verdict) -> Verdict:
         """The verdict with its reason made exact."""
         step = record.rank, record.step
+        if record.role is Role.COMPUTED_BUFFER:
+            if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
+                self._buffers.add((record.rank, record.name))
+            return verdict
         call: Call = (*step, record.name, record.call)
         if is_operator(record):
             return self.operators.trace(record, verdict, call in self._tainted)
@@ -148,6 +163,7 @@ class Fed:
             self._with_children.add(parent)
         source = parent if record.role is Role.INPUT else call  # whose own code made the value
         given = source in self._tainted or (source is not None and not self._was_fed(source[2]))
+        given = given or (source is not None and (record.rank, source[2]) in self._buffers)
         reshaped = verdict.reason is Reason.SHAPE
         if record.role is Role.INPUT and _is_right(record, verdict):
             self._unknown.get(call, set()).discard(record.path)

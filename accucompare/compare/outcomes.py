@@ -155,6 +155,8 @@ class Sides:
         """The baseline's error; ``None`` if there is none to be told."""
         if self.baseline is None or baseline is None:
             return None
+        if baseline.error is not None:
+            return Expected.kept(baseline.error, candidate, baseline)
         if self.verify or not same_bits(candidate, baseline):
             metrics = self._measure(self.golden, golden, self.baseline, baseline, EXACT, run)
         return None if metrics.nonfinite_mismatch else Expected.of(metrics, candidate, baseline)

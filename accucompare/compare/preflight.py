@@ -10,7 +10,8 @@ from accucompare.bundle.digests import same_fingerprint
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle
 from accucompare.compare.align import Renaming, rename
-from accucompare.compare.comparison import BASELINE_CODE, Finding
+from accucompare.compare.comparison import Finding, RefusedBaseline
+from accucompare.compare.provenance import other_code, other_configuration, place
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
 
 
@@ -80,7 +81,15 @@ def _weights(pair: Pairing) -> Iterator[Finding]:
     for rank, (ours, theirs) in _by_rank(pair.golden, pair.candidate):
         for kind in ("parameters", "buffers"):
             renamed = {_renamed(name, pair.renamings): entry for name, entry in (ours.model.get(kind) or {}).items()}
-            yield from _digests(f"{kind}{rank}", renamed, theirs.model.get(kind) or {}, pair.name)
+            others = theirs.model.get(kind) or {}
+            computed = {name for table in (renamed, others) for name, entry in table.items() if entry.get("computed")}
+            given = [{name: entry for name, entry in table.items() if name not in computed} for table in (renamed, others)]
+            yield from _digests(f"{kind}{rank}", given[0], given[1], pair.name)
+            for name in sorted(computed & renamed.keys() & others.keys()):
+                if same_fingerprint(renamed[name], others[name]) is False:
+                    yield Finding(
+                        f"computed buffers{rank}", f"the model computes another {name} than golden's did (it is in no checkpoint)"
+                    )
 
 
 def _inputs(pair: Pairing) -> Iterator[Finding]:
@@ -150,12 +159,28 @@ _SETTINGS = (
     ("capture", "skip", "--skip", False),
     ("environment", "random", "random operations", True),
     ("environment", "device.type", "device", False),
-    ("environment", "versions.torch", "torch", False),
-    ("environment", "versions.torch_npu", "torch_npu", False),
-    ("environment", "versions.cann", "CANN", False),
-    ("environment", "versions.transformers", "transformers", False),
     ("environment", "git.commit", "git commit", False),
 )
+
+
+def _versions(pair: Pairing) -> Iterator[Finding]:
+    ours, theirs = ((bundle.manifest.environment.get("versions") or {}) for bundle in (pair.golden, pair.candidate))
+    for name in [*ours, *(name for name in theirs if name not in ours)]:
+        if ours.get(name) != theirs.get(name) and name not in ("python", "accucompare"):
+            yield Finding(name, f"{name}: golden {_shown(ours.get(name))}, {pair.name} {_shown(theirs.get(name))}", serious=False)
+
+
+def _configuration(pair: Pairing) -> Iterator[Finding]:
+    found = list(other_configuration(pair.golden.manifest, pair.candidate.manifest, pair.renamings))
+    for name, key, ours, theirs in found[:_MOST_CONFIGURED]:
+        yield Finding("configuration", f"{place(name, key)}: golden {ours!r}, {pair.name} {theirs!r}")
+    if len(found) > _MOST_CONFIGURED:
+        more = f"{len(found) - _MOST_CONFIGURED} more attributes of modules differ, such as {place(*found[-1][:2])}"
+        yield Finding("configuration", more)
+
+
+#: How many attributes of modules that differ have a line of their own.
+_MOST_CONFIGURED = 5
 
 
 def _flags(pair: Pairing) -> Iterator[Finding]:
@@ -220,7 +245,20 @@ def _shown(value: Any) -> str:
     return words.get(str(value), str(value))
 
 
-_CHECKS: tuple[Check, ...] = (_completeness, _mode, _weights, _inputs, _steps, _settings, _flags, _feeding, _rounding, _notes)
+_CHECKS: tuple[Check, ...] = (
+    _completeness,
+    _mode,
+    _weights,
+    _inputs,
+    _steps,
+    _configuration,
+    _settings,
+    _versions,
+    _flags,
+    _feeding,
+    _rounding,
+    _notes,
+)
 
 #: What a baseline must share with golden; its precision is the candidate's.
 _BASELINE_CHECKS: tuple[Check, ...] = (_weights, _inputs, _steps, _settings)
@@ -229,15 +267,26 @@ OF_BASELINE = "baseline "  # before the topic
 _OF_A_BASELINE = ("parameters", "buffers", "inputs", "steps")
 
 
-def preflight_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle | None, renamings: Sequence[Renaming] = ()) -> list[Finding]:
-    """What makes a baseline a poor one; or, where one would help and there is none, the command that makes it."""
+def preflight_baseline(
+    golden: Bundle,
+    candidate: Bundle,
+    baseline: Bundle | None,
+    renamings: Sequence[Renaming] = (),
+    refused: RefusedBaseline | None = None,
+) -> list[Finding]:
+    """What makes a baseline a poor one; or, where one would help and there is none that may judge, the command that makes it."""
+    if refused is not None:
+        cure = f"where golden was captured, run: {refused.cure}; or let golden bring its own: capture --save-state --with-baseline"
+        return [Finding("refused baseline", f"{refused}; fixed limits judge"), Finding("baseline", cure, serious=False)]
     if baseline is None:
         dtypes = [float_dtype(bundle.manifest) for bundle in (golden, candidate)]
         fed = bool(candidate.manifest.capture.get("feed"))
         if not fed and (dtypes[0] == dtypes[1] or "" in dtypes):
             return []
         command = baseline_command(golden, candidate)
-        return [Finding("baseline", f"a baseline tells rounding from a bug: {command}, then diff … --baseline", serious=False)]
+        other = other_code(golden.manifest, candidate.manifest).versions
+        where = f" (where golden was captured: there {other[0][0]} is {other[0][1]})" if other else ""
+        return [Finding("baseline", f"a baseline tells rounding from a bug: {command}{where}, then diff … --baseline", serious=False)]
     pair = Pairing(golden, baseline, renamings, "baseline")
     found = [finding for check in _BASELINE_CHECKS for finding in check(pair) if finding.serious]
     findings = [
@@ -245,11 +294,6 @@ def preflight_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle | Non
         for finding in found
         if finding.topic in _BASELINE_SETTINGS or finding.topic.startswith(_OF_A_BASELINE)
     ]
-    sources = [bundle.manifest.model.get("sources") or {} for bundle in (golden, baseline)]
-    changed = [name for name in sources[0] if sources[1].get(name, sources[0][name]) != sources[0][name]]
-    if changed:
-        message = f"the baseline's code is not golden's, so it may have the fault that is looked for: {_some(changed)} has been edited"
-        findings.append(Finding(BASELINE_CODE, message))
     ours, theirs = product_formats(baseline.manifest), product_formats(candidate.manifest)
     lowered = next((name for name in theirs if name), "")
     if theirs != ours and lowered and float_dtype(candidate.manifest) == "float32":

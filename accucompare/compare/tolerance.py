@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.dtypes import DTYPES
-from accucompare.bundle.records import Record
+from accucompare.bundle.records import Record, Role
 from accucompare.errors import UsageError
 
 if sys.version_info >= (3, 11):
@@ -44,6 +44,38 @@ DEFAULT_REL_L2 = {
 FED_ROUNDINGS, COARSE = 4, 2.0**-12
 FED_ROUNDINGS_OF_SUMS = 32
 
+#: Whatever the baseline: the largest relative L2 error that may be called rounding, of a fed and of a free-running candidate. Rounding
+#: alone stays far below (fed: 7 roundings in float32, 2.5 in half types, on twelve architectures; products in HF32 or TF32 as float16), so
+#: that a baseline which needs more may have the fault itself. Modules that only copy values are held to their own rounding.
+CEILING = {
+    "float64": (1e-9, 1e-6),
+    "float32": (1e-3, 1e-2),
+    "float16": (3e-2, 0.2),
+    "bfloat16": (0.125, 0.5),
+    "float8_e4m3fn": (0.5, 1.0),
+    "float8_e4m3fnuz": (0.5, 1.0),
+    "float8_e5m2": (1.0, 1.0),
+    "float8_e5m2fnuz": (1.0, 1.0),
+    "float8_e8m0fnu": (1.0, 1.0),
+    "complex128": (1e-9, 1e-6),
+    "complex64": (1e-3, 1e-2),
+    "complex32": (3e-2, 0.2),
+}
+COPIES = (
+    "Embedding",
+    "Identity",
+    "Dropout",
+    "Dropout1d",
+    "Dropout2d",
+    "Dropout3d",
+    "Flatten",
+    "Unflatten",
+    "ReLU",
+    "MaxPool1d",
+    "MaxPool2d",
+)
+ROUNDINGS_OF_COPIES = 4
+
 #: No cosine similarity below this is taken as a limit: most likely 1 - cosine was meant.
 SMALLEST_COSINE = 0.5
 
@@ -58,6 +90,7 @@ class Tolerance:
         cosine: smallest cosine similarity.
         source: where the limits come from, as the report names it.
         by_default: whether nobody asked for them, so that a baseline judges instead, if there is one.
+        ceiling: the largest relative L2 error that is rounding whatever the baseline; ``None`` where the user's limits judge.
     """
 
     atol: float | None = None
@@ -66,6 +99,7 @@ class Tolerance:
     cosine: float | None = None
     source: str = ""
     by_default: bool = False
+    ceiling: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("atol", "rtol", "rel_l2", "cosine"):
@@ -154,7 +188,9 @@ class Tolerances:
             return self.otherwise
         coarsest = coarsest or min((golden.dtype, candidate.dtype), key=lambda name: DTYPES[name].digits)
         if self.fed:
-            return _fed(max(DTYPES[coarsest].rounding, self.conv_rounding if "Conv" in candidate.type else self.rounding))
+            products = self.conv_rounding if "Conv" in candidate.type else self.rounding
+            copies = candidate.role is Role.OUTPUT and candidate.type in COPIES
+            return _fed(max(DTYPES[coarsest].rounding, products), _ceiling(coarsest, max(self.rounding, self.conv_rounding), copies))
         return _default(coarsest, coarsest in (golden.dtype, candidate.dtype))
 
     def __str__(self) -> str:
@@ -171,13 +207,23 @@ class Tolerances:
 @cache
 def _default(coarsest: str, own: bool) -> Tolerance:
     passed_through = "" if own else ", which values before have passed through"
-    return Tolerance(rel_l2=DEFAULT_REL_L2[coarsest], source=f"default for {coarsest}{passed_through}", by_default=True)
+    source = f"default for {coarsest}{passed_through}"
+    return Tolerance(rel_l2=DEFAULT_REL_L2[coarsest], source=source, by_default=True, ceiling=CEILING[coarsest][1])
 
 
 @cache
-def _fed(rounding: float) -> Tolerance:
+def _fed(rounding: float, ceiling: float) -> Tolerance:
     roundings = FED_ROUNDINGS if rounding >= COARSE else FED_ROUNDINGS_OF_SUMS
-    return Tolerance(rel_l2=roundings * rounding, source="fed", by_default=True)
+    return Tolerance(rel_l2=roundings * rounding, source="fed", by_default=True, ceiling=ceiling)
+
+
+@cache
+def _ceiling(coarsest: str, products: float, copies: bool) -> float:
+    """Of a fed candidate: by its coarsest type, or by what its products were rounded to, and by whether the module only copies values."""
+    if copies:
+        return ROUNDINGS_OF_COPIES * DTYPES[coarsest].rounding
+    formats = [name for name in ("bfloat16", "float16") if products >= DTYPES[name].rounding / 2]
+    return max(CEILING[name][0] for name in (coarsest, *formats[:1]))
 
 
 _RULE_KEYS = [field.name for field in fields(Rule) if field.name != "tolerance"]

@@ -60,8 +60,9 @@ def item(
 
 
 def write(directory: Path, items: Iterable[Item], *, steps: int = 1, ranks: int = 1, complete: bool = True, **manifest: Any) -> Path:
-    """Write a bundle of these records, in their order."""
+    """Write a bundle of these records, in their order; of captures that ran the same code, if nothing else is said."""
     items = list(items)
+    manifest = {**manifest, "model": {"sources": {}, **manifest.get("model", {})}}
     for rank in range(ranks):
         own = [each for each in items if each.record.rank == rank]
         writer = BundleWriter(directory, Manifest(complete=complete, ranks=ranks, **manifest), rank)

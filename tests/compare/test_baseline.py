@@ -129,11 +129,38 @@ def test_the_excess_that_is_needed_is_rounded_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_an_error_over_the_limit_fails_and_one_below_passes(tmp_path: Path, dtype: str) -> None:
-    golden, baseline = item(values=VALUES), item(values=off(0.02), dtype=dtype)
+    error = 1e-4 if dtype == "float32" else 0.02
+    golden, baseline = item(values=VALUES), item(values=off(error), dtype=dtype)
     most = limit(400, dtype)
     for share, status in ((0.9, Status.PASS), (1.1, Status.FAIL)):
-        row = only_row(tmp_path, golden, item(values=off(0.02 * most * share), dtype=dtype), baseline)
+        row = only_row(tmp_path, golden, item(values=off(error * most * share), dtype=dtype), baseline)
         assert (row.status, row.verdict.used) == (status, pytest.approx(share, rel=0.02))
+
+
+@pytest.mark.parametrize(("dtype", "fed", "ceiling"), [("bfloat16", True, 0.125), ("bfloat16", False, 0.5), ("float32", True, 1e-3)])
+def test_an_error_far_beyond_rounding_is_no_rounding_even_if_the_baseline_has_it_too(
+    tmp_path: Path, dtype: str, fed: bool, ceiling: float
+) -> None:
+    golden = write(tmp_path / "golden", [item(values=VALUES)])
+    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}} if fed else {}
+    for share, answer in ((0.9, "rounding"), (1.2, "not sure")):
+        error = off(ceiling * share)
+        sides = [write(tmp_path / f"{name}{share}", [item(values=error, dtype=dtype)], **feed) for name in ("candidate", "baseline")]
+        comparison = ac.diff(golden, sides[0], baseline=sides[1])
+        assert (comparison.answer.value, comparison.passed) == (answer, answer == "rounding")
+        assert comparison.trouble == ""
+    (row,) = comparison.rows
+    assert (row.status, row.verdict.rule, row.verdict.beyond) == (Status.FAIL, "ceiling", True)
+    assert row.verdict.tolerance == f"rel_l2 {ceiling:g}"
+    assert comparison.conclusion.endswith("far beyond rounding, and so is the baseline: it may have the fault too")
+
+
+def test_what_a_module_copies_is_held_to_its_own_rounding(tmp_path: Path) -> None:
+    golden = write(tmp_path / "golden", [item(values=VALUES, type="Embedding"), item("fc", values=VALUES)])
+    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
+    records = [item(values=off(1e-5), type="Embedding"), item("fc", values=off(1e-5))]
+    sides = [write(tmp_path / name, records, **feed) for name in ("candidate", "baseline")]
+    assert [row.status for row in ac.diff(golden, sides[0], baseline=sides[1]).rows] == [Status.FAIL, Status.PASS]
 
 
 def test_a_baseline_closer_than_rounding_counts_as_the_floor(tmp_path: Path) -> None:

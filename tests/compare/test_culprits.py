@@ -331,18 +331,77 @@ def test_trouble_is_never_rounding(tmp_path: Path) -> None:
 # A baseline of other code; glue that goes on
 
 
+def test_what_a_refused_baseline_would_excuse_is_a_bug_by_fixed_limits(tmp_path: Path) -> None:
+    """Golden's library is another release, and the baseline ran the candidate's: the bug is in both."""
+    ours, theirs = ({"environment": {"versions": {"lib": version}}, "model": {"sources": {"lib.net": version}}} for version in "12")
+    golden = write(tmp_path / "golden", net({}, 0.0), **ours)
+    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
+    wrong = net({"a output": 0.3}, 1e-3)
+    candidate, baseline = (write(tmp_path / name, wrong, **feed, **theirs) for name in ("candidate", "baseline"))
+    comparison = ac.diff(golden, candidate, baseline=baseline)
+    assert (comparison.answer.value, comparison.passed, comparison.trouble) == ("bug", False, "")
+    assert comparison.conclusion.startswith("bug: a, times its limit: ")
+    assert "lib is 1 in golden, 2 here" in comparison.conclusion
+    assert comparison.baseline is None
+
+
+def test_an_all_clear_says_that_no_gradient_was_looked_at(tmp_path: Path) -> None:
+    for loss, conclusion in (
+        (True, "identical; forward only: the case has a loss, of which no gradient was compared"),
+        (False, "identical"),
+    ):
+        sides = [write(tmp_path / f"{name}{loss}", net({}, 0.0), capture={"loss": loss}) for name in ("golden", "candidate")]
+        assert ac.diff(*sides).conclusion == conclusion
+
+
+def test_an_all_clear_says_how_many_steps_it_saw(tmp_path: Path) -> None:
+    golden = write(tmp_path / "golden", net({}, 0.0), steps=3)
+    candidate = write(tmp_path / "candidate", net({}, 0.0))
+    assert ac.diff(golden, candidate).conclusion == "identical; 1 of 3 steps"
+
+
+def test_a_buffer_that_the_model_computes_otherwise_comes_first(tmp_path: Path) -> None:
+    def side(scale: float, error: float) -> list[Item]:
+        wrong = (VALUES * (1 + error)).astype(np.float32)
+        frequencies = item("rope", np.array([1.0, 0.5 * scale]), role="computed_buffer", path="inv_freq", parent=None, type="Rope")
+        return [frequencies, item("rope", wrong, type="Rope", parent=("", 0)), item("fc", wrong), item("", VALUES, parent=None)]
+
+    golden = write(tmp_path / "golden", side(1.0, 0.0))
+    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
+    comparison = ac.diff(golden, write(tmp_path / "candidate", side(3.0, 0.9), **feed))
+    assert places(comparison) == ["rope.inv_freq (computed buffer)", "fc"]  # what the buffer's own module makes of it is inherited
+    assert comparison.conclusion.startswith("bug: the model computes another rope.inv_freq: max rel diff 2; and fc")
+
+
+def test_another_shape_does_not_come_before_another_number(tmp_path: Path) -> None:
+    def side(mask: int, error: float) -> list[Item]:
+        values = (VALUES * (1 + error)).astype(np.float32)
+        return [
+            item("a", np.zeros(mask, np.float32), role="input", path="mask"),
+            item("a", VALUES),
+            item("b", np.zeros(mask, np.float32), role="input", path="mask"),
+            item("b", values),
+        ]
+
+    golden = write(tmp_path / "golden", side(4, 0.0))
+    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
+    comparison = ac.diff(golden, write(tmp_path / "candidate", side(5, 0.5), **feed))
+    assert places(comparison) == ["b", "(root) (glue, before b)", "(root) (glue, before a)"]
+    alone = ac.diff(golden, write(tmp_path / "alone", side(5, 0.0), **feed))
+    assert alone.conclusion.startswith("not sure: (root) (glue, before a), shape; no value after it")
+
+
 def test_a_baseline_of_code_that_was_edited_is_none(tmp_path: Path) -> None:
     golden = write(tmp_path / "golden", net({}, 0.0), model={"sources": {"net": "0", "lib": "1"}})
     feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
-    candidate = write(tmp_path / "npu", net({}, 1e-3), **feed, model={"sources": {"ported": "2"}})
+    candidate = write(tmp_path / "npu", net({}, 1e-7), **feed, model={"sources": {"ported": "2"}})
     for sources, edited in (({"net": "0", "other": "3"}, False), ({"net": "9"}, True)):
-        baseline = write(tmp_path / f"cpu{edited}", net({}, 1e-3, 1), **feed, model={"sources": sources})
+        baseline = write(tmp_path / f"cpu{edited}", net({}, 1e-7, 1), **feed, model={"sources": sources})
         comparison = ac.diff(golden, candidate, baseline=baseline)
         if edited:
-            assert (
-                comparison.trouble
-                == "the baseline's code is not golden's, so it may have the fault that is looked for: net has been edited"
-            )
+            assert comparison.refused is not None
+            assert comparison.refused.why.edited == ("net",)
+            assert comparison.trouble.startswith("everything is within fixed limits, which miss small faults, and the baseline ")
             assert comparison.conclusion == f"not sure: {comparison.trouble}"
         else:
             assert (comparison.trouble, comparison.conclusion) == ("", "rounding")

@@ -1,0 +1,146 @@
+"""Which code a model ran: source files with their digests, packages with their versions, and how its modules are configured.
+
+A baseline is trusted because it ran golden's code. These are the facts that prove it (``compare.provenance``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import xxhash
+from torch import nn
+
+#: Functions in these folders are not noted: Python's own library, whose version is in the manifest, and accucompare's own code.
+_OWN = str(Path(__file__).parents[1])
+_STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+
+#: Attributes that name where, in which type, or of which file a module is: what differs between two captures of one model.
+_NOT_CONFIGURED = {"training", "device", "dtype", "name_or_path"}
+
+
+class FunctionsRun:
+    """Collects the files of the Python functions that a thread runs, by ``sys.setprofile``.
+
+    If another profiler is at work on the thread, nothing is collected.
+
+    Attributes:
+        files: of the functions that were called.
+        running: the thread that collects now; ``None`` if none does.
+    """
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.running: int | None = None
+
+    def start(self) -> None:
+        """Collect from now on, on this thread."""
+        if self.running is None and sys.getprofile() is None:
+            self.running = threading.get_ident()
+            sys.setprofile(self._note)
+
+    def stop(self) -> None:
+        """Collect no more; does nothing on another thread."""
+        if self.running == threading.get_ident():
+            self.running = None
+            sys.setprofile(None)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not collect what runs inside; if it stops the collecting, that stays."""
+        sys.setprofile(None)
+        try:
+            yield
+        finally:
+            if self.running == threading.get_ident():
+                sys.setprofile(self._note)
+
+    def _note(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            self.files.add(frame.f_code.co_filename)
+
+
+def class_sources(modules: Mapping[str, nn.Module]) -> list[str]:
+    """The names of the Python modules in which the classes of a model's modules are written."""
+    return sorted({type(module).__module__ for module in modules.values()})
+
+
+def plain(name: str) -> str:
+    """A Python module's name without the folder of its file, which ``load_case`` adds to names that are taken."""
+    return name.partition(" of ")[0]
+
+
+def digests_of(names: Iterable[str]) -> dict[str, str]:
+    """Digests of the source files of Python modules, by the modules' names; without those that have none, or are not loaded.
+
+    Of two case files of one name the second is imported as ``model of /folder``; it is called ``model`` here, and comes before the first.
+    """
+    digests: dict[str, str] = {}
+    for name in sorted(set(names), key=lambda name: (" of " not in name, name)):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file and not _is_foreign(file) and Path(file).is_file():
+            digests.setdefault(plain(name), xxhash.xxh3_128_hexdigest(Path(file).read_bytes()))
+    return dict(sorted(digests.items()))
+
+
+def modules_in(files: Iterable[str]) -> set[str]:
+    """The names of the loaded Python modules that are written in these files."""
+    wanted = {file for file in files if not _is_foreign(file)}
+    return {name for name, module in list(sys.modules.items()) if getattr(module, "__file__", None) in wanted}
+
+
+def versions_of(names: Iterable[str]) -> dict[str, str]:
+    """The versions of the installed packages that Python modules belong to, by the packages' names; without those that have none."""
+    versions = {}
+    for package in sorted({name.partition(".")[0] for name in names}):
+        version = version_of(package)
+        if version is not None:
+            versions[package] = version
+    return versions
+
+
+def version_of(package: str) -> str | None:
+    """The version of a package: as it says itself, or as it was installed; ``None`` if neither is known."""
+    version = getattr(sys.modules.get(package), "__version__", None)
+    if isinstance(version, str):
+        return str(version)  # torch's is of a class of its own
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    return next((importlib.metadata.version(each) for each in _distributions().get(package, ())), None) if _is_installed(package) else None
+
+
+def configuration(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
+    """The numbers, strings and booleans that each module keeps as public attributes, such as ``eps`` and ``approximate``, by its name."""
+    found = {
+        name: {
+            key: value
+            for key, value in vars(module).items()
+            if not key.startswith("_") and key not in _NOT_CONFIGURED and type(value) in (bool, int, float, str)
+        }
+        for name, module in modules.items()
+    }
+    return {name: values for name, values in found.items() if values}
+
+
+def _is_foreign(file: str) -> bool:
+    if file.startswith(_OWN):
+        return True
+    return file.startswith(_STANDARD) and "site-packages" not in file and "dist-packages" not in file
+
+
+def _is_installed(package: str) -> bool:
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
+
+
+def _distributions() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()

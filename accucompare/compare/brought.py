@@ -1,0 +1,116 @@
+"""The baselines that golden brings along: captured where its code is, kept as one error a record, in ``golden/baselines/<precision>/``.
+
+The machine under test then needs neither golden's code nor the time for a baseline. Such a bundle is a fed capture like any other, but each
+record has its distance from golden (``Record.error``) in place of the tensor: a few kilobytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+
+from accucompare.bundle.dtypes import DTYPES
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.reader import Bundle, open_bundle
+from accucompare.bundle.records import Error, Key, Record
+from accucompare.bundle.writer import BundleWriter
+from accucompare.compare.baseline import differing
+from accucompare.compare.measure import measure
+from accucompare.compare.suggest import float_dtype, product_formats
+from accucompare.errors import UsageError
+
+BASELINES = "baselines"
+
+#: The precisions of candidates that golden can bring a baseline for: the floating type, and what float32 products are rounded to.
+PRECISIONS = {
+    "float64": ("float64", None),
+    "float32": ("float32", None),
+    "bfloat16": ("bfloat16", None),
+    "float16": ("float16", None),
+    "hf32": ("float32", "hf32"),
+    "tf32": ("float32", "tf32"),
+}
+DEFAULT = ("float32", "bfloat16")
+
+
+def parse_precisions(text: str) -> tuple[str, ...]:
+    """Read ``float32,bfloat16``.
+
+    Raises:
+        UsageError: if one of them is not known.
+    """
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    unknown = [name for name in names if name not in PRECISIONS]
+    if unknown or not names:
+        raise UsageError(f"--with-baseline {text}: must be of {', '.join(PRECISIONS)}, separated by commas")
+    return names
+
+
+def precision_of(candidate: Manifest) -> str:
+    """The precision that a capture computed in, by its name in ``PRECISIONS``; ``""`` if it is none of them."""
+    dtype = float_dtype(candidate)
+    lowered = next((name for name in product_formats(candidate) if name), None) if dtype == "float32" else None
+    return next((name for name, computed in PRECISIONS.items() if computed == (dtype, lowered)), "")
+
+
+def own_baseline(golden: Bundle, candidate: Bundle) -> Path | None:
+    """The baseline that golden brings for a fed candidate of this precision; ``None`` if it brings none."""
+    precision = precision_of(candidate.manifest)
+    if not candidate.manifest.capture.get("feed") or not precision:
+        return None
+    path = golden.path / BASELINES / precision
+    return path if (path / "manifest.json").is_file() else None
+
+
+def keep_errors(golden: Path, baseline: Path, out: Path) -> Path:
+    """Write a baseline's distances from golden, record by record, as a bundle of a few kilobytes.
+
+    Args:
+        golden: the bundle's directory.
+        baseline: a capture that was fed with it.
+        out: the directory to write.
+
+    Raises:
+        BundleError: if one of the two is damaged.
+        CaptureError: if the new one cannot be written.
+    """
+    with open_bundle(golden) as trusted, open_bundle(baseline) as fed:
+        partners = {record.key: record for record in trusted.records()}
+        for rank, manifest in fed.manifests.items():
+            steps = [entry for number, entry in fed.steps() if number == rank]
+            kept = replace(manifest, steps=[], inputs={}, capture={**manifest.capture, "mode": "errors"})
+            writer = BundleWriter(out, kept, rank, tensors=False)
+            try:
+                for entry in steps:
+                    for record in _with_errors(trusted, fed, fed.step_records(rank, entry), partners):
+                        writer.add(record, None)
+                    writer.end_step(entry.step)
+            finally:
+                writer.close()
+    return out
+
+
+def _with_errors(golden: Bundle, baseline: Bundle, records: Iterable[Record], partners: dict[Key, Record]) -> Iterable[Record]:
+    for record in records:
+        partner = partners.get(record.key)
+        error = None if partner is None else _error(golden, partner, baseline, record)
+        yield replace(record, member=None, statistics=None, error=error)
+
+
+def _error(golden: Bundle, ours: Record, baseline: Bundle, theirs: Record) -> Error | None:
+    """The distance between two records; ``None`` if they cannot be compared."""
+    if ours.member is None or theirs.member is None or ours.shape != theirs.shape:
+        return None
+    dtypes = DTYPES[ours.dtype], DTYPES[theirs.dtype]
+    if dtypes[0].kind is not dtypes[1].kind:
+        return None
+    stored = golden.stored(ours), baseline.stored(theirs)
+    exact = 0.0 if not dtypes[0].digits else None  # counts integers and booleans that differ
+    metrics = measure(stored[0].blocks, stored[1].blocks, *dtypes, ours.shape, atol=exact)
+    for each in stored:
+        each.verify()
+    if metrics.nonfinite_mismatch:
+        return None
+    return Error(metrics.rel_l2 if isfinite(metrics.rel_l2) else None, metrics.rmse, differing(metrics))

@@ -1,0 +1,94 @@
+"""Whether a baseline ran golden's code: only then is its distance from golden rounding, and no bug that it shares with the candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.records import display_name
+from accucompare.compare.align import Renaming, rename
+
+
+@dataclass(frozen=True)
+class OtherCode:
+    """What shows that two captures did not run the same code, or does not let one tell.
+
+    Attributes:
+        versions: of each package in another version: its name, and golden's and the other's version.
+        edited: the Python modules whose source files differ.
+        absent: the Python modules with golden's module classes that the other did not load.
+        configured: of each module attribute that differs: the module, the attribute, and golden's and the other's value.
+        unrecorded: whether one of the manifests does not say what ran.
+    """
+
+    versions: tuple[tuple[str, str, str], ...] = ()
+    edited: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    configured: tuple[tuple[str, str, Any, Any], ...] = ()
+    unrecorded: bool = False
+
+    def __bool__(self) -> bool:
+        return any((self.versions, self.edited, self.absent, self.configured, self.unrecorded))
+
+    def __str__(self) -> str:
+        """In words: ``transformers is 4.52.1 in golden, 4.51.3 here; net.py differs``."""
+        parts = [f"{package} is {ours} in golden, {theirs} here" for package, ours, theirs in _first(self.versions)]
+        if self.edited:
+            parts.append(f"{', '.join(_first(self.edited))} {'differs' if len(self.edited) == 1 else 'differ'} from golden's")
+        if self.absent:
+            parts.append(f"golden's {', '.join(_first(self.absent))} did not run here")
+        parts += [f"{place(name, key)} is {ours!r} in golden, {theirs!r} here" for name, key, ours, theirs in _first(self.configured)]
+        if self.unrecorded:
+            parts.append("a manifest does not say which code ran")
+        return "; ".join(parts)
+
+
+def other_code(golden: Manifest, other: Manifest) -> OtherCode:
+    """What differs between the code that two captures ran; false if nothing does.
+
+    Of packages, those that golden's functions and module classes come from are compared, by their public versions: builds of torch for
+    other devices (``2.13.0+cpu``) are one version. A file that the other capture did not run is no difference, unless it holds the class
+    of one of golden's modules.
+    """
+    ours, theirs = (manifest.model.get("sources") for manifest in (golden, other))
+    if ours is None or theirs is None:
+        return OtherCode(unrecorded=True)
+    files = set(theirs.values())  # a file may have been moved
+    return OtherCode(
+        versions=tuple(_versions(golden, other, {name.partition(".")[0] for name in ours})),
+        edited=tuple(name for name in ours if theirs.get(name, ours[name]) != ours[name]),
+        absent=tuple(
+            name for name in golden.model.get("class_sources") or () if name in ours and not (name in theirs or ours[name] in files)
+        ),
+        configured=tuple(other_configuration(golden, other)),
+    )
+
+
+def other_configuration(golden: Manifest, other: Manifest, renamings: Sequence[Renaming] = ()) -> Iterable[tuple[str, str, Any, Any]]:
+    """The attributes of modules that both captures have with different values: module, attribute, golden's value, the other's."""
+    ours, theirs = ((manifest.model.get("configuration") or {}) for manifest in (golden, other))
+    for name, values in ours.items():
+        others = theirs.get(rename(name, renamings) or name, {})
+        yield from ((name, key, value, others[key]) for key, value in values.items() if key in others and others[key] != value)
+
+
+def place(name: str, attribute: str) -> str:
+    """``encoder.norm.eps``."""
+    return f"{display_name(name)}.{attribute}"
+
+
+def _versions(golden: Manifest, other: Manifest, packages: Iterable[str]) -> Iterable[tuple[str, str, str]]:
+    ours, theirs = (_public(manifest.environment.get("versions") or {}) for manifest in (golden, other))
+    for package in sorted(packages):
+        if package in ours and package in theirs and ours[package] != theirs[package]:
+            yield package, ours[package], theirs[package]
+
+
+def _public(versions: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(version).partition("+")[0] for name, version in versions.items()}
+
+
+def _first(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    return items[:3]
