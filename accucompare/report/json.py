@@ -83,7 +83,10 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 #: What is known of a pair without a finite value to compare.
-_COUNTS = ("elements", "compared", "golden_nan", "candidate_nan", "golden_inf", "candidate_inf", "nonfinite_mismatch", "nonfinite_index")
+_COUNTS = (
+    *("elements", "compared", "golden_nan", "candidate_nan", "golden_inf", "candidate_inf"),
+    *("nonfinite_mismatch", "nonfinite_index", "masked"),
+)
 
 
 def _metrics(metrics: Metrics) -> dict[str, Any]:
