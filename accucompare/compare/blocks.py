@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from accucompare.bundle import kernel
 from accucompare.bundle import sums as chunked
 from accucompare.bundle.dtypes import Array, DType, Kind, widen
 from accucompare.bundle.sums import Float64, as_reals
+from accucompare.compare.masks import is_masked
 
 #: Yields a tensor's stored bits from one element (a segment's first) up to another, as 1-d blocks of whole chunks, the last one
 #: shorter. May be called again, and by several threads at once.
@@ -29,7 +31,7 @@ class Segment:
 
 @dataclass(slots=True)
 class Block:
-    """A stretch of both tensors: stored bits, and float64 values with what is not finite set to 0."""
+    """A stretch of both tensors: stored bits, and float64 values with what is not finite, or masked on both sides, set to 0."""
 
     start: int
     golden_raw: Array
@@ -37,7 +39,8 @@ class Block:
     golden: Float64
     candidate: Float64
     diff: Float64
-    finite: NDArray[np.bool_] | None = None  # None: everything is
+    finite: NDArray[np.bool_] | None = None  # on both sides, and not masked on both; None: everything is
+    masked: NDArray[np.bool_] | None = None  # on both sides; None: nothing is
 
 
 class _Scratch(threading.local):
@@ -59,15 +62,23 @@ def scratch(which: int, length: int) -> Float64:
 
 
 class PairOfTensors:
-    """Two tensors of one shape and kind, walked in step."""
+    """Two tensors of one shape and kind, walked in step; masks are looked for only where both may hold some."""
 
-    def __init__(self, golden: Blocks, candidate: Blocks, golden_dtype: DType, candidate_dtype: DType, elements: int) -> None:
+    def __init__(
+        self, golden: Blocks, candidate: Blocks, golden_dtype: DType, candidate_dtype: DType, elements: int, masks: bool = False
+    ) -> None:
         self._golden = golden
         self._candidate = candidate
         self.golden_dtype = golden_dtype
         self.candidate_dtype = candidate_dtype
         self.elements = elements
+        self.masks = masks
         self.reals = 2 if golden_dtype.kind is Kind.COMPLEX else 1  # in an element
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the compiled kernel can measure it, which knows nothing of masks."""
+        return not self.masks and kernel.can_measure(self.golden_dtype, self.candidate_dtype)
 
     def segments(self) -> list[Segment]:
         """The whole, in parts that can be measured apart."""
@@ -79,7 +90,7 @@ class PairOfTensors:
         return zip(self._golden(segment.start, segment.stop), self._candidate(segment.start, segment.stop), strict=True)
 
     def blocks(self, segment: Segment) -> Iterator[Block]:
-        """Every block, ``diff`` computed, values that are not finite on both sides set to 0 in all three."""
+        """Every block, ``diff`` computed, values that are not finite on both sides, or masked on both, set to 0 in all three."""
         start = segment.start * self.reals
         for golden_raw, candidate_raw in self.raw_blocks(segment):
             golden_values = as_reals(widen(golden_raw, self.golden_dtype))
@@ -92,7 +103,9 @@ class PairOfTensors:
                 block.diff[:] = _integer_difference(golden_values, candidate_values)
             else:
                 np.subtract(block.candidate, block.golden, out=block.diff)
-                if golden_values.dtype.kind == "f" and not math.isfinite(float(np.add.reduce(block.diff))):
+                if self.masks:
+                    block.masked = is_masked(block.golden, self.golden_dtype) & is_masked(block.candidate, self.candidate_dtype)
+                if golden_values.dtype.kind == "f" and (self.masks or not math.isfinite(float(np.add.reduce(block.diff)))):
                     _set_aside_nonfinite(block)
             yield block
             start += length
@@ -100,6 +113,8 @@ class PairOfTensors:
 
 def _set_aside_nonfinite(block: Block) -> None:
     finite = np.isfinite(block.golden) & np.isfinite(block.candidate)
+    if block.masked is not None:
+        finite &= ~block.masked
     if not finite.all():
         block.finite = finite
         block.golden[~finite] = 0.0

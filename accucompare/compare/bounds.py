@@ -28,6 +28,9 @@ anywhere within twice that (2e-12 relative), which leaves room for rounding here
 **NaN and Inf.** Statistics are of finite values only. Where both sides hold as many NaN and as many Inf, they are taken to be in the same
 places: if they are not, the pair fails for that reason instead, so a failure that is reported stays certain. Where the counts differ,
 that is certain, and nothing is said of the finite values.
+
+**Masks.** Where both sides may hold other numbers as masks (``compare.masks``), these may be most of a sum, and statistics do not tell
+how many there are. All that is certain then is another count of NaN; else nothing can be told.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ from accucompare.bundle.records import Record
 from accucompare.bundle.statistics import Statistics
 from accucompare.bundle.sums import CHUNK
 from accucompare.compare.comparison import Reason, Verdict
+from accucompare.compare.masks import masks_may_explain
 from accucompare.compare.measure import Metrics
 from accucompare.compare.tolerance import EXACT, Tolerance
 
@@ -71,7 +75,7 @@ def lower_bounds(golden: Record, candidate: Record) -> Metrics:
         Metrics of which ``elements`` and the counts of NaN and Inf are exact; ``bias`` is the difference of the means, brought
         nearer to 0 by what it may be wrong; ``rel_l2``, ``one_minus_cosine``, ``max_abs``, ``mean_abs``, ``rmse`` and
         ``nonfinite_mismatch`` are lower bounds; all else is ``None``. Where the counts of NaN or Inf
-        differ, ``compared`` is 0, and nothing is said of the finite values.
+        differ, or masks may explain any difference, ``compared`` is 0, and nothing is said of the finite values.
     """
     ours, theirs = golden.statistics, candidate.statistics
     assert ours is not None
@@ -91,7 +95,10 @@ def lower_bounds(golden: Record, candidate: Record) -> Metrics:
         nonfinite_mismatch=max(  # positions that hold NaN on one side only; or Inf; or something finite
             abs(ours.nan - theirs.nan), abs(ours.inf - theirs.inf), abs(ours.nan + ours.inf - theirs.nan - theirs.inf)
         ),
+        masked=None,
     )
+    if masks_may_explain(golden, candidate):
+        return msgspec.structs.replace(metrics, nonfinite_mismatch=abs(ours.nan - theirs.nan))
     count = elements - ours.nan - ours.inf
     left, right = _profile(ours, count), _profile(theirs, count)
     if metrics.nonfinite_mismatch or left is None or right is None:
@@ -199,7 +206,8 @@ def judge_bounds(golden: Record, candidate: Record, metrics: Metrics, tolerance:
     """The verdict on a pair by statistics alone, as if everything that went into the call were within tolerance.
 
     A failure is certain: some limit is exceeded whatever the values were. ``identical`` is certain, too. ``ok`` is not: it says that
-    the statistics prove no failure, and its detail says so. ``needed`` is empty, as no limit is known to pass.
+    the statistics prove no failure, and its detail says so. ``needed`` is empty, as no limit is known to pass. Where masks may explain
+    any difference, the pair is not comparable.
 
     Besides the bounds of ``lower_bounds`` against their limits: if every element kept to atol + rtol |golden|, rmse would be at most
     atol + rtol * (root mean square of golden), by Minkowski's inequality.
@@ -215,6 +223,8 @@ def judge_bounds(golden: Record, candidate: Record, metrics: Metrics, tolerance:
     if metrics.nonfinite_mismatch:
         detail = _nonfinite_detail(metrics)
         return Verdict(Reason.NON_FINITE, str(tolerance), tolerance.source, used=math.inf, detail=detail, rel_l2_limit=tolerance.rel_l2)
+    if masks_may_explain(golden, candidate):
+        return Verdict(Reason.NOT_COMPARABLE, detail="by statistics alone nothing can be told of what may be masks")
     if DTYPES[golden.dtype].kind in (Kind.INT, Kind.BOOL):
         if metrics.max_abs:
             return Verdict(Reason.INTRODUCED, str(EXACT), EXACT.source, used=math.inf, detail=_detail(metrics))

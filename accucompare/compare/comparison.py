@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.records import Record
+from accucompare.bundle.records import Record, Role
 from accucompare.compare.measure import Metrics
 from accucompare.compare.provenance import OtherCode
 from accucompare.compare.tolerance import Tolerances
@@ -181,6 +181,14 @@ class Row:
         sides = (self.golden, self.candidate)
         without_values = any(record is not None and record.member is None for record in sides)
         return self.metrics is not None and without_values and self.reason is not Reason.IDENTICAL
+
+    @property
+    def same_bits(self) -> bool | None:
+        """Whether both sides hold the same bits, whatever the verdict; ``None`` where that is not known, or one side is missing."""
+        golden, candidate = self.golden, self.candidate
+        if golden is None or candidate is None or golden.digest is None or candidate.digest is None:
+            return None
+        return (golden.digest, golden.dtype, golden.shape) == (candidate.digest, candidate.dtype, candidate.shape)
 
     @property
     def place(self) -> str:
@@ -382,6 +390,22 @@ class Comparison:
     def first_divergence(self) -> Row | None:
         """The first row that fails, in execution order; ``None`` if none does. Missing and extra records do not diverge."""
         return next((row for row in self.rows if row.status is Status.FAIL and row.reason not in UNMATCHED), None)
+
+    @property
+    def identical_until(self) -> Row | None:
+        """The first row with other bits, where those before it are bit for bit identical, and some of them computed.
+
+        ``None`` if no row has other bits, or nothing that was computed comes before it; and of a fed comparison, whose rows each
+        stand alone. Rows without partner, and those whose bits are not known, are passed over.
+        """
+        if self.fed:
+            return None
+        computed = False
+        for row in self.rows:
+            if row.same_bits is False:
+                return row if computed else None
+            computed = computed or bool(row.same_bits and row.golden is not None and row.golden.role in (Role.OUTPUT, Role.OP_OUTPUT))
+        return None
 
     def place(self, row: Row) -> str:
         """Where a row is, with its step and rank where there are several: ``encoder.0.fc1 output (step 2, rank 1)``."""

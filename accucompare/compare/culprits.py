@@ -35,6 +35,7 @@ from accucompare.compare.comparison import (
     Status,
 )
 from accucompare.compare.judge import is_noise
+from accucompare.compare.masks import is_masked
 from accucompare.compare.operators import blame, is_operator
 from accucompare.compare.origins import Call
 from accucompare.compare.preflight import OF_BASELINE
@@ -247,8 +248,9 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
         return culprit
     from accucompare.compare.patterns import describe_error
 
-    values = (bundle.values(record).astype(np.float64) for bundle, record in ((golden, ours), (candidate, theirs)))
-    shape = describe_error(*values, dtype=theirs.dtype)
+    values = [bundle.values(record).astype(np.float64) for bundle, record in ((golden, ours), (candidate, theirs))]
+    masked = is_masked(values[0], DTYPES[ours.dtype]) & is_masked(values[1], DTYPES[theirs.dtype])
+    shape = describe_error(*(np.where(masked, -np.inf, side) for side in values), dtype=theirs.dtype)  # masks are equal
     return replace(culprit, words=shape.words, hints=(*culprit.hints, *shape.hints))
 
 

@@ -243,5 +243,7 @@ def _nonfinite_detail(metrics: Metrics) -> str:
         parts.append(f"golden has {metrics.golden_inf} Inf, the candidate {metrics.candidate_inf}")
     if metrics.saturated:
         parts.append(f"{metrics.saturated} saturated in the candidate")
+    if metrics.masked and parts:
+        parts.append(f"{metrics.masked} masked on both sides are equal")
     counts = "; ".join(parts) or f"NaN or Inf in {metrics.nonfinite_mismatch} different places"
     return f"{counts}; the first at {list(metrics.nonfinite_index or ())}"

@@ -2,7 +2,8 @@
 
 Sums are taken as ``accucompare.bundle.sums`` describes, so no result depends on the block size. Values are widened to float64
 first, which is exact for every type but 64-bit integers, whose differences are taken in integers. Complex tensors are
-compared as pairs of reals. Positions that are not finite on both sides are counted, judged, and left out of every sum.
+compared as pairs of reals. Positions that are not finite on both sides are counted, judged, and left out of every sum; so are those
+that are masked on both sides (see ``compare.masks``), which are equal.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from accucompare.bundle.dtypes import Array, DType, Kind, widen
 from accucompare.bundle.statistics import Statistics
 from accucompare.bundle.sums import Float64, as_reals
 from accucompare.compare.blocks import Block, Blocks, PairOfTensors, Segment, scratch
+from accucompare.compare.masks import same_masks
 from accucompare.compare.norms import Run, Scales, Sums, Totals, one_minus_cosine
 
 
 class Metrics(msgspec.Struct, frozen=True, gc=False):
-    """What was measured of a pair; d = candidate - golden, n = positions finite on both sides.
+    """What was measured of a pair; d = candidate - golden, n = positions finite on both sides and not masked on both.
 
     What ``compare.bounds`` concludes from statistics has lower bounds in place of most, and ``None`` for what they do not tell.
 
@@ -49,6 +51,7 @@ class Metrics(msgspec.Struct, frozen=True, gc=False):
         nonfinite_mismatch: positions not finite on a side where the other holds something else.
         nonfinite_index: the first of those; ``None`` where there is none.
         saturated: positions where the candidate sits at its type's largest value and golden is beyond it.
+        masked: positions that are masked on both sides; 0 between tensors of the same bits, whose masks are not looked for.
     """
 
     elements: int = 0
@@ -76,6 +79,7 @@ class Metrics(msgspec.Struct, frozen=True, gc=False):
     nonfinite_mismatch: int = 0
     nonfinite_index: tuple[int, ...] | None = None
     saturated: int | None = 0
+    masked: int | None = 0
 
     @property
     def nothing_finite(self) -> bool:
@@ -92,6 +96,7 @@ def measure(
     *,
     atol: float | None = None,
     rtol: float | None = None,
+    masks: bool = False,
     run: Run = map,
 ) -> Metrics:
     """Measure a pair of tensors of one shape and kind.
@@ -101,6 +106,7 @@ def measure(
         golden_dtype, candidate_dtype: their true types, both of one kind.
         shape: of both.
         atol, rtol: for ``over_tolerance`` and ``needed_atol``; one given alone takes the other as 0.
+        masks: whether to look for masks; only where both tensors may hold some (``compare.masks``), since it takes NumPy's slower pass.
         run: a ``map`` over the tensors' segments, which may work in parallel; it changes no result.
 
     Raises:
@@ -108,7 +114,7 @@ def measure(
     """
     if golden_dtype.kind is not candidate_dtype.kind:
         raise ValueError(f"{golden_dtype.name} and {candidate_dtype.name} are numbers of different kinds")
-    pair = PairOfTensors(golden, candidate, golden_dtype, candidate_dtype, math.prod(shape))
+    pair = PairOfTensors(golden, candidate, golden_dtype, candidate_dtype, math.prod(shape), masks)
     parts = iter(run(lambda segment: _measure_segment(pair, segment, atol, rtol), pair.segments()))
     scan, sums = next(parts)
     for later_scan, later_sums in parts:
@@ -147,9 +153,27 @@ def measure_identical(dtype: DType, shape: tuple[int, ...], statistics: Statisti
     )
 
 
+def measure_masks(golden: Blocks, candidate: Blocks, golden_dtype: DType, candidate_dtype: DType, shape: tuple[int, ...]) -> Metrics | None:
+    """Measure a boolean and a floating mask that say the same; ``None`` if they do not, or one is no mask.
+
+    Args:
+        golden, candidate, shape: as for ``measure``.
+        golden_dtype, candidate_dtype: their true types, one of them bool, the other floating.
+    """
+    pair = PairOfTensors(golden, candidate, golden_dtype, candidate_dtype, math.prod(shape))
+    masked = 0
+    for segment in pair.segments():
+        for raw in pair.raw_blocks(segment):
+            found = same_masks(*raw, golden_dtype, candidate_dtype)
+            if found is None:
+                return None
+            masked += found
+    return Metrics(elements=pair.elements, compared=pair.elements - masked, masked=masked)
+
+
 @np.errstate(all="ignore")  # it holds for one thread only
 def _measure_segment(pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None) -> tuple[_Scan, Sums]:
-    if kernel.can_measure(pair.golden_dtype, pair.candidate_dtype):
+    if pair.compiled:
         scan, sums = _Scan(atol, rtol, segment.start * pair.reals), Sums()
         for golden, candidate in pair.raw_blocks(segment):
             found, chunks = kernel.measure_block(golden, candidate, pair.golden_dtype, pair.candidate_dtype, atol, rtol)
@@ -200,6 +224,7 @@ class _Scan:
     nonfinite_mismatch: int = 0
     nonfinite_index: int | None = None
     saturated: int = 0
+    masked: int = 0
     largest_golden: float = 0.0  # |golden|; this and the next are looked for in float64 tensors only
     largest_candidate: float = 0.0
 
@@ -241,7 +266,7 @@ class _Scan:
             self.candidate_at_max = as_reals(widen(candidate[element : element + 1], pair.candidate_dtype))[part].item()
         if found.nonfinite_mismatch:
             values = (as_reals(widen(golden, pair.golden_dtype)), as_reals(widen(candidate, pair.candidate_dtype)))
-            self._find_mismatch(*values, self.position)
+            self._find_mismatch(_mismatch(*values), self.position)
         self.position += golden.size * pair.reals
         if pair.golden_dtype is pair.candidate_dtype and pair.golden_dtype.digits:
             self.max_ulp = max(self.max_ulp or 0, found.max_ulp)
@@ -256,6 +281,7 @@ class _Scan:
             self.nonfinite_index = later.nonfinite_index
         if later.max_ulp is not None:
             self.max_ulp = max(self.max_ulp or 0, later.max_ulp)
+        self.masked += later.masked
         self._add_up(later)
 
     def _add_up(self, found: kernel.BlockMeasure | _Scan) -> None:
@@ -300,18 +326,22 @@ class _Scan:
         self.candidate_nan += int(np.count_nonzero(candidate_nan))
         self.golden_inf += int(np.count_nonzero(np.isinf(golden)))
         self.candidate_inf += int(np.count_nonzero(np.isinf(candidate)))
-        self._find_mismatch(golden, candidate, block.start)
-        self.nonfinite_mismatch += int(np.count_nonzero(_mismatch(golden, candidate)))
-        self._count_saturated(np.abs(golden), candidate, pair)
+        mismatch = _mismatch(golden, candidate)
+        if block.masked is not None:
+            self.masked += int(np.count_nonzero(block.masked))
+            mismatch &= ~block.masked
+        self._find_mismatch(mismatch, block.start)
+        self.nonfinite_mismatch += int(np.count_nonzero(mismatch))
+        self._count_saturated(np.abs(golden), candidate, pair, block.masked)
 
-    def _find_mismatch(self, golden: Array, candidate: Array, start: int) -> None:
+    def _find_mismatch(self, mismatch: Array, start: int) -> None:
         if self.nonfinite_index is None:
-            places = np.flatnonzero(_mismatch(golden, candidate))
+            places = np.flatnonzero(mismatch)
             self.nonfinite_index = start + int(places[0]) if places.size else None
 
-    def _count_saturated(self, golden: Array, candidate: Array, pair: PairOfTensors) -> None:
+    def _count_saturated(self, golden: Array, candidate: Array, pair: PairOfTensors, masked: Array | None = None) -> None:
         limit = np.float64(pair.candidate_dtype.largest)  # a plain float would be rounded to golden's type
-        beyond = golden > limit
+        beyond = golden > limit if masked is None else (golden > limit) & ~masked
         if beyond.any():
             self.saturated += int(np.count_nonzero(beyond & (np.abs(candidate) == limit)))
 
@@ -388,6 +418,7 @@ def _metrics(scan: _Scan, total: Totals, angle: float, shape: tuple[int, ...]) -
         nonfinite_mismatch=scan.nonfinite_mismatch,
         nonfinite_index=_index(scan.nonfinite_index, shape),
         saturated=scan.saturated,
+        masked=scan.masked,
     )
 
 

@@ -120,7 +120,7 @@ def one_minus_cosine(total: Totals, pair: PairOfTensors, run: Run) -> float:
     golden_length, golden_exponent = math.frexp(total.golden)
     candidate_length, candidate_exponent = math.frexp(total.candidate)
     powers = math.ldexp(1.0, -golden_exponent), math.ldexp(1.0, -candidate_exponent)
-    compiled = kernel.can_measure(pair.golden_dtype, pair.candidate_dtype) and total.scales == Scales()
+    compiled = pair.compiled and total.scales == Scales()
 
     @np.errstate(all="ignore")  # it holds for one thread only
     def apart(segment: Segment) -> list[float]:

@@ -18,7 +18,8 @@ from accucompare.compare.baseline import Expected, why_not
 from accucompare.compare.bounds import judge_bounds, lower_bounds
 from accucompare.compare.comparison import Reason, Status, Verdict
 from accucompare.compare.judge import judge, judge_without_data, settle_noise
-from accucompare.compare.measure import Metrics, measure, measure_identical
+from accucompare.compare.masks import may_hold_masks, may_say_the_same
+from accucompare.compare.measure import Metrics, measure, measure_identical, measure_masks
 from accucompare.compare.norms import Run
 from accucompare.compare.operators import is_operator, is_option, options_differ, without_partner
 from accucompare.compare.tolerance import EXACT, Tolerance
@@ -125,7 +126,7 @@ class Sides:
     def _compare(self, golden: Record, candidate: Record, task: Task, run: Run) -> Found:
         verdict = judge_without_data(golden, candidate)
         if verdict is not None:
-            return Found(None, verdict)
+            return self._masks_of_two_kinds(golden, candidate) or Found(None, verdict)
         tolerance = task.tolerance
         if self.verify and (golden.member is None) is not (candidate.member is None):
             (self.golden.stored(golden) if golden.member is not None else self.candidate.stored(candidate)).read()
@@ -135,13 +136,28 @@ class Sides:
             metrics = _measure_identical(golden, golden.statistics, tolerance)
         else:
             metrics = lower_bounds(golden, candidate)
-            return Found(metrics, judge_bounds(golden, candidate, metrics, tolerance))
+            verdict = judge_bounds(golden, candidate, metrics, tolerance)
+            return Found(None if verdict.status is Status.NOT_COMPARED else metrics, verdict)
         expected = self._expected(golden, candidate, metrics, task.baseline, run)
         if task.baseline is not None and expected is None:
             tolerance = _because(tolerance, "the baseline has NaN or Inf where golden has not, or the other way round")
         noise = self._noise(candidate, task.repeat, metrics, run)
         verdict = settle_noise(judge(golden, candidate, metrics, tolerance, expected), tolerance, metrics, noise)
         return Found(metrics, verdict, None if expected is None else expected.rel_l2, noise)
+
+    def _masks_of_two_kinds(self, golden: Record, candidate: Record) -> Found | None:
+        """A pair of a boolean and a floating mask that say the same; ``None`` for any other."""
+        if not may_say_the_same(golden, candidate):
+            return None
+        stored = self.golden.stored(golden), self.candidate.stored(candidate)
+        dtypes = DTYPES[golden.dtype], DTYPES[candidate.dtype]
+        metrics = measure_masks(stored[0].blocks, stored[1].blocks, *dtypes, golden.shape)
+        if metrics is None:
+            return None
+        for each in stored:
+            each.verify()
+        detail = f"{golden.dtype} and {candidate.dtype} masks that say the same"
+        return Found(metrics, Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=detail))
 
     def _option(self, bundle: Bundle, record: Record) -> str:
         """A number or a string given to an operator, in words."""
@@ -183,11 +199,13 @@ class Sides:
     def _measure(self, ours: Bundle, left: Record, theirs: Bundle, right: Record, tolerance: Tolerance, run: Run) -> Metrics:
         """Two records that have data, read only if their digests differ, or if all is to be verified."""
         stored = ours.stored(left), theirs.stored(right)  # reads nothing yet, but finds damage
-        if left.statistics is not None and same_bits(left, right) and not self.verify:
+        identical = same_bits(left, right)
+        if left.statistics is not None and identical and not self.verify:
             return _measure_identical(left, left.statistics, tolerance)
         dtypes = DTYPES[left.dtype], DTYPES[right.dtype]
         atol, rtol = _elementwise(left, tolerance)
-        metrics = measure(stored[0].blocks, stored[1].blocks, *dtypes, left.shape, atol=atol, rtol=rtol, run=run)
+        masks = not identical and may_hold_masks(dtypes[0], left.statistics) and may_hold_masks(dtypes[1], right.statistics)
+        metrics = measure(stored[0].blocks, stored[1].blocks, *dtypes, left.shape, atol=atol, rtol=rtol, masks=masks, run=run)
         for each in stored:
             each.verify()
         return metrics

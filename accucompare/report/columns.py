@@ -187,6 +187,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("candidate Inf", _count("candidate_inf"), COUNT, 11, "not finite"),
     Column("non-finite mismatch", _count("nonfinite_mismatch"), COUNT, 12, "not finite"),
     Column("saturated", _count("saturated"), COUNT, 11, "not finite"),
+    Column("masked", _count("masked"), COUNT, 11, "not finite"),
     Column("golden min", _statistic(_golden, "min"), NUMBER, 14, "golden"),
     Column("golden max", _statistic(_golden, "max"), NUMBER, 14, "golden"),
     Column("golden mean", _statistic(_golden, "mean"), NUMBER, 14, "golden"),

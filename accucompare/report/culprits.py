@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-from accucompare.compare.comparison import Comparison, Culprit
+from accucompare.bundle.dtypes import DTYPES
+from accucompare.compare.baseline import differing
+from accucompare.compare.comparison import Comparison, Culprit, Row
 from accucompare.compare.culprits import is_choice, trust
 from accucompare.report.columns import excess_limit
 
@@ -35,6 +37,23 @@ def note(comparison: Comparison) -> str:
     if caution := trust(comparison):
         parts.append(f"not certain: {caution}")
     return "; ".join(parts)
+
+
+def identical_until(comparison: Comparison) -> str:
+    """``bit for bit identical until encoder.1.norm output: relative L2 4.50e-06``; ``""`` where there is no such row."""
+    row = comparison.identical_until
+    return "" if row is None else f"bit for bit identical until {comparison.place(row)}: {_difference(row)}"
+
+
+def _difference(row: Row) -> str:
+    metrics = row.metrics
+    if metrics is None or metrics.nonfinite_mismatch:
+        return row.verdict.detail or row.reason.value
+    if not metrics.max_abs:
+        return row.verdict.detail or "other bits of equal value"
+    if different := differing(metrics) if row.golden is not None and not DTYPES[row.golden.dtype].digits else 0:
+        return f"{different:,} of {metrics.compared:,} values different"
+    return f"relative L2 {'at least ' if row.by_statistics else ''}{metrics.rel_l2:.2e}"
 
 
 def place(comparison: Comparison, culprit: Culprit) -> str:

@@ -106,7 +106,8 @@ def _filled(line: Line) -> list[Item]:
 
 def _lines(comparison: Comparison) -> Iterator[Line]:
     worst = comparison.worst(10)
-    linked = {id(row) for row in (comparison.first_divergence, *worst, *(culprit.row for culprit in comparison.culprits))}
+    until = comparison.identical_until
+    linked = {id(row) for row in (comparison.first_divergence, until, *worst, *(culprit.row for culprit in comparison.culprits))}
     numbers = {id(row): number for number, row in enumerate(comparison.rows, 1) if id(row) in linked}
     yield Line([], height=8)
     yield Line([Item("PASS" if comparison.passed else "FAIL", verdict_look(comparison.passed))], spread=0, height=52)
@@ -118,6 +119,9 @@ def _lines(comparison: Comparison) -> Iterator[Line]:
     yield Line([Item("candidate", MUTED_TEXT), Item(str(comparison.candidate.path), BOLD)], spread=1)
     yield from _expectation(comparison)
     yield Line([Item("tolerance", MUTED_TEXT), Item(culprits.tolerance(comparison), BOLD)], spread=1)
+    if until is not None:
+        link = Item(culprits.identical_until(comparison), LINK, location(numbers[id(until)]))
+        yield Line([Item("identical until", MUTED_TEXT), link], spread=1)
     yield from _culprits(comparison, numbers)
     yield from _first_divergence(comparison, numbers)
     yield from _preflight(comparison)

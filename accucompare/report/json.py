@@ -25,7 +25,7 @@ def write_json(comparison: Comparison, path: Path) -> Path:
     Raises:
         ReportError: if the file cannot be written.
     """
-    first = comparison.first_divergence
+    first, until = comparison.first_divergence, comparison.identical_until
     numbers = {id(row): number for number, row in enumerate(comparison.rows, 1)} if comparison.culprits else {}
     content = {
         "golden": str(comparison.golden.path),
@@ -41,6 +41,7 @@ def write_json(comparison: Comparison, path: Path) -> Path:
         "counts": {reason.value: count for reason, count in comparison.counts().items()},
         "left_out": comparison.left_out,
         "tolerance": str(comparison.tolerances),
+        "identical_until": None if until is None else comparison.place(until),
         "first_divergence": None if first is None else comparison.place(first),
         "culprits": [_culprit(comparison, culprit, numbers[id(culprit.row)]) for culprit in comparison.culprits],
         "preflight": [asdict(finding) for finding in comparison.preflight],
@@ -85,7 +86,10 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 #: What is known of a pair without a finite value to compare.
-_COUNTS = ("elements", "compared", "golden_nan", "candidate_nan", "golden_inf", "candidate_inf", "nonfinite_mismatch", "nonfinite_index")
+_COUNTS = (
+    *("elements", "compared", "golden_nan", "candidate_nan", "golden_inf", "candidate_inf"),
+    *("nonfinite_mismatch", "nonfinite_index", "masked"),
+)
 
 
 def _metrics(metrics: Metrics) -> dict[str, Any]:

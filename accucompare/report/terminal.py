@@ -73,11 +73,13 @@ def print_capture(path: Path) -> None:
 
 
 def print_comparison(comparison: Comparison, report: Path, quiet: bool) -> None:
-    """Print the verdict, what pre-flight found, the culprits, where the two first diverge, the worst rows, counts, and the report."""
+    """Print the verdict, how far all is identical, what pre-flight found, the culprits, the first divergence, the worst rows, counts."""
     console = _console()
     console.print(_verdict_line(comparison), soft_wrap=True)
     if quiet:
         return
+    if until := culprits.identical_until(comparison):
+        console.print(until, soft_wrap=True)
     _print_preflight(console, comparison)
     _print_culprits(console, comparison)
     if comparison.first_divergence is not None:

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from openpyxl import load_workbook
 
 import accucompare as ac
 from accucompare.report.terminal import print_comparison
-from tests.compare.builder import item, write
+from tests.compare.builder import Item, item, write
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,58 @@ def test_verdict_and_json_say_in_which_step_and_rank_of_several(
     print_comparison(comparison, Path("x.xlsx"), quiet=True)
     assert capsys.readouterr().out.endswith(f" rows fail; first divergence: {place}\n")
     assert json.loads(comparison.to_json(tmp_path / "x.json").read_text())["first_divergence"] == place
+
+
+def write_both(tmp_path: Path, golden: list[Item], candidate: list[Item]) -> ac.Comparison:
+    return ac.diff(*(write(tmp_path / name, items) for name, items in (("golden", golden), ("npu", candidate))))
+
+
+X = item("", [1.0, 2.0], role="input", parent=None)
+A, B = item("a", [1.0, 3.0]), item("b", [1.0, 4.0])
+SPARSE = item("s", layout="sparse")
+NAN = "golden has 0 NaN, the candidate 1; the first at [1]; begins here"
+
+
+@pytest.mark.parametrize(
+    ("golden", "candidate", "told"),
+    [
+        ([X, A, B], [X, A, item("b", [1.0, 4.0 + 1e-9])], "b output: relative L2 2.43e-10"),
+        ([X, A, B], [X, A, item("b", [1.0, 40.0])], "b output: relative L2 8.73e+00"),
+        ([X, A, B], [X, A, item("b", [[1.0, 4.0]])], "b output: golden is [2], the candidate [1, 2]"),
+        ([X, A, item("b", [0.0])], [X, A, item("b", [-0.0])], "b output: other bits of equal value"),
+        ([X, A, item("b", [1, 2, 3])], [X, A, item("b", [1, 2, 4])], "b output: 1 of 3 values different"),
+        ([X, A, B], [X, A, item("b", [1.0, float("nan")])], f"b output: {NAN}"),
+        ([X, SPARSE, A, B], [X, SPARSE, A, item("b", [1.0, 5.0])], "b output: relative L2 2.43e-01"),
+        ([X, A, B], [X, A], ""),  # one side only is no other bits
+        ([X, A, B], [X, A, B], ""),
+        ([X, A, B], [X, item("a", [1.0, 3.5]), B], ""),  # nothing that was computed comes before it
+        ([A, B], [item("a", [1.0, 3.5]), B], ""),
+    ],
+)
+def test_it_is_said_how_far_two_captures_are_bit_for_bit_identical(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: list[Item], candidate: list[Item], told: str
+) -> None:
+    comparison = write_both(tmp_path, golden, candidate)
+    print_comparison(comparison, Path("x.xlsx"), quiet=False)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("bit for bit identical")]
+    assert lines == ([f"bit for bit identical until {told}"] if told else [])
+    place = json.loads(comparison.to_json(tmp_path / "x.json").read_text())["identical_until"]
+    assert place == (told.partition(":")[0] or None)
+    cells = [cell for line in load_workbook(comparison.to_excel(tmp_path / "x.xlsx"))["Summary"] for cell in line]
+    assert [cell.value for cell in cells if str(cell.value).startswith("bit for bit identical until")] == lines
+
+
+def test_the_first_row_with_other_bits_is_told_though_it_is_within_tolerance(tmp_path: Path) -> None:
+    comparison = write_both(tmp_path, [X, A, B], [X, A, item("b", [1.0, 4.0 + 1e-15])])
+    assert comparison.passed
+    assert comparison.identical_until is comparison.rows[2]
+
+
+def test_of_a_fed_comparison_no_row_is_the_first_with_other_bits(tmp_path: Path) -> None:
+    golden = write(tmp_path / "golden", [X, A, B])
+    with ac.open_bundle(golden) as bundle:
+        feed = {"golden": str(golden), "identity": bundle.identity(), "not_fed": []}
+    candidate = write(tmp_path / "npu", [X, A, item("b", [1.0, 40.0])], capture={"feed": feed})
+    comparison = ac.diff(golden, candidate)
+    assert comparison.fed
+    assert comparison.identical_until is None

@@ -1,0 +1,94 @@
+"""What a mask is: a number put where nothing is to be attended to, which two devices or types need not hold alike.
+
+A value is **masked** if it is -Inf, or at most 0.99 times its type's lowest finite number (scores that were added to that one
+come near it), or exactly the lowest finite number of another type, as where a mask made for bfloat16 is used in float32. What is
+masked on both sides is equal. A tensor holds masks only if its smallest value is one, so its statistics tell whether to look.
+
+A boolean mask says the same as a floating one if it is true where that is 0, and false where that is masked.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accucompare.bundle.dtypes import DTYPES, Array, DType, Kind, round_to, widen
+from accucompare.bundle.records import Record
+from accucompare.bundle.statistics import Statistics
+
+#: The types whose lowest number is used as a mask. That of an fp8 type is an ordinary value in all others, and often reached.
+_USED = ("float64", "float32", "bfloat16", "float16")
+_NEAR = 0.99
+
+
+def is_masked(values: Array, dtype: DType) -> NDArray[np.bool_]:
+    """Where values are masked.
+
+    Args:
+        values: of any shape, widened.
+        dtype: their true type.
+    """
+    lowest, others = _lowest(dtype)
+    masked: NDArray[np.bool_] = values <= np.float64(lowest)  # a plain float would be rounded to the values' type
+    for other in others:
+        masked |= values == np.float64(other)
+    return masked
+
+
+@cache
+def _lowest(dtype: DType) -> tuple[float, tuple[float, ...]]:
+    """The number at and below which a type's values are masked, and the numbers above it that are masks of another type."""
+    if dtype.name not in _USED:
+        return -math.inf, ()
+    lowest = -_NEAR * dtype.largest
+    numbers = np.array([-DTYPES[name].largest for name in _USED])
+    with np.errstate(over="ignore"):
+        held = widen(round_to(numbers, dtype), dtype) if dtype.ml_dtype else numbers.astype(dtype.storage)
+    return lowest, tuple(float(number) for number in held if number > lowest)
+
+
+def may_hold_masks(dtype: DType, statistics: Statistics | None) -> bool:
+    """Whether a tensor may hold masks: whether its smallest value may be one, infinities of either sign counting as such."""
+    if dtype.kind is not Kind.FLOAT:
+        return False
+    return statistics is None or statistics.inf > 0 or _smallest_is_mask(dtype, statistics)
+
+
+def masks_may_explain(golden: Record, candidate: Record) -> bool:
+    """Whether two tensors known by their statistics only may have other numbers as masks in the same places.
+
+    Where the only masks are -Inf on both sides, they count among the values that are not finite, and explain nothing.
+    """
+    sides = [(DTYPES[record.dtype], record.statistics) for record in (golden, candidate)]
+    numbers = any(statistics is not None and _smallest_is_mask(dtype, statistics) for dtype, statistics in sides)
+    return numbers and all(may_hold_masks(dtype, statistics) for dtype, statistics in sides)
+
+
+def _smallest_is_mask(dtype: DType, statistics: Statistics) -> bool:
+    lowest, others = _lowest(dtype)
+    return dtype.kind is Kind.FLOAT and statistics.min is not None and (statistics.min <= lowest or statistics.min in others)
+
+
+def may_say_the_same(golden: Record, candidate: Record) -> bool:
+    """Whether two records may be a boolean mask and a floating one that say the same, as their values tell."""
+    sides = (golden, candidate)
+    if golden.shape != candidate.shape or not golden.shape or any(record.member is None for record in sides):
+        return False
+    return {DTYPES[record.dtype].kind for record in sides} == {Kind.BOOL, Kind.FLOAT}
+
+
+def same_masks(golden: Array, candidate: Array, golden_dtype: DType, candidate_dtype: DType) -> int | None:
+    """How many positions a boolean and a floating mask both mask; ``None`` if they do not say the same, or one is no mask.
+
+    Args:
+        golden, candidate: stored bits of one shape.
+        golden_dtype, candidate_dtype: their true types, one of them bool, the other floating.
+    """
+    attended, numbers, dtype = (golden, candidate, candidate_dtype) if golden_dtype.kind is Kind.BOOL else (candidate, golden, golden_dtype)
+    values = widen(numbers, dtype)
+    masked = is_masked(values, dtype)
+    same = np.array_equal(attended, ~masked) and not values[~masked].any()
+    return int(np.count_nonzero(masked)) if same else None
