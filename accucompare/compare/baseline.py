@@ -22,7 +22,7 @@ from pathlib import Path
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Key, Record
-from accucompare.compare.align import Pair, Renaming, rename
+from accucompare.compare.align import Pair, Renaming, Signatures, by_argument, rename
 from accucompare.compare.measure import Metrics
 from accucompare.errors import UsageError
 
@@ -165,8 +165,10 @@ def why_not(golden: Record, candidate: Record, baseline: Record | None) -> str:
     return ""
 
 
-def partners(golden: list[Record], baseline: list[Record], renamings: list[Renaming]) -> dict[Key, Record]:
-    """The baseline's record for each of golden's: under golden's own name, or else its new one."""
+def partners(
+    golden: list[Record], baseline: list[Record], renamings: list[Renaming], signatures: tuple[Signatures, Signatures] = ({}, {})
+) -> dict[Key, Record]:
+    """The baseline's record for each of golden's: under golden's own name, or else its new one; ``signatures`` as for ``align``."""
     found: dict[Key, Record] = {}
     by_key = {record.key: record for record in baseline}
     for record in golden:
@@ -176,7 +178,9 @@ def partners(golden: list[Record], baseline: list[Record], renamings: list[Renam
             partner = None if new is None else by_key.get(record.key._replace(name=new))
         if partner is not None:
             found[record.key] = partner
-    return found
+    taken = {partner.key for partner in found.values()}
+    left = [record for record in golden if record.key not in found], [record for record in baseline if record.key not in taken]
+    return {**found, **by_argument(*left, renamings, signatures)}
 
 
 def check_feed(golden: Bundle, candidate: Bundle) -> None:

@@ -268,6 +268,8 @@ class Comparison:
         baseline: the bundle that shows how large an error rounding alone makes; ``None`` if none was given.
         culprits: where errors are made, the most certain first.
         without_baseline: how many compared rows the baseline has no record of.
+        maps: the renamings of golden's layers in force, as ``--map`` takes them.
+        proposed_maps: those that would bring more layers together.
     """
 
     golden: Side
@@ -280,6 +282,8 @@ class Comparison:
     baseline: Side | None = None
     culprits: list[Culprit] = field(default_factory=list)
     without_baseline: int = 0
+    maps: list[str] = field(default_factory=list)
+    proposed_maps: list[str] = field(default_factory=list)
 
     @property
     def fed(self) -> bool:

@@ -38,6 +38,8 @@ def write_json(comparison: Comparison, path: Path) -> Path:
         "by_statistics": comparison.by_statistics,
         "counts": {reason.value: count for reason, count in comparison.counts().items()},
         "left_out": comparison.left_out,
+        "maps": comparison.maps,
+        "proposed_maps": comparison.proposed_maps,
         "tolerance": str(comparison.tolerances),
         "first_divergence": None if first is None else comparison.place(first),
         "culprits": [_culprit(comparison, culprit, numbers[id(culprit.row)]) for culprit in comparison.culprits],
