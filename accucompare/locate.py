@@ -14,6 +14,7 @@ from accucompare.case import is_here
 from accucompare.compare.comparison import Comparison
 from accucompare.compare.diff import diff
 from accucompare.compare.outcomes import Progress
+from accucompare.compare.renames import read_maps
 from accucompare.compare.suggest import float_dtype, product_formats
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, UsageError
@@ -30,6 +31,7 @@ def locate(
     *,
     golden: str | Path | None = None,
     golden_case: str | None = None,
+    map: str | Iterable[str] = (),
     out: str | Path = "locate",
     dtype: str | None = None,
     hf32: bool = False,
@@ -52,6 +54,7 @@ def locate(
         device: the device under test.
         golden: the trusted bundle; without it, one is made on the CPU in float32, with weights and inputs rounded to ``dtype``.
         golden_case: the case that golden was captured from, for the baseline; as golden's manifest has it, if not given.
+        map: ``OLD=NEW`` renamings of golden's layers, or ``"auto"``, as for ``accucompare.capture`` and ``accucompare.diff``.
         out: directory for the bundles that are made: ``golden``, ``candidate`` and ``baseline``.
         dtype: what the candidate computes in; its own type, if not given.
         hf32, tf32: let the device round the operands of float32 products; otherwise it is forbidden while this runs, for what it does to
@@ -72,6 +75,10 @@ def locate(
     from accucompare.capture.run import FloatType, RoundedType, capture_case
 
     folder = Path(out)
+    maps = [map] if isinstance(map, str) else list(map)
+    read_maps(maps)
+    if maps and golden is None:
+        raise UsageError("--map: renames the layers of golden, which would be made from the same case; name the bundle with --golden")
     half = dtype if dtype in _HALF else None
     if golden is not None:
         _check(Path(golden), folder)
@@ -91,7 +98,9 @@ def locate(
     candidate = {"dtype": FloatType(dtype) if dtype else None, "hf32": hf32, "tf32": tf32, "deterministic": deterministic}
     options = {"seed": seed, "steps": steps, "force": force, "overwrite": overwrite}
     compared = {"only": only, "skip": skip, "progress": progress}
-    return _compared((target, golden_case), device, Path(golden), folder, {**candidate, "repeat": repeat}, options, announce, compared)
+    return _compared(
+        (target, golden_case), device, Path(golden), folder, {**candidate, "repeat": repeat, "map": maps}, options, announce, compared
+    )
 
 
 def locate_operators(
@@ -157,7 +166,13 @@ def locate_operators(
         raise CaptureError(
             f"{first}: cannot be captured again here, {display_name(name)} gives other values than it holds; capture it with --save-state"
         )
-    candidate = {"dtype": FloatType(dtype) if dtype else None, "hf32": hf32, "tf32": tf32, "deterministic": deterministic}
+    candidate: dict[str, Any] = {
+        "dtype": FloatType(dtype) if dtype else None,
+        "hf32": hf32,
+        "tf32": tf32,
+        "deterministic": deterministic,
+    }
+    candidate |= {"map": comparison.maps, "only": [glob.escape(_name_in_candidate(comparison, name))]}
     compared = {"progress": progress}
     return _compared((target, golden_case), device, golden, folder, candidate, {**options, "force": force}, announce, compared, like)
 
@@ -177,7 +192,7 @@ def _compared(
 
     Args:
         cases: the candidate's, and golden's if it is known.
-        of_candidate, options: of ``capture_case``, for the candidate and for both.
+        of_candidate, options: of ``capture_case``, for the candidate and for both; what the former has counts.
         compared: of ``diff``.
     """
     from accucompare.capture.run import FloatType, capture_case
@@ -187,7 +202,9 @@ def _compared(
     like = golden if trusted.state is not None else like
     what = "operator" if trusted.capture.get("level") == "op" else "module"
     announce(f"candidate: each {what} on golden's inputs, on {device}")
-    candidate = capture_case(cases[0], folder / "candidate", device, like=like, feed=golden, **of_candidate, **options)
+    candidate = capture_case(cases[0], folder / "candidate", device, like=like, feed=golden, **{**options, **of_candidate})
+    with open_bundle(candidate) as bundle:
+        maps = bundle.manifest.capture["map"]  # in which auto is resolved
     case = _trusted_case(trusted, *cases)
     baseline: Path | None = None
     if case is None:
@@ -200,12 +217,20 @@ def _compared(
             precision, emulate = _of_baseline(trusted, bundle.manifest)
         announce(f"baseline: {case} on the CPU, in {precision}{f' with products in {emulate}' if emulate else ''}")
         of_baseline: dict[str, Any] = {"dtype": FloatType(precision), "emulate": emulate, "like": like, "feed": golden}
+        if case == cases[0]:  # its layers are called as the candidate's, those of golden's own case as golden's
+            of_baseline |= {"map": maps, "only": of_candidate.get("only", options.get("only", ()))}
         try:
-            baseline = capture_case(case, folder / "baseline", DeviceName("cpu"), **of_baseline, **options)
+            baseline = capture_case(case, folder / "baseline", DeviceName("cpu"), **{**options, **of_baseline})
         except CaptureError as error:  # a model that does not run in that type on the CPU; the candidate's rounding judges then
             announce(f"no baseline, since {error}")
     announce("comparing")
-    return diff(golden, candidate, baseline=baseline, **compared)
+    return diff(golden, candidate, baseline=baseline, map=maps, **compared)
+
+
+def _name_in_candidate(comparison: Comparison, name: str) -> str:
+    """What the candidate calls a layer of golden's."""
+    pairs = ((row.golden, row.candidate) for row in comparison.rows)
+    return next((theirs.name for ours, theirs in pairs if ours is not None and theirs is not None and ours.name == name), name)
 
 
 def _check(golden: Path, folder: Path) -> None:

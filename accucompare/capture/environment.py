@@ -74,6 +74,7 @@ def describe_model(modules: Modules) -> dict[str, Any]:
         "dtypes": sorted({entry["dtype"] for entry in tables["parameters"].values()}),
         "modules": {name: type(module).__name__ for name, module in modules.named.items()},
         "aliases": modules.aliases,
+        "signatures": modules.signatures(),
         "sources": _sources(type(module) for module in modules.named.values()),
         **tables,
     }

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.writer import PREVIOUS, QUEUE_BYTES
 from accucompare.capture.feeding import check_golden
+from accucompare.capture.renaming import check_given
 from accucompare.capture.session import Level, Mode, capture
 from accucompare.capture.state import Arguments, saved_inputs
 from accucompare.case import Case, load_case, steps_of
@@ -84,6 +85,7 @@ def capture_case(
     save_state: bool = False,
     like: str | Path | None = None,
     feed: str | Path | None = None,
+    map: str | Iterable[str] = (),
     force: bool = False,
     repeat: int = 1,
     deterministic: bool = False,
@@ -103,8 +105,8 @@ def capture_case(
         round_weights: what to round floating parameters, buffers and inputs to, before they are cast; they keep their types.
         steps: how many; as many as the case has inputs if not given, or as ``like`` or ``feed`` has. Inputs are used again from the first
             if there are fewer.
-        mode, level, seed, only, skip, overwrite, save_state, like, force, deterministic, hf32, tf32, emulate, queue_bytes: as for
-            ``accucompare.capture``.
+        mode, level, seed, only, skip, overwrite, save_state, like, map, force, deterministic, hf32, tf32, emulate, queue_bytes: as
+            for ``accucompare.capture``.
         feed: likewise. Loss and optimizer are left out; of a case with an optimizer only step 0 is run, since golden's later steps had
             other weights.
         repeat: how many times to run the case from scratch; the runs after the first one go to ``repeat1``, … in its directory.
@@ -117,7 +119,10 @@ def capture_case(
         CaseError: if the case cannot be found or built, or lacks inputs.
         DeviceError: if the device is not there.
         CaptureError: if the model raised, or the bundle cannot be written.
+        UsageError: as for ``accucompare.capture``.
     """
+    maps = [map] if isinstance(map, str) else list(map)
+    check_given(maps, like, feed)
     if emulate is not None and dtype not in (None, FloatType.FLOAT32):
         raise UsageError(f"--emulate {emulate}: rounds what goes into float32 products; with --dtype {dtype.value} there are none")
     place = open_device(device)
@@ -145,6 +150,7 @@ def capture_case(
         "save_state": save_state,
         "like": like,
         "feed": feed,
+        "map": maps,
         "force": force,
         "deterministic": deterministic,
         "hf32": hf32,
