@@ -25,9 +25,9 @@ AUTO = "auto"
 #: A manifest's ``model``, or as much of it as is known: modules, parameters, buffers.
 Model = Mapping[str, Any]
 
-#: How many maps are proposed, and how many are tried for each; of how many modules alike one is chosen.
+#: How many maps are proposed, and how many are tried for each; among how many modules alike, or maps that bring as much, one is chosen.
 MOST_MAPS = 16
-MOST_TRIED = 200
+MOST_TRIED = 100
 MOST_ALIKE = 200
 
 #: What a map renames, and how.
@@ -172,15 +172,17 @@ class _Search:
         self._given_names = {name: new for name in golden.place if (new := rename(name, renamings)) is not None}
         self._fingerprints = fingerprints
         self._applied: dict[str, dict[str, str]] = {}  # by map: what it makes of golden's names
+        self._most: dict[tuple[bool, str], tuple[int, int]] = {}  # by side and glob: parameters and modules that it matches
+        self._kinds: dict[tuple[bool, str], Any] = {}
 
     def shortest(self) -> list[str]:
         """The maps, the most exact first."""
         maps: list[str] = []
         refused: set[str] = set()
-        while len(maps) < MOST_MAPS:
+        for _ in range(2 * MOST_MAPS):
             before = self.pairs(maps)
             best = self._best(maps, before, refused)
-            if best is None:
+            if best is None or len(maps) == MOST_MAPS:
                 break
             rivals = self._rivals(best, maps, before)
             if rivals is None:
@@ -223,7 +225,9 @@ class _Search:
         reached = self.score(before)
         best: tuple[Any, ...] | None = None
         for text in sorted(likely, key=lambda text: -likely[text])[:MOST_TRIED]:
-            after = None if text in refused else self._with(text, maps, before)
+            if text in refused or (best is not None and self._bound(text) < _gain(reached, best[0][0])):
+                continue
+            after = self._with(text, maps, before)
             if after is None or self.score(after) <= reached:
                 continue
             ours, theirs = self._first(before, after)
@@ -251,16 +255,19 @@ class _Search:
         ours, theirs = self._first(before, after)
         others = [name for name in self._alike(ours, theirs, before, False) if name != theirs]
         sources = [name for name in self._alike(ours, theirs, before, True) if name != ours]
-        if len(others) + len(sources) > 2 * MOST_ALIKE:
-            return set()
+        gain = _gain(self.score(before), self.score(after))
         rivals: dict[tuple[str, str], str] = {}
+        tried = 0
         for pair in [*((ours, other) for other in others), *((source, theirs) for source in sources)]:
             for rival in self._maps(*pair):
-                if len(self._apply(rival)) < len(after) - len(before):
+                if self._bound(rival) < gain:
                     continue
-                found = self._with(rival, maps, before)
+                tried += 1
+                found = self._with(rival, maps, before) if tried <= MOST_ALIKE else None
                 if found is not None and found.get(pair[0]) == pair[1] and self.score(found) >= self.score(after):
                     rivals[pair] = rival
+        if tried > MOST_ALIKE:
+            return set(rivals.values())
         if not rivals:
             return None
         from rapidfuzz import fuzz
@@ -296,44 +303,40 @@ class _Search:
         for name in theirs:
             if self.own.own[name]:
                 kinds.setdefault(self._kind(self.own, name), []).append(name)
-        values = self._values(name for names in kinds.values() for name in names)
+        values: dict[tuple[str, str], list[str]] = {}  # by digests of their first parameter; what has none may be anything
+        for name in (name for names in kinds.values() for name in names if self._fingerprints):
+            for key in _digests(self.own.own[name]) or [("", "")]:
+                values.setdefault(key, []).append(name)
         groups: dict[Any, tuple[list[str], list[str]]] = {}
         for name in ours:
             kind = self._kind(self.golden, name)
-            same: Sequence[str] = kinds.get(kind, ()) if self.golden.own[name] else ()
-            if same and values is not None and (keys := _digests(self.golden.own[name])):
-                known = {other for key in keys for other in values.get(key, ())}
-                same = [other for other in same if other in known or not _digests(self.own.own[other])]
-                same = [other for other in same if not self._differ(name, other)]
+            same = kinds.get(kind, []) if self.golden.own[name] else []
+            keys = _digests(self.golden.own[name]) if self._fingerprints else []
+            if same and keys:
+                known = {other for key in [*keys, ("", "")] for other in values.get(key, ()) if self._kind(self.own, other) == kind}
+                same = sorted((other for other in known if not self._differ(name, other)), key=self.own.place.__getitem__)
             if same:
-                key = kind if values is None else tuple(same[: MOST_ALIKE + 1])
-                groups.setdefault(key, ([], list(same)))[0].append(name)
+                groups.setdefault(tuple(same[: MOST_ALIKE + 1]) if keys else kind, ([], same))[0].append(name)
         yield from groups.values()
-
-    def _values(self, names: Iterable[str]) -> dict[tuple[str, str], list[str]] | None:
-        """The model's modules by the digests of their first parameter; ``None`` if values do not count."""
-        if not self._fingerprints:
-            return None
-        found: dict[tuple[str, str], list[str]] = {}
-        for name in names:
-            for key in _digests(self.own.own[name]):
-                found.setdefault(key, []).append(name)
-        return found
 
     def _kind(self, side: _Side, name: str) -> Any:
         """What a module has to share with another: names and shapes of its parameters; where values do not tell, the class, too."""
-        shapes = frozenset((leaf, str(entry["shape"])) for leaf, entry in side.own[name].items())
-        return shapes if self._fingerprints else (side.classes.get(name), shapes)
+        place = side is self.golden, name
+        if place not in self._kinds:
+            shapes = frozenset((leaf, str(entry["shape"])) for leaf, entry in side.own[name].items())
+            self._kinds[place] = shapes if self._fingerprints else (side.classes.get(name), shapes)
+        return self._kinds[place]
 
     def _alike(self, ours: str, theirs: str, pairs: _Pairs, of_golden: bool) -> list[str]:
         """The modules of one side, without partner, that might stand where this pair's does."""
         side, name = (self.golden, ours) if of_golden else (self.own, theirs)
+        kind = self._kind(side, name)
         taken = pairs.keys() if of_golden else set(pairs.values())
         return [
             other
             for other in side.place
             if other not in taken
-            and self._kind(side, other) == self._kind(side, name)
+            and self._kind(side, other) == kind
             and side.classes.get(other) == side.classes.get(name)
             and not (self._differ(other, theirs) if of_golden else self._differ(ours, other))
             and (side.own[name] or _parent(other) == _parent(name))
@@ -373,6 +376,19 @@ class _Search:
             new = ((name, renaming.apply(name)) for name in self.golden.place)
             self._applied[text] = {name: found for name, found in new if found is not None}
         return self._applied[text]
+
+    def _bound(self, text: str) -> tuple[int, int]:
+        """How many parameters and modules a map can bring together at most."""
+        old, _, new = text.partition("=")
+        bounds = []
+        for side, glob in ((self.golden, old), (self.own, new)):
+            place = side is self.golden, glob
+            if place not in self._most:
+                same = Renaming.parse(f"{glob}={glob}")
+                found = [name for name in side.place if same.apply(name) is not None]
+                self._most[place] = sum(len(side.own[name]) for name in found), len(found)
+            bounds.append(self._most[place])
+        return min(bounds[0][0], bounds[1][0]), min(bounds[0][1], bounds[1][1])
 
     def _maps(self, ours: str, theirs: str) -> Iterator[str]:
         """The maps of one prefix to another that make the one name of the other, with and without ``*`` for the numbers in them."""
@@ -422,6 +438,10 @@ def _known_different(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
 
 def _parent(name: str) -> str:
     return name.rpartition(".")[0]
+
+
+def _gain(before: tuple[int, int], after: tuple[int, int]) -> tuple[int, int]:
+    return after[0] - before[0], after[1] - before[1]
 
 
 def _exactness(text: str) -> int:
