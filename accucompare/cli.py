@@ -62,6 +62,7 @@ def cli(debug: bool) -> None:
         "accucompare capture model.py --out golden --mode stats      # digests and statistics, no tensors",
         "accucompare capture model.py --out golden --save-state      # weights and inputs too, then elsewhere:",
         "accucompare capture model.py --device npu --like golden     # same weights, inputs, seed, selection",
+        "accucompare capture model.py --like golden --map 'encoder.layer.*=layers.*'   # its layers are called otherwise",
         "accucompare capture model.py --device npu --dtype bfloat16 --feed golden --out npu-fed",
         "accucompare capture model.py --dtype float64 --feed npu --out answers    # what should each layer have given?",
         "accucompare capture model.py --out golden --round-weights bfloat16       # the weights that bfloat16 has",
@@ -119,6 +120,7 @@ def cli(debug: bool) -> None:
     metavar="GOLDEN",
     help="Give every layer golden's inputs, and its caller golden's outputs, so that what is recorded shows each layer's own error.",
 )
+@shared.maps
 @click.option("--force", is_flag=True, help="Feed from a golden of other weights or of another class of model, too.")
 @click.option(
     "--repeat",
@@ -203,7 +205,7 @@ def capture(
 @click.option("--rel-l2", type=float, help="Largest relative L2 error of a tensor.")
 @click.option("--cosine", type=float, help="Smallest cosine similarity of a tensor, such as 0.999.")
 @click.option("--tolerances", type=click.Path(path_type=Path), metavar="TOML", help="Limits by layer, type, role and dtype.")
-@click.option("--map", multiple=True, metavar="OLD=NEW", help="Golden's layer OLD is the candidate's NEW; globs, or re:REGEX=NEW.")
+@shared.maps
 @shared.compared_only
 @shared.compared_skip
 @click.option(
@@ -235,6 +237,7 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
         "accucompare locate model.py --device npu --dtype bfloat16      # makes golden itself, on the CPU",
         "accucompare locate ported.py --device cpu --golden golden/     # is the bug in the code that was ported?",
         "accucompare locate model.py --device cpu --golden golden/ --golden-python old/bin/python  # or in another release?",
+        "accucompare locate ported.py --device cpu --golden golden/ --map auto     # which calls its layers otherwise",
         "accucompare locate model.py --device npu --ops                 # and in which operator, on which line?",
         "",
         "Exit code: 0 rounding, 1 a bug, 2 trouble.",
@@ -250,6 +253,7 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
     metavar="PATH",
     help="Python of the environment that golden was captured in; it makes the baseline, and golden's operators, in a process of its own.",
 )
+@shared.maps
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="What to compute in.  [default: the case's own type]")
 @click.option("--out", type=click.Path(path_type=Path), default="locate", show_default=True, metavar="DIR", help="Directory for bundles.")
 @click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), help="Seed of weights and random operations.  [default: golden's, or 0]")
@@ -439,7 +443,7 @@ def _refuse_existing(directory: Path, overwrite: bool) -> None:
 
 
 #: Options of locate that do not matter, or are golden's, when it goes on to operators.
-_NOT_AGAIN = ("golden", "seed", "steps", "repeat", "only", "skip")
+_NOT_AGAIN = ("golden", "map", "seed", "steps", "repeat", "only", "skip")
 
 
 def _conclude(comparison: Comparison, report: Path, json_path: Path | None, quiet: bool) -> int:

@@ -28,6 +28,12 @@ compared_skip = click.option("--skip", multiple=True, metavar="GLOB", help="Leav
 deterministic = click.option("--deterministic", is_flag=True, help="Use deterministic algorithms where the device has such.")
 hf32 = click.option("--hf32/--no-hf32", default=None, help="Let an NPU round what goes into float32 products to HF32.  [default: as it is]")
 tf32 = click.option("--tf32/--no-tf32", default=None, help="The same for TF32 on a GPU.  [default: as it is]")
+maps = click.option(
+    "--map",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="Golden's layer OLD is the candidate's NEW; globs, or re:REGEX=NEW. auto: find out. May be repeated.",
+)
 json = click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="PATH", help="Write everything as JSON, too.")
 verdict_only = click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only.")
 

@@ -19,6 +19,7 @@ from accucompare.compare.comparison import Comparison, RefusedBaseline
 from accucompare.compare.diff import diff
 from accucompare.compare.outcomes import Progress
 from accucompare.compare.provenance import OtherCode, other_code
+from accucompare.compare.renames import read_maps
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, UsageError
@@ -36,6 +37,7 @@ def locate(
     golden: str | Path | None = None,
     golden_case: str | None = None,
     golden_python: str | Path | None = None,
+    map: str | Iterable[str] = (),
     out: str | Path = "locate",
     dtype: str | None = None,
     hf32: bool = False,
@@ -61,6 +63,7 @@ def locate(
             ``golden``, the case to make it from.
         golden_python: the Python interpreter of the environment that golden was captured in: it makes the baseline (and golden, if that
             is not given) in a process of its own, so that they run golden's code.
+        map: ``OLD=NEW`` renamings of golden's layers, or ``"auto"``, as for ``accucompare.capture`` and ``accucompare.diff``.
         out: directory for the bundles that are made: ``golden``, ``candidate`` and ``baseline``.
         dtype: what the candidate computes in; its own type, if not given.
         hf32, tf32: let the device round the operands of float32 products; otherwise it is forbidden while this runs, for what it does to
@@ -79,6 +82,10 @@ def locate(
     """
     open_device(device)  # before torch is imported, and before anything is written
     folder = Path(out)
+    maps = [map] if isinstance(map, str) else list(map)
+    read_maps(maps)
+    if maps and golden is None:
+        raise UsageError("--map: renames the layers of golden, which would be made from the same case; name the bundle with --golden")
     half = dtype if dtype in _HALF else None
     trusted = _Trusted(None if golden_python is None else Path(golden_python), golden_case if golden is not None else golden_case or target)
     trusted.check()
@@ -99,7 +106,8 @@ def locate(
     candidate = {"dtype": dtype, "hf32": hf32, "tf32": tf32, "deterministic": deterministic}
     options = {"seed": seed, "steps": steps, "force": force, "overwrite": overwrite}
     compared = {"only": only, "skip": skip, "progress": progress}
-    return _compared(target, trusted, device, Path(golden), folder, {**candidate, "repeat": repeat}, options, announce, compared)
+    of_candidate = {**candidate, "repeat": repeat, "map": maps}
+    return _compared(target, trusted, device, Path(golden), folder, of_candidate, options, announce, compared)
 
 
 def locate_operators(
@@ -170,7 +178,8 @@ def locate_operators(
     if not again.passed:
         cure = "" if manifest.state is not None else "; capture it with --save-state"
         raise CaptureError(f"{first}: captured again here, {display_name(name)} gives other values than it holds{cure}")
-    candidate = {"dtype": dtype, "hf32": hf32, "tf32": tf32, "deterministic": deterministic}
+    candidate: dict[str, Any] = {"dtype": dtype, "hf32": hf32, "tf32": tf32, "deterministic": deterministic}
+    candidate |= {"map": comparison.maps, "only": [glob.escape(_name_in_candidate(comparison, name))]}
     compared = {"progress": progress}
     return _compared(target, trusted, device, golden, folder, candidate, {**options, "force": force}, announce, compared, like)
 
@@ -242,7 +251,7 @@ def _compared(
     Args:
         target: the candidate's case.
         trusted: what runs golden's code.
-        of_candidate, options: of ``capture_case``, for the candidate and for both.
+        of_candidate, options: of ``capture_case``, for the candidate and for both; what the former has counts.
         compared: of ``diff``.
     """
     from accucompare.capture.run import FloatType, capture_case
@@ -253,10 +262,12 @@ def _compared(
     what = "operator" if manifest.capture.get("level") == "op" else "module"
     announce(f"candidate: each {what} on golden's inputs, on {device}")
     dtype = of_candidate["dtype"] and FloatType(of_candidate["dtype"])
-    made = capture_case(target, folder / "candidate", device, like=like, feed=golden, **{**of_candidate, "dtype": dtype}, **options)
+    of_candidate = {**options, **of_candidate, "dtype": dtype}
+    made = capture_case(target, folder / "candidate", device, like=like, feed=golden, **of_candidate)
     with open_bundle(golden) as ours, open_bundle(made) as theirs:
         brought, candidate = own_baseline(ours, theirs), theirs.manifest
         cure = baseline_command(ours, theirs)
+    maps = candidate.capture["map"]  # in which auto is resolved
     other = _other_versions(manifest, candidate)
     baseline, refused = None, None
     if brought is not None:
@@ -265,25 +276,25 @@ def _compared(
         refused = RefusedBaseline(None, other, cure)
         announce(f"no baseline: {other}; capture golden with --with-baseline, or name the Python that has them (--golden-python PATH)")
     else:
-        baseline = _baseline(target, trusted, manifest, candidate, folder / "baseline", like, golden, options, announce)
+        case = trusted.case_of(manifest, target)
+        named_anew = {"map": maps, "only": of_candidate.get("only", ())} if case == target and trusted.python is None else {}
+        of_baseline = {**options, "like": like, "feed": golden, **named_anew}  # golden's own case has golden's names
+        baseline = _baseline(case, trusted, manifest, candidate, folder / "baseline", of_baseline, announce)
     announce("comparing")
-    comparison = diff(golden, made, baseline=baseline, **compared)
+    comparison = diff(golden, made, baseline=baseline, map=maps, **compared)
     return comparison if refused is None else replace(comparison, refused=refused)
 
 
 def _baseline(
-    target: str | None,
+    case: str | None,
     trusted: _Trusted,
     golden: Manifest,
     candidate: Manifest,
     out: Path,
-    like: str | Path | None,
-    feed: Path,
     options: dict[str, Any],
     announce: Announce,
 ) -> Path | None:
     """Golden's case on the CPU in the candidate's precision; ``None`` if it is not to be had, which is announced."""
-    case = trusted.case_of(golden, target)
     if case is None:
         announce(
             f"no baseline: the case that golden was captured from ({golden.environment.get('case') or 'not named'}) is not here, and the "
@@ -293,7 +304,7 @@ def _baseline(
     precision, emulate = _of_baseline(golden, candidate)
     announce(f"baseline: {case} on the CPU, in {precision}{f' with products in {emulate}' if emulate else ''}")
     try:
-        return trusted.capture(case, out, dtype=precision, emulate=emulate, like=like, feed=feed, **options)
+        return trusted.capture(case, out, dtype=precision, emulate=emulate, **options)
     except CaptureError as error:  # a model that does not run in that type on the CPU; the candidate's rounding judges then
         announce(f"no baseline, since {error}")
         return None
@@ -302,6 +313,12 @@ def _baseline(
 def _other_versions(golden: Manifest, candidate: Manifest) -> OtherCode:
     """The packages whose code golden ran that are here in another version, so that nothing made here can be its baseline."""
     return OtherCode(versions=other_code(golden, candidate).versions)
+
+
+def _name_in_candidate(comparison: Comparison, name: str) -> str:
+    """What the candidate calls a layer of golden's."""
+    pairs = ((row.golden, row.candidate) for row in comparison.rows)
+    return next((theirs.name for ours, theirs in pairs if ours is not None and theirs is not None and ours.name == name), name)
 
 
 def _check(golden: Path, folder: Path) -> None:

@@ -212,3 +212,45 @@ def test_the_demos_fault_is_found_in_bfloat16(cli: Run, folder: Path) -> None:
     found = located(cli, folder, f"{case}:faulty", "--golden", "golden", "--dtype", "bfloat16")
     (culprit,) = found["culprits"]
     assert culprit["place"] == "encoder.layer.2.attention.output.LayerNorm"
+
+
+# -- layers that are called otherwise ----------------------------------------------------------------------------------------------
+
+PORTED = NET.replace("self.blocks", "self.layers").replace("model.blocks", "model.layers")
+
+
+def ported(cli: Run, folder: Path) -> None:
+    """Golden with its weights, and ``ported.py``, where ``blocks`` are called ``layers``."""
+    golden(cli, folder, "--save-state")
+    (folder / "ported.py").write_text(PORTED)
+
+
+@pytest.mark.parametrize("given", ["blocks.*=layers.*", "auto"])
+def test_a_bug_in_a_layer_that_is_called_otherwise_is_named(cli: Run, folder: Path, given: str) -> None:
+    ported(cli, folder)
+    found = located(cli, folder, "ported.py:unscaled", "--golden", "golden", "--map", given, "--ops")
+    assert (found["code"], found["maps"]) == (1, ["blocks.*=layers.*"])
+    assert found["conclusion"].startswith("bug: blocks.1 (glue, before out), excess ")
+    assert "baseline: net.py on the CPU" in found["stderr"]
+    assert "operators of blocks.1: golden on the CPU" in found["stderr"]
+    assert "locate/ops/candidate against locate/ops/golden: bug: blocks.1 operator" in " ".join(found["stdout"].split())
+
+
+def test_a_ported_model_without_a_bug_is_rounding(cli: Run, folder: Path) -> None:
+    ported(cli, folder)
+    found = located(cli, folder, "ported.py", "--golden", "golden", "--map", "auto", "--dtype", "bfloat16")
+    assert (found["code"], found["conclusion"]) == (0, "rounding")
+
+
+def test_the_maps_to_give_are_in_the_message(cli: Run, folder: Path) -> None:
+    ported(cli, folder)
+    found = located(cli, folder, "ported.py", "--golden", "golden")
+    assert (found["code"], found["stdout"]) == (2, "")
+    assert "golden has a parameter that the model lacks: 'blocks.0.k.bias'" in found["stderr"]
+    assert "; try --map 'blocks.*=layers.*', or --map auto\n" in found["stderr"]
+
+
+def test_a_map_without_golden_is_refused(cli: Run, folder: Path) -> None:
+    found = located(cli, folder, "net.py", "--map", "blocks.*=layers.*")
+    assert found["code"] == 2
+    assert "--map: renames the layers of golden, which would be made from the same case; name the bundle with --golden" in found["stderr"]

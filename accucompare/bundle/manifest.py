@@ -147,6 +147,9 @@ class Manifest:
         _expect_all(self.notes, str, "notes")
         _expect_all(self.model.get("not_called", ()), str, "not_called")
         _expect_all(self.model.get("modules", {}).values(), str, "modules")
+        _expect(self.model.get("signatures", {}), dict, "signatures")
+        _expect_all(self.model.get("signatures", {}).values(), list, "signatures")
+        _expect_all((name for names in self.model.get("signatures", {}).values() for name in names), str, "signatures")
         _expect(self.environment.get("flags", {}), dict, "flags")
         feed = self.capture.get("feed")
         if feed is not None:

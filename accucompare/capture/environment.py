@@ -75,6 +75,7 @@ def describe_model(modules: Modules) -> dict[str, Any]:
         "class_sources": class_sources(modules.named),
         "sources": digests_of(class_sources(modules.named)),
         "configuration": configuration(modules.named),
+        "signatures": modules.signatures(),
         **tables,
     }
 

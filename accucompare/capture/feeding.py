@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from accucompare.capture.lending import Lent, contents
 from accucompare.capture.names import Modules
 from accucompare.capture.tensors import dtype_name, from_bits, layout_of, other_to_host, scalar_to_host
 from accucompare.capture.values import Scalar, describe, leaves, replaced
+from accucompare.compare.align import Renaming, argument_path, counterparts
+from accucompare.compare.renames import advice, propose, renamed_model
 from accucompare.errors import CaptureError, UsageError
 
 _MOST_NOTES = 5  # of what was not fed
@@ -44,14 +46,19 @@ class Feed:
         not_fed: the values that were passed on as they came, or as copies where the model has one tensor, and why.
     """
 
-    def __init__(self, golden: Bundle, rank: int, modules: Modules) -> None:
+    def __init__(self, golden: Bundle, rank: int, modules: Modules, renamings: Sequence[Renaming] = ()) -> None:
+        """``renamings``: of golden's layers, see ``accucompare.compare.align.counterparts``."""
         self.fed = 0
         self.not_fed: list[dict[str, Any]] = []
         self._golden = golden
         self._rank = rank
         self._modules = modules
         self._step: int | None = None
-        self._records: dict[tuple[str, int, Role, str], Record] = {}  # of that step
+        theirs = golden.manifests[rank].model
+        self._names = counterparts(theirs.get("modules") or (), modules.named.keys(), renamings)
+        self._signatures = modules.signatures(), theirs.get("signatures") or {}
+        self._records: dict[tuple[str, int, Role, str], Record] = {}  # of that step, under the model's names
+        self._arguments: dict[tuple[str, int, str], Record] = {}  # of these the inputs, by the argument's name
         self._calls: set[tuple[str, int, Role]] = set()
         self._operators: dict[tuple[str, int], list[Record]] = {}  # of that step, by module call
 
@@ -124,6 +131,7 @@ class Feed:
         """Forget the step."""
         self._step = None
         self._records.clear()
+        self._arguments.clear()
         self._calls.clear()
         self._operators.clear()
         self._golden.close()
@@ -135,7 +143,7 @@ class Feed:
         for path, part in leaves(value):
             seen[path] += 1
             recorded = path if seen[path] == 1 else f"{path}#{seen[path]}"
-            found = self._golden_value(place, recorded, part, memory)
+            found = self._golden_value(place, recorded, part, memory, seen)
             if isinstance(found, str):
                 self.pass_on(place, recorded, found)
             elif found is not None and by_path.setdefault(path, found) is not found:
@@ -154,11 +162,16 @@ class Feed:
         self.fed += len(by_path)
         return new
 
-    def _golden_value(self, place: Place, path: str, value: Any, memory: Memory) -> torch.Tensor | complex | str | None:
-        """Golden's value for one part, or why it has none; ``None`` for what is no tensor and the same in golden."""
+    def _golden_value(
+        self, place: Place, path: str, value: Any, memory: Memory, seen: Mapping[str, int] | None = None
+    ) -> torch.Tensor | complex | str | None:
+        """Golden's value for one part, or why it has none; ``None`` for what is no tensor and the same in golden.
+
+        ``seen``: the paths of the call's other parts, as far as they are known, which have golden's values of the same path.
+        """
         if not isinstance(value, (torch.Tensor, str, bytes, *Scalar)):
             return f"it is a {describe(value)}, which cannot be looked into"
-        record = self._records.get((place.name, place.call, place.role, path))
+        record = self._records.get((place.name, place.call, place.role, path)) or self._by_argument(place, path, seen or {})
         if record is None:
             return "golden has no such value" if (place.name, place.call, place.role) in self._calls else "golden has no such call"
         if not isinstance(value, torch.Tensor):
@@ -172,6 +185,15 @@ class Feed:
                 return f"golden's {record.dtype} are too large for {dtype_name(value.dtype)}"
             memory[key] = value, _copy_like(value, golden)
         return memory[key][1]
+
+    def _by_argument(self, place: Place, path: str, seen: Mapping[str, int]) -> Record | None:
+        """Golden's record of an input that only one of the two is given by position."""
+        if place.role is not Role.INPUT:
+            return None
+        ours, theirs = self._signatures
+        kind = type(self._modules.named[place.name]).__name__
+        record = self._arguments.get((place.name, place.call, argument_path(path, ours.get(kind) or theirs.get(kind) or ())))
+        return None if record is None or record.path in seen else record
 
     def _golden_number(self, record: Record, value: Any) -> complex | str | None:
         """Golden's in place of a Python number, of its type; why there is none, also for strings; ``None`` if it is the same."""
@@ -201,13 +223,20 @@ class Feed:
         entries = [entry for rank, entry in self._golden.steps() if (rank, entry.step) == (self._rank, step)]
         if not entries:
             raise CaptureError(f"{self._golden.path}: has no step {step} to feed (rank {self._rank}); end the capture before (--steps)")
-        records = self._golden.step_records(self._rank, entries[0])
-        self._records = {(record.name, record.call, record.role, record.path): record for record in records}
-        self._calls = {(record.name, record.call, record.role) for record in records}
+        found = self._golden.step_records(self._rank, entries[0])
+        new = {record.name: self._names.get(record.name) for record in found}
+        records = [(name, record) for record in found if (name := new[record.name]) is not None]
+        self._records = {(name, record.call, record.role, record.path): record for name, record in records}
+        self._calls = {(name, record.call, record.role) for name, record in records}
+        self._arguments = {}
         self._operators = {}
-        for record in records:
+        ours, theirs = self._signatures
+        for name, record in records:
             if record.role in OPERATOR_ROLES:
-                self._operators.setdefault((record.name, record.call), []).append(record)
+                self._operators.setdefault((name, record.call), []).append(record)
+            elif record.role is Role.INPUT:
+                path = argument_path(record.path, theirs.get(record.type) or ours.get(record.type) or ())
+                self._arguments[name, record.call, path] = record
         self._step = step
 
 
@@ -299,7 +328,14 @@ def check_golden(golden: Bundle, out: str | Path, steps: int | None = None, rank
         raise UsageError(f"{golden.path}: was captured by {had}, but this capture has {ranks}; a rank is fed from the same rank")
 
 
-def check_model(golden: Bundle, rank: int, model: dict[str, Any], force: bool, like: str | Path | None = None) -> None:
+def check_model(
+    golden: Bundle,
+    rank: int,
+    model: dict[str, Any],
+    force: bool,
+    renamings: Sequence[Renaming] = (),
+    like: str | Path | None = None,
+) -> None:
     """Refuse a golden of another model or of other weights.
 
     Args:
@@ -307,20 +343,25 @@ def check_model(golden: Bundle, rank: int, model: dict[str, Any], force: bool, l
         rank: whose records will be fed.
         model: what the manifest will say of the model.
         force: feed all the same if only the class or the weights differ.
+        renamings: of golden's layers.
         like: the bundle that the model's weights were taken from, if they were.
 
     Raises:
         UsageError: if it is one.
         BundleError: if its first step is damaged.
     """
-    theirs = golden.manifests[rank].model
+    described = golden.manifests[rank].model
+    theirs, new = renamed_model(described, model, renamings), counterparts(described.get("modules") or (), model["modules"], renamings)
     ours_named, theirs_named = ({name for name in table.get("modules", ()) if name} for table in (model, theirs))
     if (ours_named or theirs_named) and not ours_named & theirs_named:
         names = " and ".join(f"{sorted(named)[0]!r}" if named else "nothing" for named in (theirs_named, ours_named))
-        raise UsageError(f"{golden.path}: is of another model: no module has the same name (golden and this model have such as {names})")
+        cure = advice(propose(described, model, renamings))
+        raise UsageError(
+            f"{golden.path}: is of another model: no module has the same name (golden and this model have such as {names}){cure}"
+        )
     entry = next(entry for number, entry in golden.steps() if number == rank)
     records = golden.step_records(rank, entry)
-    if not any(record.name in model["modules"] and (record.parent is not None or record.role is Role.OUTPUT) for record in records):
+    if not any(new.get(record.name) is not None and (record.parent is not None or record.role is Role.OUTPUT) for record in records):
         raise UsageError(f"{golden.path}: recorded no module that this model has (--only, --skip); capture it without them")
     if force:
         return
@@ -328,17 +369,20 @@ def check_model(golden: Bundle, rank: int, model: dict[str, Any], force: bool, l
     if classes[0] != classes[1]:
         raise UsageError(f"{golden.path}: is of another model, a {classes[0]}; this one is a {classes[1]} (--force feeds it all the same)")
     for kind, word in (("parameters", "parameter"), ("buffers", "buffer")):
+        computed = {name for table in (model, theirs) for name, entry in table.get(kind, {}).items() if entry.get("computed")}
         ours, golden_ones = (
-            {name: entry for name, entry in table.get(kind, {}).items() if not entry.get("computed")} for table in (model, theirs)
+            {name: entry for name, entry in table.get(kind, {}).items() if name not in computed} for table in (model, theirs)
         )
         for name in (*golden_ones, *(name for name in ours if name not in golden_ones)):
+            cure = f"; {_cure(golden, like)}"
             if name not in ours or name not in golden_ones:
                 which = "golden has it, the model lacks it" if name in golden_ones else "the model has it, golden lacks it"
+                cure = advice(propose(described, model, renamings)) or cure
             elif same_fingerprint(golden_ones[name], ours[name]) is False:
                 which = "it differs"
             else:
                 continue
-            raise UsageError(f"{golden.path}: is of other weights: {word} {name!r}: {which}; {_cure(golden, like)}")
+            raise UsageError(f"{golden.path}: is of other weights: {word} {name!r}: {which}{cure}")
 
 
 def _cure(golden: Bundle, like: str | Path | None) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,6 +49,27 @@ class Modules:
             for buffer, tensor in module._buffers.items():
                 if tensor is not None and buffer in module._non_persistent_buffers_set:
                     yield name, buffer, tensor
+
+    def outline(self) -> dict[str, Any]:
+        """Classes and shapes by name: a manifest's table of a model without values."""
+        tables: dict[str, dict[str, Any]] = {"parameters": {}, "buffers": {}}
+        for kind, name, tensor in self.tensors():
+            tables[kind][name] = {"shape": list(tensor.shape)}
+        return {"modules": {name: type(module).__name__ for name, module in self.named.items()}, **tables}
+
+    def signatures(self) -> dict[str, list[str]]:
+        """The names of the positional parameters of each class's ``forward``, by class name; where two classes of one name differ, none."""
+        found: dict[str, list[str] | None] = {}
+        for module in {type(module): module for module in self.named.values()}.values():
+            try:
+                parameters = inspect.signature(module.forward).parameters.values()
+            except (TypeError, ValueError):  # of a scripted module
+                continue
+            positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+            names = [parameter.name for parameter in parameters if parameter.kind in positional]
+            name = type(module).__name__
+            found[name] = names if found.get(name, names) == names else None
+        return {name: names for name, names in found.items() if names}
 
 
 def name_modules(model: nn.Module) -> Modules:

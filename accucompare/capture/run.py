@@ -20,6 +20,7 @@ from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.writer import PREVIOUS, QUEUE_BYTES
 from accucompare.capture.feeding import check_golden
 from accucompare.capture.names import name_modules
+from accucompare.capture.renaming import check_given
 from accucompare.capture.session import Level, Mode, capture
 from accucompare.capture.state import Arguments, saved_inputs
 from accucompare.case import Case, load_case, steps_of
@@ -86,6 +87,7 @@ def capture_case(
     save_state: bool = False,
     like: str | Path | None = None,
     feed: str | Path | None = None,
+    map: str | Iterable[str] = (),
     force: bool = False,
     repeat: int = 1,
     deterministic: bool = False,
@@ -105,8 +107,8 @@ def capture_case(
         round_weights: what to round floating parameters, buffers and inputs to, before they are cast; they keep their types.
         steps: how many; as many as the case has inputs if not given, or as ``like`` or ``feed`` has. Inputs are used again from the first
             if there are fewer.
-        mode, level, seed, only, skip, overwrite, save_state, like, force, deterministic, hf32, tf32, emulate, queue_bytes: as for
-            ``accucompare.capture``.
+        mode, level, seed, only, skip, overwrite, save_state, like, map, force, deterministic, hf32, tf32, emulate, queue_bytes: as
+            for ``accucompare.capture``.
         feed: likewise. With ``dtype`` float64, modules that do not run in it compute in float32, and the manifest lists them
             (``fallback``). Loss and optimizer are left out; of a case with an optimizer only step 0 is run, since golden's later steps had
             other weights.
@@ -120,7 +122,10 @@ def capture_case(
         CaseError: if the case cannot be found or built, or lacks inputs.
         DeviceError: if the device is not there.
         CaptureError: if the model raised, or the bundle cannot be written.
+        UsageError: as for ``accucompare.capture``.
     """
+    maps = [map] if isinstance(map, str) else list(map)
+    check_given(maps, like, feed)
     if emulate is not None and dtype not in (None, FloatType.FLOAT32):
         raise UsageError(f"--emulate {emulate}: rounds what goes into float32 products; with --dtype {dtype.value} there are none")
     place = open_device(device)
@@ -148,6 +153,7 @@ def capture_case(
         "save_state": save_state,
         "like": like,
         "feed": feed,
+        "map": maps,
         "force": force,
         "deterministic": deterministic,
         "hf32": hf32,

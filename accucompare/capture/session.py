@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,10 @@ from accucompare.capture.hooks import Recorder
 from accucompare.capture.names import Modules, name_modules
 from accucompare.capture.numerics import Numerics
 from accucompare.capture.randomness import Draws, matched_randomness
+from accucompare.capture.renaming import check_given, maps_in_force, selection_of
 from accucompare.capture.sources import digests_of, modules_in, versions_of
 from accucompare.capture.state import Arguments, restore_weights, state_records
+from accucompare.compare.align import Renaming, counterparts
 from accucompare.errors import CaptureError, UsageError
 
 
@@ -137,6 +139,7 @@ def capture(
     save_state: bool = False,
     like: str | Path | None = None,
     feed: str | Path | None = None,
+    map: str | Iterable[str] = (),
     force: bool = False,
     deterministic: bool = False,
     hf32: bool | None = None,
@@ -174,6 +177,8 @@ def capture(
             is recorded. So each record shows the error of one module, or of the code of one parent before it. Without gradients:
             leave out backward and optimizer. Golden's seed, number of steps and selection are taken over where not given. What golden
             lacks, and objects that cannot be looked into, are passed on as they come and listed in the manifest.
+        map: ``OLD=NEW`` renamings of the layers of ``like`` and ``feed``, see ``accucompare.compare.align.Renaming``: what is saved for,
+            or recorded of, the layer OLD goes to the model's NEW. ``"auto"`` finds them, and notes what it took.
         force: feed from a golden of other weights, or of another class of model, too.
         deterministic: use deterministic algorithms where there are such.
         hf32, tf32: whether an NPU or a GPU may round the operands of float32 matrix products and convolutions to HF32 or TF32;
@@ -193,7 +198,8 @@ def capture(
     Raises:
         CaptureError: if the bundle cannot be written; what was finished stays readable. In a fed capture also if a call cannot be
             fed: a damaged record of golden, a hook of the user's that replaces what a module returns.
-        UsageError: if an option makes no sense, or ``feed`` is of another model, of other weights, or holds nothing to feed.
+        UsageError: if an option makes no sense, or ``feed`` is of another model, of other weights, or holds nothing to feed; if a
+            renaming matches nothing, leads to no layer of the model, or makes two layers one.
 
     Example:
         >>> with capture(model, "golden", seed=0) as session:           # doctest: +SKIP
@@ -213,6 +219,8 @@ def capture(
         raise UsageError(f"level must be 'module' or 'op', but is {level!r}")
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
+    maps = [map] if isinstance(map, str) else list(map)
+    check_given(maps, like, feed)
     modules = name_modules(model)
     selection = Selection.of(only, skip)
     sentences = [*notes_on(modules), *notes]
@@ -220,26 +228,28 @@ def capture(
     numerics = Numerics(device, deterministic=deterministic, hf32=hf32, tf32=tf32, emulate=emulate)
     with contextlib.ExitStack() as stack:
         stack.enter_context(numerics.in_force())
+        renamings, told = maps_in_force(maps, like, feed, modules) if maps else ([], [])
+        sentences += told
         if like is not None:
             with open_bundle(like) as source:
-                sentences += restore_weights(source, modules)
+                sentences += restore_weights(source, modules, renamings)
                 options = source.manifest.capture
-                _set_mode(model, modules, source.manifest.model)
+                _set_mode(model, modules, source.manifest.model, renamings)
                 seed = options.get("seed") if seed is None else seed
                 if not (selection.only or selection.skip):
-                    selection = Selection.of(options.get("only") or (), options.get("skip") or ())
+                    selection = selection_of(source.manifest, modules, renamings)
         description = describe_model(modules)
         feeding = None
         if feed is not None:
             golden = stack.enter_context(open_bundle(feed))
             check_golden(golden, out, steps, ranks)
-            check_model(golden, rank, description, force, like)
+            check_model(golden, rank, description, force, renamings, like)
             options = golden.manifest.capture
             seed = options.get("seed") if seed is None else seed
             steps = steps or len(golden.manifests[rank].steps)
             if not (selection.only or selection.skip):
-                selection = Selection.of(options.get("only") or (), options.get("skip") or ())
-            feeding = Feed(golden, rank, modules)
+                selection = selection_of(golden.manifest, modules, renamings)
+            feeding = Feed(golden, rank, modules, renamings)
             stack.enter_context(torch.no_grad())
             if level == Level.OP and options.get("level") != Level.OP:
                 raise UsageError(
@@ -263,6 +273,7 @@ def capture(
                 "only": list(selection.only),
                 "skip": list(selection.skip),
                 "like": like and str(like),
+                "map": [renaming.text for renaming in renamings],
                 "inputs": None,
                 "feed": feeding and {"golden": str(feed), "identity": golden.identity(), "not_fed": feeding.not_fed},
                 "dtype": None,
@@ -346,12 +357,11 @@ def _check_selection(selection: Selection, modules: Modules) -> None:
         raise UsageError(f"{globs}: leaves no module to record; the model has {', '.join(names)}, … ({len(modules.named)} in all)")
 
 
-def _set_mode(model: nn.Module, modules: Modules, saved: dict[str, Any]) -> None:
+def _set_mode(model: nn.Module, modules: Modules, saved: dict[str, Any], renamings: Sequence[Renaming]) -> None:
     """Set train or eval mode as in a saved model, on each module."""
     model.train(bool(saved.get("training")))
-    for name in saved.get("other_mode") or ():
-        if name in modules.named:
-            modules.named[name].training = not saved.get("training")
+    for name in counterparts(saved.get("other_mode") or (), modules.named.keys(), renamings).values():
+        modules.named[name].training = not saved.get("training")
 
 
 @contextlib.contextmanager

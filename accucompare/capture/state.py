@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.capture.names import Modules
 from accucompare.capture.tensors import dtype_name, from_bits, to_host
+from accucompare.compare.align import Renaming, counterparts, rename_parameter
+from accucompare.compare.renames import advice, propose
 from accucompare.errors import CaptureError
 
 _ROLES = {"parameters": Role.PARAM, "buffers": Role.BUFFER}
@@ -39,10 +41,15 @@ def state_records(modules: Modules, steps: list[Arguments] | None) -> tuple[list
     return records, structure
 
 
-def restore_weights(bundle: Bundle, modules: Modules) -> list[str]:
+def restore_weights(bundle: Bundle, modules: Modules, renamings: Sequence[Renaming] = ()) -> list[str]:
     """Copy a bundle's saved parameters and buffers into a model, casting to the model's dtypes.
 
     Buffers that the model computes itself (``persistent=False``) stay its own: they are part of what is under test.
+
+    Args:
+        bundle: it has saved state.
+        modules: the model's.
+        renamings: of the bundle's layers; what is renamed to a name that the model has goes there.
 
     Returns:
         Notes: buffers that only one of the two has.
@@ -53,7 +60,7 @@ def restore_weights(bundle: Bundle, modules: Modules) -> list[str]:
     """
     computed = {f"{module}.{buffer}" if module else buffer for module, buffer, _ in modules.computed()}
     targets = {(_ROLES[kind], name): tensor for kind, name, tensor in modules.tensors()}
-    saved = {(record.role, record.name): record for record in bundle.state() if record.role is not Role.CASE_INPUT}
+    saved = _under_names_of(targets, [record for record in bundle.state() if record.role is not Role.CASE_INPUT], renamings)
     only_saved = [name for role, name in saved.keys() - targets.keys() if role is Role.PARAM]
     only_model = [name for role, name in targets.keys() - saved.keys() if role is Role.PARAM]
     for names, others, words in (
@@ -64,7 +71,8 @@ def restore_weights(bundle: Bundle, modules: Modules) -> list[str]:
             name = min(names)
             found = process.extractOne(name, others, scorer=fuzz.ratio, score_cutoff=50)
             hint = f"; the nearest is {found[0]!r}" if found else ""
-            raise CaptureError(f"--like: {words}: {name!r} ({len(names)} in all{hint}); is it the same model?")
+            cure = advice(propose(bundle.manifest.model, modules.outline(), renamings, fingerprints=False)) or "; is it the same model?"
+            raise CaptureError(f"--like: {words}: {name!r} ({len(names)} in all{hint}){cure}")
     own = {(Role.BUFFER, name) for name in computed}
     pairs = [(saved[key], targets[key]) for key in sorted((saved.keys() & targets.keys()) - own)]
     for record, target in pairs:  # all of them before any is copied: a model that does not fit stays as it is
@@ -77,6 +85,19 @@ def restore_weights(bundle: Bundle, modules: Modules) -> list[str]:
         f"buffer {name!r} is only in {'the saved state' if (role, name) in saved else 'the model'}"
         for role, name in sorted(saved.keys() ^ targets.keys())
     ]
+
+
+def _under_names_of(
+    targets: Mapping[tuple[Role, str], torch.Tensor], records: list[Record], renamings: Sequence[Renaming]
+) -> dict[tuple[Role, str], Record]:
+    """Saved parameters and buffers by the model's names; what the model has not keeps its own."""
+    found: dict[tuple[Role, str], Record] = {}
+    for role in _ROLES.values():
+        saved = {record.name: record for record in records if record.role is role}
+        new = counterparts(saved, {name for kind, name in targets if kind is role}, renamings, rename_parameter)
+        found.update({(role, name): record for name, record in saved.items() if name not in new})
+        found.update({(role, new[name]): saved[name] for name in new})
+    return found
 
 
 def saved_inputs(bundle: Bundle) -> list[Arguments] | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Error, Key, Record, Role
-from accucompare.compare.align import Pair, Renaming, rename
+from accucompare.compare.align import Pair, Renaming, Signatures, by_argument, rename
 from accucompare.compare.measure import Metrics
 from accucompare.errors import UsageError
 
@@ -173,12 +173,19 @@ def why_not(golden: Record, candidate: Record, baseline: Record | None) -> str:
     return ""
 
 
-def partners(golden: list[Record], baseline: list[Record], renamings: list[Renaming], narrowed: Iterable[str] = ()) -> dict[Key, Record]:
+def partners(
+    golden: list[Record],
+    baseline: list[Record],
+    renamings: list[Renaming],
+    signatures: tuple[Signatures, Signatures] = ({}, {}),
+    narrowed: Iterable[str] = (),
+) -> dict[Key, Record]:
     """The baseline's record for each of golden's: under golden's own name, or else its new one.
 
     Args:
         golden, baseline: the records of both.
         renamings: of golden's layers.
+        signatures: as for ``align``.
         narrowed: modules that did not run in the baseline's type and ran in golden's own: what they gave shows no rounding.
     """
     found: dict[Key, Record] = {}
@@ -195,7 +202,9 @@ def partners(golden: list[Record], baseline: list[Record], renamings: list[Renam
             partner = None if new is None else by_key.get(record.key._replace(name=new))
         if partner is not None:
             found[record.key] = partner
-    return found
+    taken = {partner.key for partner in found.values()}
+    left = [record for record in golden if record.key not in found], [record for record in baseline if record.key not in taken]
+    return {**found, **by_argument(*left, renamings, signatures)}
 
 
 def check_feed(golden: Bundle, candidate: Bundle) -> None:

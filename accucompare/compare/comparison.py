@@ -315,6 +315,8 @@ class Comparison:
         culprits: where errors are made, the most certain first.
         without_baseline: how many compared rows the baseline has no record of.
         refused: the baseline that was given or needed, if it may not judge; ``baseline`` is ``None`` then.
+        maps: the renamings of golden's layers in force, as ``--map`` takes them.
+        proposed_maps: those that would bring more layers together.
     """
 
     golden: Side
@@ -328,6 +330,8 @@ class Comparison:
     culprits: list[Culprit] = field(default_factory=list)
     without_baseline: int = 0
     refused: RefusedBaseline | None = None
+    maps: list[str] = field(default_factory=list)
+    proposed_maps: list[str] = field(default_factory=list)
 
     @property
     def fed(self) -> bool:

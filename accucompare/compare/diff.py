@@ -17,10 +17,11 @@ from accucompare.compare.brought import own_baseline
 from accucompare.compare.comparison import UNMATCHED, Comparison, Finding, Reason, RefusedBaseline, Row, Side, Status, Verdict
 from accucompare.compare.culprits import described, find_culprits
 from accucompare.compare.operators import OperatorOrigins
-from accucompare.compare.origins import Fed, Origins, not_fed, operators_not_fed
+from accucompare.compare.origins import Fed, NotFed, Origins, not_fed, operators_not_fed
 from accucompare.compare.outcomes import Found, Outcome, Progress, Sides, Task, same_bits, with_baseline
 from accucompare.compare.preflight import preflight, preflight_baseline
 from accucompare.compare.provenance import other_code
+from accucompare.compare.renames import Model, advice, clashes, matches, options, propose, read_maps, signatures_of
 from accucompare.compare.suggest import PRODUCT_ROUNDING, baseline_command, product_formats
 from accucompare.compare.tolerance import EXACT, Rule, Tolerance, Tolerances, read_rules
 from accucompare.errors import BundleError, UsageError
@@ -58,7 +59,8 @@ def diff(
         rel_l2: largest relative L2 error.
         cosine: smallest cosine similarity. Of several limits, all must be kept; with none, the baseline judges, or a table by dtype.
         tolerances: a TOML file of limits by layer; the first rule that applies wins, the limits above judge the rest.
-        map: ``OLD=NEW`` renamings of golden's layers, see ``accucompare.compare.align.Renaming``.
+        map: ``OLD=NEW`` renamings of golden's layers, see ``accucompare.compare.align.Renaming``. ``"auto"`` takes those that would
+            otherwise be proposed, by the weights' fingerprints, shapes, classes and order.
         only, skip: globs of the layers to compare and to leave out (golden's names).
         verify: read and verify tensors with equal digests too, instead of taking them for equal; what is read is always verified.
         keep_going: list records that cannot be read in ``Comparison.damage`` instead of raising at the first.
@@ -79,7 +81,7 @@ def diff(
         raise UsageError(f"workers must be at least 1, but is {workers}")
     limits = Tolerance(atol, rtol, rel_l2, cosine, source="given for all layers")
     given = read_rules(tolerances) if tolerances is not None else ()
-    renamings = [Renaming.parse(text) for text in ([map] if isinstance(map, str) else map)]
+    renamings, auto = read_maps(map)
     selection = Selection.of(only, skip)
     with contextlib.ExitStack() as stack:
         golden_bundle, candidate_bundle = (stack.enter_context(open_bundle(path)) for path in (golden, candidate))
@@ -100,22 +102,28 @@ def diff(
         rules = _rules(given, limits, candidate_bundle)
         damage: list[str] = []
         golden_records, candidate_records = (_records(bundle, keep_going, damage) for bundle in (golden_bundle, candidate_bundle))
-        pairs = align(golden_records, candidate_records, renamings)
+        models = golden_bundle.manifest.model, candidate_bundle.manifest.model
+        proposed = propose(*models, renamings)
+        if auto:
+            renamings += [Renaming.parse(text) for text in proposed]
+        pairs = align(golden_records, candidate_records, renamings, signatures_of(*models))
         chosen = [pair for pair in pairs if selection.allows(_name(pair))]
         precision = _Precision()
         tasks = [Task(pair, precision.tolerance_for(pair, rules)) for pair in chosen]
         if baseline_bundle is not None:
+            of_baseline = signatures_of(models[0], baseline_bundle.manifest.model)
             narrowed = (baseline_bundle.manifest.capture.get("fallback") or {}).get("modules") or ()
-            found = partners(golden_records, _records(baseline_bundle, keep_going, damage), renamings, narrowed)
+            found = partners(golden_records, _records(baseline_bundle, keep_going, damage), renamings, of_baseline, narrowed)
             check_dtypes(pairs, found, baseline_bundle.path)
             tasks = [with_baseline(task, found) for task in tasks]
         if repeat_bundle is not None:
             again = {record.key: record for record in _records(repeat_bundle, keep_going, damage)}
             tasks = [task if task.pair.candidate is None else replace(task, repeat=again.get(task.pair.candidate.key)) for task in tasks]
         sides = Sides(golden_bundle, candidate_bundle, baseline_bundle, repeat_bundle, verify, keep_going)
-        rows = _rows(chosen, sides.outcomes(tasks, workers, progress or _silent), damage, _origins(golden_records, candidate_bundle))
+        rows = _rows(chosen, sides.outcomes(tasks, workers, progress or _silent), damage, _origins(golden_records, candidate_bundle, pairs))
         rows += _never_called(golden_bundle, candidate_bundle, selection)
-        findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records)
+        findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records, models[0])
+        findings += _on_maps(renamings, proposed, auto, models)
         findings += preflight_baseline(golden_bundle, candidate_bundle, baseline_bundle, renamings, refused)
         alone, compared = _without_baseline(rows, None if baseline_bundle is None else found)
         if alone:
@@ -133,6 +141,8 @@ def diff(
             baseline=None if baseline_bundle is None else _side(baseline_bundle),
             without_baseline=len(alone),
             refused=refused,
+            maps=[renaming.text for renaming in renamings],
+            proposed_maps=[] if auto else proposed,
         )
         culprits = described(find_culprits(comparison), golden_bundle, candidate_bundle)
         return replace(comparison, culprits=culprits)
@@ -154,11 +164,20 @@ def _rules(given: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tol
     return Tolerances(given, limits, fed=True, rounding=matmul, conv_rounding=max(matmul, conv))
 
 
-def _origins(golden: list[Record], candidate: Bundle) -> Origins | Fed:
+def _origins(golden: list[Record], candidate: Bundle, pairs: list[Pair]) -> Origins | Fed:
     if not candidate.manifest.capture.get("feed"):
         return Origins()
     recorded = {record.name for record in golden if record.role is Role.OUTPUT}  # of what was left out, the root's inputs are there
-    return Fed(not_fed(candidate.manifests), OperatorOrigins(fed=True, not_fed=operators_not_fed(candidate.manifests)), recorded)
+    both = [(pair.candidate.key, pair.golden.key) for pair in pairs if pair.golden is not None and pair.candidate is not None]
+    places = {_place(theirs): _place(ours) for theirs, ours in both if theirs != ours}  # the candidate tells its own names and paths
+    names = {theirs.name: ours.name for theirs, ours in both}
+    values = {places.get(at, (*at[:2], names.get(at[2], at[2]), *at[3:])) for at in not_fed(candidate.manifests)}
+    operators = frozenset((*at[:2], names.get(at[2], at[2]), *at[3:]) for at in operators_not_fed(candidate.manifests))
+    return Fed(values, OperatorOrigins(fed=True, not_fed=operators), recorded)
+
+
+def _place(key: Key) -> NotFed:
+    return key.rank, key.step, key.name, key.call, key.role.value, key.path
 
 
 def _silent(done: int, total: int) -> None:
@@ -184,10 +203,25 @@ def _name(pair: Pair) -> str:
     return record.name
 
 
-def _unused_options(renamings: list[Renaming], selection: Selection, records: list[Record]) -> list[Finding]:
+def _on_maps(renamings: list[Renaming], proposed: list[str], auto: bool, models: tuple[Model, Model]) -> list[Finding]:
+    """What ``--map`` did, or would do."""
+    findings = [
+        Finding("map", f"--map: {old[0]} and {old[1]} of golden both become {new}; the first that runs is compared with it")
+        for old, new in clashes(*models, renamings)
+    ]
+    if auto:
+        findings.append(Finding("map", f"--map auto took {options(proposed)}" if proposed else "--map auto found nothing to rename", False))
+    elif proposed:
+        findings.append(Finding("map", f"the candidate calls some of golden's layers otherwise{advice(proposed)}"))
+    return findings
+
+
+def _unused_options(renamings: list[Renaming], selection: Selection, records: list[Record], model: Model) -> list[Finding]:
     names = {record.name for record in records}
     findings = [
-        Finding("map", f"--map {renaming.text} matches none of golden's layers", serious=False) for renaming in unused(renamings, names)
+        Finding("map", f"--map {renaming.text} matches none of golden's layers", serious=False)
+        for renaming in unused(renamings, names)
+        if not matches(renaming, model)
     ]
     for glob in selection.only:
         if not any(Selection((glob,)).allows(name) for name in names):

@@ -9,7 +9,7 @@ from typing import Any
 from accucompare.bundle.digests import same_fingerprint
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle
-from accucompare.compare.align import Renaming, rename
+from accucompare.compare.align import Renaming, counterparts, rename_parameter
 from accucompare.compare.comparison import Finding, RefusedBaseline
 from accucompare.compare.provenance import other_code, other_configuration, place
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
@@ -80,16 +80,17 @@ def _steps(pair: Pairing) -> Iterator[Finding]:
 def _weights(pair: Pairing) -> Iterator[Finding]:
     for rank, (ours, theirs) in _by_rank(pair.golden, pair.candidate):
         for kind in ("parameters", "buffers"):
-            renamed = {_renamed(name, pair.renamings): entry for name, entry in (ours.model.get(kind) or {}).items()}
-            others = theirs.model.get(kind) or {}
+            own, others = ours.model.get(kind) or {}, theirs.model.get(kind) or {}
+            found = counterparts(own, others, pair.renamings, rename_parameter)
+            alone = {name: entry for name, entry in own.items() if name not in found}
+            renamed = {**alone, **{new: own[name] for name, new in found.items()}}
             computed = {name for table in (renamed, others) for name, entry in table.items() if entry.get("computed")}
             given = [{name: entry for name, entry in table.items() if name not in computed} for table in (renamed, others)]
             yield from _digests(f"{kind}{rank}", given[0], given[1], pair.name)
             for name in sorted(computed & renamed.keys() & others.keys()):
                 if same_fingerprint(renamed[name], others[name]) is False:
-                    yield Finding(
-                        f"computed buffers{rank}", f"the model computes another {name} than golden's did (it is in no checkpoint)"
-                    )
+                    message = f"the model computes another {name} than golden's did (it is in no checkpoint)"
+                    yield Finding(f"computed buffers{rank}", message)
 
 
 def _inputs(pair: Pairing) -> Iterator[Finding]:
@@ -102,13 +103,6 @@ def _by_rank(golden: Bundle, candidate: Bundle) -> Iterator[tuple[str, tuple[Man
     """The manifests of each rank that both have, with words for the rank, if there are several."""
     for rank in sorted(golden.manifests.keys() & candidate.manifests.keys()):
         yield (f" of rank {rank}" if golden.manifest.ranks > 1 else ""), (golden.manifests[rank], candidate.manifests[rank])
-
-
-def _renamed(name: str, renamings: Sequence[Renaming]) -> str:
-    """What a parameter of a renamed layer is called."""
-    layer, _, own = name.rpartition(".")
-    new = rename(layer, renamings)
-    return name if new is None else ".".join(part for part in (new, own) if part)
 
 
 def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any], side: str) -> Iterator[Finding]:

@@ -40,6 +40,8 @@ def write_json(comparison: Comparison, path: Path) -> Path:
         "by_statistics": comparison.by_statistics,
         "counts": {reason.value: count for reason, count in comparison.counts().items()},
         "left_out": comparison.left_out,
+        "maps": comparison.maps,
+        "proposed_maps": comparison.proposed_maps,
         "tolerance": str(comparison.tolerances),
         "identical_until": None if until is None else comparison.place(until),
         "first_divergence": None if first is None else comparison.place(first),

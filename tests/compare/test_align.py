@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accucompare.bundle.records import Record
-from accucompare.compare.align import HINTS, Pair, Renaming, align, unused
+from accucompare.compare.align import HINTS, Pair, Renaming, align, claims, counterparts, rename_parameter, unused
 from accucompare.errors import UsageError
 from tests.compare.builder import item
 
@@ -117,6 +118,18 @@ def test_thousands_of_unmatched_names_get_hints_for_the_first_ones_only() -> Non
         (r"re:h\.(\d+)\.(.*)=layers.\1.\2", "h.3.mlp", "layers.3.mlp"),
         (r"re:h\.(?P<n>\d+)=layers.\g<n>", "h.3", "layers.3"),
         ("re:h=x", "hh", None),
+        ("a.*=b.*", "a", "b"),
+        ("a.*=b.c.*", "a", "b.c"),
+        ("*.a.*=*.b.*", "x.a", "x.b"),
+        ("*.a.*=*.b.*", "x.a.y.a", "x.b.y.a"),
+        ("a.*=b.*", "ab", None),
+        ("a.*=*", "a", None),
+        ("a.*=b*", "a", None),
+        (r"re:a\.(.*)=b.\1", "a", None),
+        ("*=model.*", "x", "model.x"),
+        ("*=model.*", "", None),
+        ("model.*=*", "model.x", "x"),
+        ("re:=model", "", "model"),
     ],
 )
 def test_a_map_renames_by_glob_or_regex(text: str, name: str, expected: str | None) -> None:
@@ -153,3 +166,74 @@ def test_two_layers_mapped_to_one_leave_the_second_alone() -> None:
 def test_maps_that_match_nothing_are_known() -> None:
     renamings = [Renaming.parse("a=x"), Renaming.parse("no*=y*")]
     assert [renaming.text for renaming in unused(renamings, ["a", "b"])] == ["no*=y*"]
+
+
+@pytest.mark.parametrize(
+    ("maps", "name", "expected"),
+    [
+        (["a.*=b.*"], "a.weight", "b.weight"),
+        (["a=b"], "a.weight", "b.weight"),
+        (["a=b"], "a.fc.weight", None),
+        (["*=model.*"], "weight", "model.weight"),
+        (["model.*=*"], "model.weight", "weight"),
+        (["*.gamma=*.weight"], "norm.gamma", "norm.weight"),
+        (["norm.gamma=ln.weight", "norm=ln"], "norm.gamma", "ln.weight"),
+        (["norm=ln", "norm.gamma=ln.weight"], "norm.gamma", "ln.gamma"),
+        (["a="], "a.weight", "weight"),
+    ],
+)
+def test_a_parameter_is_renamed_with_its_layer_or_by_its_whole_name(maps: list[str], name: str, expected: str | None) -> None:
+    assert rename_parameter(name, [Renaming.parse(text) for text in maps]) == expected
+
+
+def test_a_name_stays_where_the_new_one_is_not_there() -> None:
+    assert counterparts(["a.x", "a.y"], {"b.x", "a.y"}, [Renaming.parse("a.*=b.*")]) == {"a.x": "b.x", "a.y": "a.y"}
+
+
+def test_names_that_become_the_same_are_known() -> None:
+    assert claims(["", "a", "b", "c"], {"", "b"}, [Renaming.parse("a=b"), Renaming.parse("c=b")]) == {"b": ["a", "c", "b"], "": [""]}
+
+
+# -- arguments by position and by name ---------------------------------------------------------------------------------------------
+
+SIGNATURE = {"Linear": ["hidden_states", "mask"]}
+
+
+def inputs(*paths: str, name: str = "fc", **place: object) -> list[Record]:
+    return [record(name, role="input", path=path, **place) for path in paths]
+
+
+def paths(golden: list[Record], candidate: list[Record], signatures: tuple[Any, Any], maps: tuple[str, ...] = ()) -> list[tuple[Any, Any]]:
+    pairs = align(golden, candidate, [Renaming.parse(text) for text in maps], signatures)
+    return [(pair.golden and pair.golden.path, pair.candidate and pair.candidate.path) for pair in pairs]
+
+
+@pytest.mark.parametrize("signatures", [(SIGNATURE, SIGNATURE), (SIGNATURE, {}), ({}, SIGNATURE)], ids=["both", "golden", "candidate"])
+def test_inputs_by_position_and_by_name_are_one_argument(signatures: tuple[Any, Any]) -> None:
+    sides = inputs("0", "1.0", "1.1"), inputs("hidden_states", "mask.0", "mask.1")
+    expected = list(zip(["0", "1.0", "1.1"], ["hidden_states", "mask.0", "mask.1"], strict=True))
+    assert paths(*sides, signatures) == expected
+    assert paths(sides[1], sides[0], signatures) == [(theirs, ours) for ours, theirs in expected]
+
+
+def test_an_argument_that_moved_in_the_signature_is_found() -> None:
+    moved = {"Linear": ["new", "hidden_states", "mask"]}
+    assert paths(inputs("1"), inputs("2"), (SIGNATURE, moved)) == [("1", "2")]
+
+
+def test_an_input_that_has_a_partner_of_its_own_path_is_no_other_argument() -> None:
+    assert paths(inputs("0"), inputs("0", "hidden_states"), (SIGNATURE, SIGNATURE)) == [("0", "0"), (None, "hidden_states")]
+
+
+def test_inputs_of_other_calls_outputs_and_unknown_positions_are_no_argument() -> None:
+    one = inputs("0")
+    for other in (inputs("hidden_states", call=1), inputs("hidden_states", name="b"), [record("fc", path="hidden_states")], inputs("mask")):
+        assert (None, other[0].path) in paths(one, other, (SIGNATURE, SIGNATURE))
+    assert (None, "mask") in paths(inputs("2"), inputs("mask"), (SIGNATURE, SIGNATURE))
+
+
+def test_arguments_of_renamed_layers_are_found() -> None:
+    assert paths(inputs("0"), inputs("mask", "hidden_states", name="new"), (SIGNATURE, SIGNATURE), ("fc=new",)) == [
+        (None, "mask"),
+        ("0", "hidden_states"),
+    ]

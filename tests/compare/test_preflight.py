@@ -196,7 +196,7 @@ def test_parameters_of_renamed_layers_are_found(tmp_path: Path) -> None:
     sides = ({"model": {"parameters": {f"{layer}.weight": tensor()}}} for layer in ("old.fc", "new.fc"))
     golden, candidate = (write(tmp_path / str(number), [item()], **side) for number, side in enumerate(sides))
     comparison = ac.diff(golden, candidate, map="old.*=new.*")
-    assert [finding.topic for finding in comparison.preflight] == ["map"]  # only that no record is of such a layer
+    assert comparison.preflight == []
 
 
 def test_integers_that_stay_integers_do_not_make_a_change_of_type_look_partial(tmp_path: Path) -> None:
