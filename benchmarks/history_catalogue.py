@@ -41,7 +41,7 @@ class Bug:
         return any(fnmatchcase(module, place) for place in self.places)
 
 
-_PEFT = ("accelerate==1.11.0", "psutil")
+_PEFT = ("accelerate==1.11.0", "psutil==7.2.2")
 _DIFFUSERS = ("pillow", "importlib_metadata", "zipp")
 _EINOPS = ("einops==0.8.1", "einx==0.3.0", "frozendict", "loguru", "ema-pytorch", "fire", "termcolor")
 
@@ -150,5 +150,13 @@ BUGS = [
         what="x-transformers: the learned scales of normalised queries and keys are not applied",
         fix="x-transformers issue 352",
         places=("attn_layers.layers.[024].1",),
+    ),
+    Bug(
+        name="optimizer_adopt",
+        right=Environment("pytorch_optimizer-3.4.1", ("pytorch_optimizer==3.4.1",)),
+        wrong=Environment("pytorch_optimizer-3.4.0", ("pytorch_optimizer==3.4.0",)),
+        what="ADOPT divides by a second moment that the step's own gradient is already in; forward, the modules it trains show it",
+        fix="pytorch_optimizer PR 347",
+        places=("0", "2"),
     ),
 ]

@@ -64,8 +64,8 @@ class Environment:
 
 
 #: What huggingface_hub 0.x needs beyond this environment, and 1.x.
-_HUB_0 = ("huggingface_hub==0.36.0", "requests", "urllib3", "certifi", "charset-normalizer")
-_HUB_1 = ("huggingface_hub==1.8.0", "httpx", "httpcore", "certifi")
+_HUB_0 = ("huggingface_hub==0.36.0", "requests==2.34.2", "urllib3==2.8.0", "certifi==2026.10.18", "charset-normalizer==3.5.2")
+_HUB_1 = ("huggingface_hub==1.8.0", "httpx==0.28.1", "httpcore==1.0.9", "certifi==2026.10.18")
 
 
 def transformers(version: str) -> Environment:

@@ -105,7 +105,8 @@ class _Bench:
 
     def _locate(self, environment: Environment, out: str, *options: str | Path) -> Said:
         command = ["locate", self.bug.case, "--device", "cpu", "--golden", "golden", *options, *self._maps(environment, "locate")]
-        return self._said(*self._run(environment, *command, "--out", out, "--json", f"{out}.json", "--report", f"{out}.xlsx", "--quiet"), out)
+        files = ["--out", out, "--json", f"{out}.json", "--report", f"{out}.xlsx"]
+        return self._said(*self._run(environment, *command, *files, "--quiet"), out)
 
     def _maps(self, environment: Environment, command: str) -> list[str]:
         if environment == self.bug.right or not _knows(command, "--map"):
