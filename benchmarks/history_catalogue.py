@@ -42,8 +42,8 @@ class Bug:
 
 
 _PEFT = ("accelerate==1.11.0", "psutil==7.2.2")
-_DIFFUSERS = ("pillow", "importlib_metadata", "zipp")
-_EINOPS = ("einops==0.8.1", "einx==0.3.0", "frozendict", "loguru", "ema-pytorch", "fire", "termcolor")
+_DIFFUSERS = ("pillow==13.0.0", "importlib_metadata==10.2.0", "zipp==4.1.2")
+_EINOPS = ("einops==0.8.1", "einx==0.3.0", "frozendict==2.5.1", "loguru==0.7.3", "torch-einops-utils==0.2.0")
 
 BUGS = [
     Bug(
@@ -137,8 +137,8 @@ BUGS = [
     ),
     Bug(
         name="diffusers_sd3_control",
-        right=beside("diffusers", "0.32.0", transformers("4.46.3"), *_DIFFUSERS),
-        wrong=beside("diffusers", "0.31.0", transformers("4.46.3"), *_DIFFUSERS),
+        right=beside("diffusers", "0.32.0", transformers("4.49.0"), *_DIFFUSERS),
+        wrong=beside("diffusers", "0.31.0", transformers("4.49.0"), *_DIFFUSERS),
         what="Stable Diffusion 3: what the control net adds is added behind other blocks, where their number is no multiple of it",
         fix="diffusers 0.32.0",
         places=("(root)",),

@@ -46,8 +46,8 @@ class Environment:
         if not done.exists() or done.read_text(encoding="utf-8").split() != list(self.packages):
             shutil.rmtree(self.folder, ignore_errors=True)
             process([sys.executable, "-m", "venv", "--without-pip", self.folder])
-            pip = [sys.executable, "-m", "pip", "--python", self.python, "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-            process([*pip, *self.packages])
+            pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", "--disable-pip-version-check"]
+            process([*pip, "--no-deps", *self.packages])
             self._admit_numpy_2()
             done.write_text("\n".join(self.packages) + "\n", encoding="utf-8")
         # Lines of a .pth file come last in sys.path, so what was installed here wins. Written each time: the checkout may have moved.

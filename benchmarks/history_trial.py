@@ -96,7 +96,7 @@ class _Bench:
 
     def _diff(self, environment: Environment, out: str) -> Said:
         """README's recipe: the same weights, inputs and seed, and a comparison."""
-        capture = ["capture", self.bug.case, "--like", "golden", *self._maps(environment, "capture"), "--out", out]
+        capture = ["capture", str(self.bug.case), "--like", "golden", *self._maps(environment, "capture"), "--out", out]
         code, said, err = self._run(environment, *capture)
         if code:
             return self._said(code, said, err, out, "capture --like golden")
