@@ -41,9 +41,9 @@ class Bug:
         return any(fnmatchcase(module, place) for place in self.places)
 
 
-_PEFT = ("accelerate==1.11.0", "psutil")
-_DIFFUSERS = ("pillow", "importlib_metadata", "zipp")
-_EINOPS = ("einops==0.8.1", "einx==0.3.0", "frozendict", "loguru", "ema-pytorch", "fire", "termcolor")
+_PEFT = ("accelerate==1.11.0", "psutil==7.2.2")
+_DIFFUSERS = ("pillow==13.0.0", "importlib_metadata==10.2.0", "zipp==4.1.2")
+_EINOPS = ("einops==0.8.1", "einx==0.3.0", "frozendict==2.5.1", "loguru==0.7.3", "torch-einops-utils==0.2.0")
 
 BUGS = [
     Bug(
@@ -137,8 +137,8 @@ BUGS = [
     ),
     Bug(
         name="diffusers_sd3_control",
-        right=beside("diffusers", "0.32.0", transformers("4.46.3"), *_DIFFUSERS),
-        wrong=beside("diffusers", "0.31.0", transformers("4.46.3"), *_DIFFUSERS),
+        right=beside("diffusers", "0.32.0", transformers("4.49.0"), *_DIFFUSERS),
+        wrong=beside("diffusers", "0.31.0", transformers("4.49.0"), *_DIFFUSERS),
         what="Stable Diffusion 3: what the control net adds is added behind other blocks, where their number is no multiple of it",
         fix="diffusers 0.32.0",
         places=("(root)",),
@@ -150,5 +150,13 @@ BUGS = [
         what="x-transformers: the learned scales of normalised queries and keys are not applied",
         fix="x-transformers issue 352",
         places=("attn_layers.layers.[024].1",),
+    ),
+    Bug(
+        name="optimizer_adopt",
+        right=Environment("pytorch_optimizer-3.4.1", ("pytorch_optimizer==3.4.1",)),
+        wrong=Environment("pytorch_optimizer-3.4.0", ("pytorch_optimizer==3.4.0",)),
+        what="ADOPT divides by a second moment that the step's own gradient is already in; forward, the modules it trains show it",
+        fix="pytorch_optimizer PR 347",
+        places=("0", "2"),
     ),
 ]

@@ -46,8 +46,8 @@ class Environment:
         if not done.exists() or done.read_text(encoding="utf-8").split() != list(self.packages):
             shutil.rmtree(self.folder, ignore_errors=True)
             process([sys.executable, "-m", "venv", "--without-pip", self.folder])
-            pip = [sys.executable, "-m", "pip", "--python", self.python, "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-            process([*pip, *self.packages])
+            pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", "--disable-pip-version-check"]
+            process([*pip, "--no-deps", *self.packages])
             self._admit_numpy_2()
             done.write_text("\n".join(self.packages) + "\n", encoding="utf-8")
         # Lines of a .pth file come last in sys.path, so what was installed here wins. Written each time: the checkout may have moved.
@@ -64,8 +64,8 @@ class Environment:
 
 
 #: What huggingface_hub 0.x needs beyond this environment, and 1.x.
-_HUB_0 = ("huggingface_hub==0.36.0", "requests", "urllib3", "certifi", "charset-normalizer")
-_HUB_1 = ("huggingface_hub==1.8.0", "httpx", "httpcore", "certifi")
+_HUB_0 = ("huggingface_hub==0.36.0", "requests==2.34.2", "urllib3==2.8.0", "certifi==2026.10.18", "charset-normalizer==3.5.2")
+_HUB_1 = ("huggingface_hub==1.8.0", "httpx==0.28.1", "httpcore==1.0.9", "certifi==2026.10.18")
 
 
 def transformers(version: str) -> Environment:

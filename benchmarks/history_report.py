@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.history_catalogue import Bug
-from benchmarks.history_trial import CLEAN, DIFF, METHODS, OTHER_PYTHON, Said, Trial
+from benchmarks.history_trial import CLEAN, METHODS, Said, Trial
 
 
 def table(trials: Iterable[Trial], bugs: dict[str, Bug]) -> Table:

@@ -96,7 +96,7 @@ class _Bench:
 
     def _diff(self, environment: Environment, out: str) -> Said:
         """README's recipe: the same weights, inputs and seed, and a comparison."""
-        capture = ["capture", self.bug.case, "--like", "golden", *self._maps(environment, "capture"), "--out", out]
+        capture = ["capture", str(self.bug.case), "--like", "golden", *self._maps(environment, "capture"), "--out", out]
         code, said, err = self._run(environment, *capture)
         if code:
             return self._said(code, said, err, out, "capture --like golden")
@@ -105,9 +105,8 @@ class _Bench:
 
     def _locate(self, environment: Environment, out: str, *options: str | Path) -> Said:
         command = ["locate", self.bug.case, "--device", "cpu", "--golden", "golden", *options, *self._maps(environment, "locate")]
-        return self._said(
-            *self._run(environment, *command, "--out", out, "--json", f"{out}.json", "--report", f"{out}.xlsx", "--quiet"), out
-        )
+        files = ["--out", out, "--json", f"{out}.json", "--report", f"{out}.xlsx"]
+        return self._said(*self._run(environment, *command, *files, "--quiet"), out)
 
     def _maps(self, environment: Environment, command: str) -> list[str]:
         if environment == self.bug.right or not _knows(command, "--map"):

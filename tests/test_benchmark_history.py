@@ -1,4 +1,4 @@
-"""The benchmark of historical bugs: its arithmetic, and what counts as right; releases are installed by `make bench-history` only."""
+"""The benchmark of historical bugs: its arithmetic and its catalogue. `make bench-history` alone installs the releases and runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama 4, dense: queries and keys are normalised, with the config's eps."""
+"""Llama 4, dense: queries and keys are normalised, with the config's eps, and so small that it matters."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def case() -> Case:
         moe_layers=[],
         num_local_experts=2,
         rms_norm_eps=1e-5,
+        initializer_range=0.01,
         attention_chunk_size=64,
         pad_token_id=0,
     )
