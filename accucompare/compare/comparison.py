@@ -99,6 +99,51 @@ BY_STATISTICS = "by statistics alone, which show neither values in another order
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """A number or a string that an operator is given, of which the two sides give different ones.
+
+    Attributes:
+        name: the argument: ``eps``.
+        golden, candidate: what each gives, in words; ``""`` for nothing.
+    """
+
+    name: str
+    golden: str
+    candidate: str
+
+    def __str__(self) -> str:
+        return f"golden gives {self.name} {self.golden or 'none'}, the candidate {self.candidate or 'none'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What the two sides run or give that is not the same, and explains an error better than its size does.
+
+    Attributes:
+        only_golden, only_candidate: operators that only one side runs, with their source lines: ``aten.mul (lora/layer.py:1065)``.
+        options: numbers and strings that one operator is given differently.
+    """
+
+    only_golden: tuple[str, ...] = ()
+    only_candidate: tuple[str, ...] = ()
+    options: tuple[Option, ...] = ()
+
+    def __str__(self) -> str:
+        sides = (("golden runs", self.only_golden), ("the candidate runs", self.only_candidate))
+        alone = [f"only {who} {_listed(operators)}" for who, operators in sides if operators]
+        return "; ".join([*alone, *map(str, self.options)])
+
+
+#: Operators that only one side runs, of which so many are named.
+_NAMED = 3
+
+
+def _listed(operators: tuple[str, ...]) -> str:
+    more = len(operators) - _NAMED
+    return ", ".join(operators[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What is said of one row.
 
@@ -112,6 +157,7 @@ class Verdict:
         rel_l2_limit: the limit on the relative L2 error, where there was one.
         excess: the candidate's relative L2 error as a multiple of the baseline's (or of its floor); ``None`` without a baseline.
         precision: the baseline's dtype, if its rounding was expected of a wider one; else ``""``.
+        option: of a number or a string given to an operator, what the two sides give, if that differs.
     """
 
     reason: Reason
@@ -123,6 +169,7 @@ class Verdict:
     rel_l2_limit: float | None = None
     excess: float | None = None
     precision: str = ""
+    option: Option | None = None
 
     @property
     def status(self) -> Status:
@@ -214,7 +261,8 @@ class Culprit:
         excess: relative L2 error as a multiple of what is expected: the baseline's, or else the limit.
         reason: why it is one.
         jump: free-running, the excess as a multiple of that of what went in; ``None`` where nothing is to be told from.
-        operator: of an operator: ``aten.bmm call 1 (modeling_bert.py:187)``.
+        operator: of an operator: ``aten.bmm call 1 (bert/modeling_bert.py:187)``.
+        difference: what the two sides run or give there that is not the same, as far as that explains the error.
         seen: in how many calls, all steps and ranks together, the site shows an error; ``row`` is of the largest.
         words: the shape of its error, one finding each: "concentrated in channels 17 and 700 of dimension -1".
         hints: what such an error often comes from.
@@ -232,13 +280,15 @@ class Culprit:
     jump: float | None = None
     seen: int = 1
     operator: str = ""
+    difference: Difference | None = None
 
     @property
     def place(self) -> str:
         """``encoder.layers.5.attention.self call 1 (glue, before output.dense)``."""
         call = f" call {self.call}" if self.call else ""
-        if self.operator:
-            return f"{self.name or '(root)'}{call}: {self.operator}"
+        if self.site == "operator":
+            parts = [part for part in (self.operator, str(self.difference or "")) if part]
+            return f"{self.name or '(root)'}{call}: {': '.join(parts)}"
         own = self.before.removeprefix(f"{self.name}.") if self.name else self.before
         own += f" call {self.row.record.call}" if own and self.row.record is not None and self.row.record.call else ""
         where = {"module": "", "glue": f" (glue, before {own})" if own else " (glue, at its end)"}[self.site]

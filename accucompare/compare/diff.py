@@ -15,10 +15,11 @@ from accucompare.compare.align import Pair, Renaming, align, unused
 from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
 from accucompare.compare.comparison import UNMATCHED, Comparison, Finding, Reason, Row, Side, Status, Verdict
 from accucompare.compare.culprits import described, find_culprits
-from accucompare.compare.operators import OperatorOrigins
+from accucompare.compare.operators import OperatorOrigins, with_options
 from accucompare.compare.origins import Fed, Origins, not_fed, operators_not_fed
 from accucompare.compare.outcomes import Found, Outcome, Progress, Sides, Task, same_bits, with_baseline
 from accucompare.compare.preflight import preflight, preflight_baseline
+from accucompare.compare.sequences import align_operators, numbered_as
 from accucompare.compare.suggest import PRODUCT_ROUNDING, product_formats
 from accucompare.compare.tolerance import EXACT, Rule, Tolerance, Tolerances, read_rules
 from accucompare.errors import BundleError, UsageError
@@ -88,12 +89,16 @@ def diff(
         rules = _rules(given, limits, candidate_bundle)
         damage: list[str] = []
         golden_records, candidate_records = (_records(bundle, keep_going, damage) for bundle in (golden_bundle, candidate_bundle))
-        pairs = align(golden_records, candidate_records, renamings)
+        free = not candidate_bundle.manifest.capture.get("feed")  # fed, an operator has the number of golden's that it is
+        pairs = (align_operators if free else align)(golden_records, candidate_records, renamings)
         chosen = [pair for pair in pairs if selection.allows(_name(pair))]
         precision = _Precision()
         tasks = [Task(pair, precision.tolerance_for(pair, rules)) for pair in chosen]
         if baseline_bundle is not None:
-            found = partners(golden_records, _records(baseline_bundle, keep_going, damage), renamings)
+            baseline_records = _records(baseline_bundle, keep_going, damage)
+            if free:
+                baseline_records = numbered_as(golden_records, baseline_records, renamings)
+            found = partners(golden_records, baseline_records, renamings)
             check_dtypes(pairs, found, baseline_bundle.path)
             tasks = [with_baseline(task, found) for task in tasks]
         if repeat_bundle is not None:
@@ -101,7 +106,7 @@ def diff(
             tasks = [task if task.pair.candidate is None else replace(task, repeat=again.get(task.pair.candidate.key)) for task in tasks]
         sides = Sides(golden_bundle, candidate_bundle, baseline_bundle, repeat_bundle, verify, keep_going)
         rows = _rows(chosen, sides.outcomes(tasks, workers, progress or _silent), damage, _origins(golden_records, candidate_bundle))
-        rows += _never_called(golden_bundle, candidate_bundle, selection)
+        rows = with_options(rows) + _never_called(golden_bundle, candidate_bundle, selection)
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records)
         findings += preflight_baseline(golden_bundle, candidate_bundle, baseline_bundle, renamings)
         alone, compared = _without_baseline(rows, None if baseline_bundle is None else found)
