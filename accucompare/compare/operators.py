@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
-from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role
+from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, same_line
 from accucompare.compare.comparison import BEGINS_HERE, Difference, Option, Reason, Row, Status, Verdict
 
 #: An operator of a module call: (rank, step, name, call index, operator, number).
@@ -153,12 +153,12 @@ class _Run:
     def difference(self) -> Difference | None:
         """What one side alone runs. What both run, on values so different that they could not be paired, is no difference."""
         sides = list(self.golden.values()), list(self.candidate.values())
-        alone: tuple[list[str], list[str]] = ([], [])
-        names = [[record.type for record in records] for records in sides]
-        for what, *places in SequenceMatcher(None, *names, autojunk=False).get_opcodes():
+        golden, candidate = ([record.type for record in records] for records in sides)
+        alone: tuple[dict[str, None], dict[str, None]] = ({}, {})
+        for what, *places in SequenceMatcher(None, golden, candidate).get_opcodes():
             for own, records, first, last in zip(alone, sides, places[::2], places[1::2], strict=True):
-                own += [_in_short(record) for record in records[first:last] if what != "equal"]
-        return Difference(*(tuple(dict.fromkeys(own)) for own in alone)) if any(alone) else None
+                own.update((_in_short(record), None) for record in records[first:last] if what != "equal")
+        return Difference(tuple(alone[0]), tuple(alone[1])) if any(alone) else None
 
 
 @dataclass
@@ -246,7 +246,9 @@ def _of_operator(row: Row, record: Record, call: _Inside, shared: Operator | Non
     if row.verdict.option is not None:
         call.options.setdefault(operator, []).append(row.verdict.option)
     if record.role is Role.OP_INPUT:
-        return _of_value(row, call, f"what {_in_words(row.candidate)} takes as {record.part}")
+        golden, own = row.golden.source_line, row.candidate.source_line
+        elsewhere = "" if same_line(golden, own) else f", in golden at {golden}"
+        return _of_value(row, call, f"what {_in_words(row.candidate)} takes as {record.part}{elsewhere}")
     call.end_run()
     options = tuple(call.options.get(operator, ()))
     if row.status is Status.FAIL:

@@ -220,7 +220,8 @@ class _Alike:
         """What a pair of golden's step with each of these counts."""
         options, lines = self.options == hash(step.options), self.lines == hash(_short(step.line))
         values = _LIKE * (1.0 - np.minimum(_distances(step.sizes, self.sizes), 1.0))
-        return _PAIR + _OPTIONS * options + _LINE * lines + values.astype(np.int64)
+        found: _Integers = _PAIR + _OPTIONS * options + _LINE * lines + values.astype(np.int64)
+        return found
 
 
 def _distances(golden: list[float], candidates: _Floats) -> _Floats:

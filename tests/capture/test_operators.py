@@ -598,6 +598,27 @@ def test_an_operator_is_not_fed_values_that_are_not_like_those_that_arrive(tmp_p
     assert why["aten.sin.default#0"] == "what arrives is not like what golden's takes"
 
 
+@pytest.mark.parametrize("fed", [False, True], ids=["free", "fed"])
+def test_code_that_has_moved_is_the_same_code_and_both_lines_are_told(tmp_path: Path, fed: bool) -> None:
+    def golden(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x.exp()
+        y = y * 3
+        return (y.tanh() * 0.5).cos() + torch.arange(4)
+
+    def candidate(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x.exp()
+        return (y.tanh() * 0.5).cos() + torch.arange(4)
+
+    for out, code in (("golden", golden), ("candidate", candidate)):
+        feed = tmp_path / "golden" if fed and out == "candidate" else None
+        run(Glue(code), torch.linspace(-2, 2, 4), tmp_path / out, level="op", only="", feed=feed, force=feed is not None)
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate")
+    assert comparison.culprits[0].place == f"(root): only golden runs aten.mul ({line_of(golden, 'y * 3')})"
+    if not fed:  # fed, what arrives at the next one is not like golden's, so it finds no partner
+        taker, theirs = line_of(candidate, "tanh"), line_of(golden, "tanh")
+        assert comparison.culprits[0].hints[0] == f"seen in what aten.tanh ({taker}) takes as self, in golden at {theirs}"
+
+
 def test_a_number_that_one_side_alone_gives_is_one_that_differs(tmp_path: Path) -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         return functional.scaled_dot_product_attention(x, x, x, scale=self.scale)
