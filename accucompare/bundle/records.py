@@ -65,6 +65,12 @@ class Key(NamedTuple):
         return f"{display_name(self.name)} call {self.call} {place} (step {self.step}, rank {self.rank})"
 
 
+def same_line(one: str, other: str) -> bool:
+    """Whether two source lines may be one; older bundles name no folder."""
+    long, short = sorted((one, other), key=len, reverse=True)
+    return long == short or ("/" not in short and long.endswith(f"/{short}"))
+
+
 def display_name(name: str) -> str:
     """A qualified name as people read it: the root module's is empty, so it is shown as ``(root)``."""
     return name or "(root)"
@@ -133,8 +139,16 @@ class Record:
         return self.type, int(number) if number.isdecimal() else 0
 
     @property
+    def part(self) -> str:
+        """Of an operator's record: which argument or result it is, such as ``self`` or ``tensors.1``; ``""`` for the only result."""
+        return self.path.removeprefix(f"{self.type}#").partition(".")[2] if self.role in OPERATOR_ROLES else ""
+
+    @property
     def source_line(self) -> str:
-        """Of an operator's record: where it was called, such as ``modeling_bert.py:187``; else ``""``."""
+        """Of an operator's record: where it was called, such as ``bert/modeling_bert.py:187``; else ``""``.
+
+        Older bundles have no folder in it.
+        """
         return self.detail.rpartition(" at ")[2] if self.role in OPERATOR_ROLES else ""
 
     def to_json(self) -> dict[str, Any]:

@@ -205,7 +205,7 @@ def _capture_once(
         notes.append(f"fed: only step 0 of {count} was run, since golden's later steps had the weights that its optimizer made")
         count = 1
     model = built.model
-    made: dict[str, Any] = {**casting.options, "loss": case.loss is not None, "optimizer": case.optimizer is not None}
+    made: dict[str, Any] = {**casting.options, "loss": case.loss is not None, "optimizer": _class_of(case.optimizer)}
     named = name_modules(model).named
     narrow = [name for name, module in named.items() if type(module) in narrowed]
     if narrow:
@@ -316,6 +316,10 @@ def _seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def _class_of(optimizer: Any) -> str | None:
+    return None if optimizer is None else f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
 
 
 def _compute_in_float32(module: nn.Module) -> None:

@@ -97,6 +97,51 @@ BY_STATISTICS = "by statistics alone, which show neither values in another order
 
 
 @dataclass(frozen=True, slots=True)
+class Option:
+    """A number or a string that an operator is given, of which the two sides give different ones.
+
+    Attributes:
+        name: the argument: ``eps``.
+        golden, candidate: what each gives, in words; ``""`` for nothing.
+    """
+
+    name: str
+    golden: str
+    candidate: str
+
+    def __str__(self) -> str:
+        return f"golden gives {self.name} {self.golden or 'none'}, the candidate {self.candidate or 'none'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What the two sides run or give that is not the same, and explains an error better than its size does.
+
+    Attributes:
+        only_golden, only_candidate: operators that only one side runs, with their source lines: ``aten.mul (lora/layer.py:1065)``.
+        options: numbers and strings that one operator is given differently.
+    """
+
+    only_golden: tuple[str, ...] = ()
+    only_candidate: tuple[str, ...] = ()
+    options: tuple[Option, ...] = ()
+
+    def __str__(self) -> str:
+        sides = (("golden runs", self.only_golden), ("the candidate runs", self.only_candidate))
+        alone = [f"only {who} {_listed(operators)}" for who, operators in sides if operators]
+        return "; ".join([*alone, *map(str, self.options)])
+
+
+#: Operators that only one side runs, of which so many are named.
+_NAMED = 3
+
+
+def _listed(operators: tuple[str, ...]) -> str:
+    more = len(operators) - _NAMED
+    return ", ".join(operators[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What is said of one row.
 
@@ -111,6 +156,7 @@ class Verdict:
         excess: the candidate's relative L2 error as a multiple of the baseline's (or of its floor); ``None`` without a baseline.
         precision: the baseline's dtype, if its rounding was expected of a wider one; else ``""``.
         beyond: whether the baseline would pass it, but it is too large to be rounding, whatever the baseline.
+        option: of a number or a string given to an operator, what the two sides give, if that differs.
     """
 
     reason: Reason
@@ -123,6 +169,7 @@ class Verdict:
     excess: float | None = None
     precision: str = ""
     beyond: bool = False
+    option: Option | None = None
 
     @property
     def status(self) -> Status:
@@ -223,7 +270,8 @@ class Culprit:
         excess: relative L2 error as a multiple of what is expected: the baseline's, or else the limit.
         reason: why it is one.
         jump: free-running, the excess as a multiple of that of what went in; ``None`` where nothing is to be told from.
-        operator: of an operator: ``aten.bmm call 1 (modeling_bert.py:187)``.
+        operator: of an operator: ``aten.bmm call 1 (bert/modeling_bert.py:187)``.
+        difference: what the two sides run or give there that is not the same, as far as that explains the error.
         seen: in how many calls, all steps and ranks together, the site shows an error; ``row`` is of the largest.
         words: the shape of its error, one finding each: "concentrated in channels 17 and 700 of dimension -1".
         hints: what such an error often comes from.
@@ -241,6 +289,7 @@ class Culprit:
     jump: float | None = None
     seen: int = 1
     operator: str = ""
+    difference: Difference | None = None
 
     @property
     def buffer(self) -> str:
@@ -253,8 +302,9 @@ class Culprit:
     def place(self) -> str:
         """``encoder.layers.5.attention.self call 1 (glue, before output.dense)``."""
         call = f" call {self.call}" if self.call else ""
-        if self.operator:
-            return f"{self.name or '(root)'}{call}: {self.operator}"
+        if self.site == "operator":
+            parts = [part for part in (self.operator, str(self.difference or "")) if part]
+            return f"{self.name or '(root)'}{call}: {': '.join(parts)}"
         if self.buffer:
             return f"{self.buffer} (computed buffer)"
         own = self.before.removeprefix(f"{self.name}.") if self.name else self.before
@@ -315,6 +365,7 @@ class Comparison:
         culprits: where errors are made, the most certain first.
         without_baseline: how many compared rows the baseline has no record of.
         refused: the baseline that was given or needed, if it may not judge; ``baseline`` is ``None`` then.
+        unseen: what differs in the code of the two cases' optimizers, whose updates no record shows.
         maps: the renamings of golden's layers in force, as ``--map`` takes them.
         proposed_maps: those that would bring more layers together.
     """
@@ -330,6 +381,7 @@ class Comparison:
     culprits: list[Culprit] = field(default_factory=list)
     without_baseline: int = 0
     refused: RefusedBaseline | None = None
+    unseen: OtherCode = field(default_factory=OtherCode)
     maps: list[str] = field(default_factory=list)
     proposed_maps: list[str] = field(default_factory=list)
 
@@ -384,6 +436,8 @@ class Comparison:
             return f"{len(unsteady)} row(s) are not deterministic, the first {self.place(unsteady[0])}"
         if self.refused is not None and not self.counts_by_status()[Status.FAIL]:
             return f"everything is within fixed limits, which miss small faults, and {self.refused}"
+        if self.unseen and not self.counts_by_status()[Status.FAIL]:
+            return f"what was compared agrees, but the optimizer's code differs ({self.unseen}), and no update was compared"
         return ""
 
     def __repr__(self) -> str:

@@ -56,6 +56,9 @@ STRUCTURAL = (Reason.SHAPE, Reason.DTYPE)
 DESCRIBED = 3
 MOST_ELEMENTS = 16 << 20
 
+#: The site of what is told of operators.
+OPERATOR = "operator"
+
 #: How often the first culprit was the right one among planted faults (`make bench-faults`), as the report says it.
 TRUST = {
     "free": "without a baseline, the first layer over tolerance is where the error was made in about half of the cases only",
@@ -74,7 +77,27 @@ def find_culprits(comparison: Comparison) -> list[Culprit]:
         found = [*_by_jump(rows, children), *operators]
     else:
         found = [*(_culprit(row, children) for row in rows if _own_error(row)), *operators]
-    return _sites(found)
+    return _sites(_differences_first(found))
+
+
+def _differences_first(culprits: list[Culprit]) -> list[Culprit]:
+    """In the same order, but what the two sides run or give differently in a module call before what numbers tell of that call."""
+    differences: dict[Call, list[Culprit]] = {}
+    for culprit in culprits:
+        if culprit.difference is not None:
+            differences.setdefault(_of(culprit), []).append(culprit)
+    found = []
+    for culprit in culprits:
+        found += differences.pop(_of(culprit), [])
+        if culprit.difference is None:
+            found.append(culprit)
+    return found
+
+
+def _of(culprit: Culprit) -> Call:
+    record = culprit.row.record
+    assert record is not None
+    return record.rank, record.step, culprit.name, culprit.call
 
 
 def _operators(rows: list[Row]) -> list[Culprit]:
@@ -82,9 +105,10 @@ def _operators(rows: list[Row]) -> list[Culprit]:
     found = []
     for row in rows:
         if id(row) in blamed and _own_error(row) and row.record is not None:
-            operator, hints = blamed[id(row)].operator, blamed[id(row)].hints
-            place = row.record.name, row.record.call, "operator", ""
-            found.append(Culprit(*place, row, _excess(row), row.reason, hints=hints, operator=operator))
+            told, record = blamed[id(row)], row.record
+            call = record.parent if record.role is Role.INPUT and record.parent is not None else (record.name, record.call)
+            culprit = Culprit(*call, OPERATOR, "", row, _excess(row), row.reason, hints=told.hints, operator=told.operator)
+            found.append(replace(culprit, difference=told.difference))
     return found
 
 
@@ -172,12 +196,14 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[Call]) -> list[Culprit]
 
     last: dict[str, tuple[int, bool, bool, float, bool, int, float]] = {}
     for culprit in culprits:
-        if culprit.operator:
+        if culprit.site == OPERATOR:
             last[culprit.name] = max(last.get(culprit.name, key(culprit)), key(culprit))
-    return sorted(
-        culprits,
-        key=lambda culprit: (key(culprit), False) if culprit.operator else (max(key(culprit), last.get(culprit.name, key(culprit))), True),
-    )
+
+    def after_operators(culprit: Culprit) -> tuple[tuple[int, bool, bool, float, bool, int, float], bool]:
+        own = key(culprit)
+        return (own, False) if culprit.site == OPERATOR else (max(own, last.get(culprit.name, own)), True)
+
+    return sorted(culprits, key=after_operators)
 
 
 def _is_of_glue(culprit: Culprit) -> bool:
@@ -222,10 +248,10 @@ def _jump(row: Row, before: float) -> float | None:
 
 def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
     """Each module or place in glue once, as it comes first, with the number of calls that show it."""
-    first: dict[tuple[str, str, str, str], Culprit] = {}
-    calls: dict[tuple[str, str, str, str], set[tuple[int, int, int]]] = {}
+    first: dict[tuple[str, ...], Culprit] = {}
+    calls: dict[tuple[str, ...], set[tuple[int, int, int]]] = {}
     for culprit in culprits:
-        site = culprit.name, culprit.site, culprit.before, culprit.operator
+        site = culprit.name, culprit.site, culprit.before, culprit.operator, str(culprit.difference)
         record = culprit.row.record
         assert record is not None
         first.setdefault(site, culprit)

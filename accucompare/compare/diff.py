@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,12 +16,13 @@ from accucompare.compare.baseline import check_baseline, check_dtypes, check_fee
 from accucompare.compare.brought import own_baseline
 from accucompare.compare.comparison import UNMATCHED, Comparison, Finding, Reason, RefusedBaseline, Row, Side, Status, Verdict
 from accucompare.compare.culprits import described, find_culprits
-from accucompare.compare.operators import OperatorOrigins
+from accucompare.compare.operators import OperatorOrigins, with_options
 from accucompare.compare.origins import Fed, NotFed, Origins, not_fed, operators_not_fed
 from accucompare.compare.outcomes import Found, Outcome, Progress, Sides, Task, same_bits, with_baseline
 from accucompare.compare.preflight import preflight, preflight_baseline
-from accucompare.compare.provenance import other_code
+from accucompare.compare.provenance import other_code, other_optimizer
 from accucompare.compare.renames import Model, advice, clashes, matches, options, propose, read_maps, signatures_of
+from accucompare.compare.sequences import align_operators, numbered_as
 from accucompare.compare.suggest import PRODUCT_ROUNDING, baseline_command, product_formats
 from accucompare.compare.tolerance import EXACT, Rule, Tolerance, Tolerances, read_rules
 from accucompare.errors import BundleError, UsageError
@@ -106,22 +107,30 @@ def diff(
         proposed = propose(*models, renamings)
         if auto:
             renamings += [Renaming.parse(text) for text in proposed]
-        pairs = align(golden_records, candidate_records, renamings, signatures_of(*models))
+        free = not candidate_bundle.manifest.capture.get("feed")  # fed, an operator has the number of golden's that it is
+        pairs = (align_operators if free else align)(golden_records, candidate_records, renamings, signatures_of(*models))
         chosen = [pair for pair in pairs if selection.allows(_name(pair))]
         precision = _Precision()
         tasks = [Task(pair, precision.tolerance_for(pair, rules)) for pair in chosen]
         if baseline_bundle is not None:
+            baseline_records = _records(baseline_bundle, keep_going, damage)
+            if free:
+                baseline_records = numbered_as(golden_records, baseline_records, renamings)
             of_baseline = signatures_of(models[0], baseline_bundle.manifest.model)
             narrowed = (baseline_bundle.manifest.capture.get("fallback") or {}).get("modules") or ()
-            found = partners(golden_records, _records(baseline_bundle, keep_going, damage), renamings, of_baseline, narrowed)
+            found = partners(golden_records, baseline_records, renamings, of_baseline, narrowed)
             check_dtypes(pairs, found, baseline_bundle.path)
             tasks = [with_baseline(task, found) for task in tasks]
         if repeat_bundle is not None:
             again = {record.key: record for record in _records(repeat_bundle, keep_going, damage)}
             tasks = [task if task.pair.candidate is None else replace(task, repeat=again.get(task.pair.candidate.key)) for task in tasks]
+        run = {(rank, entry.step) for rank, entry in candidate_bundle.steps()}
         sides = Sides(golden_bundle, candidate_bundle, baseline_bundle, repeat_bundle, verify, keep_going)
-        rows = _rows(chosen, sides.outcomes(tasks, workers, progress or _silent), damage, _origins(golden_records, candidate_bundle, pairs))
-        rows += _never_called(golden_bundle, candidate_bundle, selection)
+        outcomes = sides.outcomes(tasks, workers, progress or _silent)
+        if not free:
+            outcomes = [_not_run(pair, run) or found for pair, found in zip(chosen, outcomes, strict=True)]
+        rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
+        rows = with_options(rows) + _never_called(golden_bundle, candidate_bundle, selection)
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records, models[0])
         findings += _on_maps(renamings, proposed, auto, models)
         findings += preflight_baseline(golden_bundle, candidate_bundle, baseline_bundle, renamings, refused)
@@ -141,6 +150,7 @@ def diff(
             baseline=None if baseline_bundle is None else _side(baseline_bundle),
             without_baseline=len(alone),
             refused=refused,
+            unseen=other_optimizer(golden_bundle.manifest, candidate_bundle.manifest),
             maps=[renaming.text for renaming in renamings],
             proposed_maps=[] if auto else proposed,
         )
@@ -240,6 +250,13 @@ def _rows(pairs: list[Pair], outcomes: list[Outcome], damage: list[str], origins
         verdict = origins.trace(record, found.verdict)
         rows.append(Row(pair.golden, pair.candidate, verdict, found.metrics, pair.nearest, record.name, found.baseline, found.noise))
     return rows
+
+
+def _not_run(pair: Pair, run: Collection[tuple[int, int]]) -> Found | None:
+    """The outcome for a record of a step that a fed candidate did not run: of a case with an optimizer it runs the first only."""
+    if pair.golden is None or (pair.golden.rank, pair.golden.step) in run:
+        return None
+    return Found(None, Verdict(Reason.NOT_COMPARABLE, detail="a step that was not fed"))
 
 
 def _without_baseline(rows: list[Row], baselines: dict[Key, Record] | None) -> tuple[list[Row], int]:

@@ -2,23 +2,24 @@
 
 They say more of where in a module's own code an error is made, and never less: an operator without partner fails nothing, for another
 device may compose the same of others; and a number or a string given to one is no error by itself, since what comes of it shows in
-its output.
+its output. But where values are over their limit, what the two sides run or give differently before is what made them so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 
-from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role
-from accucompare.compare.comparison import BEGINS_HERE, Reason, Row, Status, Verdict
+from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, same_line
+from accucompare.compare.comparison import BEGINS_HERE, Difference, Option, Reason, Row, Status, Verdict
 
 #: An operator of a module call: (rank, step, name, call index, operator, number).
 Operator = tuple[int, int, str, int, str, int]
 
 ONLY_GOLDEN = "only golden runs this operator here"
 ONLY_CANDIDATE = "only the candidate runs this operator here"
-_GIVES = "golden gives "
 
 
 def is_operator(record: Record | None) -> bool:
@@ -29,20 +30,44 @@ def operator_of(record: Record) -> Operator:
     return (record.rank, record.step, record.name, record.call, *record.operator)
 
 
-def without_partner(golden: Record | None) -> Verdict:
-    """The verdict on an operator's record that only one side has."""
-    return Verdict(Reason.NOT_COMPARABLE, detail=ONLY_CANDIDATE if golden is None else ONLY_GOLDEN)
+def without_partner(golden: Record | None, option: Option | None = None) -> Verdict:
+    """The verdict on an operator's record that only one side has; ``option``: the number or the string that it is."""
+    return Verdict(Reason.NOT_COMPARABLE, detail=ONLY_CANDIDATE if golden is None else ONLY_GOLDEN, option=option)
 
 
-def is_option(golden: Record, candidate: Record) -> bool:
-    """Whether a pair is of numbers or strings given to an operator."""
-    layouts = {golden.layout, candidate.layout}
-    return golden.role is Role.OP_INPUT and bool(layouts & {Layout.SCALAR, Layout.OPAQUE})
+def is_option(record: Record | None) -> bool:
+    """Whether a record is of a number or a string given to an operator."""
+    return record is not None and record.role is Role.OP_INPUT and record.layout in (Layout.SCALAR, Layout.OPAQUE)
 
 
-def options_differ(golden: str, candidate: str) -> Verdict:
+def options_differ(option: Option) -> Verdict:
     """The verdict on them, where they differ."""
-    return Verdict(Reason.NOT_COMPARABLE, detail=f"{_GIVES}{golden}, the candidate {candidate}")
+    return Verdict(Reason.NOT_COMPARABLE, detail=str(option), option=option)
+
+
+def with_options(rows: list[Row]) -> list[Row]:
+    """The rows, where a number or a string that one side alone gives to an operator that both run is told as such."""
+    partners = _partners(row for row in rows if is_operator(row.record))
+    shared = set(partners.values())
+    return [
+        replace(row, verdict=options_differ(row.verdict.option))
+        if row.verdict.option is not None and None in (row.golden, row.candidate) and _giving(row, partners, shared)
+        else row
+        for row in rows
+    ]
+
+
+def _partners(rows: Iterable[Row]) -> dict[Operator, Operator]:
+    """Golden's operators by those of the candidate that they are."""
+    both = ((row.golden, row.candidate) for row in rows)
+    return {operator_of(candidate): operator_of(golden) for golden, candidate in both if golden and candidate and is_operator(golden)}
+
+
+def _giving(row: Row, partners: dict[Operator, Operator], shared: Collection[Operator]) -> Operator | None:
+    """Golden's operator, if a row with one side is of an operator that both run; ``shared``: golden's of those."""
+    if row.golden is not None:
+        return operator_of(row.golden) if operator_of(row.golden) in shared else None
+    return None if row.candidate is None else partners.get(operator_of(row.candidate))
 
 
 @dataclass
@@ -99,65 +124,178 @@ def _number(value: object) -> int:
 
 @dataclass(frozen=True)
 class Blame:
-    """Which operator an operator's row tells against.
+    """What a row over its limit tells against, in the code of a module call whose operators were recorded.
 
     Attributes:
-        operator: in words, with its source line.
-        hints: what the two sides give it or run before it that is not the same.
+        operator: the operator in words, with its source line; ``""`` where ``difference`` says it all.
+        difference: what the two sides run or give that is not the same, as far as that explains the row.
+        hints: where it shows, and what differs beside.
     """
 
-    operator: str
+    operator: str = ""
+    difference: Difference | None = None
     hints: tuple[str, ...] = ()
 
 
-def blame(rows: list[Row]) -> dict[int, Blame]:
-    """For each failing row of an operator, by its ``id``, which operator made the error.
+@dataclass(eq=False)
+class _Run:
+    """Operators that one side alone runs, between two that both run.
 
-    An output is its operator's own. What goes into one was made by views and casts, which are not recorded, or by the operators that run
-    just before on one side only.
+    Attributes:
+        golden, candidate: one record of each.
+        settled: whether what they made is right on the other side as well, or has been told.
     """
-    options: dict[Operator, list[str]] = {}
-    alone: dict[tuple[int, int, str, int], list[Row]] = {}  # by module call: operators without partner since the last that had one
+
+    golden: dict[Operator, Record] = field(default_factory=dict)
+    candidate: dict[Operator, Record] = field(default_factory=dict)
+    settled: bool = False
+
+    def difference(self) -> Difference | None:
+        """What one side alone runs. What both run, on values so different that they could not be paired, is no difference."""
+        sides = list(self.golden.values()), list(self.candidate.values())
+        golden, candidate = ([record.type for record in records] for records in sides)
+        alone: tuple[dict[str, None], dict[str, None]] = ({}, {})
+        for what, *places in SequenceMatcher(None, golden, candidate).get_opcodes():
+            for own, records, first, last in zip(alone, sides, places[::2], places[1::2], strict=True):
+                own.update((_in_short(record), None) for record in records[first:last] if what != "equal")
+        return Difference(tuple(alone[0]), tuple(alone[1])) if any(alone) else None
+
+
+@dataclass
+class _Inside:
+    """What is known of a module call's own code until now.
+
+    Attributes:
+        runs: of operators that one side alone runs; the last one may go on.
+        makers: the runs by what they gave: of which side, and what is known of the values.
+        options: what an operator, by golden's name for it, is given differently.
+        passed: the same in words, where the operator's output was within its limit.
+        failed: whether a value was over its limit.
+    """
+
+    runs: list[_Run] = field(default_factory=lambda: [_Run()])
+    makers: dict[tuple[bool, Hashable], _Run] = field(default_factory=dict)
+    options: dict[Operator, list[Option]] = field(default_factory=dict)
+    passed: list[str] = field(default_factory=list)
+    failed: bool = False
+
+    def add(self, row: Row) -> None:
+        """An operator that one side alone runs."""
+        run, record = self.runs[-1], row.golden or row.candidate
+        assert record is not None
+        (run.candidate if row.golden is None else run.golden).setdefault(operator_of(record), record)
+        if record.role is Role.OP_OUTPUT:
+            self.makers.update(dict.fromkeys(_traits(row), run))
+
+    def end_run(self) -> None:
+        if self.runs[-1].golden or self.runs[-1].candidate:
+            self.runs.append(_Run())
+
+    def maker(self, row: Row) -> _Run | None:
+        return next((self.makers[trait] for trait in _traits(row) if trait in self.makers), None)
+
+    def explain(self, row: Row, near: bool) -> Difference | None:
+        """What one side alone ran that made a value over its limit; ``near``: or else the last of which it is not known to be right."""
+        maker = self.maker(row)
+        suspects = [maker] if maker is not None else [run for run in reversed(self.runs) if near and not run.settled]
+        for run in suspects:
+            run.settled = True
+            if (difference := run.difference()) is not None:
+                return difference
+        return None
+
+
+def blame(rows: list[Row]) -> dict[int, Blame]:
+    """For each row that shows an error of the code of a module call whose operators were recorded, by its ``id``, what made it.
+
+    An operator's output is its own, by what it is given, if that differs. What goes into one, or into a module that is called, and what
+    is returned, was made by operators before that one side alone runs, or else by views and casts, which are not recorded.
+    """
+    partners = _partners(row for row in rows if is_operator(row.record))
+    shared = set(partners.values())
+    calls: dict[tuple[int, int, str, int], _Inside] = {}
     found: dict[int, Blame] = {}
     for row in rows:
         record = row.record
-        if record is None or not is_operator(record):
+        if record is None:
             continue
-        operator = operator_of(record)
-        if row.golden is None or row.candidate is None:
-            if record.role is Role.OP_OUTPUT:
-                alone.setdefault(operator[:4], []).append(row)
-            continue
-        if row.verdict.detail.startswith(_GIVES):
-            options.setdefault(operator, []).append(f"{_within(record)}: {row.verdict.detail}")
-        if row.status is Status.FAIL:
-            found[id(row)] = _of(row, options.get(operator, []), alone.get(operator[:4], []))
-        if record.role is Role.OP_OUTPUT:
-            alone.pop(operator[:4], None)
+        if is_operator(record):
+            call = calls.setdefault(operator_of(record)[:4], _Inside())
+            blamed = _of_operator(row, record, call, _giving(row, partners, shared))
+        else:
+            place = record.parent if record.role is Role.INPUT else (record.name, record.call)
+            maker = None if place is None else calls.get((record.rank, record.step, *place))
+            blamed = None if maker is None else _of_value(row, maker, "")
+            caller = None if record.parent is None else calls.get((record.rank, record.step, *record.parent))
+            if caller is not None:
+                caller.end_run()
+        if blamed is not None:
+            found[id(row)] = blamed
     return found
 
 
-def _of(row: Row, options: list[str], alone: list[Row]) -> Blame:
-    record = row.candidate or row.golden
-    assert record is not None
-    if record.role is Role.OP_OUTPUT:
-        return Blame(_in_words(record), tuple(options))
-    theirs = [each.candidate for each in alone if each.candidate is not None]
-    hints = tuple(
-        f"golden runs {_in_words(each.golden)} before, which the candidate does not run" for each in alone if each.golden is not None
-    )
-    if not theirs:
-        return Blame(f"what {_in_words(record)} takes as {_within(record)}", hints)
-    maker = next((each for each in reversed(theirs) if each.digest == record.digest), theirs[-1])
-    return Blame(f"{_in_words(maker)}, which only the candidate runs", (f"seen in what {_in_words(record)} takes", *hints))
+def _of_operator(row: Row, record: Record, call: _Inside, shared: Operator | None) -> Blame | None:
+    """What a row of an operator tells; ``shared``: golden's operator, if both run it."""
+    if row.golden is None or row.candidate is None:
+        if shared is None:
+            call.add(row)
+        elif row.verdict.option is not None:
+            call.options.setdefault(shared, []).append(row.verdict.option)
+        return None
+    operator = operator_of(row.golden)
+    if row.verdict.option is not None:
+        call.options.setdefault(operator, []).append(row.verdict.option)
+    if record.role is Role.OP_INPUT:
+        golden, own = row.golden.source_line, row.candidate.source_line
+        elsewhere = "" if same_line(golden, own) else f", in golden at {golden}"
+        return _of_value(row, call, f"what {_in_words(row.candidate)} takes as {record.part}{elsewhere}")
+    call.end_run()
+    options = tuple(call.options.get(operator, ()))
+    if row.status is Status.FAIL:
+        blamed = Blame(_in_words(row.candidate), Difference(options=options) if options else None, tuple(call.passed))
+        call.failed = True
+        return blamed
+    if options and row.reason is not Reason.IDENTICAL:
+        call.passed.append(f"before it, {_in_words(row.candidate)}: {Difference(options=options)}")
+    return None
+
+
+def _of_value(row: Row, call: _Inside, seen: str) -> Blame | None:
+    """What a value tells that a module call's own code made; ``seen``: where, in words, if an operator takes it."""
+    if row.golden is None or row.candidate is None:
+        return None
+    if row.status is not Status.FAIL:
+        if row.status is Status.PASS and (maker := call.maker(row)) is not None:
+            maker.settled = True
+        return None
+    if row.reason is Reason.INHERITED:
+        return None
+    difference = call.explain(row, near=bool(seen) or not call.failed)
+    hints = tuple(call.passed)
+    call.failed = True
+    if difference is not None:
+        return Blame("", difference, (f"seen in {seen}", *hints) if seen else hints)
+    return Blame(seen, None, hints) if seen else None
+
+
+def _traits(row: Row) -> Iterator[tuple[bool, Hashable]]:
+    """What values are known again by, on either side: their digest; and their number and extrema, which no transposition changes."""
+    for of_golden, record in ((True, row.golden), (False, row.candidate)):
+        if record is None or record.layout is not Layout.STRIDED:
+            continue
+        yield of_golden, record.digest
+        known = record.statistics
+        if known is not None and isinstance(known.min, float) and known.min != known.max:
+            yield of_golden, (math.prod(record.shape), known.min, known.max)
 
 
 def _in_words(record: Record) -> str:
-    """``aten.bmm call 1 (modeling_bert.py:187)``."""
+    """``aten.bmm call 1 (bert/modeling_bert.py:187)``."""
     name, number = record.operator
     call = f" call {number}" if number else ""
     return f"{name.removesuffix('.default')}{call}" + (f" ({record.source_line})" if record.source_line else "")
 
 
-def _within(record: Record) -> str:
-    return record.path.partition("#")[2].partition(".")[2] or record.path
+def _in_short(record: Record) -> str:
+    """``aten.mul (lora/layer.py:1065)``."""
+    return ".".join(record.type.split(".")[:2]) + (f" ({record.source_line})" if record.source_line else "")

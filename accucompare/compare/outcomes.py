@@ -16,7 +16,7 @@ from accucompare.bundle.statistics import Statistics
 from accucompare.compare.align import Pair
 from accucompare.compare.baseline import Expected, why_not
 from accucompare.compare.bounds import judge_bounds, lower_bounds
-from accucompare.compare.comparison import Reason, Status, Verdict
+from accucompare.compare.comparison import Option, Reason, Status, Verdict
 from accucompare.compare.judge import judge, judge_without_data, settle_noise
 from accucompare.compare.masks import may_hold_masks, may_say_the_same
 from accucompare.compare.measure import Metrics, measure, measure_identical, measure_masks
@@ -111,13 +111,12 @@ class Sides:
         golden, candidate = task.pair.golden, task.pair.candidate
         if golden is None or candidate is None:
             if is_operator(golden or candidate):
-                return Found(None, without_partner(golden))
+                return Found(None, without_partner(golden, self._given(golden, candidate)))
             return Found(None, Verdict(Reason.EXTRA if golden is None else Reason.MISSING))
         try:
             found = self._compare(golden, candidate, task, run)
-            if found.verdict.status is Status.FAIL and is_option(golden, candidate):
-                return Found(None, options_differ(self._option(self.golden, golden), self._option(self.candidate, candidate)))
-            return found
+            option = self._given(golden, candidate) if found.verdict.status is Status.FAIL else None
+            return found if option is None else Found(None, options_differ(option))
         except BundleError as error:
             if not self.keep_going:
                 raise
@@ -158,6 +157,14 @@ class Sides:
             each.verify()
         detail = f"{golden.dtype} and {candidate.dtype} masks that say the same"
         return Found(metrics, Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=detail))
+
+    def _given(self, golden: Record | None, candidate: Record | None) -> Option | None:
+        """A number or a string given to an operator, in words of either side; ``None`` if it is neither."""
+        record = golden or candidate
+        if record is None or not (is_option(golden) or is_option(candidate)):
+            return None
+        sides = ((self.golden, golden), (self.candidate, candidate))
+        return Option(record.part, *("" if each is None else self._option(bundle, each) for bundle, each in sides))
 
     def _option(self, bundle: Bundle, record: Record) -> str:
         """A number or a string given to an operator, in words."""

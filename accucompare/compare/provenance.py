@@ -66,6 +66,17 @@ def other_code(golden: Manifest, other: Manifest) -> OtherCode:
     )
 
 
+def other_optimizer(golden: Manifest, other: Manifest) -> OtherCode:
+    """The same of the code of the case's optimizer alone: its package's version and its file."""
+    names = [str(manifest.capture.get("optimizer") or "").rpartition(".")[0] for manifest in (golden, other)]
+    code = other_code(golden, other)
+    packages = {name.partition(".")[0] for name in names} - {""}
+    return OtherCode(
+        versions=tuple(entry for entry in code.versions if entry[0] in packages),
+        edited=tuple(name for name in code.edited if name in names),
+    )
+
+
 def other_configuration(golden: Manifest, other: Manifest, renamings: Sequence[Renaming] = ()) -> Iterable[tuple[str, str, Any, Any]]:
     """The attributes of modules that both captures have with different values: module, attribute, golden's value, the other's."""
     ours, theirs = ((manifest.model.get("configuration") or {}) for manifest in (golden, other))

@@ -65,7 +65,8 @@ def _culprit(comparison: Comparison, culprit: Culprit, number: int) -> dict[str,
     """A culprit; ``row`` is the number (from 1) of the row that shows it."""
     found = {name: getattr(culprit, name) for name in ("name", "call", "site", "before", "reason", "excess")}
     more = {name: getattr(culprit, name) for name in ("jump", "seen", "words", "hints")}
-    return {"place": place(comparison, culprit), "row": number, **found, "limit": limit(culprit), **more}
+    difference = {} if culprit.difference is None else {"difference": asdict(culprit.difference)}
+    return {"place": place(comparison, culprit), "row": number, **found, "limit": limit(culprit), **more, **difference}
 
 
 def _row(row: Row) -> dict[str, Any]:

@@ -20,7 +20,10 @@ from torch.utils import _python_dispatch as dispatching
 
 import accucompare as ac
 from accucompare.bundle.reader import Bundle
-from accucompare.compare.comparison import Comparison
+from accucompare.bundle.records import Record
+from accucompare.capture import operators as capture_operators
+from accucompare.capture.operators import source_line
+from accucompare.compare.comparison import Comparison, Difference, Option
 from accucompare.errors import UsageError
 from tests.capture.conftest import Glue, Opened
 from tests.conftest import ROOT, Run
@@ -97,6 +100,11 @@ def digests(bundle: Bundle) -> dict[Any, Any]:
     return {record.key: (record.dtype, record.shape, record.digest) for record in bundle.records()}
 
 
+def records(path: Path) -> list[Record]:
+    with ac.open_bundle(path) as bundle:
+        return list(bundle.records())
+
+
 def operators(bundle: Bundle, name: str) -> list[str]:
     """Those of a module in their order."""
     found = [record.path.partition(".0")[0] for record in bundle.records() if record.name == name and record.role == "op_output"]
@@ -140,7 +148,7 @@ def test_an_operator_is_recorded_with_its_call_its_arguments_and_its_line(tmp_pa
     x = torch.randn(3)
     run(Glue(lambda self, x: self.inner(self.inner(x)), inner=inner), x, tmp_path / "ops", level="op", only="inner")
     bundle = opened(tmp_path / "ops")
-    line = f"test_operators.py:{inspect.getsourcelines(forward)[1] + 1}"
+    line = f"capture/test_operators.py:{inspect.getsourcelines(forward)[1] + 1}"
     found = [record for record in bundle.records() if record.role.value.startswith("op_") and record.call == 1]
     assert [(record.role.value, record.path) for record in found] == [
         ("op_input", "aten.gelu.default#0.self"),
@@ -314,7 +322,9 @@ def test_an_operator_more_of_the_same_name_takes_no_other_ones_place(tmp_path: P
     np.testing.assert_array_equal(bundle.load("", role="op_input", path="aten.mul.Tensor#1.other"), 3)
 
 
-def test_of_operators_on_one_line_each_finds_its_own_by_what_goes_in(tmp_path: Path, opened: Opened) -> None:
+def test_operators_are_never_fed_out_of_sequence(tmp_path: Path, opened: Opened) -> None:
+    """The candidate runs golden's two the other way round: one finds its own by what goes in, and the other comes too late."""
+
     def forward(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return [each.exp() for each in ((y, x) if self.turned else (x, y))][self.turned]
 
@@ -323,7 +333,8 @@ def test_of_operators_on_one_line_each_finds_its_own_by_what_goes_in(tmp_path: P
         model.turned = turned
         with ac.capture(model, tmp_path / out, level="op", only="", feed=tmp_path / "golden" if turned else None), torch.no_grad():
             assert torch.equal(model(*given), given[0].exp())
-    assert digests(opened(tmp_path / "golden")) == digests(opened(tmp_path / "fed"))
+    assert operators(opened(tmp_path / "fed"), "") == ["aten.exp.default#1", "aten.exp.default#2"]
+    assert ac.diff(tmp_path / "golden", tmp_path / "fed").conclusion == "identical"
 
 
 # --- naming the operator ---
@@ -347,7 +358,7 @@ def line_of(function: Any, text: str) -> str:
     """Where a line of a function is, as a source line is given."""
     lines, first = inspect.getsourcelines(function)
     (number,) = (number for number, line in enumerate(lines, first) if text in line)
-    return f"{Path(inspect.getsourcefile(function) or '').name}:{number}"
+    return f"{'/'.join(Path(inspect.getsourcefile(function) or '').parts[-2:])}:{number}"
 
 
 def scaled_softmax(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -369,21 +380,23 @@ FAULTS = {
         "transformer.h.1.attn",
         "softmax",
         scaled_softmax,
-        f"transformer.h.1.attn: aten.mul.Tensor call 1 ({line_of(scaled_softmax, '1.05')}), which only the candidate runs",
+        f"transformer.h.1.attn: only the candidate runs aten.mul ({line_of(scaled_softmax, '1.05')})",
     ),
     "attention's scale": (
         bert,
         "encoder.layer.1.attention.self",
         "scaled_dot_product_attention",
         wrong_scale,
-        f"encoder.layer.1.attention.self: aten._scaled_dot_product_flash_attention_for_cpu ({line_of(wrong_scale, '9.0')})",
+        f"encoder.layer.1.attention.self: aten._scaled_dot_product_flash_attention_for_cpu ({line_of(wrong_scale, '9.0')}): "
+        f"golden gives scale {8**-0.5}, the candidate 9.0",
     ),
     "another operator, in place": (
         convnet,
         "1",
         "relu_",
         leaky,
-        f"1: aten.leaky_relu_ ({line_of(leaky, '0.1')}), which only the candidate runs",
+        f"1: only golden runs aten.relu_ ({line_of(InPlace.forward, 'relu_')}); "
+        f"only the candidate runs aten.leaky_relu_ ({line_of(leaky, '0.1')})",
     ),
 }
 
@@ -403,12 +416,12 @@ def test_the_operator_with_the_fault_is_named_with_its_line(
     assert comparison.conclusion.startswith(f"bug: {place}, excess ")
 
 
-def test_what_is_given_differently_is_a_hint_and_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_given_differently_is_named_and_is_no_failure_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network, x = bert()
     prepare(network, x, "encoder.layer.1.attention.self", tmp_path, torch.float32)
     monkeypatch.setattr(functional, "scaled_dot_product_attention", wrong_scale)
     comparison = compared(network, x, "encoder.layer.1.attention.self", tmp_path, torch.float32)
-    assert comparison.culprits[0].hints[0] == f"scale: golden gives {8**-0.5}, the candidate 9.0"
+    assert comparison.culprits[0].difference == Difference(options=(Option("scale", str(8**-0.5), "9.0"),))
     (row,) = (row for row in comparison.rows if row.place.endswith(".scale"))
     assert row.status.value == "not compared"
 
@@ -423,8 +436,8 @@ def test_a_view_that_is_wrong_is_found_in_what_the_next_operator_takes(tmp_path:
     network.broken = True
     comparison = compared(network, x, "", tmp_path, torch.float32)
     line = line_of(forward, "flip")
-    assert comparison.culprits[0].place == f"(root): aten.flip ({line}), which only the candidate runs"
-    assert comparison.culprits[0].hints[0] == f"seen in what aten.mm ({line}) takes"
+    assert comparison.culprits[0].place == f"(root): only the candidate runs aten.flip ({line})"
+    assert comparison.culprits[0].hints[0] == f"seen in what aten.mm ({line}) takes as mat2"
 
 
 def test_other_ways_to_compute_the_same_align_and_fail_nothing(tmp_path: Path) -> None:
@@ -450,6 +463,189 @@ def test_other_ways_to_compute_the_same_align_and_fail_nothing(tmp_path: Path) -
         assert product.status.value == "pass"
 
 
+# --- other operators on the two sides: free-running and fed ---
+
+
+def chain(self: Any, x: torch.Tensor) -> torch.Tensor:
+    y = x.exp()
+    if self.scaled:
+        y = y * 3
+    y = y.sin()
+    y = y * 0.5
+    return y.cos()
+
+
+def loop(self: Any, x: torch.Tensor) -> torch.Tensor:
+    for count in range(self.times):
+        x = x * (count + 2)
+        x = x.sin() + 1
+    return x.mul(5).cos()
+
+
+def repeated(self: Any, x: torch.Tensor) -> torch.Tensor:
+    y = x.exp()
+    y = y.repeat(1, 2) if self.wrong else y.repeat_interleave(2, 1)  # which is composed of views
+    return (y * 2 + torch.arange(8)).sum(-1)
+
+
+def turned(self: Any, x: torch.Tensor) -> torch.Tensor:
+    y = x.exp()
+    y = y.roll(1, 0) if self.wrong else y.flip(0)
+    return (y * 2 + torch.arange(4)).sum(-1)
+
+
+def normed(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return functional.layer_norm(x * 1e-3, (4,), eps=self.eps).relu()
+
+
+def scaled(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x.exp().add(x, alpha=self.alpha).tanh()
+
+
+def ended(self: Any, x: torch.Tensor) -> torch.Tensor:
+    y = x.exp().sum(-1)
+    return y * 3 if self.scaled else y
+
+
+def used_later(self: Any, x: torch.Tensor) -> torch.Tensor:
+    y = x.exp()
+    z = y.mul(3) if self.scaled else y
+    w = y.tanh().sqrt()
+    return w + z
+
+
+#: The module's code; what the code is told on golden's side and on the candidate's; what is then named, and the line that is.
+CHANGES: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str, str]] = {
+    "one less": (chain, {"scaled": True}, {"scaled": False}, "only golden runs aten.mul ({})", "y * 3"),
+    "one more": (chain, {"scaled": False}, {"scaled": True}, "only the candidate runs aten.mul ({})", "y * 3"),
+    "one more round": (loop, {"times": 2}, {"times": 3}, "only the candidate runs aten.mul ({})", "count + 2"),
+    "one round less": (loop, {"times": 3}, {"times": 2}, "only golden runs aten.mul ({})", "count + 2"),
+    "for views": (repeated, {"wrong": False}, {"wrong": True}, "only the candidate runs aten.repeat ({})", "y.repeat"),
+    "another": (
+        turned,
+        {"wrong": False},
+        {"wrong": True},
+        "only golden runs aten.flip ({0}); only the candidate runs aten.roll ({0})",
+        "flip",
+    ),
+    "eps": (normed, {"eps": 1e-5}, {"eps": 1e-6}, "aten.native_layer_norm ({}): golden gives eps 1e-05, the candidate 1e-06", "layer_norm"),
+    "a number": (scaled, {"alpha": 2}, {"alpha": 3}, "aten.add.Tensor ({}): golden gives alpha 2, the candidate 3", "alpha"),
+    "at the end": (ended, {"scaled": True}, {"scaled": False}, "only golden runs aten.mul ({})", "y * 3"),
+    "used later": (used_later, {"scaled": True}, {"scaled": False}, "only golden runs aten.mul ({})", "y.mul(3)"),
+}
+
+
+def changed(tmp_path: Path, fed: bool, code: Any, golden: dict[str, Any], candidate: dict[str, Any], x: Any = None) -> Comparison:
+    """Golden and candidate of one code that is told different things."""
+    x = torch.linspace(0.1, 2.0, 12).reshape(3, 4) if x is None else x
+    for out, told in (("golden", golden), ("candidate", candidate)):
+        model = Glue(code)
+        vars(model).update(told)
+        feed = tmp_path / "golden" if fed and out == "candidate" else None
+        run(model, x, tmp_path / out, level="op", only="", feed=feed, force=fed)
+    return ac.diff(tmp_path / "golden", tmp_path / "candidate")
+
+
+@pytest.mark.parametrize("fed", [False, True], ids=["free", "fed"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_the_two_sides_run_or_give_differently_is_named_first(tmp_path: Path, change: str, fed: bool) -> None:
+    code, golden, candidate, place, line = CHANGES[change]
+    comparison = changed(tmp_path, fed, code, golden, candidate)
+    assert comparison.culprits[0].place.startswith(f"(root): {place.format(line_of(code, line))}"), comparison.culprits
+    assert comparison.culprits[0].difference is not None
+    keys = [[record.key for record in opened] for opened in map(records, (tmp_path / "golden", tmp_path / "candidate"))]
+    assert [row.golden.key for row in comparison.rows if row.golden] == keys[0]
+    assert sorted(row.candidate.key for row in comparison.rows if row.candidate) == sorted(keys[1])
+
+
+@pytest.mark.parametrize("fed", [False, True], ids=["free", "fed"])
+def test_the_same_composed_otherwise_is_not_blamed_for_what_is_wrong_later(tmp_path: Path, fed: bool) -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x * x.sigmoid() if self.other else functional.silu(x)
+        y = y * x
+        return torch.fmod(y, 7.0).tanh() * (0.7 if self.other else 0.5)
+
+    comparison = changed(tmp_path, fed, forward, {"other": False}, {"other": True})
+    rows = {row.place: row for row in comparison.rows}
+    assert all(rows[f"(root) op_input.aten.{name}.self"].status.value == "pass" for name in ("fmod.Scalar#0", "tanh.default#0"))
+    line = line_of(forward, "fmod")
+    call = 1 if fed else 2  # fed, it has golden's number
+    assert comparison.culprits[0].place == f"(root): aten.mul.Tensor call {call} ({line}): golden gives other 0.5, the candidate 0.7"
+    assert not any(culprit.difference.only_candidate for culprit in comparison.culprits if culprit.difference)
+
+
+@pytest.mark.parametrize("fed", [False, True], ids=["free", "fed"])
+def test_operators_that_change_nothing_behind_them_are_no_culprits(tmp_path: Path, fed: bool) -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x.exp()
+        if self.more:
+            y.amax() * y.abs().sum()
+            y = y * 1
+        return y.sin().mul(0.5).cos()
+
+    comparison = changed(tmp_path, fed, forward, {"more": False}, {"more": True})
+    assert (comparison.conclusion, comparison.passed, comparison.culprits) == ("identical", True, [])
+    assert {row.verdict.detail for row in comparison.rows if row.golden is None} == {"only the candidate runs this operator here"}
+
+
+def test_an_operator_is_not_fed_values_that_are_not_like_those_that_arrive(tmp_path: Path, opened: Opened) -> None:
+    changed(tmp_path, True, chain, {"scaled": False}, {"scaled": True})
+    fed = opened(tmp_path / "candidate")
+    x = torch.linspace(0.1, 2.0, 12).reshape(3, 4)
+    np.testing.assert_array_equal(fed.load("", role="op_output", path="aten.sin.default#0"), (x.exp() * 3).sin())
+    why = {entry["path"]: entry["why"] for entry in fed.manifest.capture["feed"]["not_fed"]}
+    assert why["aten.mul.Tensor#1"] == "golden runs no such operator here"
+    assert why["aten.sin.default#0"] == "what arrives is not like what golden's takes"
+
+
+@pytest.mark.parametrize("fed", [False, True], ids=["free", "fed"])
+def test_code_that_has_moved_is_the_same_code_and_both_lines_are_told(tmp_path: Path, fed: bool) -> None:
+    def golden(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x.exp()
+        y = y * 3
+        return (y.tanh() * 0.5).cos() + torch.arange(4)
+
+    def candidate(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x.exp()
+        return (y.tanh() * 0.5).cos() + torch.arange(4)
+
+    for out, code in (("golden", golden), ("candidate", candidate)):
+        feed = tmp_path / "golden" if fed and out == "candidate" else None
+        run(Glue(code), torch.linspace(-2, 2, 4), tmp_path / out, level="op", only="", feed=feed, force=feed is not None)
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate")
+    assert comparison.culprits[0].place == f"(root): only golden runs aten.mul ({line_of(golden, 'y * 3')})"
+    if not fed:  # fed, what arrives at the next one is not like golden's, so it finds no partner
+        taker, theirs = line_of(candidate, "tanh"), line_of(golden, "tanh")
+        assert comparison.culprits[0].hints[0] == f"seen in what aten.tanh ({taker}) takes as self, in golden at {theirs}"
+
+
+def test_a_number_that_one_side_alone_gives_is_one_that_differs(tmp_path: Path) -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(x, x, x, scale=self.scale)
+
+    x = torch.randn(1, 1, 4, 8)
+    comparison = changed(tmp_path, False, forward, {"scale": None}, {"scale": 9.0}, x)
+    difference = comparison.culprits[0].difference
+    assert difference == Difference(options=(Option("scale", "", "9.0"),))
+    assert str(difference) == "golden gives scale none, the candidate 9.0"
+    (row,) = (row for row in comparison.rows if row.place.endswith(".scale"))
+    assert (row.golden, row.verdict.detail) == (None, "golden gives scale none, the candidate 9.0")
+
+
+@pytest.mark.parametrize("fed", [False, True], ids=["free", "fed"])
+def test_bundles_whose_lines_name_no_folder_align_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fed: bool) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(capture_operators, "source_line", lambda folders=0: source_line())
+        run(Glue(lambda self, x: (x.exp() * 2).cos()), torch.ones(3), tmp_path / "golden", level="op", only="")
+    feed = tmp_path / "golden" if fed else None
+    run(Glue(lambda self, x: (x.exp() * 3).cos()), torch.ones(3), tmp_path / "candidate", level="op", only="", feed=feed, force=fed)
+    lines = {record.source_line.partition(":")[0] for record in records(tmp_path / "golden") if record.source_line}
+    assert lines == {"test_operators.py"}
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate")
+    assert "golden gives other 2, the candidate 3" in comparison.culprits[0].place
+    assert all(row.golden and row.candidate for row in comparison.rows)
+
+
 def test_what_went_into_the_chosen_module_is_not_its_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only that module is fed; what comes from above carries the whole model's error."""
     network, x = gpt2()
@@ -469,6 +665,6 @@ def test_locate_goes_on_to_the_operator(cli: Run, tmp_path: Path) -> None:
     first, second = (line for line in done.stdout.splitlines() if "bug:" in line)
     assert "bug: encoder.layer.2.attention.output.LayerNorm, excess" in first
     name = "encoder.layer.2.attention.output.LayerNorm: aten.native_layer_norm"
-    assert re.search(rf"bug: {re.escape(name)} \(modeling_bert\.py:\d+\), excess", second)
+    assert re.search(rf"bug: {re.escape(name)} \(bert/modeling_bert\.py:\d+\): golden gives eps 1e-12, the candidate 0.01, excess", second)
     assert (tmp_path / "reports" / "locate-ops.xlsx").is_file()
     assert sorted(path.name for path in (tmp_path / "locate" / "ops").iterdir()) == ["baseline", "candidate", "golden"]

@@ -1,0 +1,249 @@
+"""The operators of two module calls aligned as sequences, so that one more or one less shifts none of the others.
+
+Two operators may be one another's if they have one name, and tensors of the same shapes and kinds go into them. Of all ways to pair such
+ones in order, the one with the most pairs is taken; of those with about as many, the one in which most are given the same numbers and
+strings, then values most alike, then stand on the same source lines. The calls that a module makes are aligned with its operators.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from accucompare.bundle.dtypes import DTYPES
+from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role
+from accucompare.compare.align import Pair, Renaming, Signatures, align, rename
+
+#: What a pair counts, and what it counts more if numbers and strings are the same, as its values are alike, and if the lines are.
+_PAIR, _OPTIONS, _LIKE, _LINE = 1000, 100, 40, 10
+
+#: Relative difference of norms and extrema up to which values are alike enough for sequences to begin, or end, with that pair.
+_ALIKE = 0.1
+
+#: Operators of a call that are aligned at a time. The best way takes time and memory proportional to the square; of longer sequences a
+#: good one is found, as long as no more than about half as many follow each other on one side only.
+WINDOW = 1 << 12
+
+#: (rank, step, name, call index).
+_Call = tuple[int, int, str, int]
+_Integers = npt.NDArray[np.int64]
+_Floats = npt.NDArray[np.float64]
+
+
+@dataclass(eq=False)
+class _Step:
+    """An operator that a module call ran, or a call that it made."""
+
+    name: str
+    number: int
+    line: str = ""
+    tensors: list[Record] = field(default_factory=list)  # that went in
+    options: tuple[Hashable, ...] = ()  # numbers and strings, of a call its module's name
+
+    @property
+    def key(self) -> Hashable:
+        """What both sides' must have the same of."""
+        return self.name, tuple((each.part, each.shape, _kind(each)) for each in self.tensors)
+
+    @property
+    def sizes(self) -> list[float]:
+        """Norm and extrema of each tensor; where they are not known, zeros."""
+        known = [each.statistics for each in self.tensors]
+        found = [(each.l2, each.min, each.max) if each else (None, None, None) for each in known]
+        return [0.0 if value is None else float(value) for each in found for value in each]
+
+
+def align_operators(
+    golden: Sequence[Record],
+    candidate: Sequence[Record],
+    renamings: Sequence[Renaming] = (),
+    signatures: tuple[Signatures, Signatures] = ({}, {}),
+) -> list[Pair]:
+    """As ``align``, for captures that are free-running: operators are paired in sequence, not by their numbers."""
+    numbered = numbered_as(golden, candidate, renamings)
+    own = {id(new): old for new, old in zip(numbered, candidate, strict=True) if new is not old}
+    pairs = align(golden, numbered, renamings, signatures)
+    return [replace(pair, candidate=own.get(id(pair.candidate), pair.candidate)) for pair in pairs] if own else pairs
+
+
+def numbered_as(golden: Iterable[Record], candidate: Iterable[Record], renamings: Sequence[Renaming] = ()) -> list[Record]:
+    """A capture's records with its operators numbered as those of golden's that they are, and all others behind golden's last.
+
+    A fed capture numbers them so itself.
+    """
+    candidate = list(candidate)
+    theirs = _sequences(candidate)
+    if not theirs:
+        return candidate
+    numbers: dict[tuple[_Call, str, int], int] = {}
+    for call, steps in _sequences(golden).items():
+        rank, step, name, index = call
+        new = rename(name, renamings)
+        partner = next((each for each in (new, name) if each is not None and (rank, step, each, index) in theirs), None)
+        if partner is not None:
+            other = (rank, step, partner, index)
+            numbers.update({(other, *operator): number for operator, number in _numbers(steps, theirs[other]).items()})
+    return [_numbered(record, numbers) if record.role in OPERATOR_ROLES else record for record in candidate]
+
+
+def _numbered(record: Record, numbers: dict[tuple[_Call, str, int], int]) -> Record:
+    name, number = record.operator
+    new = numbers.get(((record.rank, record.step, record.name, record.call), name, number), number)
+    return record if new == number else replace(record, path=f"{name}#{new}{record.path.removeprefix(f'{name}#{number}')}")
+
+
+def _numbers(golden: list[_Step], candidate: list[_Step]) -> dict[tuple[str, int], int]:
+    """The new number of each of the candidate's operators."""
+    found = {(candidate[theirs].name, candidate[theirs].number): golden[ours].number for ours, theirs in aligned(golden, candidate)}
+    after = Counter[str]()
+    for each in golden:
+        after[each.name] = max(after[each.name], each.number + 1)
+    for each in candidate:
+        if (each.name, each.number) not in found:
+            found[each.name, each.number] = after[each.name]
+            after[each.name] += 1
+    return found
+
+
+def _sequences(records: Iterable[Record]) -> dict[_Call, list[_Step]]:
+    """What each module call that ran operators did, in its order."""
+    found: dict[_Call, dict[tuple[str, int], _Step]] = {}
+    calls: set[_Call] = set()
+    for record in records:
+        place = record.rank, record.step
+        if record.role in OPERATOR_ROLES:
+            call = (*place, record.name, record.call)
+            calls.add(call)
+            step = found.setdefault(call, {}).setdefault(record.operator, _Step(*record.operator, record.source_line))
+            if record.role is Role.OP_INPUT and record.layout in (Layout.SCALAR, Layout.OPAQUE):
+                step.options += (record.part, record.digest)
+            elif record.role is Role.OP_INPUT:
+                step.tensors.append(record)
+        elif record.parent is not None:
+            made = _Step(f"call of {record.type}", record.call, options=(record.name,))
+            found.setdefault((*place, *record.parent), {}).setdefault((record.name, record.call), made)
+    return {call: list(steps.values()) for call, steps in found.items() if call in calls}
+
+
+def aligned(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[int, int]]:
+    """The places of golden's and of the candidate's steps that are one another's, in order."""
+    first = 0
+    while first < min(len(golden), len(candidate)) and _is_same(golden[first], candidate[first]):
+        first += 1
+    last = 0
+    while last < min(len(golden), len(candidate)) - first and _is_same(golden[-1 - last], candidate[-1 - last]):
+        last += 1
+    ends = len(golden) - last, len(candidate) - last
+    return [
+        *((place, place) for place in range(first)),
+        *((first + ours, first + theirs) for ours, theirs in _in_windows(golden[first : ends[0]], candidate[first : ends[1]])),
+        *((ends[0] + place, ends[1] + place) for place in range(last)),
+    ]
+
+
+def _is_same(golden: _Step, candidate: _Step) -> bool:
+    same = (golden.options, _short(golden.line)) == (candidate.options, _short(candidate.line)) and golden.key == candidate.key
+    return same and bool(_distances(golden.sizes, np.array([candidate.sizes]))[0] <= _ALIKE)
+
+
+def _in_windows(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[int, int]]:
+    """The best pairs; of long sequences window by window: of each, what lies far from its end is kept."""
+    found: list[tuple[int, int]] = []
+    ours = theirs = 0
+    while ours < len(golden) and theirs < len(candidate):
+        pairs = _best(golden[ours : ours + WINDOW], candidate[theirs : theirs + WINDOW])
+        if max(len(golden) - ours, len(candidate) - theirs) > WINDOW:
+            pairs = [pair for pair in pairs if min(pair) < WINDOW // 2]
+            after = (pairs[-1][0] + 1, pairs[-1][1] + 1) if pairs else (WINDOW // 2, WINDOW // 2)
+        else:
+            after = WINDOW, WINDOW
+        found += [(ours + one, theirs + other) for one, other in pairs]
+        ours, theirs = ours + after[0], theirs + after[1]
+    return found
+
+
+def _best(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[int, int]]:
+    """The pairs that count most together, found as a longest common subsequence is; of equal ones those that come first."""
+    alike = _Alike.by_key(candidate)
+    best: _Integers = np.zeros(len(candidate) + 1, np.int64)  # of golden's first so many and each number of the candidate's
+    alone = []  # for each of golden's, packed: where it counts nothing; and where the candidate's last counts nothing
+    for step in golden:
+        row = best.copy()
+        others = alike.get(step.key)
+        if others is not None:
+            row[others.places + 1] = np.maximum(row[others.places + 1], best[others.places] + others.worth(step))
+        np.maximum.accumulate(row, out=row)
+        alone.append((np.packbits(row == best), np.packbits(row[1:] == row[:-1])))
+        best = row
+    pairs = []
+    ours, theirs = len(golden), len(candidate)
+    while ours and theirs:
+        without_golden, without_candidate = alone[ours - 1]
+        if _bit(without_golden, theirs):
+            ours -= 1
+        elif _bit(without_candidate, theirs - 1):
+            theirs -= 1
+        else:
+            ours, theirs = ours - 1, theirs - 1
+            pairs.append((ours, theirs))
+    return pairs[::-1]
+
+
+def _bit(packed: npt.NDArray[np.uint8], place: int) -> bool:
+    return bool(packed[place >> 3] >> (7 - (place & 7)) & 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Alike:
+    """The candidate's steps of one key."""
+
+    places: _Integers
+    options: _Integers  # hashes
+    lines: _Integers
+    sizes: _Floats
+
+    @classmethod
+    def by_key(cls, steps: Sequence[_Step]) -> dict[Hashable, _Alike]:
+        places: dict[Hashable, list[int]] = {}
+        for place, step in enumerate(steps):
+            places.setdefault(step.key, []).append(place)
+        return {
+            key: cls(
+                np.array(own),
+                np.array([hash(steps[place].options) for place in own]),
+                np.array([hash(_short(steps[place].line)) for place in own]),
+                np.array([steps[place].sizes for place in own]),
+            )
+            for key, own in places.items()
+        }
+
+    def worth(self, step: _Step) -> _Integers:
+        """What a pair of golden's step with each of these counts."""
+        options, lines = self.options == hash(step.options), self.lines == hash(_short(step.line))
+        values = _LIKE * (1.0 - np.minimum(_distances(step.sizes, self.sizes), 1.0))
+        found: _Integers = _PAIR + _OPTIONS * options + _LINE * lines + values.astype(np.int64)
+        return found
+
+
+def _distances(golden: list[float], candidates: _Floats) -> _Floats:
+    """How far apart norms and extrema are in the mean, relative to the larger of the two; without tensors 0."""
+    if not golden:
+        return np.zeros(len(candidates))
+    ours = np.array(golden)
+    size = np.maximum(np.abs(ours), np.abs(candidates))
+    apart = np.divide(np.abs(ours - candidates), size, out=np.zeros_like(candidates), where=size > 0.0)
+    mean: _Floats = apart @ np.full(len(golden), 1.0 / len(golden))
+    return mean
+
+
+def _kind(record: Record) -> Hashable:
+    return DTYPES[record.dtype].kind if record.dtype in DTYPES else record.layout
+
+
+def _short(line: str) -> str:
+    """A source line without its folder, which older bundles do not name."""
+    return line.rpartition("/")[2]
