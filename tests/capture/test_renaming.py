@@ -147,6 +147,19 @@ def test_a_modules_own_mode_is_taken_over_under_the_new_name(tmp_path: Path) -> 
     assert [name for name, module in other.named_modules() if module.training] == ["model.layers.1", "model.layers.1.fc"]
 
 
+def test_what_was_not_fed_is_known_of_a_layer_that_is_called_otherwise(tmp_path: Path) -> None:
+    """Its output was computed from what was not golden's, and is blamed with that reserve."""
+
+    def build(inside: str, shape: tuple[int, ...]) -> nn.Module:
+        layer = Glue(lambda self, x, shift: x + shift.sum())
+        return Glue(lambda self, x: self.get_submodule(inside)(x, torch.ones(shape)), **{inside: layer})
+
+    golden = captured(build("old", (3,)), tmp_path / "golden")
+    out = captured(build("new", (4,)), tmp_path / "fed", feed=golden, force=True, map="old=new")
+    (row,) = [row for row in ac.diff(golden, out, map="old=new").rows if row.place == "old output"]
+    assert row.verdict.detail == "not all that went in was fed"
+
+
 # -- what does not fit ------------------------------------------------------------------------------------------------------------
 
 
