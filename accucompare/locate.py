@@ -305,7 +305,10 @@ def _baseline(
     announce(f"baseline: {case} on the CPU, in {precision}{f' with products in {emulate}' if emulate else ''}")
     try:
         return trusted.capture(case, out, dtype=precision, emulate=emulate, **options)
-    except CaptureError as error:  # a model that does not run in that type on the CPU; the candidate's rounding judges then
+    except (
+        CaptureError,
+        UsageError,
+    ) as error:  # it does not run in that type on the CPU, or is not golden's model; fixed limits judge then
         announce(f"no baseline, since {error}")
         return None
 

@@ -100,7 +100,7 @@ class Session:
         recorder, manifest = self._recorder, self._writer.manifest
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
-        ran = {*manifest.model["sources"], *modules_in(recorder.files_run), *self._sources, optimizer}
+        ran = {*manifest.model["sources"], *modules_in(recorder.files_run), *self._sources, optimizer} - {""}
         manifest.model["sources"] = digests_of(ran)
         manifest.environment["versions"] = {**manifest.environment["versions"], **versions_of(ran)}
         manifest.environment["random"] = "drawn on the device" if self._draws is None else "drawn on the CPU"
