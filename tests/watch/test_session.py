@@ -772,7 +772,7 @@ def test_a_capture_inside_a_watch_records_what_it_would_without(tmp_path: Path) 
         ({"trace_steps": 3}, "trace_steps must hold numbers of steps, but is 3"),
         ({"trace_steps": "13"}, "trace_steps must hold numbers of steps, but is '13'"),
         ({"allow": 5}, "allow must hold globs of names, but is 5"),
-        ({"optimizer": 5}, r"optimizer must be a torch.optim.Optimizer, but is a int"),
+        ({"optimizer": 5}, r"optimizer must be a torch.optim.Optimizer, or a list of them, but is a int"),
         ({"scaler": 5}, r"scaler must be a torch.amp.GradScaler, but is a int"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
@@ -806,6 +806,28 @@ def test_a_loop_without_a_backward_is_told_of_it(tmp_path: Path) -> None:
     assert [event.text for event in events(watch, Warned)] == [
         "no backward was seen, so that no gradient was looked at; is the backward inside the watch?"
     ]
+
+
+def test_several_optimizers_may_be_given(tmp_path: Path) -> None:
+    model: Any = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizers = [torch.optim.SGD(model[0].parameters(), 0.1), torch.optim.Adam(model[1].parameters())]
+    with ac.watch(model, optimizers, out=tmp_path, quiet=True) as watch:
+        model(torch.ones(1, 3)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        watch.step()
+    assert events(watch, Warned) == []
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+    with pytest.raises(UsageError, match="optimizer updates no parameter"), ac.watch(model, [*optimizers, other], out=tmp_path, quiet=True):
+        pass
+
+
+def test_the_model_itself_is_allowed_by_the_name_that_is_printed(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: self.fc(x) * NAN, fc=nn.Linear(2, 2))
+    with ac.watch(model, out=tmp_path, allow="(root)", quiet=True) as watch:
+        model(torch.ones(1, 2))
+        watch.step()
+    assert watch.findings == []
 
 
 def test_an_optimizer_of_another_model_is_told(tmp_path: Path) -> None:
