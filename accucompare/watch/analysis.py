@@ -264,9 +264,10 @@ class Analysis:
 
     @cached_property
     def unexplained(self) -> list[Step]:
-        """Steps that something was wrong in, without a finding: the device's overflow flag was up."""
+        """Steps that something was wrong in, without a finding, such as that the device's overflow flag was up; none that was skipped."""
         explained = {found.step for found in self.findings}
-        return [step for step in self.steps if (step.overflowed or not step.finite) and step.step not in explained]
+        wrong = [step for step in self.steps if (step.overflowed or not step.finite) and not step.skipped]
+        return [step for step in wrong if step.step not in explained]
 
     @cached_property
     def last_step(self) -> int:
@@ -371,8 +372,9 @@ class Ranks:
 
     @property
     def unexplained(self) -> list[tuple[Analysis, Step]]:
-        """Steps that something was wrong in, without a finding."""
-        return [(run, step) for run in self.ranks for step in run.unexplained]
+        """Steps that something was wrong in, without a finding of any rank."""
+        explained = {found.step for _, found in self.findings}
+        return [(run, step) for run in self.ranks for step in run.unexplained if step.step not in explained]
 
     @property
     def trouble(self) -> str:

@@ -262,7 +262,8 @@ class Step(msgspec.Struct, tag="step", tag_field="event", omit_defaults=True):
         scale: the loss scale, if there is one.
         overflowed: whether the device's overflow flag was up; ``None`` on devices without.
         loss: if it is known.
-        finite: whether nothing was found in this step.
+        finite: whether nothing was found in this step, and every gradient was finite.
+        skipped: whether the update was skipped since gradients overflowed, as a loss scaler does now and then: that is no finding.
     """
 
     step: int
@@ -272,6 +273,7 @@ class Step(msgspec.Struct, tag="step", tag_field="event", omit_defaults=True):
     scale: float | None = None
     overflowed: bool | None = None
     loss: Number | None = None
+    skipped: bool = False
 
 
 class End(msgspec.Struct, tag="end", tag_field="event", omit_defaults=True):

@@ -249,12 +249,13 @@ class Watch:
         self._log.write(
             Step(
                 self._watcher.step,
-                finite=not any(found.origin and not (handled and found.direction is Direction.BACKWARD) for found in self._reader.findings),
+                finite=not self._reader.origins and (total is None or math.isfinite(total)),
                 grad_norm=None if total is None else number(total),
                 largest=largest,
                 scale=self._scaling.scale,
                 overflowed=self._flag,
                 loss=None if loss is None else number(loss),
+                skipped=handled,
             )
         )
 
@@ -443,7 +444,7 @@ class Watch:
             points.active.remove(self._watcher)
         for failure in self._watcher.errors[:20]:
             self.say(f"not looked at: {failure}")
-        if self._options.optimizer is not None and self._trainings and self._watched_steps and not self._backwards:
+        if self._options.optimizers and self._trainings and self._watched_steps and not self._backwards:
             text = "no backward was seen, so that no gradient was looked at; is the backward inside the watch?"
             self._lookout.warn("note", text, self._watcher.step)
         self._log.write(End(self._watcher.step + self._written, self._watched_steps, reason))
