@@ -57,7 +57,7 @@ class Explainer:
         if context is None:
             found.notes.append("the step was not run again: what that call was given was not kept")
             return None
-        again = replay(context, found, self._modules, self._memory.versions(), self._limits)
+        again = replay(context, found, noted, self._modules, self._memory.versions(), self._limits)
         if again.note and found.site is not Site.SUM:  # of a sum, one step shows only a part
             found.notes.append(again.note)
         if again.found is not None:

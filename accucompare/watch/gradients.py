@@ -237,6 +237,17 @@ def gradient_state(parameter: torch.Tensor) -> tuple[int, int]:
     return id(parameter.grad), -1 if parameter.grad is None or parameter.grad.is_inference() else parameter.grad._version
 
 
+def register_first_hook(tensor: torch.Tensor, act: Callable[[torch.Tensor], Any]) -> torch.utils.hooks.RemovableHandle:
+    """Register a tensor's hook that is called before those that it has."""
+    handle: torch.utils.hooks.RemovableHandle = tensor.register_hook(act)  # type: ignore[no-untyped-call]
+    hooks: Any = tensor._backward_hooks
+    others = [(key, hook) for key, hook in hooks.items() if key != handle.id]
+    for key, _ in others:  # autograd goes by the order in which they were put in, and not by that of the OrderedDict
+        del hooks[key]
+    hooks.update(others)
+    return handle
+
+
 class _Returning:
     """A tensor's hook that leaves the gradient as it is, and is left behind where the tensor is saved."""
 

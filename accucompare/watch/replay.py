@@ -12,7 +12,7 @@ import functools
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accucompare import devices
-from accucompare.capture.calls import listens
+from accucompare.capture.calls import in_backward, listens
 from accucompare.capture.hooks import Recorder
 from accucompare.capture.names import Modules
 from accucompare.capture.values import is_cache, leaves, replaced
@@ -30,11 +30,14 @@ from accucompare.watch import points
 from accucompare.watch.attributes import Attributes, attributes_of, set_attributes
 from accucompare.watch.events import Direction, Found, Site
 from accucompare.watch.extrema import Meter
-from accucompare.watch.judge import FLAG, Limits, judge
-from accucompare.watch.listening import Hearing, WatchedCall, Watcher
+from accucompare.watch.gradients import register_first_hook
+from accucompare.watch.judge import FLAG, MINUS, NAN, PLUS, Limits, What, judge
+from accucompare.watch.listening import Hearing, Noted, WatchedCall, Watcher
 from accucompare.watch.ranks import has_sharded_parameters
 from accucompare.watch.reproducer import Moment
-from accucompare.watch.rerun import autocast_now, autocast_then
+from accucompare.watch.rerun import always, autocast_now, autocast_then
+
+_NOT_FINITE = {NAN, PLUS, MINUS}
 
 
 @dataclass(eq=False)
@@ -163,12 +166,13 @@ class Replayed:
     note: str = ""
 
 
-def replay(context: Context, found: Found, modules: Modules, versions: list[int], limits: Limits) -> Replayed:
+def replay(context: Context, found: Found, noted: Sequence[Noted], modules: Modules, versions: list[int], limits: Limits) -> Replayed:
     """Run an outermost call again, and its backward if the finding is one's.
 
     Args:
         context: the call in which it was found.
         found: what was found.
+        noted: what was heard in the step itself, which is believed where the second run says otherwise.
         modules: of the model.
         versions: of the parameters now: if they were written into since, the call would be another one.
         limits: what is a finding.
@@ -190,7 +194,8 @@ def replay(context: Context, found: Found, modules: Modules, versions: list[int]
             for with_backward in (True,) if backward else (False, True) if context.grads else (False,):  # it may show there only
                 watcher = _Again(modules, context, Hearing(frames=True, operators=True, lines=with_backward), overflowed=flagged)
                 watcher.run_again(with_backward)
-                again = again or _same(judge([noted.heard() for noted in watcher.noted], found.step, limits), found)
+                findings = judge([each.heard() for each in watcher.noted], found.step, limits)
+                again = again or _same([each for each in findings if not _was_finite(each, noted)], found)
                 if again is not None:
                     break
             target = again or found
@@ -263,12 +268,22 @@ class _Again(Watcher):
         super().began(call, args, kwargs)
 
     def ended(self, call: WatchedCall, output: Any) -> None:
+        if call.parent is None and not in_backward():
+            self._give_real_gradients(output)
         super().ended(call, output)
         moment = self.moment
         if moment is not None and (call.name, call.index) == self._target and torch.is_grad_enabled():
             for path, part in leaves(output):
                 if isinstance(part, torch.Tensor) and part.requires_grad and part.grad_fn is not None:
                     part.register_hook(_keeping(moment.grads, path))  # type: ignore[no-untyped-call]
+
+    def _give_real_gradients(self, output: Any) -> None:
+        """Let each output have the gradient that it had: where a loss is computed of another output, that one would get it twice."""
+        for path, part in leaves(output):
+            if path in self._context.grads and isinstance(part, torch.Tensor) and part.requires_grad:
+                real = always(self._context.grads[path])
+                register_first_hook(part, real)  # before those of the calls in it
+                part.register_hook(real)  # type: ignore[no-untyped-call]  # and after those of the user's, which it has been through
 
     def _backward(self, output: Any, given: Any) -> None:
         grads = self._context.grads
@@ -353,6 +368,16 @@ def _same(findings: list[Found], found: Found) -> Found | None:
     origins = [each for each in findings if each.origin and each.direction is found.direction and each.site is not Site.LOSS]
     exact = (each for each in origins if (each.name, each.call, each.near) == (found.name, found.call, found.near))
     return next(exact, origins[0] if origins else None)
+
+
+def _was_finite(found: Found, noted: Sequence[Noted]) -> bool:
+    """Whether the step itself has heard what was found when it was run again, and it was finite there."""
+    backward = found.direction is Direction.BACKWARD
+    if not _NOT_FINITE & set(found.kinds) or found.site not in (Site.MODULE, Site.GLUE) or (not backward and found.near):
+        return False
+    what, detail = (What.GRADIENT, found.operator) if backward else (What.ENDED, "")
+    heard = [each for each in noted if each.what is what and each.place.key == (found.name, found.call) and each.detail == detail]
+    return bool(heard) and all(extrema.finite for each in heard for *_, extrema in each.parts)
 
 
 def _checkpoints_reentrantly(outputs: list[torch.Tensor]) -> bool:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
 from accucompare.watch.events import Direction, Site
+from accucompare.watch.rerun import Reproducer
 from fixtures.cnn import Net
 from tests.watch.watched import Glue, Subject, assert_same, differing, origins, run, trained
 
@@ -329,3 +330,63 @@ def test_what_modules_keep_in_containers_and_generators_of_any_kind_is_put_back(
     assert (model.nested, model.array.tolist(), model.drawn) == ({"calls": [[1]]}, [1.0], drawn)
     assert (model.numpy.random(), model.python.random()) == (alone["numpy"].random(), alone["python"].random())
     assert origins(watch)[0].operator == "aten.log.default"
+
+
+class _Answer(nn.Module):
+    """Gives a loss and what it is computed of, as models with labels do."""
+
+    def __init__(self, head: nn.Module, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers, self.head = nn.Sequential(*layers), head
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        states = [x]
+        for layer in self.layers:
+            states.append(layer(states[-1]))
+        logits = self.head(states[-1])
+        return {"loss": logits.float().square().sum(), "logits": logits, "hidden_states": tuple(states)}
+
+
+def test_an_output_that_the_loss_is_computed_of_has_the_gradient_that_it_had(tmp_path: Path) -> None:
+    model: Any = _Answer(nn.Linear(2, 2), nn.Linear(2, 2), Glue(lambda self, x: (x * 0).abs().sqrt() + x), nn.Linear(2, 2))
+    arrived: list[torch.Tensor] = []
+    with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
+        output = model(torch.ones(1, 2))
+        output["hidden_states"][2].register_hook(lambda grad: arrived.append(grad.clone()))
+        output["loss"].backward()
+        watch.step()
+    (found,) = origins(watch)
+    assert (found.place, found.operator) == ("layers.1, backward", "SqrtBackward0")
+    with Reproducer.open(tmp_path / found.reproducer).bundle as bundle:
+        (record,) = [record for record in bundle.state() if record.name == "grad."]
+        assert np.array_equal(bundle.values(record), arrived[0].numpy())
+
+
+def test_gradients_near_the_limit_are_not_doubled_into_an_overflow_elsewhere(tmp_path: Path) -> None:
+    model: Any = _Answer(*(Glue(lambda self, x, by=by: x * self.scale * by) for by in (1.0, 4.0, 2.0)))
+    for layer in (model.head, *model.layers):
+        layer.scale = nn.Parameter(torch.ones((), dtype=torch.float16))
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        (model(torch.full((1, 1), 0.1, dtype=torch.float16, requires_grad=True))["loss"] * 12500.0).backward()  # 20000 of the logits
+        watch.step()
+    (found,) = origins(watch)
+    assert (found.place, found.notes) == ("layers.0, backward", [])
+
+
+def test_outputs_of_a_reproduced_module_that_depend_on_each_other_have_the_gradients_that_they_had(tmp_path: Path) -> None:
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        y = self.fc(x) * torch.tensor([3e4, 1.0], dtype=torch.float16)
+        return y, y * 1.0
+
+    inner: Any = Glue(forward, fc=nn.Linear(1, 2, dtype=torch.float16))
+    model: Any = Glue(lambda self, x: sum(self.inner(x)), inner=inner)
+    with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
+        (model(torch.zeros(1, 1, dtype=torch.float16)) * 1.2).sum().backward()
+        watch.step()
+    (found,) = origins(watch)
+    rerun = Reproducer.open(tmp_path / found.reproducer)
+    with rerun.bundle:
+        outcome = rerun.run(rerun.restore(inner))
+    assert sorted(float(row[2].max()) for row in outcome.inputs if row[0] == "output's gradient") == pytest.approx([1.2, 2.4], rel=1e-3)
+    (bias,) = [row[2].tolist() for row in outcome.gradients if row[1] == "fc.bias"]
+    assert bias == pytest.approx([INF, 2.4], rel=1e-3)
