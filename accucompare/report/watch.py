@@ -197,8 +197,13 @@ def _rows(ranks: Ranks, trail: Trail) -> Iterator[list[Text]]:
 
 def _row(ranks: Ranks, trail: Trail, found: Found, style: str) -> list[Text]:
     numbers = [str(found.step), *([str(trail.run.start.rank)] if ranks.several else []), str(found.order)]
-    cells = [*numbers, printable(found.place), printable(found.type, 60), kinds(found), _INPUTS[found.cause]]
+    cells = [*numbers, printable(found.place), printable(found.type, 60), kinds(found), inputs_of(found)]
     return [Text(cell, style) for cell in cells]
+
+
+def inputs_of(found: Found) -> str:
+    """What is said of what went in, in a word or two."""
+    return "not all looked at" if found.unseen and found.cause is not Cause.INPUTS else _INPUTS[found.cause]
 
 
 def _guilty(found: Found, frames: Sequence[Frame]) -> int | None:

@@ -124,6 +124,8 @@ def how(found: Found) -> str:
         Site.LOSS: f"it came from outside of the model, from the loss{by}"
         if found.direction is Direction.BACKWARD
         else "made outside of the model",
+        Site.GRADIENTS: "finite when the backward ended, and not when the update began: made in between, as by clipping",
+        Site.UPDATE: f"made by the last update: {_listed(list(map(described, found.weights)), _MOST['weights'])}",
         Site.SUM: f"a sum of gradients{by}: of several places, micro-batches, steps or ranks",
         Site.POINT: f"made{by} between the call before this point and here{_aside(found)}",
     }.get(found.site, f"made inside{by}{_aside(found)}")
@@ -144,6 +146,8 @@ def _aside(found: Found) -> str:
     """What is said of what went in."""
     if found.cause is Cause.INPUTS:
         return ""
+    if found.unseen:
+        return f": what was looked at of what went in was finite; not looked at: {_listed([printable(each) for each in found.unseen], 2)}"
     if found.cause is Cause.NEAR:
         return ": what went in was finite, but near the limit of its dtype"
     legal = _listed([printable(path, 40) for path in found.legal], 2)

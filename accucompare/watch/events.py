@@ -31,7 +31,19 @@ class Site(str, Enum):
     WEIGHTS = "weights"  # it was in a parameter or a buffer of this module before
     INPUT = "input"  # the model was given it
     LOSS = "loss"  # of a gradient: it came from outside of the model, from the loss
+    GRADIENTS = "gradients"  # in a parameter's gradient, between the backward and the update
+    UPDATE = "update"  # in a parameter, by the optimizer's last update
     SUM = "sum"  # of a gradient: the sum of what came from several places, or of several ranks, steps or micro-batches
+
+
+_ASIDES = {
+    Site.GLUE: ["glue"],
+    Site.POINT: ["point"],
+    Site.WEIGHTS: ["weights"],
+    Site.GRADIENTS: ["gradients before the update"],
+    Site.UPDATE: ["weights after the update"],
+    Site.SUM: ["sum of gradients"],
+}
 
 
 class Direction(str, Enum):
@@ -156,6 +168,7 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
         weights: the module's parameters and buffers that are not finite.
         parameters: of a gradient: every parameter whose gradient is not finite, in the order of the backward.
         legal: for the reader: paths of inputs that held an Inf and may have.
+        unseen: of what may have gone in, what was not looked at: paths of inputs, ``weights``, or an operator's input that is neither.
         reproducer: the path of the script, from the log's directory.
         notes: sentences more, such as that the step could not be run again, and why.
     """
@@ -178,6 +191,7 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
     weights: list[Seen] = []
     parameters: list[str] = []
     legal: list[str] = []
+    unseen: list[str] = []
     reproducer: str = ""
     notes: list[str] = []
 
@@ -190,7 +204,7 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
         if self.site is Site.INPUT:
             path = self.tensors[0].path if self.tensors else ""
             return f"{name}, input {path}".rstrip()
-        aside = {Site.GLUE: ["glue"], Site.POINT: ["point"], Site.WEIGHTS: ["weights"], Site.SUM: ["sum of gradients"]}.get(self.site, [])
+        aside = _ASIDES.get(self.site, [])
         aside = [*aside, *([self.near] if self.near else [])]
         direction = ", backward" if self.direction is Direction.BACKWARD else ""
         return name + (f" ({', '.join(aside)})" if aside else "") + direction

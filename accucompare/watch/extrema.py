@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.records import Layout
@@ -156,6 +157,20 @@ class Meter:
     def forget(self) -> None:
         """Remember no tensors of the step that ends."""
         self._known.clear()
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a parameter's values are there: not before a lazy module's first call, nor while FSDP has given them back."""
+    if is_lazy(tensor) or tensor.is_meta:
+        return False
+    return type(tensor.data) is not torch.Tensor or tensor.layout is not torch.strided or tensor.untyped_storage().size() > 0
+
+
+def is_hidden(value: Any) -> bool:
+    """Whether there may be NaN or Inf in what ``Meter.look`` cannot look at."""
+    if not isinstance(value, torch.Tensor) or value.is_meta or value.is_quantized:
+        return False
+    return (value.is_floating_point() or value.is_complex()) and (value.is_nested or value.numel() > 0)
 
 
 def look_now(value: Any) -> Extrema | None:

@@ -77,6 +77,7 @@ class Heard:
         line: of an operator, the source line that called it.
         near: of an operator's gradient, the child that its call's own code had called last, if it has children.
         order: its place in the step.
+        unseen: paths of tensors that could not be looked at.
     """
 
     what: What
@@ -86,6 +87,7 @@ class Heard:
     line: str = ""
     near: str = ""
     order: int = 0
+    unseen: list[str] = field(default_factory=list)
 
     def of(self, role: str) -> list[Seen]:
         return [seen for seen in self.seen if seen.role == role]
@@ -103,6 +105,7 @@ class _Open:
         pending: an Inf that its own code has made and that has done no harm yet.
         makers: the operators that made each kind, if operators were seen.
         sources: those that made it of a number in the code, such as a mask of -Inf.
+        brought: those that were given it by a tensor that is neither an input nor made here.
         last: the child that ended last.
     """
 
@@ -115,6 +118,7 @@ class _Open:
     pending: dict[str, Found] = field(default_factory=dict)
     makers: dict[str, Heard] = field(default_factory=dict)
     sources: dict[str, Heard] = field(default_factory=dict)
+    brought: dict[str, Heard] = field(default_factory=dict)
     last: Place | None = None
 
 
@@ -296,6 +300,8 @@ class _Judge:
         given = self.kinds(seen for seen in heard.of("input") if not _is_number(seen))
         for kind in kinds - given:
             call.sources[kind] = heard
+        for kind in (kinds & given) - call.known - call.makers.keys() - call.sources.keys():
+            call.brought.setdefault(kind, heard)
         if NAN not in arrival and not arrival & _INFINITE:
             call.makers.update(dict.fromkeys(new - {NAN}, heard))  # the last: an earlier one may have done no harm
 
@@ -388,7 +394,7 @@ class _Judge:
     ) -> Found:
         place = call.place if call is not None and call is not self._outside else heard.place
         tensors = list(tensors)
-        makers = {**call.sources, **call.makers} if call is not None else {}
+        makers = {**call.brought, **call.sources, **call.makers} if call is not None else {}
         maker = next((makers[kind] for kind in (NAN, *kinds) if kind in kinds and kind in makers), None)
         given = call if call is not None else self._open.get(heard.place.key)
         inputs = self._inputs_of(given) if given is not None else [seen for seen in tensors if seen.role == "input"]
@@ -407,8 +413,13 @@ class _Judge:
             tensors=tensors,
             legal=[] if site is Site.INPUT else [seen.path for seen in inputs if self.kinds([seen]) & _INFINITE],
         )
+        if given is not None and given.inputs is not None:
+            found.unseen += given.inputs.unseen
         if maker is not None:
             found.operator, found.line, found.operator_tensors = maker.detail, maker.line, maker.seen
+            if call is not None and maker in call.brought.values():
+                bad = [seen.path for seen in maker.of("input") if self.kinds([seen]) & set(kinds)]
+                found.unseen += [f"{', '.join(bad)} of {maker.detail}, which is neither an input nor a weight"]
         return found
 
     def _is_near(self, seen: Seen) -> bool:

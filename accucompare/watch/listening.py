@@ -14,7 +14,7 @@ from torch import nn
 from accucompare.capture.calls import Call, Listener, arguments_of, in_backward
 from accucompare.capture.names import Modules
 from accucompare.capture.values import leaves
-from accucompare.watch.extrema import Extrema, Meter
+from accucompare.watch.extrema import Extrema, Meter, is_hidden
 from accucompare.watch.gradients import Gradients
 from accucompare.watch.judge import OUTSIDE, Heard, Place, What, within
 from accucompare.watch.operators import OperatorsHeard, Part
@@ -41,7 +41,7 @@ class WatchedCall(Call):
 
 @dataclass(slots=True)
 class Noted:
-    """One thing heard, whose numbers are yet to be read."""
+    """One thing heard, whose numbers are yet to be read; ``unseen``: paths of tensors that cannot be looked at."""
 
     what: What
     place: Place
@@ -50,10 +50,11 @@ class Noted:
     line: str = ""
     near: str = ""
     order: int = 0
+    unseen: list[str] = field(default_factory=list)
 
     def heard(self) -> Heard:
         seen = [extrema.seen(role, path) for role, path, extrema in self.parts]
-        return Heard(self.what, self.place, seen, self.detail, self.line, self.near, self.order)
+        return Heard(self.what, self.place, seen, self.detail, self.line, self.near, self.order, self.unseen)
 
 
 class Outermost(Protocol):
@@ -159,8 +160,11 @@ class Watcher(Listener[WatchedCall]):
         """Note one thing, and begin to look at its tensors."""
         frames = self.hearing.frames and what in (What.BEGAN, What.ENDED, What.GRADIENT, What.OPERATOR)
         underflow = self.hearing.underflow and what in (What.ENDED, What.GRADIENT)
+        parts = list(parts)
         looked = [(role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts]
         noted = Noted(what, place, [(role, path, each) for role, path, each in looked if each], detail, line, near, len(self.noted))
+        if len(noted.parts) < len(looked):
+            noted.unseen = [path for (_, path, value), (*_, each) in zip(parts, looked, strict=True) if each is None and is_hidden(value)]
         self.noted.append(noted)
         return noted
 

@@ -56,6 +56,7 @@ class Context:
         indices: how often each module had been called in the step.
         attributes: of all modules, other than parameters, buffers and modules.
         grads: gradients of its outputs by path, when the backward brings them.
+        own: whether its parameters were the model's own, and not what ``functional_call`` has put in their place.
         obstacle: why it cannot be run again; empty if it can.
     """
 
@@ -73,6 +74,7 @@ class Context:
     indices: Counter[str]
     attributes: Attributes
     grads: dict[str, torch.Tensor] = field(default_factory=dict)
+    own: bool = True
     obstacle: str = ""
 
 
@@ -109,13 +111,16 @@ class Memory:
         self._modules = modules
         self._device = device
         self._copies: dict[tuple[str, str], tuple[int, int, torch.Tensor]] = {}  # of buffers: id, version, copy
-        self._parameters = [tensor for kind, _, tensor in modules.tensors() if kind == "parameters"]
+        self._parameters = [tensor for *_, tensor in self._parameters_now()]
         self._obstacle = _obstacle(modules, ranks)
 
     def remember(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any], indices: Counter[str]) -> Context:
         obstacle = self._obstacle or _stateful(args, kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             obstacle = "it was called inside a function transform"
+        own = all(tensor is parameter for (*_, tensor), parameter in zip(self._parameters_now(), self._parameters, strict=False))
+        if not own:
+            obstacle = obstacle or "its parameters were others than when the watch began, as functional_call lets them be"
         copied = ((), {}) if obstacle else _copies(args, kwargs)
         return Context(
             call.module,
@@ -130,8 +135,12 @@ class Memory:
             self.versions(),
             indices.copy(),
             {} if obstacle else attributes_of(self._modules),
+            own=own,
             obstacle=obstacle,
         )
+
+    def _parameters_now(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        return (each for each in self._modules.tensors() if each[0] == "parameters")
 
     def versions(self) -> list[int]:
         return [-1 if tensor.is_inference() else tensor._version for tensor in self._parameters]

@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
-from accucompare.watch.events import Direction, Site
+from accucompare.watch.analysis import answer
+from accucompare.watch.events import Direction, Found, Site
 from accucompare.watch.rerun import Reproducer
 from fixtures.cnn import Net
 from tests.watch.watched import Glue, Subject, assert_same, differing, origins, run, trained
@@ -390,3 +391,59 @@ def test_outputs_of_a_reproduced_module_that_depend_on_each_other_have_the_gradi
     assert sorted(float(row[2].max()) for row in outcome.inputs if row[0] == "output's gradient") == pytest.approx([1.2, 2.4], rel=1e-3)
     (bias,) = [row[2].tolist() for row in outcome.gradients if row[1] == "fc.bias"]
     assert bias == pytest.approx([INF, 2.4], rel=1e-3)
+
+
+def _found_once(model: nn.Module, tmp_path: Path, call: Callable[[], Any] | None = None, **options: Any) -> tuple[Found, str]:
+    """The one origin that a call shows, and the answer to it."""
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True, **options) as watch:
+        call() if call is not None else model(torch.ones(1, 2))
+        watch.step()
+    (found,) = origins(watch)
+    return found, answer(found, watch._start)
+
+
+@pytest.mark.parametrize("frames", [0, 21])
+def test_a_parameter_that_a_module_with_children_uses_itself_is_one_of_its_inputs(frames: int, tmp_path: Path) -> None:
+    model: Any = nn.Sequential(Glue(lambda self, x: self.fc(x) * self.scale, fc=nn.Linear(2, 2)), nn.ReLU())
+    model[0].scale = nn.Parameter(torch.tensor([1.0, NAN]))
+    found, said = _found_once(model, tmp_path, frames=frames)
+    assert (found.place, [seen.path for seen in found.weights]) == ("0 (weights)", ["scale"])
+    assert "finite" not in said.splitlines()[1].replace("not finite", "")
+
+
+def test_a_parameter_of_a_child_that_is_not_called_is_one_of_its_inputs(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: self.first(x) @ self.other.weight, first=nn.Linear(2, 2), other=nn.Linear(2, 2))
+    nn.init.constant_(model.other.weight, NAN)
+    assert _found_once(model, tmp_path)[0].place == "(root) (weights)"
+
+
+def test_a_bad_parameter_that_had_no_part_in_it_is_not_blamed(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: self.fc(x).mul(0).div(0), fc=nn.Linear(2, 2))
+    model.unused = nn.Parameter(torch.tensor(NAN))
+    found, _ = _found_once(model, tmp_path)
+    assert (found.place, found.operator) == ("(root) (glue, after fc)", "aten.div.Tensor")
+
+
+def test_weights_of_functional_call_are_looked_at_and_the_models_own_are_not_blamed(tmp_path: Path) -> None:
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    weights["1.weight"][0, 0] = NAN
+    found, _ = _found_once(model, tmp_path, lambda: torch.func.functional_call(model, weights, (torch.ones(1, 2),)))
+    assert (found.place, [seen.path for seen in found.weights]) == ("1 (weights)", ["weight"])
+    assert found.notes == ["the step was not run again: its parameters were others than when the watch began, as functional_call lets them be"]
+
+
+def test_weights_of_functional_call_that_were_not_looked_at_are_not_called_finite(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 2)
+    weights = {"weight": torch.full((2, 2), NAN), "bias": torch.zeros(2)}
+    found, said = _found_once(model, tmp_path, lambda: torch.func.functional_call(model, weights, (torch.ones(1, 2),)), frames=0)
+    assert (found.site, found.unseen) == (Site.MODULE, ["weights"])
+    assert "not looked at: weights" in said
+
+
+def test_a_tensor_that_is_neither_an_input_nor_a_weight_is_not_called_finite(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: self.fc(x) * self.table, fc=nn.Linear(2, 2))
+    model.table = torch.tensor([1.0, NAN])
+    found, said = _found_once(model, tmp_path)
+    assert (found.operator, found.unseen) == ("aten.mul.Tensor", ["other of aten.mul.Tensor, which is neither an input nor a weight"])
+    assert "what was looked at of what went in was finite; not looked at: other of aten.mul.Tensor" in said
