@@ -59,6 +59,7 @@ class Gradients:
         norms: of each parameter that has a gradient, its L2 norm when the last backward ended, by name.
         extrema: of these gradients, likewise.
         states: by name, what tells whether a gradient still is what it was then.
+        late: of each gradient that an update begins with and that is another than then, its norm.
         backwards: how many there were in this step.
         parameters: all, each once.
         order: the names of parameters in the order in which their gradients came.
@@ -68,6 +69,7 @@ class Gradients:
         self.norms: dict[str, Extrema] = {}
         self.extrema: dict[str, Extrema] = {}
         self.states: dict[str, tuple[int, int]] = {}
+        self.late: dict[str, Extrema] = {}
         self.backwards = 0
         self.order: dict[str, None] = {}
         self.parameters = list(_parameters(modules))
@@ -109,6 +111,8 @@ class Gradients:
     def forget(self) -> None:
         """A step ends."""
         self.norms = {}
+        self.states = {}
+        self.late = {}
         self.backwards = 0
         self.order = {}
 
@@ -230,6 +234,15 @@ class Gradients:
         looked = {parameter.name: self._watcher.meter.look(parameter.tensor.grad) for parameter in having}
         self.extrema = {name: extrema for name, extrema in looked.items() if extrema is not None}
         self.states = {parameter.name: gradient_state(parameter.tensor) for parameter in having}
+
+
+    def look_again(self, tensors: Iterable[torch.Tensor]) -> None:
+        """An update of these begins: look at gradients that were written since the backward, as by clipping."""
+        updated = {id(tensor) for tensor in tensors}
+        having = [each for each in self.parameters if id(each.tensor) in updated and each.tensor.grad is not None]
+        late = [each for each in having if gradient_state(each.tensor) != self.states.get(each.name)]
+        norms = self._watcher.meter.norm([each.tensor.grad for each in late if each.tensor.grad is not None])
+        self.late |= {each.name: norm for each, norm in zip(late, norms, strict=True)}
 
 
 def gradient_state(parameter: torch.Tensor) -> tuple[int, int]:

@@ -142,6 +142,14 @@ _HINTS: tuple[_Hint, ...] = (
     ),
     _Hint(lambda facts: facts.site(Site.WEIGHTS), "if it is so from the start: look at the checkpoint, and at how {name} is initialised"),
     _Hint(
+        lambda facts: facts.site(Site.GRADIENTS),
+        "look at what is done to gradients between the backward and the update: a clipping that divides by a norm of 0 (add eps), a scale of 0",
+    ),
+    _Hint(
+        lambda facts: facts.site(Site.UPDATE),
+        "look at the update of step {step}: the learning rate, its grad_norm, the optimizer's eps (1e-8 is 0 in float16) and its state",
+    ),
+    _Hint(
         lambda facts: facts.site(Site.INPUT),
         "look at the data of step {step}: missing values, a division in its preparation, a conversion that overflows",
     ),

@@ -20,8 +20,9 @@ from accucompare.watch import points
 from accucompare.watch.analysis import answer
 from accucompare.watch.events import Cause, Direction, End, Found, Frames, Number, Scaled, Site, Start, Step, Warned, log_path, number
 from accucompare.watch.explaining import Explainer
-from accucompare.watch.extrema import Meter
+from accucompare.watch.extrema import Extrema, Meter, has_memory
 from accucompare.watch.frames import frames_of
+from accucompare.watch.gradients import Parameter
 from accucompare.watch.judge import Limits, Place, What
 from accucompare.watch.listening import Hearing, WatchedCall, Watcher
 from accucompare.watch.log import Log
@@ -87,6 +88,7 @@ class Watch:
         self._told: set[str] = set()  # places that have been told
         self._reproduced = False
         self._ended = False
+        self._bad_at_first: set[str] = set()  # parameters that were not finite when the watch began
         self.dump: contextlib.ExitStack | None = None  # of kernels, that ends with the first step
         self._log.write(start)
 
@@ -125,6 +127,7 @@ class Watch:
             self._end_watched_step(None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss))
         self._next_step()
         if self._options.abort_after_step is not None and step >= self._options.abort_after_step:
+            self._check_parameters(step)
             self._end(f"stopped after step {step}, as asked")
             raise WatchEndedError(f"the watch ends after step {step}, as asked (abort_after_step); its log is {self._log.path}")
 
@@ -187,22 +190,25 @@ class Watch:
             return None
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if callable(closure):
-            checked = functools.partial(self._check_closure, closure)
+            checked = functools.partial(self._check_closure, optimizer, closure)
             return (args[0], *args[2:]), {**kwargs, "closure": checked}
         self._updated[id(optimizer)] += 1
         if self._updated[id(optimizer)] == 2:
             text = "the optimizer updates several times in one step: call step() of the watch at the end of each"
             self._lookout.warn("note", text, self._watcher.step)
-        self._check()
+        self._check(optimizer)
         return None
 
-    def _check_closure(self, closure: Any) -> Any:
+    def _check_closure(self, optimizer: Any, closure: Any) -> Any:
         loss = closure()
         if not self._ended and self._watcher.listening:
-            self._check()
+            self._check(optimizer)
         return loss
 
-    def _check(self) -> None:
+    def _check(self, optimizer: Any) -> None:
+        if getattr(optimizer, "found_inf", None) is None:  # else it has been told by the loss scaler, and skips the update itself
+            with self._watcher.deaf():
+                self._watcher.gradients.look_again(tensor for group in optimizer.param_groups for tensor in group["params"])
         self._read()
         error = self._tell(forward_only=self._scaling.scale is not None)  # a fused optimizer skips the update itself
         if error is not None:
@@ -414,6 +420,7 @@ class Watch:
     # beginning and end
 
     def begin(self) -> None:
+        self._bad_at_first = {parameter.name for parameter, _ in self._bad_parameters()}
         self._watcher.install()
         points.active.append(self._watcher)
         self._hear()
@@ -422,7 +429,28 @@ class Watch:
         """The loop is over; what came after the last ``step()`` is a step of its own."""
         if self._watcher.noted:
             self.step()
+        self._check_parameters(max(0, self._watcher.step - 1))
         self._end("finished")
+
+    def _bad_parameters(self) -> list[tuple[Parameter, Extrema]]:
+        """The parameters that are not finite now; it waits for the device."""
+        meter = Meter()
+        parameters = [each for each in self._watcher.gradients.parameters if has_memory(each.tensor)]
+        looked = [(parameter, meter.look(parameter.tensor, frames=True)) for parameter in parameters]
+        meter.read()
+        return [(parameter, extrema) for parameter, extrema in looked if extrema is not None and not extrema.finite]
+
+    def _check_parameters(self, step: int) -> None:
+        """No forward will show what the last update has made of the parameters."""
+        bad = [] if self._ended or self.findings else self._bad_parameters()
+        bad = [(parameter, extrema) for parameter, extrema in bad if parameter.name not in self._bad_at_first]
+        if not bad or self._spoilt_by_others is not None:
+            return
+        self._reader.add_update(bad, step)
+        error = self._tell()
+        if error is not None:
+            self._end("a finding")
+            raise error
 
     def fail(self, error: BaseException) -> None:
         """The loop has raised: tell what was found until then, and end."""

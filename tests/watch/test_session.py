@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import gc
@@ -1002,3 +1003,75 @@ def test_gradients_whose_squares_overflow_and_that_are_clipped_are_no_finding(tm
         watch.step()
     assert watch.findings == []
     assert 1e20 <= watch.grad_norms[0] < 3e20
+
+
+def _clip_by_a_norm_of_zero(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= parameter.grad.norm()
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_gradients_that_turn_nan_after_the_backward_are_told_before_the_update(closure: bool, tmp_path: Path) -> None:
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def backward() -> None:
+        (model(torch.ones(1, 2)) * 0).sum().backward()
+        _clip_by_a_norm_of_zero(model)
+
+    with pytest.raises(NonFiniteError) as raised, ac.watch(model, optimizer, out=tmp_path, quiet=True) as watch:  # noqa: PT012
+        if closure:
+            optimizer.step(backward)  # type: ignore[arg-type]
+        else:
+            backward()
+            optimizer.step()
+    assert raised.value.finding.place == "0 (gradients before the update), backward"
+    assert raised.value.finding.parameters == [name for name, _ in model.named_parameters()]
+    assert "not when the update began" in str(raised.value)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert [step.finite for step in events(watch, Step)] == [False]
+
+
+def test_gradients_that_are_clipped_as_they_should_be_are_no_finding(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ac.watch(model, optimizer, out=tmp_path, quiet=True) as watch:
+        (model(torch.ones(1, 2)).sum() * 1e30).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e30)
+        optimizer.step()
+        watch.step()
+    assert watch.findings == []
+
+
+def _spoil(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["momentum_buffer"].fill_(INF)
+
+
+@pytest.mark.parametrize("on_finding", ["warn", "raise"])
+def test_parameters_that_turn_nan_in_the_last_update_are_told_at_the_end(on_finding: str, tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    raises = pytest.raises(NonFiniteError, match="made by the last update") if on_finding == "raise" else contextlib.nullcontext()
+    with raises, ac.watch(model, optimizer, out=tmp_path, on_finding=on_finding, quiet=True) as watch:
+        for step in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            if step == 2:
+                _spoil(optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step()
+    (found,) = origins(watch)
+    assert (found.place, found.step, [seen.path for seen in found.weights]) == ("(root) (weights after the update)", 2, ["weight", "bias"])
+    assert events(watch, End)[0].reason == ("a finding" if on_finding == "raise" else "finished")
+
+
+def test_parameters_that_are_not_finite_from_the_start_and_unused_are_no_update_of_the_watchs(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: self.fc(x), fc=nn.Linear(2, 2))
+    model.mask = nn.Parameter(torch.tensor(-INF), requires_grad=False)
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        model(torch.ones(1, 2))
+        watch.step()
+    assert watch.findings == []
