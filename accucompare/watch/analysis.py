@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from accucompare.bundle.records import display_name
 from accucompare.errors import UsageError
 from accucompare.watch.events import (
     Cause,
@@ -389,6 +390,11 @@ class Ranks:
             return f"no step was watched; {self.ranks[0].ending}"
         if self.incomplete:
             return "nothing was found, but not in every rank's log: " + "; ".join(self.notes)
+        unseen = {name: what for run in self.ranks for step in run.steps for name, what in step.unseen.items()}
+        if unseen:
+            name, what = next(iter(unseen.items()))
+            more = f", and {len(unseen) - 1:,} more" if len(unseen) > 1 else ""
+            return f"nothing was found, but not all was seen: {what}, of {display_name(name)}{more}"
         unended = [run for run in self.ranks if run.end is None]
         unended += [run for run in self.ranks if run.end is not None and not run.end.as_meant]
         return f"nothing was found, but {unended[0].ending}" if unended else ""

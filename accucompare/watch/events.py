@@ -277,6 +277,7 @@ class Step(msgspec.Struct, tag="step", tag_field="event", omit_defaults=True):
         overflowed: whether the device's overflow flag was up; ``None`` on devices without.
         loss: if it is known.
         finite: whether nothing was found in this step, and every gradient was finite.
+        unseen: by the names of modules, what could not be looked at: where that is not empty, ``finite`` is said of the rest.
         skipped: whether the update was skipped since gradients overflowed, as a loss scaler does now and then: that is no finding.
     """
 
@@ -288,6 +289,7 @@ class Step(msgspec.Struct, tag="step", tag_field="event", omit_defaults=True):
     overflowed: bool | None = None
     loss: Number | None = None
     skipped: bool = False
+    unseen: dict[str, str] = {}
 
 
 class End(msgspec.Struct, tag="end", tag_field="event", omit_defaults=True):

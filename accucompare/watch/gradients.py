@@ -126,7 +126,7 @@ class Gradients:
             outputs: that it gives.
             exact: look at what arrives at a node, too, and note the line that called its operator; needs torch's anomaly mode.
         """
-        nodes = [tensor.grad_fn for tensor in outputs if not torch._C._functorch.is_functorch_wrapped_tensor(tensor)]
+        nodes = [tensor.grad_fn for tensor in outputs]
         visited = set()
         while nodes:
             node = nodes.pop()
@@ -152,7 +152,7 @@ class Gradients:
 
     def expect(self, place: Place, path: str, output: torch.Tensor, tell: Callable[[torch.Tensor], None]) -> None:
         """Hear the gradient of what an outermost call gave."""
-        if output.grad_fn is not None and not torch._C._functorch.is_functorch_wrapped_tensor(output):
+        if output.grad_fn is not None:
             hook = functools.partial(self._guarded, self._arrived, place, path, tell)
             output.register_hook(_Returning(hook))  # type: ignore[no-untyped-call]
 

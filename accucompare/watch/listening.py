@@ -10,11 +10,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch._C._functorch import TransformType
 
 from accucompare.capture.calls import Call, Listener, arguments_of, in_backward
 from accucompare.capture.names import Modules
 from accucompare.capture.values import leaves
-from accucompare.watch.extrema import Extrema, Meter, is_hidden
+from accucompare.watch.extrema import Extrema, Meter, is_hidden, plain
 from accucompare.watch.gradients import Gradients
 from accucompare.watch.judge import OUTSIDE, Heard, Place, What, within
 from accucompare.watch.operators import OperatorsHeard, Part
@@ -90,6 +91,7 @@ class Watcher(Listener[WatchedCall]):
         noted: what was heard in this step, in order.
         hearing: what is looked at.
         errors: what went wrong in a hook; it never reaches the model.
+        unseen: by the names of modules, what could not be looked at in this step.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Watcher(Listener[WatchedCall]):
         self.noted: list[Noted] = []
         self.hearing = Hearing()
         self.errors: list[str] = []
+        self.unseen: dict[str, str] = {}
         self.meter = meter
         self.gradients = Gradients(self, modules, distributed)
         self._outermost = outermost
@@ -126,6 +129,7 @@ class Watcher(Listener[WatchedCall]):
 
     def next_step(self) -> None:
         super().next_step()
+        self.unseen = {}
         self.forget()
 
     def forget(self) -> None:
@@ -148,6 +152,7 @@ class Watcher(Listener[WatchedCall]):
             self.listening = before
 
     def failed(self, error: Exception, name: str) -> None:
+        self.unseen.setdefault(name, "an error in a hook")
         self.errors.append(f"step {self.step}, {name or '(root)'}: {type(error).__name__}: {error}")
 
     def number(self, name: str) -> int:
@@ -164,7 +169,10 @@ class Watcher(Listener[WatchedCall]):
         looked = [(role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts]
         noted = Noted(what, place, [(role, path, each) for role, path, each in looked if each], detail, line, near, len(self.noted))
         if len(noted.parts) < len(looked):
-            noted.unseen = [path for (_, path, value), (*_, each) in zip(parts, looked, strict=True) if each is None and is_hidden(value)]
+            hidden = [part for part, (*_, each) in zip(parts, looked, strict=True) if each is None and is_hidden(part[2])]
+            noted.unseen = [f"{role} {path}".rstrip() for role, path, _ in hidden]
+            if noted.unseen and place.type:
+                self.unseen.setdefault(place.name, noted.unseen[0])
         self.noted.append(noted)
         return noted
 
@@ -190,12 +198,26 @@ class Watcher(Listener[WatchedCall]):
             self._look_at_flag(call, ended=True)
         if (caller := self.caller(call)) is not None:
             caller.children.append((torch._C._autograd._get_sequence_nr(), within(call.place, caller.place)))
-        if torch.is_grad_enabled():
-            tensors = [(path, value) for _, path, value in outputs if isinstance(value, torch.Tensor) and value.requires_grad]
+        if torch.is_grad_enabled() and not self._is_differentiated(call):
+            tensors = [(path, plain(value)) for _, path, value in outputs if isinstance(value, torch.Tensor)]
+            tensors = [(path, value) for path, value in tensors if value.requires_grad]
             self.gradients.follow(call.place, call.first, call.children, [tensor for _, tensor in tensors], self.hearing.lines)
             if call.parent is None and not in_backward():
                 for path, tensor in tensors:
                     self.gradients.expect(call.place, path, tensor, functools.partial(self._arrived, call, path))
+
+    def _is_differentiated(self, call: WatchedCall) -> bool:
+        """Whether a function transform takes gradients of a call, of which autograd's hooks are told nothing."""
+        if torch._C._functorch.peek_interpreter_stack() is None:
+            return False
+        from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+        transforms = {interpreter.key() for interpreter in retrieve_all_functorch_interpreters()}
+        if transforms <= {TransformType.Vmap}:
+            return False
+        if call.parent is None and not in_backward():  # else what comes of them goes on through the model
+            self.unseen.setdefault(call.name, "the gradients that a function transform takes")
+        return True
 
     def left(self, call: WatchedCall) -> None:
         if call.operators is not None:

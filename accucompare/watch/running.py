@@ -43,6 +43,8 @@ _MOST_NOTED = 100_000
 _UNDERFLOW_EVERY = 10
 #: How many parameters a step's event names of those that carry most of grad_norm.
 _LARGEST = 5
+#: And how many modules of those that could not be looked at altogether.
+_UNSEEN_TOLD = 20
 
 
 class Watch:
@@ -262,6 +264,7 @@ class Watch:
                 overflowed=self._flag,
                 loss=None if loss is None else number(loss),
                 skipped=handled,
+                unseen=dict(list(self._watcher.unseen.items())[:_UNSEEN_TOLD]),
             )
         )
 

@@ -24,9 +24,10 @@ from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
 from accucompare.errors import NonFiniteError, UsageError, WatchEndedError
+from accucompare.watch.analysis import read
 from accucompare.watch.events import End, Found, Frames, Start, Step, Warned
 from fixtures.cnn import Net
-from tests.watch.watched import Counting, Glue, Subject, assert_same, events, origins, trained
+from tests.watch.watched import Counting, Glue, Subject, assert_same, events, origins, run, trained
 
 NAN, INF = float("nan"), float("inf")
 
@@ -363,6 +364,36 @@ def test_a_model_that_is_called_inside_a_function_transform_is_heard(tmp_path: P
     with ac.watch(model, out=tmp_path, quiet=True) as watch:
         torch.func.grad(lambda x: model(x).sum())(torch.ones(1, 2))
         assert watch._watcher.errors == []
+
+
+def test_calls_under_vmap_are_looked_at_forward_and_backward(tmp_path: Path) -> None:
+    model: Any = nn.Sequential(nn.Linear(2, 2), Glue(lambda self, x: (x * 0).log()), nn.ReLU())
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        torch.func.vmap(model)(torch.ones(3, 2))
+        watch.step()
+    assert [found.place for found in origins(watch)] == ["1"]
+    model[1] = Glue(lambda self, x: (x * 0).sqrt() + x)
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        torch.func.vmap(model)(torch.ones(3, 2)).sum().backward()
+        watch.step()
+    assert [(found.place, found.operator) for found in origins(watch)] == [("1, backward", "SqrtBackward0")]
+    assert events(watch, Step)[0].unseen == {}
+
+
+def test_gradients_that_a_function_transform_takes_are_said_not_to_have_been_seen(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 1)
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        torch.func.vmap(torch.func.grad(lambda x: model(x).sum()))(torch.ones(3, 2))
+        watch.step()
+    assert watch.findings == []
+    said = read(tmp_path).trouble
+    assert said == "nothing was found, but not all was seen: the gradients that a function transform takes, of (root)"
+
+
+def test_a_transform_inside_the_model_hides_nothing(tmp_path: Path) -> None:
+    _, watch = run(gradient_inside, tmp_path)
+    assert watch is not None
+    assert read(tmp_path).trouble == ""
 
 
 def test_a_backward_that_raised_and_is_tried_again_is_heard(tmp_path: Path) -> None:
