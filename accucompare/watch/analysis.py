@@ -125,6 +125,7 @@ def how(found: Found) -> str:
         Site.LOSS: f"it came from outside of the model, from the loss{by}"
         if found.direction is Direction.BACKWARD
         else "made outside of the model",
+        Site.HOOK: "made by a hook of your own on the parameter: the gradient that it was given was finite",
         Site.GRADIENTS: "finite when the backward ended, and not when the update began: made in between, as by clipping",
         Site.UPDATE: f"made by the last update: {_listed(list(map(described, found.weights)), _MOST['weights'])}",
         Site.SUM: f"a sum of gradients{by}: of several places, micro-batches, steps or ranks",
@@ -132,6 +133,8 @@ def how(found: Found) -> str:
     }.get(found.site, f"made inside{by}{_aside(found)}")
     if found.site is Site.LOSS and found.direction is Direction.FORWARD:
         sentence = "made outside of the model, from finite values"
+    if found.second:
+        sentence += ", in a second backward, through gradients"
     if not found.origin:
         sentence = "it came in and passed through; it did not begin here"
     if found.parameters:

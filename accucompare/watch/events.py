@@ -31,6 +31,7 @@ class Site(str, Enum):
     WEIGHTS = "weights"  # it was in a parameter or a buffer of this module before
     INPUT = "input"  # the model was given it
     LOSS = "loss"  # of a gradient: it came from outside of the model, from the loss
+    HOOK = "hook"  # of a gradient: a hook of the user's on a parameter, which `near` names
     GRADIENTS = "gradients"  # in a parameter's gradient, between the backward and the update
     UPDATE = "update"  # in a parameter, by the optimizer's last update
     SUM = "sum"  # of a gradient: the sum of what came from several places, or of several ranks, steps or micro-batches
@@ -40,6 +41,7 @@ _ASIDES = {
     Site.GLUE: ["glue"],
     Site.POINT: ["point"],
     Site.WEIGHTS: ["weights"],
+    Site.HOOK: ["hook on"],
     Site.GRADIENTS: ["gradients before the update"],
     Site.UPDATE: ["weights after the update"],
     Site.SUM: ["sum of gradients"],
@@ -169,6 +171,7 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
         parameters: of a gradient: every parameter whose gradient is not finite, in the order of the backward.
         legal: for the reader: paths of inputs that held an Inf and may have.
         unseen: of what may have gone in, what was not looked at: paths of inputs, ``weights``, or an operator's input that is neither.
+        second: whether it was in a second backward, through the gradients that another one gave.
         reproducer: the path of the script, from the log's directory.
         notes: sentences more, such as that the step could not be run again, and why.
     """
@@ -192,6 +195,7 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
     parameters: list[str] = []
     legal: list[str] = []
     unseen: list[str] = []
+    second: bool = False
     reproducer: str = ""
     notes: list[str] = []
 
@@ -207,7 +211,7 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
         aside = _ASIDES.get(self.site, [])
         aside = [*aside, *([self.near] if self.near else [])]
         direction = ", backward" if self.direction is Direction.BACKWARD else ""
-        return name + (f" ({', '.join(aside)})" if aside else "") + direction
+        return name + (f" ({(' ' if self.site is Site.HOOK else ', ').join(aside)})" if aside else "") + direction
 
 
 class Warned(msgspec.Struct, tag="warned", tag_field="event", omit_defaults=True):

@@ -141,6 +141,7 @@ _HINTS: tuple[_Hint, ...] = (
         "look at the update before this step: its grad_norm, the learning rate (lower it), clipping before the gradients are unscaled",
     ),
     _Hint(lambda facts: facts.site(Site.WEIGHTS), "if it is so from the start: look at the checkpoint, and at how {name} is initialised"),
+    _Hint(lambda facts: facts.site(Site.HOOK), "look at the hook: what does it make of a gradient of 0, or of a large one?"),
     _Hint(
         lambda facts: facts.site(Site.GRADIENTS),
         "look at what is done to gradients between the backward and the update: a clipping that divides by a norm of 0 (add eps), a scale of 0",
@@ -154,11 +155,27 @@ _HINTS: tuple[_Hint, ...] = (
         "look at the data of step {step}: missing values, a division in its preparation, a conversion that overflows",
     ),
     _Hint(
-        lambda facts: facts.site(Site.LOSS),
+        lambda facts: facts.site(Site.LOSS) and facts.backward and facts.large and not facts.nan and ((facts.scale or 0) > 1 or facts.half),
+        "lower the loss scale, or let it be dynamic (torch.amp.GradScaler): what comes from the loss is too large for {dtype}",
+    ),
+    _Hint(
+        lambda facts: facts.site(Site.LOSS) and facts.operator in _LOGS,
+        "in the loss, log of 0: add eps inside it, or use log_softmax, or a loss of logits (cross_entropy, …_with_logits)",
+    ),
+    _Hint(
+        lambda facts: facts.site(Site.LOSS) and facts.operator in _DIVISIONS,
+        "in the loss, division by 0, as by the sum of a mask that hides everything: let what it divides by be 1 at least",
+    ),
+    _Hint(
+        lambda facts: facts.site(Site.LOSS) and facts.operator in (*_ROOTS, *_NORMS),
+        "in the loss, a root or a norm at 0, whose slope is Inf: add eps inside it, as sqrt(x * x + eps)",
+    ),
+    _Hint(
+        lambda facts: facts.site(Site.LOSS) and not facts.operator and (facts.nan or facts.forward),
         "look at the loss: log or root of 0, a label out of range, labels that are all ignored (a mean of nothing is 0/0)",
     ),
     _Hint(
-        lambda facts: facts.site(Site.LOSS),
+        lambda facts: facts.site(Site.LOSS) and facts.operator not in _DIVISIONS and (facts.nan or facts.forward or facts.operator in _LOGS),
         "compute the loss in float32, from logits (cross_entropy, …_with_logits), not from probabilities",
     ),
     _Hint(

@@ -192,6 +192,8 @@ class Watcher(Listener[WatchedCall]):
         call.first = torch._C._autograd._get_sequence_nr()
 
     def ended(self, call: WatchedCall, output: Any) -> None:
+        if call.parent is None and not in_backward():
+            self.gradients.end(call.first)
         outputs = [("output", path, value) for path, value in leaves(output)]
         if not in_backward():
             self.note(What.ENDED, call.place, outputs)
