@@ -12,13 +12,13 @@ from accucompare.capture.calls import arguments_of
 from accucompare.capture.names import Modules
 from accucompare.watch.events import Direction, Found, Seen, Site
 from accucompare.watch.extrema import look_now
-from accucompare.watch.judge import Limits, What
+from accucompare.watch.judge import MINUS, Limits, What
 from accucompare.watch.listening import Noted
-from accucompare.watch.replay import Context, Memory, replay
+from accucompare.watch.replay import Context, Memory, is_fill, replay
 from accucompare.watch.reproducer import Moment
 
 #: Where running a step again says no more.
-_OUTSIDE = (Site.INPUT, Site.LOSS, Site.GRADIENTS, Site.UPDATE)
+_OUTSIDE = (Site.INPUT, Site.LOSS, Site.HOOK, Site.GRADIENTS, Site.UPDATE)
 #: Where a module's own code made it, or had it in its weights.
 _OF_ITS_OWN = (Site.MODULE, Site.GLUE)
 
@@ -59,6 +59,9 @@ class Explainer:
             return None
         if context is None and found.site is Site.SUM:
             return None
+        if found.second:
+            found.notes.append("the step was not run again: it was in a second backward, through gradients")
+            return None
         if context is None:
             _blame_weights(found, weights or [])
             found.notes.append("the step was not run again: what that call was given was not kept")
@@ -70,6 +73,13 @@ class Explainer:
             _refine(found, again.found)
         _blame_weights(found, weights or [])
         return again.moment
+
+    def is_fill(self, found: Found, noted: Sequence[Noted]) -> bool:
+        """Whether a finding is a -Inf alone that a module's output was filled with, which is legal until it does harm."""
+        if found.kinds != [MINUS] or found.direction is not Direction.FORWARD or found.site not in _OF_ITS_OWN or not found.origin:
+            return False
+        context = self._context_of(found, noted)
+        return context is not None and is_fill(context, found, self._modules, self._memory.versions(), self._limits)
 
     def _context_of(self, found: Found, noted: Sequence[Noted]) -> Context | None:
         """The outermost call in which something was found; of a sum over several, none."""

@@ -31,7 +31,7 @@ from accucompare.watch.attributes import Attributes, attributes_of, set_attribut
 from accucompare.watch.events import Direction, Found, Site
 from accucompare.watch.extrema import Meter
 from accucompare.watch.gradients import register_first_hook
-from accucompare.watch.judge import FLAG, MINUS, NAN, PLUS, Limits, What, judge
+from accucompare.watch.judge import FLAG, MINUS, NAN, PLUS, Heard, Limits, What, judge
 from accucompare.watch.listening import Hearing, Noted, WatchedCall, Watcher
 from accucompare.watch.ranks import has_sharded_parameters
 from accucompare.watch.reproducer import Moment
@@ -214,6 +214,25 @@ def replay(context: Context, found: Found, noted: Sequence[Noted], modules: Modu
             return Replayed(again, watcher.moment, note)
     except Exception as error:  # whatever a model may raise when it is called once more
         return Replayed(note=f"the step could not be run again: {type(error).__name__}: {_first_line(error)}")
+
+
+def is_fill(context: Context, found: Found, modules: Modules, versions: list[int], limits: Limits) -> bool:
+    """Whether a call's -Inf shows again, and is what its output was filled with: no operator has computed it. Arguments as ``replay``."""
+    if context.obstacle or versions != context.versions or any(listens(module, Recorder) for module in modules.named.values()):
+        return False
+    try:
+        with _nothing_changed(context, modules):
+            watcher = _Again(modules, context, Hearing(operators=True))
+            watcher.run_again(backward=False)
+    except Exception:  # as above; it stays a finding, which says so
+        return False
+    heard = [each.heard() for each in watcher.noted]
+    again = any(each.what is What.ENDED and each.place.key == (found.name, found.call) and not _finite(each) for each in heard)
+    return again and not any(each.origin and each.name == found.name for each in judge(heard, found.step, limits))
+
+
+def _finite(heard: Heard) -> bool:
+    return all(seen.finite for seen in heard.seen)
 
 
 class _Again(Watcher):

@@ -67,9 +67,11 @@ class Watch:
         self._start = start
         self._device = device
         self._backend = devices.backend(device.type)
-        limits = Limits(options.allows, start.saturates, options.near)
+        self._fills: set[str] = set()  # modules whose outputs are filled with -Inf
+        limits = Limits(options.allows, start.saturates, options.near, self._fills.__contains__)
         flag = self._device_flag if options.flag_per_module and start.saturates else None
         self._watcher = Watcher(modules, Meter(), self, flag, distributed=start.ranks > 1)
+        self._watcher.gradients.lines.always = options.level == Level.OP
         self._reader = Reader(self._watcher, limits, start.ranks)
         self._reader.scaled = options.scaler is not None
         self._memory = Memory(modules, device, start.ranks)
@@ -84,6 +86,7 @@ class Watch:
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
         self._taken: set[int] = set()  # ids of this step's findings that have been told
+        self._judged: set[int] = set()  # ids of this step's findings of which it is known whether they are fills
         self._written = False  # whether this step is in the log
         self._spoilt_by_others: int | None = None  # the step in which another rank spoilt gradients, with which parameters were updated
         self._spoilt_update: int | None = None  # the last step in which parameters were updated in spite of a finding
@@ -178,9 +181,18 @@ class Watch:
             return
         with self._watcher.deaf():
             self._reader.read()
+            while (filled := next((each for each in self._reader.findings if self._is_fill(each)), None)) is not None:
+                self._fills.add(filled.name)
+                self._reader.read()
             if self._start.saturates:
                 flagged = any(noted.what is What.FLAG for noted in self._watcher.noted)
                 self._flag = bool(self._flag) or flagged or self._device_flag()
+
+    def _is_fill(self, found: Found) -> bool:
+        if id(found) in self._judged:
+            return False
+        self._judged.add(id(found))
+        return self._explainer.is_fill(found, self._watcher.noted)
 
     def before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The optimizer is about to change the parameters: the last moment at which a step can be run again.
@@ -276,6 +288,7 @@ class Watch:
         self._reader.next_step()
         self._written = False
         self._taken.clear()
+        self._judged.clear()
         self._flag, self._asked = None, False
         self._updated.clear()
         self._watcher.next_step()

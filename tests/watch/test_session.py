@@ -1106,3 +1106,67 @@ def test_parameters_that_are_not_finite_from_the_start_and_unused_are_no_update_
         model(torch.ones(1, 2))
         watch.step()
     assert watch.findings == []
+
+
+def _filled(x: torch.Tensor) -> torch.Tensor:
+    return x.masked_fill(torch.tensor([False, True]), -INF)
+
+
+class _Masked(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tensor([0.0, torch.finfo(x.dtype).min], dtype=x.dtype)
+
+
+MASKED: dict[str, Callable[[], nn.Module]] = {
+    "masked_fill": lambda: Glue(lambda self, x: _filled(x)),
+    "masked_fill after a child": lambda: Glue(lambda self, x: _filled(self.fc(x)), fc=nn.Linear(2, 2)),
+    "where": lambda: Glue(lambda self, x: torch.where(torch.tensor([False, True]), torch.tensor(-INF), x)),
+    "the maximum of what is masked": lambda: Glue(lambda self, x: _filled(x).unsqueeze(1).amax(1)),
+    "the lowest number added twice": lambda: nn.Sequential(_Masked(), _Masked()),
+}
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+@pytest.mark.parametrize("name", MASKED)
+def test_an_output_that_is_filled_with_minus_inf_is_legal(name: str, level: str, tmp_path: Path) -> None:
+    dtype = torch.float16 if "lowest" in name else torch.float32
+    model = nn.Sequential(MASKED[name](), nn.Softmax(-1)).to(dtype)
+    with ac.watch(model, out=tmp_path, level=level, quiet=True) as watch:
+        for _ in range(3):
+            model(torch.full((1, 2), -40.0, dtype=dtype))
+            watch.step()
+    assert watch.findings == []
+
+
+def test_a_step_is_run_again_once_for_what_is_filled_with_minus_inf(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return _filled(x)
+
+    model: Any = nn.Sequential(nn.Linear(2, 2), Glue(forward))
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        for _ in range(5):
+            model(torch.ones(1, 2))
+            watch.step()
+    assert len(calls) == 6
+
+
+def test_what_is_filled_with_minus_inf_is_told_where_it_does_harm(tmp_path: Path) -> None:
+    model: Any = nn.Sequential(Glue(lambda self, x: x.masked_fill(x > 0, -INF)), nn.Softmax(-1))
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        for value in (-1.0, 1.0):
+            model(torch.tensor([[-1.0, value]]))
+            watch.step()
+        model(torch.ones(1, 2))
+        watch.step()
+    assert [(found.step, found.place, found.kinds) for found in origins(watch)] == [(2, "1", ["NaN"])]
+
+
+def test_a_minus_inf_that_was_computed_is_told(tmp_path: Path) -> None:
+    model: Any = nn.Sequential(Glue(lambda self, x: _filled((x * 0).log())), nn.Softmax(-1))
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        model(torch.tensor([[1.0, 1.0]]))
+        watch.step()
+    assert [(found.place, found.operator) for found in origins(watch)] == [("0", "aten.log.default")]
