@@ -17,7 +17,7 @@ from accucompare.watch.events import Cause, Direction, Found, Frame, Frames, See
 
 _TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
 _NORMS_SHOWN = 10
-_INPUTS = {Cause.INSIDE: "finite", Cause.NEAR: "near the limit", Cause.INPUTS: "already bad"}
+_INPUTS = {Cause.RANKS: "finite, of this rank", Cause.INSIDE: "finite", Cause.NEAR: "near the limit", Cause.INPUTS: "already bad"}
 _TENSOR_WIDTHS = (5, 26, 9, 18, 10, 10, 7, 7)  # with a space between them, 99
 _TENSOR_TITLES = ("#", "call, tensor", "dtype", "shape", "abs min", "abs max", "NaN", "Inf")
 

@@ -125,6 +125,7 @@ def how(found: Found) -> str:
         Site.LOSS: f"it came from outside of the model, from the loss{by}"
         if found.direction is Direction.BACKWARD
         else "made outside of the model",
+        Site.RANK: "another rank has found it, and its log names where; this one stops with it, before the update",
         Site.HOOK: "made by a hook of your own on the parameter: the gradient that it was given was finite",
         Site.GRADIENTS: "finite when the backward ended, and not when the update began: made in between, as by clipping",
         Site.UPDATE: f"made by the last update: {_listed(list(map(described, found.weights)), _MOST['weights'])}",
@@ -135,7 +136,7 @@ def how(found: Found) -> str:
         sentence = "made outside of the model, from finite values"
     if found.second:
         sentence += ", in a second backward, through gradients"
-    if not found.origin:
+    if not found.origin and found.site is not Site.RANK:
         sentence = "it came in and passed through; it did not begin here"
     if found.parameters:
         sentence += f"; gradients not finite: {_listed([printable(name) for name in found.parameters], _MOST['parameters'])}"
@@ -150,6 +151,8 @@ def _aside(found: Found) -> str:
     """What is said of what went in."""
     if found.cause is Cause.INPUTS:
         return ""
+    if found.cause is Cause.RANKS:
+        return ", or given to it by another rank: what went in here was finite"
     if found.unseen:
         return f": what was looked at of what went in was finite; not looked at: {_listed([printable(each) for each in found.unseen], 2)}"
     if found.cause is Cause.NEAR:

@@ -34,6 +34,7 @@ class Site(str, Enum):
     HOOK = "hook"  # of a gradient: a hook of the user's on a parameter, which `near` names
     GRADIENTS = "gradients"  # in a parameter's gradient, between the backward and the update
     UPDATE = "update"  # in a parameter, by the optimizer's last update
+    RANK = "rank"  # another rank has found it
     SUM = "sum"  # of a gradient: the sum of what came from several places, or of several ranks, steps or micro-batches
 
 
@@ -62,6 +63,7 @@ class Cause(str, Enum):
 
     __str__ = str.__str__
 
+    RANKS = "made inside, or given by another rank"  # its inputs were finite, but it has talked to other ranks
     INSIDE = "made inside"  # its inputs were finite, or held no more than a legal Inf
     NEAR = "inputs near the limit"  # finite, but within a factor of the largest number of their dtype
     INPUTS = "inputs already bad"
@@ -205,6 +207,8 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
         name = display_name(self.name) + (f" call {self.call}" if self.call else "")
         if self.site is Site.LOSS:
             return "the loss, backward" if self.direction is Direction.BACKWARD else "the loss"
+        if self.site is Site.RANK:
+            return "another rank"
         if self.site is Site.INPUT:
             path = self.tensors[0].path if self.tensors else ""
             return f"{name}, input {path}".rstrip()

@@ -285,7 +285,7 @@ class Gradients:
         self.order[parameter.name] = None
         if self._distributed:  # before gradients are summed over ranks
             self._watcher.note(What.PARAMETER, parameter.owner, [("grad", parameter.name, grad)], parameter.name)
-        hooks: Any = parameter.tensor._backward_hooks
+        hooks: Any = parameter.tensor._backward_hooks or {}  # none, where FSDP has put another one in its place
         if any(not isinstance(hook, _Returning) for hook in hooks.values()):  # the user's own, which may change it
             self._watcher.note(What.SUM, parameter.owner, [("grad", parameter.name, grad)], parameter.name)
             node = torch.autograd.graph.get_gradient_edge(parameter.tensor).node

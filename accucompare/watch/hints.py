@@ -98,6 +98,11 @@ class Facts:
         return self.inside and not self.half and self.nearest[0] > _EXPLODED
 
     @property
+    def negative_variance(self) -> bool:
+        """Whether the running variance that went in is negative somewhere."""
+        return any(seen.path == "running_var" and float(seen.low) < 0 for seen in [*self.taken, *self.found.weights])
+
+    @property
     def masked(self) -> bool:
         """Whether -Inf went in, as a mask puts it there."""
         return bool(self.found.legal) or any(float(seen.low) == -math.inf for seen in self.taken)
@@ -135,7 +140,8 @@ def _is_softmax(facts: Facts) -> bool:
 
 _HINTS: tuple[_Hint, ...] = (
     # Not made by an operator of the model.
-    _Hint(lambda facts: not facts.found.origin, "it came in: look at the finding that comes first, this one only passed it on"),
+    _Hint(lambda facts: facts.site(Site.RANK), "accucompare overflow, of the directory of all ranks' logs, says which rank was first, and where"),
+    _Hint(lambda facts: not facts.found.origin and not facts.site(Site.RANK), "it came in: look at the finding that comes first, this one only passed it on"),
     _Hint(
         lambda facts: facts.site(Site.WEIGHTS) and facts.found.step > 0,
         "look at the update before this step: its grad_norm, the learning rate (lower it), clipping before the gradients are unscaled",
@@ -231,7 +237,17 @@ _HINTS: tuple[_Hint, ...] = (
         "torch.where behind it does not help (0 * Inf is NaN): make safe what goes in, not what comes out",
     ),
     _Hint(
-        lambda facts: facts.inside and _NORMALISATIONS.fullmatch(facts.operator or _snake(facts.found.type)) is not None,
+        lambda facts: facts.inside and facts.negative_variance,
+        "its running variance is negative, and has no root: look at the checkpoint, or at what has written into running_var",
+    ),
+    _Hint(
+        lambda facts: facts.of("weight_norm_interface", "weight_norm"),
+        "a weight norm divides by the length of a row of its weight, and one is all zeros (0/0): initialise it otherwise",
+    ),
+    _Hint(
+        lambda facts: facts.inside
+        and not facts.negative_variance
+        and _NORMALISATIONS.fullmatch(facts.operator or _snake(facts.found.type)) is not None,
         "equal values have no variance, and the eps may be 0 in {dtype} (1e-8 is, in float16): a larger eps, or this norm in float32",
     ),
     _Hint(

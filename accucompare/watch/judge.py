@@ -86,6 +86,7 @@ class Heard:
         near: of an operator's gradient, the child that its call's own code had called last, if it has children.
         order: its place in the step.
         unseen: paths of tensors that could not be looked at.
+        talked: of a call that began or ended, whether this rank has talked to others since the last thing of that kind.
     """
 
     what: What
@@ -96,6 +97,7 @@ class Heard:
     near: str = ""
     order: int = 0
     unseen: list[str] = field(default_factory=list)
+    talked: bool = False
 
     def of(self, role: str) -> list[Seen]:
         return [seen for seen in self.seen if seen.role == role]
@@ -456,7 +458,7 @@ class _Judge:
             site=site,
             direction=Direction.FORWARD,
             origin=True,
-            cause=Cause.NEAR if any(map(self._is_near, inputs)) else Cause.INSIDE,
+            cause=Cause.RANKS if heard.talked else Cause.NEAR if any(map(self._is_near, inputs)) else Cause.INSIDE,
             kinds=kinds,
             near=near,
             tensors=tensors,

@@ -19,6 +19,7 @@ from accucompare.watch.extrema import Extrema, Meter, is_hidden, plain
 from accucompare.watch.gradients import Gradients
 from accucompare.watch.judge import OUTSIDE, Heard, Place, What, within
 from accucompare.watch.operators import OperatorsHeard, Part
+from accucompare.watch.ranks import collectives
 
 
 @dataclass(eq=False)
@@ -52,10 +53,11 @@ class Noted:
     near: str = ""
     order: int = 0
     unseen: list[str] = field(default_factory=list)
+    talked: bool = False
 
     def heard(self) -> Heard:
         seen = [extrema.seen(role, path) for role, path, extrema in self.parts]
-        return Heard(self.what, self.place, seen, self.detail, self.line, self.near, self.order, self.unseen)
+        return Heard(self.what, self.place, seen, self.detail, self.line, self.near, self.order, self.unseen, self.talked)
 
 
 class Outermost(Protocol):
@@ -115,6 +117,8 @@ class Watcher(Listener[WatchedCall]):
         self.unseen: dict[str, str] = {}
         self.meter = meter
         self.gradients = Gradients(self, modules, distributed)
+        self._distributed = distributed
+        self._collectives = 0  # how often this rank has talked to others
         self._outermost = outermost
         self._overflowed = overflowed
         self._again: dict[str, int] = {}  # how many calls of a module activation checkpointing has run again
@@ -168,6 +172,9 @@ class Watcher(Listener[WatchedCall]):
         parts = list(parts)
         looked = [(role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts]
         noted = Noted(what, place, [(role, path, each) for role, path, each in looked if each], detail, line, near, len(self.noted))
+        if self._distributed and what in (What.BEGAN, What.ENDED):
+            before, self._collectives = self._collectives, collectives()
+            noted.talked = self._collectives != before
         if len(noted.parts) < len(looked):
             hidden = [part for part, (*_, each) in zip(parts, looked, strict=True) if each is None and is_hidden(part[2])]
             noted.unseen = [f"{role} {path}".rstrip() for role, path, _ in hidden]

@@ -43,6 +43,7 @@ class Options:
     kernel_dump: str | None
     case: str | None
     quiet: bool
+    agree: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "allow", (self.allow,) if isinstance(self.allow, str) else self._all("allow", str, "globs of names"))

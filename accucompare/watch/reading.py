@@ -73,6 +73,15 @@ class Reader:
         found = self._add(Site.UPDATE, seen, owner)
         found.step, found.weights = step, seen
 
+    def add_of_others(self) -> Found:
+        """What another rank has found; of this one's gradients, those that are not finite since they were summed over ranks."""
+        gradients = self._watcher.gradients
+        spoilt = {**gradients.norms, **gradients.late}
+        bad = [name for name, norm in spoilt.items() if not norm.finite]
+        found = self._add(Site.RANK, [spoilt[name].seen("grad", name) for name in bad])
+        found.direction, found.origin, found.cause, found.parameters = Direction.BACKWARD, False, Cause.INPUTS, bad
+        return found
+
     def _add_late_gradients(self) -> None:
         """Gradients that are not finite when the update begins, and were when the backward ended."""
         gradients = self._watcher.gradients
@@ -84,6 +93,7 @@ class Reader:
         if bad:
             found = self._add(Site.GRADIENTS, [seen for _, seen in bad], bad[0][0].owner)
             found.direction, found.parameters = Direction.BACKWARD, [each.name for each, _ in bad]
+            found.cause = Cause.RANKS if self._ranks > 1 else Cause.INSIDE
 
     def _add(self, site: Site, seen: list[Seen], owner: Place = OUTSIDE) -> Found:
         found = Found(

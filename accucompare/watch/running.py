@@ -28,6 +28,7 @@ from accucompare.watch.listening import Hearing, WatchedCall, Watcher
 from accucompare.watch.log import Log
 from accucompare.watch.lookout import Lookout
 from accucompare.watch.options import OnFinding, Options
+from accucompare.watch.ranks import any_has
 from accucompare.watch.reading import Reader
 from accucompare.watch.replay import Memory
 from accucompare.watch.reproducer import Moment, save_reproducer
@@ -225,10 +226,34 @@ class Watch:
                 self._watcher.gradients.look_again(tensor for group in optimizer.param_groups for tensor in group["params"])
         self._read()
         error = self._tell(forward_only=self._scaling.scale is not None)  # a fused optimizer skips the update itself
+        others = self._error_of_others(self._scaling.scale is None and self._has_spoilt_gradients(), own=error is not None)
+        error = error or others
         if error is not None:
             self._write_step()
             self._end("a finding")
             raise error
+
+    def _has_spoilt_gradients(self) -> bool:
+        gradients = self._watcher.gradients
+        return not all(norm.finite for norm in (*gradients.norms.values(), *gradients.late.values()))
+
+    def _error_of_others(self, known: bool = False, own: bool = False) -> NonFiniteError | None:
+        """What is to be raised since another rank has found something, so that none updates and then waits for one that has stopped.
+
+        Args:
+            known: whether it is known without asking: gradients that were finite here have been summed over ranks, and are not any more.
+            own: whether this rank raises anyway, and only tells the others.
+        """
+        if self._start.ranks == 1 or self._options.on_finding != OnFinding.RAISE:
+            return None
+        asked = self._options.agree and any_has(known or own, self._device)
+        if own or not (known or asked):
+            return None
+        found = self._reader.add_of_others()
+        self._taken.add(id(found))
+        self.findings.append(found)
+        self._log.write(found)
+        return NonFiniteError(answer(found, self._start, self.path), found)
 
     def _is_ours(self, optimizer: Any) -> bool:
         ours = {id(parameter.tensor) for parameter in self._watcher.gradients.parameters}
@@ -243,6 +268,8 @@ class Watch:
         scaled = self._end_scale()
         handled = scaled is not None and scaled.skipped and not scaled.alarm
         error = self._tell(forward_only=handled)
+        others = self._error_of_others(own=error is not None) if not self._updated else None
+        error = error or others
         if scaled is not None:
             self._log.write(scaled)
             if scaled.alarm:

@@ -50,6 +50,7 @@ def watch(
     flag_per_module: bool = False,
     kernel_dump: str | Path | None = None,
     mesh: Any = None,
+    agree: bool = False,
     quiet: bool = False,
     case: str | None = None,
     device: torch.device | None = None,
@@ -78,6 +79,8 @@ def watch(
         flag_per_module: on a device with an overflow flag, read it after each module call, which waits for the device each time.
         kernel_dump: directory into which an NPU's own software dumps all kernels of the first step.
         mesh: the ``DeviceMesh`` that tells this rank's coordinates, if the parameters do not.
+        agree: with several ranks and ``on_finding="raise"``, let them ask each other before each update whether one has found something, so
+            that all raise: one reduction of one number, for which each waits. Without it, those raise whose own gradients it has come to.
         quiet: print nothing, and warn of nothing; the log has it all.
         case: how the log shall call what is run; the reproducer then builds the module from it.
         device: where the model computes; where its first parameter or buffer is, if not given.
@@ -115,6 +118,7 @@ def watch(
         kernel_dump=None if kernel_dump is None else str(kernel_dump),
         case=case,
         quiet=quiet,
+        agree=agree,
     )
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
