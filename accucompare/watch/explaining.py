@@ -67,7 +67,7 @@ class Explainer:
             found.notes.append("the step was not run again: what that call was given was not kept")
             return None
         again = replay(context, found, noted, self._modules, self._memory.versions(), self._limits)
-        if again.note and found.site is not Site.SUM:  # of a sum, one step shows only a part
+        if again.note:
             found.notes.append(again.note)
         if again.found is not None:
             _refine(found, again.found)

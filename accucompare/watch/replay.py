@@ -27,12 +27,13 @@ from accucompare.capture.hooks import Recorder
 from accucompare.capture.names import Modules
 from accucompare.capture.values import is_cache, leaves, replaced
 from accucompare.watch import points
-from accucompare.watch.attributes import Attributes, attributes_of, set_attributes
+from accucompare.watch.attributes import Attributes, attributes_of, numbers_of, set_attributes
 from accucompare.watch.events import Direction, Found, Site
 from accucompare.watch.extrema import Meter
 from accucompare.watch.gradients import register_first_hook
 from accucompare.watch.judge import FLAG, MINUS, NAN, PLUS, Heard, Limits, What, judge
 from accucompare.watch.listening import Hearing, Noted, WatchedCall, Watcher
+from accucompare.watch.outcome import is_bad
 from accucompare.watch.ranks import has_sharded_parameters
 from accucompare.watch.reproducer import Moment
 from accucompare.watch.rerun import always, autocast_now, autocast_then
@@ -207,11 +208,16 @@ def replay(context: Context, found: Found, noted: Sequence[Noted], modules: Modu
                 again = again or _same([each for each in findings if not _was_finite(each, noted)], found)
                 if again is not None:
                     break
-            target = again or found
-            watcher = _Again(modules, context, Hearing(), (target.name, target.call))
+            if again is None and found.site is Site.SUM:
+                return Replayed(note="reproducer: none, for one call does not show a sum over several")
+            if again is None:
+                return Replayed(note="it did not show when the step was run again: the model or its device may not be deterministic")
+            watcher = _Again(modules, context, Hearing(), (again.name, again.call))
+            watcher.sees_returns = True
             watcher.run_again(backward)
-            note = "" if again else "it did not show when the step was run again: the model or its device may not be deterministic"
-            return Replayed(again, watcher.moment, note)
+            if again.direction is Direction.FORWARD and again.site is Site.MODULE and FLAG not in again.kinds and not watcher.returned_it:
+                return Replayed(again, note="reproducer: none, for a hook on the module made it, and not the module itself")
+            return Replayed(again, watcher.moment)
     except Exception as error:  # whatever a model may raise when it is called once more
         return Replayed(note=f"the step could not be run again: {type(error).__name__}: {_first_line(error)}")
 
@@ -240,6 +246,7 @@ class _Again(Watcher):
 
     Attributes:
         moment: what the call of the target was given.
+        returned_it: whether its forward, before hooks of the user's, has returned what is not finite, or saturated.
     """
 
     def __init__(
@@ -253,6 +260,7 @@ class _Again(Watcher):
         super().__init__(modules, Meter(), overflowed=overflowed)
         self.hearing = hearing
         self.moment: Moment | None = None
+        self.returned_it = False
         self._context = context
         self._target = target
         self._indices = context.indices.copy()
@@ -279,7 +287,8 @@ class _Again(Watcher):
             raise RuntimeError(self.errors[0])
 
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.moment is None and (call.name, call.index) == self._target:
+        is_target = (call.name, call.index) == self._target
+        if is_target and (self.moment is None or (not self.moment.grad_enabled and in_backward())):  # there, a checkpoint calls it again
             copied = _copies(args, kwargs)
             self.moment = Moment(
                 module=call.module,
@@ -292,8 +301,13 @@ class _Again(Watcher):
                 buffers={name: buffer.detach().clone() for name, buffer in call.module.named_buffers()},
                 grads={},
                 grad_enabled=torch.is_grad_enabled(),
+                numbers={module: numbers_of(module) for module in call.module.modules()},
             )
         super().began(call, args, kwargs)
+
+    def returned(self, call: WatchedCall, output: Any) -> None:
+        if (call.name, call.index) == self._target:
+            self.returned_it = self.returned_it or any(is_bad(part, saturated=True) for _, part in leaves(output))
 
     def ended(self, call: WatchedCall, output: Any) -> None:
         if call.parent is None and not in_backward():

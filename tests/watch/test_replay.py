@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,9 @@ from accucompare.watch.analysis import answer
 from accucompare.watch.events import Direction, Found, Site
 from accucompare.watch.rerun import Reproducer
 from fixtures.cnn import Net
+from tests.conftest import ROOT
+from tests.watch import reproduced
+from tests.watch.reproduced import run_here
 from tests.watch.watched import Glue, Subject, assert_same, differing, origins, run, trained
 
 NAN, INF = float("nan"), float("inf")
@@ -447,3 +453,148 @@ def test_a_tensor_that_is_neither_an_input_nor_a_weight_is_not_called_finite(tmp
     found, said = _found_once(model, tmp_path)
     assert (found.operator, found.unseen) == ("aten.mul.Tensor", ["other of aten.mul.Tensor, which is neither an input nor a weight"])
     assert "what was looked at of what went in was finite; not looked at: other of aten.mul.Tensor" in said
+
+
+def _zero_weight_norm() -> nn.Module:
+    linear = nn.Linear(2, 2)
+    nn.init.zeros_(linear.weight)
+    return torch.nn.utils.parametrizations.weight_norm(linear)
+
+
+def _negative_variance() -> nn.Module:
+    norm = nn.BatchNorm1d(2).eval()
+    assert norm.running_var is not None
+    norm.running_var.fill_(-1)
+    return norm
+
+
+@pytest.mark.parametrize(
+    ("make", "right", "wrong"),
+    [(_negative_variance, "its running variance is negative", "equal values"), (_zero_weight_norm, "one is all zeros", "eps")],
+)
+def test_hints_go_by_what_went_in(make: Callable[[], nn.Module], right: str, wrong: str, tmp_path: Path) -> None:
+    _, said = _found_once(nn.Sequential(nn.Linear(2, 2), make()), tmp_path)
+    assert right in said
+    assert wrong not in said
+
+
+# reproducers
+
+
+def _reproduced(model: nn.Module, tmp_path: Path, backward: bool = True, calls: int = 1) -> tuple[Found, Path]:
+    with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
+        for _ in range(calls):
+            output = model(torch.ones(2, 2))
+            if backward:
+                output.sum().backward()
+        watch.step()
+    found = origins(watch)[0]
+    return found, tmp_path / found.reproducer
+
+
+class _RootOfZero(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - x).sqrt() + x
+
+
+class _Point(nn.Module):
+    """Its output does not show what a point of the user's own has seen."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ac.check_finite((x * 0).log(), "log")
+        return x
+
+
+def test_a_call_that_a_reentrant_checkpoint_makes_again_is_reproduced(tmp_path: Path) -> None:
+    model: Any = Glue(
+        lambda self, x: checkpoint(self.inner, self.first(x), use_reentrant=True),
+        first=nn.Linear(2, 2),
+        inner=nn.Sequential(nn.Linear(2, 2), _RootOfZero(), nn.Linear(2, 2)),
+    )
+    found, script = _reproduced(model, tmp_path)
+    assert found.place == "inner.1, backward"
+    assert run_here(script).returncode == 1
+
+
+def test_a_point_of_ones_own_is_reproduced(tmp_path: Path) -> None:
+    found, script = _reproduced(nn.Sequential(nn.Linear(2, 2), _Point()), tmp_path)
+    assert found.place == "1 (point, log)"
+    answered = run_here(script)
+    assert (answered.returncode, "It shows again" in answered.stdout) == (1, True)
+
+
+class _First(nn.Module):
+    """NaN in its first call only; it counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * (NAN if self.calls == 1 else 1.0)
+
+
+def test_a_module_that_counts_its_calls_is_reproduced_with_the_count_that_it_had(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), _First())
+    _, script = _reproduced(model, tmp_path)
+    assert run_here(script).returncode == 1
+    assert model[1].calls == 1
+
+
+def _hooked() -> nn.Module:
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model[0].register_forward_hook(lambda module, args, output: output / 0)
+    return model
+
+
+class _Twice(nn.Module):
+    """The gradients of both uses of its weight are finite, their sum is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Linear(2, 2, bias=False, dtype=torch.float16)
+        nn.init.zeros_(self.scale.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.half() * 3e4
+        return self.scale(x) * 0.9 + self.scale(x) * 0.9
+
+
+@pytest.mark.parametrize(
+    ("make", "note"),
+    [
+        (_hooked, "reproducer: none, for a hook on the module made it, and not the module itself"),
+        (_Twice, "reproducer: none, for one call does not show a sum over several"),
+        (lambda: _once_only(), "it did not show when the step was run again: the model or its device may not be deterministic"),
+    ],
+    ids=["a hook", "a sum over calls", "a NaN that does not come again"],
+)
+def test_no_reproducer_is_written_that_cannot_show_it(make: Callable[[], nn.Module], note: str, tmp_path: Path) -> None:
+    found, _ = _reproduced(make(), tmp_path)
+    assert (found.reproducer, note in found.notes) == ("", True)
+
+
+def _once_only() -> nn.Module:
+    state = iter([0.0])
+    return nn.Sequential(nn.Linear(2, 2), Glue(lambda self, x: x / next(state, 1.0)))
+
+
+def test_a_reproducer_names_no_directory_and_can_be_moved_with_what_it_imports(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "net_to_move.py").write_text(
+        "import torch\nfrom torch import nn\nclass Log(nn.Module):\n    def forward(self, x):\n        return (-x.abs() - 1).log()\n"
+    )
+    code = (
+        "import torch, accucompare as ac, net_to_move\n"
+        "with ac.watch(torch.nn.Sequential(net_to_move.Log()), out='watch', on_finding='snapshot', quiet=True) as watch:\n"
+        "    watch_me = watch._explainer._modules.named['']\n"
+        "    watch_me(torch.ones(1, 2))\n"
+        "    watch.step()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=project, check=True, timeout=100, env={**os.environ, "PYTHONPATH": f"{ROOT}:."})
+    (script,) = (project / "watch").glob("*.py")
+    assert str(tmp_path) not in script.read_text()
+    project.rename(tmp_path / "moved")
+    assert reproduced.run(tmp_path / "moved" / "watch" / script.name).returncode == 1
