@@ -305,7 +305,6 @@ class Gradients:
         self.extrema = {name: extrema for name, extrema in looked.items() if extrema is not None}
         self.states = {parameter.name: gradient_state(parameter.tensor) for parameter in having}
 
-
     def look_again(self, tensors: Iterable[torch.Tensor]) -> None:
         """An update of these begins: look at gradients that were written since the backward, as by clipping."""
         updated = {id(tensor) for tensor in tensors}

@@ -140,8 +140,14 @@ def _is_softmax(facts: Facts) -> bool:
 
 _HINTS: tuple[_Hint, ...] = (
     # Not made by an operator of the model.
-    _Hint(lambda facts: facts.site(Site.RANK), "accucompare overflow, of the directory of all ranks' logs, says which rank was first, and where"),
-    _Hint(lambda facts: not facts.found.origin and not facts.site(Site.RANK), "it came in: look at the finding that comes first, this one only passed it on"),
+    _Hint(
+        lambda facts: facts.site(Site.RANK),
+        "accucompare overflow, of the directory of all ranks' logs, says which rank was first, and where",
+    ),
+    _Hint(
+        lambda facts: not facts.found.origin and not facts.site(Site.RANK),
+        "it came in: look at the finding that comes first, this one only passed it on",
+    ),
     _Hint(
         lambda facts: facts.site(Site.WEIGHTS) and facts.found.step > 0,
         "look at the update before this step: its grad_norm, the learning rate (lower it), clipping before the gradients are unscaled",
@@ -150,7 +156,7 @@ _HINTS: tuple[_Hint, ...] = (
     _Hint(lambda facts: facts.site(Site.HOOK), "look at the hook: what does it make of a gradient of 0, or of a large one?"),
     _Hint(
         lambda facts: facts.site(Site.GRADIENTS),
-        "look at what is done to gradients between the backward and the update: a clipping that divides by a norm of 0 (add eps), a scale of 0",
+        "look at what is done to gradients between the backward and the update: a clipping that divides by a norm of 0, a scale of 0",
     ),
     _Hint(
         lambda facts: facts.site(Site.UPDATE),
@@ -181,7 +187,7 @@ _HINTS: tuple[_Hint, ...] = (
         "look at the loss: log or root of 0, a label out of range, labels that are all ignored (a mean of nothing is 0/0)",
     ),
     _Hint(
-        lambda facts: facts.site(Site.LOSS) and facts.operator not in _DIVISIONS and (facts.nan or facts.forward or facts.operator in _LOGS),
+        lambda facts: facts.site(Site.LOSS) and (facts.operator in _LOGS or (not facts.operator and (facts.nan or facts.forward))),
         "compute the loss in float32, from logits (cross_entropy, …_with_logits), not from probabilities",
     ),
     _Hint(
@@ -245,9 +251,11 @@ _HINTS: tuple[_Hint, ...] = (
         "a weight norm divides by the length of a row of its weight, and one is all zeros (0/0): initialise it otherwise",
     ),
     _Hint(
-        lambda facts: facts.inside
-        and not facts.negative_variance
-        and _NORMALISATIONS.fullmatch(facts.operator or _snake(facts.found.type)) is not None,
+        lambda facts: (
+            facts.inside
+            and not facts.negative_variance
+            and _NORMALISATIONS.fullmatch(facts.operator or _snake(facts.found.type)) is not None
+        ),
         "equal values have no variance, and the eps may be 0 in {dtype} (1e-8 is, in float16): a larger eps, or this norm in float32",
     ),
     _Hint(

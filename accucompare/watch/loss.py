@@ -40,9 +40,9 @@ def tell_no_more(act: Callable[[Any, bool], None]) -> None:
     """Take that back."""
     if act in _told:
         _told.remove(act)
-        entrance = getattr(torch.autograd, _ENTRANCE, None)
-        if not _told and hasattr(entrance, "__wrapped__"):
-            setattr(torch.autograd, _ENTRANCE, entrance.__wrapped__)
+        original = getattr(getattr(torch.autograd, _ENTRANCE, None), "__wrapped__", None)
+        if not _told and original is not None:
+            setattr(torch.autograd, _ENTRANCE, original)
 
 
 def nodes_outside(roots: Iterable[Any], is_inside: Callable[[int], bool]) -> list[Any]:

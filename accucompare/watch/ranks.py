@@ -66,7 +66,8 @@ def collectives() -> int:
     from torch.distributed import distributed_c10d
 
     try:
-        return sum(group._get_sequence_number_for_group() for group in distributed_c10d._world.pg_map)
+        groups: list[Any] = list(distributed_c10d._world.pg_map)
+        return sum(group._get_sequence_number_for_group() for group in groups)
     except (AttributeError, RuntimeError):  # a group that does not count
         return 0
 

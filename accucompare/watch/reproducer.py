@@ -138,7 +138,8 @@ def _making(moment: Moment, case: str | None, directory: Path) -> Recipe | str:
     if case is not None:
         source, colon, callable_name = case.partition(":")
         by_path = source.endswith(".py") or "/" in source
-        target = place_text(Path(source).resolve(), directory) + (f" + {colon + callable_name!r}" if colon else "") if by_path else repr(case)
+        own = f" + {colon + callable_name!r}" if colon else ""
+        target = place_text(Path(source).resolve(), directory) + own if by_path else repr(case)
         paths = [] if by_path else [f"sys.path.insert(0, {place_text(Path.cwd(), directory)})"]
         return Recipe([*paths, "from accucompare.watch.rerun import module_of_case"], f"module_of_case({target}, {moment.name!r})")
     try:

@@ -262,7 +262,8 @@ def test_the_operator_of_a_loss_outside_of_the_model_is_named_with_its_line(
     loss: Any, operator: str, hint: str, bad: int, tmp_path: Path
 ) -> None:
     found, said = _loss_of(tmp_path, loss, steps=3, bad=bad)
-    assert (found.place, found.operator, found.line) == ("the loss, backward", operator, f"test_gradients.py:{loss.__code__.co_firstlineno}")
+    line = f"test_gradients.py:{loss.__code__.co_firstlineno}"
+    assert (found.place, found.operator, found.line) == ("the loss, backward", operator, line)
     assert hint in said
     assert not torch.is_anomaly_enabled()
 

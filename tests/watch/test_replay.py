@@ -436,7 +436,7 @@ def test_weights_of_functional_call_are_looked_at_and_the_models_own_are_not_bla
     weights["1.weight"][0, 0] = NAN
     found, _ = _found_once(model, tmp_path, lambda: torch.func.functional_call(model, weights, (torch.ones(1, 2),)))
     assert (found.place, [seen.path for seen in found.weights]) == ("1 (weights)", ["weight"])
-    assert found.notes == ["the step was not run again: its parameters were others than when the watch began, as functional_call lets them be"]
+    assert found.notes[0].startswith("the step was not run again: its parameters were others than when the watch began")
 
 
 def test_weights_of_functional_call_that_were_not_looked_at_are_not_called_finite(tmp_path: Path) -> None:
