@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     help="Warn of values within this factor of the largest number of their dtype.",
 )
 @click.option("--flag-per-module", is_flag=True, help="Read a saturating NPU's overflow flag after each module; slow.")
+@click.option("--agree", is_flag=True, help="Let ranks ask each other before each update, so that all stop at a finding.")
 @click.option(
     "--kernel-dump",
     type=click.Path(path_type=Path, file_okay=False),

@@ -340,6 +340,12 @@ def _stepped(run: Analysis) -> Iterator[_Stepped]:
         yield _Stepped(run, step, step.step in skipped, step.step in alarms, step.step in jumps)
 
 
+def _step_fill(row: _Stepped) -> str:
+    if not row.step.finite and not row.skipped:
+        return _ORIGIN
+    return AMBER if row.jumped or row.alarm or row.step.overflowed else ""
+
+
 def _yes(value: bool | None) -> str:
     return "yes" if value else ""
 
@@ -371,7 +377,7 @@ def _add_steps(workbook: Workbook, ranks: Ranks) -> None:
     sheet = _add_table(
         workbook, "Steps", [("Every step that was watched", SECTION)], columns, rows,
         frozen=2 if ranks.several else 1, nothing="No step was watched.",
-        fill=lambda row: _ORIGIN if not row.step.finite else AMBER if row.jumped or row.alarm or row.step.overflowed else "",
+        fill=_step_fill,
     )  # fmt: skip
     run = ranks.first[0] if ranks.first is not None else ranks.ranks[0]
     of_rank = f", rank {run.start.rank}" if ranks.several else ""

@@ -17,7 +17,7 @@ from accucompare.watch.events import Cause, Direction, Found, Frame, Frames, See
 
 _TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
 _NORMS_SHOWN = 10
-_INPUTS = {Cause.INSIDE: "finite", Cause.NEAR: "near the limit", Cause.INPUTS: "already bad"}
+_INPUTS = {Cause.RANKS: "finite, of this rank", Cause.INSIDE: "finite", Cause.NEAR: "near the limit", Cause.INPUTS: "already bad"}
 _TENSOR_WIDTHS = (5, 26, 9, 18, 10, 10, 7, 7)  # with a space between them, 99
 _TENSOR_TITLES = ("#", "call, tensor", "dtype", "shape", "abs min", "abs max", "NaN", "Inf")
 
@@ -197,8 +197,13 @@ def _rows(ranks: Ranks, trail: Trail) -> Iterator[list[Text]]:
 
 def _row(ranks: Ranks, trail: Trail, found: Found, style: str) -> list[Text]:
     numbers = [str(found.step), *([str(trail.run.start.rank)] if ranks.several else []), str(found.order)]
-    cells = [*numbers, printable(found.place), printable(found.type, 60), kinds(found), _INPUTS[found.cause]]
+    cells = [*numbers, printable(found.place), printable(found.type, 60), kinds(found), inputs_of(found)]
     return [Text(cell, style) for cell in cells]
+
+
+def inputs_of(found: Found) -> str:
+    """What is said of what went in, in a word or two."""
+    return "not all looked at" if found.unseen and found.cause is not Cause.INPUTS else _INPUTS[found.cause]
 
 
 def _guilty(found: Found, frames: Sequence[Frame]) -> int | None:

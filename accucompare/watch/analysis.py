@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from accucompare.bundle.records import display_name
 from accucompare.errors import UsageError
 from accucompare.watch.events import (
     Cause,
@@ -124,12 +125,18 @@ def how(found: Found) -> str:
         Site.LOSS: f"it came from outside of the model, from the loss{by}"
         if found.direction is Direction.BACKWARD
         else "made outside of the model",
+        Site.RANK: "another rank has found it, and its log names where; this one stops with it, before the update",
+        Site.HOOK: "made by a hook of your own on the parameter: the gradient that it was given was finite",
+        Site.GRADIENTS: "finite when the backward ended, and not when the update began: made in between, as by clipping",
+        Site.UPDATE: f"made by the last update: {_listed(list(map(described, found.weights)), _MOST['weights'])}",
         Site.SUM: f"a sum of gradients{by}: of several places, micro-batches, steps or ranks",
         Site.POINT: f"made{by} between the call before this point and here{_aside(found)}",
     }.get(found.site, f"made inside{by}{_aside(found)}")
     if found.site is Site.LOSS and found.direction is Direction.FORWARD:
         sentence = "made outside of the model, from finite values"
-    if not found.origin:
+    if found.second:
+        sentence += ", in a second backward, through gradients"
+    if not found.origin and found.site is not Site.RANK:
         sentence = "it came in and passed through; it did not begin here"
     if found.parameters:
         sentence += f"; gradients not finite: {_listed([printable(name) for name in found.parameters], _MOST['parameters'])}"
@@ -144,6 +151,10 @@ def _aside(found: Found) -> str:
     """What is said of what went in."""
     if found.cause is Cause.INPUTS:
         return ""
+    if found.cause is Cause.RANKS:
+        return ", or given to it by another rank: what went in here was finite"
+    if found.unseen:
+        return f": what was looked at of what went in was finite; not looked at: {_listed([printable(each) for each in found.unseen], 2)}"
     if found.cause is Cause.NEAR:
         return ": what went in was finite, but near the limit of its dtype"
     legal = _listed([printable(path, 40) for path in found.legal], 2)
@@ -264,9 +275,10 @@ class Analysis:
 
     @cached_property
     def unexplained(self) -> list[Step]:
-        """Steps that something was wrong in, without a finding: the device's overflow flag was up."""
+        """Steps that something was wrong in, without a finding, such as that the device's overflow flag was up; none that was skipped."""
         explained = {found.step for found in self.findings}
-        return [step for step in self.steps if (step.overflowed or not step.finite) and step.step not in explained]
+        wrong = [step for step in self.steps if (step.overflowed or not step.finite) and not step.skipped]
+        return [step for step in wrong if step.step not in explained]
 
     @cached_property
     def last_step(self) -> int:
@@ -371,8 +383,9 @@ class Ranks:
 
     @property
     def unexplained(self) -> list[tuple[Analysis, Step]]:
-        """Steps that something was wrong in, without a finding."""
-        return [(run, step) for run in self.ranks for step in run.unexplained]
+        """Steps that something was wrong in, without a finding of any rank."""
+        explained = {found.step for _, found in self.findings}
+        return [(run, step) for run in self.ranks for step in run.unexplained if step.step not in explained]
 
     @property
     def trouble(self) -> str:
@@ -383,6 +396,11 @@ class Ranks:
             return f"no step was watched; {self.ranks[0].ending}"
         if self.incomplete:
             return "nothing was found, but not in every rank's log: " + "; ".join(self.notes)
+        unseen = {name: what for run in self.ranks for step in run.steps for name, what in step.unseen.items()}
+        if unseen:
+            name, what = next(iter(unseen.items()))
+            more = f", and {len(unseen) - 1:,} more" if len(unseen) > 1 else ""
+            return f"nothing was found, but not all was seen: {what}, of {display_name(name)}{more}"
         unended = [run for run in self.ranks if run.end is None]
         unended += [run for run in self.ranks if run.end is not None and not run.end.as_meant]
         return f"nothing was found, but {unended[0].ending}" if unended else ""

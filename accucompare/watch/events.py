@@ -31,7 +31,22 @@ class Site(str, Enum):
     WEIGHTS = "weights"  # it was in a parameter or a buffer of this module before
     INPUT = "input"  # the model was given it
     LOSS = "loss"  # of a gradient: it came from outside of the model, from the loss
+    HOOK = "hook"  # of a gradient: a hook of the user's on a parameter, which `near` names
+    GRADIENTS = "gradients"  # in a parameter's gradient, between the backward and the update
+    UPDATE = "update"  # in a parameter, by the optimizer's last update
+    RANK = "rank"  # another rank has found it
     SUM = "sum"  # of a gradient: the sum of what came from several places, or of several ranks, steps or micro-batches
+
+
+_ASIDES = {
+    Site.GLUE: ["glue"],
+    Site.POINT: ["point"],
+    Site.WEIGHTS: ["weights"],
+    Site.HOOK: ["hook on"],
+    Site.GRADIENTS: ["gradients before the update"],
+    Site.UPDATE: ["weights after the update"],
+    Site.SUM: ["sum of gradients"],
+}
 
 
 class Direction(str, Enum):
@@ -48,6 +63,7 @@ class Cause(str, Enum):
 
     __str__ = str.__str__
 
+    RANKS = "made inside, or given by another rank"  # its inputs were finite, but it has talked to other ranks
     INSIDE = "made inside"  # its inputs were finite, or held no more than a legal Inf
     NEAR = "inputs near the limit"  # finite, but within a factor of the largest number of their dtype
     INPUTS = "inputs already bad"
@@ -156,6 +172,8 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
         weights: the module's parameters and buffers that are not finite.
         parameters: of a gradient: every parameter whose gradient is not finite, in the order of the backward.
         legal: for the reader: paths of inputs that held an Inf and may have.
+        unseen: of what may have gone in, what was not looked at: paths of inputs, ``weights``, or an operator's input that is neither.
+        second: whether it was in a second backward, through the gradients that another one gave.
         reproducer: the path of the script, from the log's directory.
         notes: sentences more, such as that the step could not be run again, and why.
     """
@@ -178,6 +196,8 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
     weights: list[Seen] = []
     parameters: list[str] = []
     legal: list[str] = []
+    unseen: list[str] = []
+    second: bool = False
     reproducer: str = ""
     notes: list[str] = []
 
@@ -187,13 +207,15 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
         name = display_name(self.name) + (f" call {self.call}" if self.call else "")
         if self.site is Site.LOSS:
             return "the loss, backward" if self.direction is Direction.BACKWARD else "the loss"
+        if self.site is Site.RANK:
+            return "another rank"
         if self.site is Site.INPUT:
             path = self.tensors[0].path if self.tensors else ""
             return f"{name}, input {path}".rstrip()
-        aside = {Site.GLUE: ["glue"], Site.POINT: ["point"], Site.WEIGHTS: ["weights"], Site.SUM: ["sum of gradients"]}.get(self.site, [])
+        aside = _ASIDES.get(self.site, [])
         aside = [*aside, *([self.near] if self.near else [])]
         direction = ", backward" if self.direction is Direction.BACKWARD else ""
-        return name + (f" ({', '.join(aside)})" if aside else "") + direction
+        return name + (f" ({(' ' if self.site is Site.HOOK else ', ').join(aside)})" if aside else "") + direction
 
 
 class Warned(msgspec.Struct, tag="warned", tag_field="event", omit_defaults=True):
@@ -262,7 +284,9 @@ class Step(msgspec.Struct, tag="step", tag_field="event", omit_defaults=True):
         scale: the loss scale, if there is one.
         overflowed: whether the device's overflow flag was up; ``None`` on devices without.
         loss: if it is known.
-        finite: whether nothing was found in this step.
+        finite: whether nothing was found in this step, and every gradient was finite.
+        unseen: by the names of modules, what could not be looked at: where that is not empty, ``finite`` is said of the rest.
+        skipped: whether the update was skipped since gradients overflowed, as a loss scaler does now and then: that is no finding.
     """
 
     step: int
@@ -272,6 +296,8 @@ class Step(msgspec.Struct, tag="step", tag_field="event", omit_defaults=True):
     scale: float | None = None
     overflowed: bool | None = None
     loss: Number | None = None
+    skipped: bool = False
+    unseen: dict[str, str] = {}
 
 
 class End(msgspec.Struct, tag="end", tag_field="event", omit_defaults=True):

@@ -10,15 +10,17 @@ from torch import nn
 
 from accucompare.capture.calls import arguments_of
 from accucompare.capture.names import Modules
-from accucompare.watch.events import Direction, Found, Site
+from accucompare.watch.events import Direction, Found, Seen, Site
 from accucompare.watch.extrema import look_now
-from accucompare.watch.judge import Limits, What
+from accucompare.watch.judge import MINUS, Limits, What
 from accucompare.watch.listening import Noted
-from accucompare.watch.replay import Context, Memory, replay
+from accucompare.watch.replay import Context, Memory, is_fill, replay
 from accucompare.watch.reproducer import Moment
 
 #: Where running a step again says no more.
-_OUTSIDE = (Site.INPUT, Site.LOSS)
+_OUTSIDE = (Site.INPUT, Site.LOSS, Site.HOOK, Site.GRADIENTS, Site.UPDATE)
+#: Where a module's own code made it, or had it in its weights.
+_OF_ITS_OWN = (Site.MODULE, Site.GLUE)
 
 
 class Explainer:
@@ -46,23 +48,38 @@ class Explainer:
         """
         context = self._context_of(found, noted)
         module = self._modules.named.get(found.name)
-        if module is not None and found.direction is Direction.FORWARD and found.site is Site.MODULE:
-            _look_at_weights(found, module, context)
+        weights: list[Seen] | None = []
+        if module is not None and found.direction is Direction.FORWARD and found.site in _OF_ITS_OWN:
+            same = context is not None and context.own and context.versions == self._memory.versions()
+            weights = _weights_at(found, module, noted, context, same)
+            found.unseen += [] if weights is not None else ["weights"]
         if found.site is Site.INPUT and context is not None:
             found.notes += _first_places(found, context)
         if found.site in _OUTSIDE or not found.type:  # no type: a point outside of the model
             return None
         if context is None and found.site is Site.SUM:
             return None
+        if found.second:
+            found.notes.append("the step was not run again: it was in a second backward, through gradients")
+            return None
         if context is None:
+            _blame_weights(found, weights or [])
             found.notes.append("the step was not run again: what that call was given was not kept")
             return None
-        again = replay(context, found, self._modules, self._memory.versions(), self._limits)
-        if again.note and found.site is not Site.SUM:  # of a sum, one step shows only a part
+        again = replay(context, found, noted, self._modules, self._memory.versions(), self._limits)
+        if again.note:
             found.notes.append(again.note)
         if again.found is not None:
             _refine(found, again.found)
+        _blame_weights(found, weights or [])
         return again.moment
+
+    def is_fill(self, found: Found, noted: Sequence[Noted]) -> bool:
+        """Whether a finding is a -Inf alone that a module's output was filled with, which is legal until it does harm."""
+        if found.kinds != [MINUS] or found.direction is not Direction.FORWARD or found.site not in _OF_ITS_OWN or not found.origin:
+            return False
+        context = self._context_of(found, noted)
+        return context is not None and is_fill(context, found, self._modules, self._memory.versions(), self._limits)
 
     def _context_of(self, found: Found, noted: Sequence[Noted]) -> Context | None:
         """The outermost call in which something was found; of a sum over several, none."""
@@ -89,19 +106,42 @@ def _first_places(found: Found, context: Context) -> list[str]:
     return notes
 
 
-def _look_at_weights(found: Found, module: nn.Module, context: Context | None) -> None:
-    """A module whose own weights are not finite has made nothing: it had it."""
-    before = context.buffers if context is not None else {}
-    parts = [("weight", name, tensor.detach()) for name, tensor in module.named_parameters()]
+def _weights_at(found: Found, module: nn.Module, noted: Sequence[Noted], context: Context | None, same: bool) -> list[Seen] | None:
+    """What a call had of weights and buffers: its module's own, and those of modules in it that were not called, whose it may use.
+
+    Args:
+        same: whether the parameters are the ones that the call had.
+
+    Returns:
+        All of them as they were when it began; ``None`` if some were not looked at then, and are others now.
+    """
     prefix = f"{found.name}." if found.name else ""
-    for name, buffer in module.named_buffers():
-        owner, _, own = f"{prefix}{name}".rpartition(".")
-        parts.append(("buffer", name, before.get((owner, own), buffer)))
-    looked = [(role, name, look_now(tensor)) for role, name, tensor in parts]
-    bad = [extrema.seen(role, name) for role, name, extrema in looked if extrema is not None and not extrema.finite]
+    began = next((each for each in noted if each.what is What.BEGAN and each.place.key == (found.name, found.call)), None)
+    seen = [extrema.seen(role, path) for role, path, extrema in began.parts if role != "input"] if began is not None else []
+    known, called = {each.path for each in seen}, {each.place.name for each in noted if each.what is What.BEGAN}
+    before = context.buffers if context is not None else {}
+    for owner, child in module.named_modules():
+        if owner and prefix + owner in called:
+            continue
+        for role, table in (("weight", child._parameters), ("buffer", child._buffers)):
+            for own, tensor in table.items():
+                name = f"{owner}.{own}" if owner else own
+                if tensor is None or name in known:
+                    continue
+                if not same:
+                    return None
+                looked = look_now(before.get(((prefix + owner).rstrip("."), own), tensor.detach()))
+                seen += [looked.seen(role, name)] if looked is not None else []
+    return seen
+
+
+def _blame_weights(found: Found, weights: Sequence[Seen]) -> None:
+    """A module whose own weights are not finite has made nothing: it had it."""
+    bad = [seen for seen in weights if not seen.finite]
     bad = [seen for seen in bad if seen.role == "weight" or math.isnan(seen.abs_max)]  # a buffer may well hold a mask of -Inf
-    if bad:
-        found.site, found.weights = Site.WEIGHTS, bad
+    made_of = [seen for seen in found.operator_tensors if seen.role == "input"]
+    if bad and not (made_of and all(seen.finite for seen in made_of)):
+        found.site, found.near, found.weights, found.unseen = Site.WEIGHTS, "", bad, []
 
 
 def _refine(found: Found, again: Found) -> None:
@@ -115,3 +155,4 @@ def _refine(found: Found, again: Found) -> None:
     found.notes += again.notes
     found.tensors = again.tensors or found.tensors
     found.legal = again.legal
+    found.unseen = list(dict.fromkeys([*found.unseen, *again.unseen]))

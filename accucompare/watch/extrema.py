@@ -6,13 +6,15 @@ its type's limit it comes. Nothing is read until ``Meter.read``, which waits for
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.records import Layout
@@ -97,7 +99,7 @@ class Meter:
         known = self._known.get(id(value))
         if known is not None and version >= 0 and known[0]() is value and known[1] == version and known[2] >= wanted:
             return known[3]
-        with torch.no_grad():
+        with outside_transforms(), torch.no_grad():
             data = _data(value)
             if data is None:
                 return None
@@ -158,6 +160,39 @@ class Meter:
         self._known.clear()
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a parameter's values are there: not before a lazy module's first call, nor while FSDP has given them back."""
+    if is_lazy(tensor) or tensor.is_meta:
+        return False
+    return type(tensor.data) is not torch.Tensor or tensor.layout is not torch.strided or tensor.untyped_storage().size() > 0
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that a function transform has wrapped: under ``vmap`` that of all samples."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+@contextlib.contextmanager
+def outside_transforms() -> Iterator[None]:
+    """Let what is computed meanwhile be no part of the function transforms that are running."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        yield
+        return
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    with temporarily_clear_interpreter_stack():
+        yield
+
+
+def is_hidden(value: Any) -> bool:
+    """Whether there may be NaN or Inf in what ``Meter.look`` cannot look at."""
+    if not isinstance(value, torch.Tensor) or value.is_meta or value.is_quantized:
+        return False
+    return (value.is_floating_point() or value.is_complex()) and (value.is_nested or value.numel() > 0)
+
+
 def look_now(value: Any) -> Extrema | None:
     """The extrema of a tensor with all details, at once."""
     meter = Meter()
@@ -183,8 +218,9 @@ def _of_number(value: float) -> Extrema:
 
 def _data(tensor: torch.Tensor) -> torch.Tensor | None:
     """A tensor's own numbers, as a real floating tensor that can be reduced; ``None`` if it has none."""
-    if not (tensor.is_floating_point() or tensor.is_complex()) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if not (tensor.is_floating_point() or tensor.is_complex()):
         return None
+    tensor = plain(tensor)
     if dtype_name(tensor.dtype) not in DTYPES:  # such as one with two numbers in a byte
         return None
     if hasattr(tensor, "to_local"):  # a DTensor: this rank's part

@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -24,8 +25,10 @@ import accucompare
 from accucompare.capture.calls import _Hook
 from accucompare.capture.names import Modules
 from accucompare.capture.operators import CALLERS
+from accucompare.watch import loss
 from accucompare.watch.extrema import Extrema
-from accucompare.watch.judge import Place, What
+from accucompare.watch.judge import OUTSIDE, Place, What
+from accucompare.watch.loss import Lines
 from accucompare.watch.ranks import has_sharded_parameters
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ class Gradients:
         norms: of each parameter that has a gradient, its L2 norm when the last backward ended, by name.
         extrema: of these gradients, likewise.
         states: by name, what tells whether a gradient still is what it was then.
+        late: of each gradient that an update begins with and that is another than then, its norm.
         backwards: how many there were in this step.
         parameters: all, each once.
         order: the names of parameters in the order in which their gradients came.
@@ -68,6 +72,7 @@ class Gradients:
         self.norms: dict[str, Extrema] = {}
         self.extrema: dict[str, Extrema] = {}
         self.states: dict[str, tuple[int, int]] = {}
+        self.late: dict[str, Extrema] = {}
         self.backwards = 0
         self.order: dict[str, None] = {}
         self.parameters = list(_parameters(modules))
@@ -80,6 +85,9 @@ class Gradients:
         self._types = {name: type(module).__name__ for name, module in modules.named.items()}
         self._ending = False  # whether the end of the running backward will be told
         self._task = -1  # autograd's number of that backward
+        self._calls: list[tuple[int, int]] = []  # of outermost calls: the numbers of the nodes that they have made, from and to
+        self._began: tuple[int, int] = -1, 0  # of a backward that makes a graph: its thread, and the number of the first node that it makes
+        self.lines = Lines()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def install(self) -> None:
@@ -88,7 +96,8 @@ class Gradients:
                 continue
             if parameter.tensor.requires_grad and type(parameter.tensor.data) is torch.Tensor:
                 hook = functools.partial(self._guarded, self._own_gradient, parameter)
-                self._handles.append(parameter.tensor.register_hook(_Returning(hook)))  # type: ignore[no-untyped-call]
+                self._handles.append(register_first_hook(parameter.tensor, _Returning(hook)))
+        loss.tell(self._backward_begins)
         if self._distributed and has_sharded_parameters(self._modules):
             for name in {parameter.owner.name for parameter in self.parameters}:
                 gather = _Hook(self._watcher, functools.partial(self._gather, name), name)
@@ -99,16 +108,30 @@ class Gradients:
             handle.remove()
         self._handles.clear()
         self._gathered.clear()
+        self.lines.end()
+        loss.tell_no_more(self._backward_begins)
 
     def begin(self) -> None:
         """An outermost call begins: no backward is running."""
         self._ending = False
         self._followed.clear()
         self._uses.clear()
+        self.lines.end()
+
+    def end(self, first: int) -> None:
+        """An outermost call ends that has made the autograd nodes from this number on; what follows is the loop's own."""
+        last = torch._C._autograd._get_sequence_nr()
+        if last > first and torch.is_grad_enabled():
+            self._calls.append((first, last))
+            self.lines.begin()
 
     def forget(self) -> None:
         """A step ends."""
+        self.lines.give_up()
+        self._calls.clear()
         self.norms = {}
+        self.states = {}
+        self.late = {}
         self.backwards = 0
         self.order = {}
 
@@ -122,7 +145,7 @@ class Gradients:
             outputs: that it gives.
             exact: look at what arrives at a node, too, and note the line that called its operator; needs torch's anomaly mode.
         """
-        nodes = [tensor.grad_fn for tensor in outputs if not torch._C._functorch.is_functorch_wrapped_tensor(tensor)]
+        nodes = [tensor.grad_fn for tensor in outputs]
         visited = set()
         while nodes:
             node = nodes.pop()
@@ -148,9 +171,48 @@ class Gradients:
 
     def expect(self, place: Place, path: str, output: torch.Tensor, tell: Callable[[torch.Tensor], None]) -> None:
         """Hear the gradient of what an outermost call gave."""
-        if output.grad_fn is not None and not torch._C._functorch.is_functorch_wrapped_tensor(output):
+        if output.grad_fn is not None:
             hook = functools.partial(self._guarded, self._arrived, place, path, tell)
             output.register_hook(_Returning(hook))  # type: ignore[no-untyped-call]
+
+    def _backward_begins(self, roots: Any, makes_graph: bool) -> None:
+        if not self._watcher.idle():
+            self._watcher.run(self._begin_backward, "a backward", (roots, makes_graph))
+
+    def _begin_backward(self, roots: Any, makes_graph: bool) -> None:
+        nodes = loss.nodes_outside(roots, self._is_the_models)
+        for node, line in zip(nodes, self.lines.of(nodes, _line), strict=True):
+            if node.name() not in _PASSING_ON:
+                node.register_hook(functools.partial(self._guarded, self._of_loss, node.name(), line))
+        self.lines.end()
+        if makes_graph:
+            self._began = threading.get_ident(), torch._C._autograd._get_sequence_nr()
+
+    def _is_the_models(self, number: int) -> bool:
+        return number in self._followed or any(first <= number < last for first, last in self._calls)
+
+    def _of_loss(self, name: str, line: str, given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
+        new = [(str(index), grad) for index, grad in enumerate(given) if grad is not None and not any(grad is each for each in arrived)]
+        self._watcher.note(What.LOSS, OUTSIDE, [("grad", path, grad) for path, grad in new], name, line)
+
+    def _follow_again(self, place: Place, near: str, grads: Iterable[torch.Tensor | None]) -> None:
+        """Put hooks on what a backward has made of a call's gradients, for a second backward that goes through them."""
+        thread, first = self._began
+        if thread != threading.get_ident():  # nodes are numbered by thread
+            return
+        waiting = [grad.grad_fn for grad in grads if grad is not None]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node.name() == _ACCUMULATES or node._sequence_nr() < first or node._sequence_nr() in self._followed:
+                continue
+            self._followed.add(node._sequence_nr())
+            waiting += [following for following, _ in node.next_functions]
+            if node.name() not in _PASSING_ON:
+                node.register_hook(functools.partial(self._guarded, self._operator_again, place, node.name(), near))
+
+    def _operator_again(self, place: Place, name: str, near: str, given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
+        new = [(str(index), grad) for index, grad in enumerate(given) if grad is not None and not any(grad is each for each in arrived)]
+        self._watcher.note(What.SECOND, place, [("grad", path, grad) for path, grad in new], name, near=near)
 
     def _gather(self, name: str, module: nn.Module, args: Any) -> None:
         """Hear the gradients of what FSDP, for a call, puts in the place of a module's parameters: this rank's own, not yet summed."""
@@ -204,6 +266,8 @@ class Gradients:
             parts = [("grad", str(index), grad) for index, grad in enumerate(arrived) if grad is not None]
             self._watcher.note(What.SUM, self._used_in(number, place), parts)
         self._watcher.note(What.GRADIENT, place, [("grad", path, grad) for path, grad in new], name, line, near)
+        if torch.is_grad_enabled():
+            self._follow_again(place, near, given)
         self._watcher.look_at_flag_backward(place, name)
 
     def _used_in(self, number: int, place: Place) -> Place:
@@ -221,6 +285,16 @@ class Gradients:
         self.order[parameter.name] = None
         if self._distributed:  # before gradients are summed over ranks
             self._watcher.note(What.PARAMETER, parameter.owner, [("grad", parameter.name, grad)], parameter.name)
+        hooks: Any = parameter.tensor._backward_hooks or {}  # none, where FSDP has put another one in its place
+        if any(not isinstance(hook, _Returning) for hook in hooks.values()):  # the user's own, which may change it
+            self._watcher.note(What.SUM, parameter.owner, [("grad", parameter.name, grad)], parameter.name)
+            node = torch.autograd.graph.get_gradient_edge(parameter.tensor).node
+            handles: list[Any] = []
+            handles.append(node.register_prehook(functools.partial(self._guarded, self._after_hooks, parameter, handles)))
+
+    def _after_hooks(self, parameter: Parameter, handles: list[Any], grads: tuple[Any, ...]) -> None:
+        handles.pop().remove()
+        self._watcher.note(What.HOOKED, parameter.owner, [("grad", parameter.name, grads[0])], parameter.name)
 
     def _ended(self) -> None:
         self._ending = False
@@ -231,10 +305,29 @@ class Gradients:
         self.extrema = {name: extrema for name, extrema in looked.items() if extrema is not None}
         self.states = {parameter.name: gradient_state(parameter.tensor) for parameter in having}
 
+    def look_again(self, tensors: Iterable[torch.Tensor]) -> None:
+        """An update of these begins: look at gradients that were written since the backward, as by clipping."""
+        updated = {id(tensor) for tensor in tensors}
+        having = [each for each in self.parameters if id(each.tensor) in updated and each.tensor.grad is not None]
+        late = [each for each in having if gradient_state(each.tensor) != self.states.get(each.name)]
+        norms = self._watcher.meter.norm([each.tensor.grad for each in late if each.tensor.grad is not None])
+        self.late |= {each.name: norm for each, norm in zip(late, norms, strict=True)}
+
 
 def gradient_state(parameter: torch.Tensor) -> tuple[int, int]:
     """Which tensor a parameter's gradient is, and how often it has been written into."""
     return id(parameter.grad), -1 if parameter.grad is None or parameter.grad.is_inference() else parameter.grad._version
+
+
+def register_first_hook(tensor: torch.Tensor, act: Callable[[torch.Tensor], Any]) -> torch.utils.hooks.RemovableHandle:
+    """Register a tensor's hook that is called before those that it has."""
+    handle: torch.utils.hooks.RemovableHandle = tensor.register_hook(act)  # type: ignore[no-untyped-call]
+    hooks: Any = tensor._backward_hooks
+    others = [(key, hook) for key, hook in hooks.items() if key != handle.id]
+    for key, _ in others:  # autograd goes by the order in which they were put in, and not by that of the OrderedDict
+        del hooks[key]
+    hooks.update(others)
+    return handle
 
 
 class _Returning:

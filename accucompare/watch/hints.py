@@ -98,6 +98,11 @@ class Facts:
         return self.inside and not self.half and self.nearest[0] > _EXPLODED
 
     @property
+    def negative_variance(self) -> bool:
+        """Whether the running variance that went in is negative somewhere."""
+        return any(seen.path == "running_var" and float(seen.low) < 0 for seen in [*self.taken, *self.found.weights])
+
+    @property
     def masked(self) -> bool:
         """Whether -Inf went in, as a mask puts it there."""
         return bool(self.found.legal) or any(float(seen.low) == -math.inf for seen in self.taken)
@@ -135,22 +140,54 @@ def _is_softmax(facts: Facts) -> bool:
 
 _HINTS: tuple[_Hint, ...] = (
     # Not made by an operator of the model.
-    _Hint(lambda facts: not facts.found.origin, "it came in: look at the finding that comes first, this one only passed it on"),
+    _Hint(
+        lambda facts: facts.site(Site.RANK),
+        "accucompare overflow, of the directory of all ranks' logs, says which rank was first, and where",
+    ),
+    _Hint(
+        lambda facts: not facts.found.origin and not facts.site(Site.RANK),
+        "it came in: look at the finding that comes first, this one only passed it on",
+    ),
     _Hint(
         lambda facts: facts.site(Site.WEIGHTS) and facts.found.step > 0,
         "look at the update before this step: its grad_norm, the learning rate (lower it), clipping before the gradients are unscaled",
     ),
     _Hint(lambda facts: facts.site(Site.WEIGHTS), "if it is so from the start: look at the checkpoint, and at how {name} is initialised"),
+    _Hint(lambda facts: facts.site(Site.HOOK), "look at the hook: what does it make of a gradient of 0, or of a large one?"),
+    _Hint(
+        lambda facts: facts.site(Site.GRADIENTS),
+        "look at what is done to gradients between the backward and the update: a clipping that divides by a norm of 0, a scale of 0",
+    ),
+    _Hint(
+        lambda facts: facts.site(Site.UPDATE),
+        "look at the update of step {step}: the learning rate, its grad_norm, the optimizer's eps (1e-8 is 0 in float16) and its state",
+    ),
     _Hint(
         lambda facts: facts.site(Site.INPUT),
         "look at the data of step {step}: missing values, a division in its preparation, a conversion that overflows",
     ),
     _Hint(
-        lambda facts: facts.site(Site.LOSS),
+        lambda facts: facts.site(Site.LOSS) and facts.backward and facts.large and not facts.nan and ((facts.scale or 0) > 1 or facts.half),
+        "lower the loss scale, or let it be dynamic (torch.amp.GradScaler): what comes from the loss is too large for {dtype}",
+    ),
+    _Hint(
+        lambda facts: facts.site(Site.LOSS) and facts.operator in _LOGS,
+        "in the loss, log of 0: add eps inside it, or use log_softmax, or a loss of logits (cross_entropy, …_with_logits)",
+    ),
+    _Hint(
+        lambda facts: facts.site(Site.LOSS) and facts.operator in _DIVISIONS,
+        "in the loss, division by 0, as by the sum of a mask that hides everything: let what it divides by be 1 at least",
+    ),
+    _Hint(
+        lambda facts: facts.site(Site.LOSS) and facts.operator in (*_ROOTS, *_NORMS),
+        "in the loss, a root or a norm at 0, whose slope is Inf: add eps inside it, as sqrt(x * x + eps)",
+    ),
+    _Hint(
+        lambda facts: facts.site(Site.LOSS) and not facts.operator and (facts.nan or facts.forward),
         "look at the loss: log or root of 0, a label out of range, labels that are all ignored (a mean of nothing is 0/0)",
     ),
     _Hint(
-        lambda facts: facts.site(Site.LOSS),
+        lambda facts: facts.site(Site.LOSS) and (facts.operator in _LOGS or (not facts.operator and (facts.nan or facts.forward))),
         "compute the loss in float32, from logits (cross_entropy, …_with_logits), not from probabilities",
     ),
     _Hint(
@@ -206,7 +243,19 @@ _HINTS: tuple[_Hint, ...] = (
         "torch.where behind it does not help (0 * Inf is NaN): make safe what goes in, not what comes out",
     ),
     _Hint(
-        lambda facts: facts.inside and _NORMALISATIONS.fullmatch(facts.operator or _snake(facts.found.type)) is not None,
+        lambda facts: facts.inside and facts.negative_variance,
+        "its running variance is negative, and has no root: look at the checkpoint, or at what has written into running_var",
+    ),
+    _Hint(
+        lambda facts: facts.of("weight_norm_interface", "weight_norm"),
+        "a weight norm divides by the length of a row of its weight, and one is all zeros (0/0): initialise it otherwise",
+    ),
+    _Hint(
+        lambda facts: (
+            facts.inside
+            and not facts.negative_variance
+            and _NORMALISATIONS.fullmatch(facts.operator or _snake(facts.found.type)) is not None
+        ),
         "equal values have no variance, and the eps may be 0 in {dtype} (1e-8 is, in float16): a larger eps, or this norm in float32",
     ),
     _Hint(

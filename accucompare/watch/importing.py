@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import sys
 import sysconfig
 import types
@@ -14,8 +15,19 @@ class CannotRebuildError(Exception):
     """A module, or a value that one keeps, cannot be written down as Python. The message says which, and why."""
 
 
-def import_lines(module: types.ModuleType, name: str, short: str) -> list[str]:
-    """The lines that import a name from a module, in another process.
+def place_text(path: Path, directory: Path | None) -> str:
+    """A path as Python: from ``HERE``, the directory of the script that it is for, if they have more in common than the root.
+
+    Then both can be moved together.
+    """
+    here = None if directory is None else directory.resolve()
+    if here is None or path.anchor != here.anchor or path.parts[1:2] != here.parts[1:2]:
+        return repr(str(path))
+    return f"str(HERE / {Path(os.path.relpath(path, here)).as_posix()!r})"
+
+
+def import_lines(module: types.ModuleType, name: str, short: str, directory: Path | None = None) -> list[str]:
+    """The lines that import a name from a module, in another process; they use ``sys``, and of the script's directory ``HERE``.
 
     Raises:
         CannotRebuildError: if there is no file to import, or importing it would run it.
@@ -43,8 +55,8 @@ def import_lines(module: types.ModuleType, name: str, short: str) -> list[str]:
         root = place.parents[len(parts) - 1]
         known = {Path(folder).resolve() for folder in sysconfig.get_paths().values()}
         installed = root in known or root.name == "lib-dynload"
-        return [*([] if installed else [f"sys.path.insert(0, {str(root)!r})"]), f"from {called} import {renamed}"]
-    return ["from accucompare.watch.importing import import_file", f"{short} = import_file({str(path)!r}).{name}"]
+        return [*([] if installed else [f"sys.path.insert(0, {place_text(root, directory)})"]), f"from {called} import {renamed}"]
+    return ["from accucompare.watch.importing import import_file", f"{short} = import_file({place_text(path, directory)}).{name}"]
 
 
 def _runs(file: Path) -> str | None:
@@ -65,7 +77,7 @@ def import_file(path: str) -> types.ModuleType:
     Raises:
         ImportError: if there is no such file; or whatever the file raises.
     """
-    file = Path(path)
+    file = Path(path).resolve()
     name = f"{file.stem} of {file.parent}"
     if name in sys.modules:
         return sys.modules[name]

@@ -16,6 +16,7 @@ Backward, the first gradient that is not finite is the origin, and what comes af
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -32,6 +33,10 @@ _HARM = {NAN: {NAN}, SATURATED: {NAN, SATURATED, PLUS}, PLUS: {NAN, PLUS, SATURA
 #: And what is wrong, too, if a call's own code makes it and gives it back; a mask of -Inf is not.
 _HARMFUL = (NAN, SATURATED, PLUS)
 
+#: Operators that give -Inf for what lies outside of a tensor, and those that masks are added by.
+_POOLS = re.compile(r"aten\.(adaptive_|fractional_)?max_pool")
+_SUMS = re.compile(r"aten\.(add|sub)_?\.")
+
 #: At most so many calls that only passed on what came in are told, a step.
 _MOST_PASSED_ON = 100
 
@@ -47,6 +52,9 @@ class What(Enum):
     ARRIVED = "arrived"  # the gradient of what an outermost call gave
     SUM = "sum"  # what arrives at an operator's backward; the call is the one in which what the operator gave was used
     GRADIENT = "gradient"  # what an operator's backward gives
+    SECOND = "second"  # likewise, in a backward through the gradients that another one gave
+    LOSS = "loss"  # likewise, of an operator that was called outside of the model, after it
+    HOOKED = "hooked"  # what the user's hooks on a parameter have made of its gradient
     PARAMETER = "parameter"  # the norm of a parameter's gradient, after a backward
 
 
@@ -77,6 +85,8 @@ class Heard:
         line: of an operator, the source line that called it.
         near: of an operator's gradient, the child that its call's own code had called last, if it has children.
         order: its place in the step.
+        unseen: paths of tensors that could not be looked at.
+        talked: of a call that began or ended, whether this rank has talked to others since the last thing of that kind.
     """
 
     what: What
@@ -86,6 +96,8 @@ class Heard:
     line: str = ""
     near: str = ""
     order: int = 0
+    unseen: list[str] = field(default_factory=list)
+    talked: bool = False
 
     def of(self, role: str) -> list[Seen]:
         return [seen for seen in self.seen if seen.role == role]
@@ -103,6 +115,7 @@ class _Open:
         pending: an Inf that its own code has made and that has done no harm yet.
         makers: the operators that made each kind, if operators were seen.
         sources: those that made it of a number in the code, such as a mask of -Inf.
+        brought: those that were given it by a tensor that is neither an input nor made here.
         last: the child that ended last.
     """
 
@@ -115,6 +128,7 @@ class _Open:
     pending: dict[str, Found] = field(default_factory=dict)
     makers: dict[str, Heard] = field(default_factory=dict)
     sources: dict[str, Heard] = field(default_factory=dict)
+    brought: dict[str, Heard] = field(default_factory=dict)
     last: Place | None = None
 
 
@@ -126,11 +140,13 @@ class Limits:
         allow: says of a qualified name whether its output may be infinite or NaN.
         saturates: whether the device gives the largest number in place of Inf.
         near: an input is near its type's limit from a ``near``-th of it on.
+        fills: says of a qualified name whether its output is known to be filled with -Inf, as logits of what shall not be chosen.
     """
 
     allow: Callable[[str], bool] = lambda name: False
     saturates: bool = False
     near: float = 4.0
+    fills: Callable[[str], bool] = lambda name: False
 
 
 class _Judge:
@@ -145,6 +161,7 @@ class _Judge:
         self._told: set[tuple[str, int]] = set()  # backward: calls that have been
         self._ends: dict[tuple[str, int], tuple[_Open, Heard]] = {}
         self._sees_operators = False
+        self._made_in_loss: Heard | None = None  # the first gradient outside of the model that is not finite
 
     def kinds(self, seen: Iterable[Seen]) -> frozenset[str]:
         """Which kinds of values that are not finite there are."""
@@ -172,6 +189,9 @@ class _Judge:
             What.ARRIVED: self._arrived,
             What.SUM: self._sum,
             What.GRADIENT: self._gradient,
+            What.SECOND: self._second,
+            What.LOSS: self._loss,
+            What.HOOKED: self._hooked,
             What.PARAMETER: self._parameter,
         }[heard.what](heard)
 
@@ -224,7 +244,7 @@ class _Judge:
             self._blame(caller, call, kinds)
         elif (own := next((kind for kind in _HARMFUL if kind in call.pending and kinds & _HARM[kind]), None)) is not None:
             self._tell(call.pending.pop(own), caller, call)
-        elif made:
+        elif made and not (kinds == {MINUS} and self._is_fill(call)):
             glue = call.last is not None
             near = f"after {within(call.last, call.place)}" if call.last is not None else ""
             tensors = [*self._inputs_of(call), *heard.seen]
@@ -264,6 +284,10 @@ class _Judge:
             return MINUS in caller.makers
         return any(float(seen.high) > 0 for seen in caller.pending[MINUS].tensors if MINUS in self.kinds([seen]))
 
+    def _is_fill(self, call: _Open) -> bool:
+        """Whether a -Inf that a call gives is what it was filled with, and none of its operators has computed it."""
+        return MINUS not in call.makers if self._sees_operators else self._limits.fills(call.place.name)
+
     def _tell(self, found: Found, *calls: _Open) -> None:
         """A finding; from now on these calls' values of its kinds are known to come from one."""
         self.found.append(found)
@@ -296,8 +320,12 @@ class _Judge:
         given = self.kinds(seen for seen in heard.of("input") if not _is_number(seen))
         for kind in kinds - given:
             call.sources[kind] = heard
+        for kind in (kinds & given) - call.known - call.makers.keys() - call.sources.keys():
+            call.brought.setdefault(kind, heard)
         if NAN not in arrival and not arrival & _INFINITE:
-            call.makers.update(dict.fromkeys(new - {NAN}, heard))  # the last: an earlier one may have done no harm
+            filled = {MINUS} if _is_mask(heard) else set()
+            call.sources.update(dict.fromkeys(new & filled, heard))
+            call.makers.update(dict.fromkeys(new - {NAN} - filled, heard))  # the last: an earlier one may have done no harm
 
     def _point(self, heard: Heard) -> None:
         call, kinds = self._open.get(heard.place.key, self._outside), self.kinds(heard.seen)
@@ -323,10 +351,39 @@ class _Judge:
         kinds = self.kinds(heard.seen)
         if kinds and not self._spoilt:
             self._spoilt = True
-            origin = not self.found
-            found = self._finding(heard, Site.LOSS, sorted(kinds), heard.seen)
-            found.direction, found.origin = Direction.BACKWARD, origin
-            found.cause = Cause.INSIDE if origin else Cause.INPUTS
+            self._blame_loss(heard, not self.found)
+
+    def _blame_loss(self, heard: Heard, origin: bool) -> None:
+        found = self._finding(heard, Site.LOSS, sorted(self.kinds(heard.seen)), heard.seen)
+        found.direction, found.origin = Direction.BACKWARD, origin
+        found.cause = Cause.INSIDE if origin else Cause.INPUTS
+        if self._made_in_loss is not None:
+            maker = self._made_in_loss
+            found.operator, found.line, found.operator_tensors = maker.detail, maker.line, maker.seen
+        self.found.append(found)
+
+    def _loss(self, heard: Heard) -> None:
+        """It is told only if it comes to the model."""
+        if self._made_in_loss is None and self.kinds(heard.seen):
+            self._made_in_loss = heard
+
+    def _second(self, heard: Heard) -> None:
+        """In a second backward nothing arrives at what the model gave: what is not finite may come from the loss."""
+        before = len(self.found)
+        if self._made_in_loss is not None and self.kinds(heard.seen) and not self.found:
+            self._spoilt = True
+            self._blame_loss(heard, True)
+        else:
+            self._gradient(heard)
+        for found in self.found[before:]:
+            found.second = True
+
+    def _hooked(self, heard: Heard) -> None:
+        kinds = self.kinds(heard.seen)
+        if kinds and not self._spoilt and not any(found.origin for found in self.found):
+            self._spoilt = True
+            found = self._finding(heard, Site.HOOK, sorted(kinds), heard.seen, None, heard.detail.rpartition(".")[2])
+            found.direction = Direction.BACKWARD
             self.found.append(found)
 
     def _gradient(self, heard: Heard) -> None:
@@ -388,7 +445,7 @@ class _Judge:
     ) -> Found:
         place = call.place if call is not None and call is not self._outside else heard.place
         tensors = list(tensors)
-        makers = {**call.sources, **call.makers} if call is not None else {}
+        makers = {**call.brought, **call.sources, **call.makers} if call is not None else {}
         maker = next((makers[kind] for kind in (NAN, *kinds) if kind in kinds and kind in makers), None)
         given = call if call is not None else self._open.get(heard.place.key)
         inputs = self._inputs_of(given) if given is not None else [seen for seen in tensors if seen.role == "input"]
@@ -401,14 +458,19 @@ class _Judge:
             site=site,
             direction=Direction.FORWARD,
             origin=True,
-            cause=Cause.NEAR if any(map(self._is_near, inputs)) else Cause.INSIDE,
+            cause=Cause.RANKS if heard.talked else Cause.NEAR if any(map(self._is_near, inputs)) else Cause.INSIDE,
             kinds=kinds,
             near=near,
             tensors=tensors,
             legal=[] if site is Site.INPUT else [seen.path for seen in inputs if self.kinds([seen]) & _INFINITE],
         )
+        if given is not None and given.inputs is not None:
+            found.unseen += given.inputs.unseen
         if maker is not None:
             found.operator, found.line, found.operator_tensors = maker.detail, maker.line, maker.seen
+            if call is not None and maker in call.brought.values():
+                bad = [seen.path for seen in maker.of("input") if self.kinds([seen]) & set(kinds)]
+                found.unseen += [f"{', '.join(bad)} of {maker.detail}, which is neither an input nor a weight"]
         return found
 
     def _is_near(self, seen: Seen) -> bool:
@@ -435,6 +497,16 @@ def judge(heard: Iterable[Heard], step: int, limits: Limits) -> list[Found]:
 def _is_number(seen: Seen) -> bool:
     """Whether it may be a number in the code, not a tensor."""
     return not seen.shape and seen.dtype == "float64"
+
+
+def _is_mask(heard: Heard) -> bool:
+    """Whether an operator that gives -Inf does so where there is nothing, or has added something to the lowest number of a mask."""
+    if _POOLS.match(heard.detail):
+        return True
+    return _SUMS.match(heard.detail) is not None and any(
+        seen.dtype in DTYPES and -DTYPES[seen.dtype].largest <= float(seen.low) <= -0.99 * DTYPES[seen.dtype].largest
+        for seen in heard.of("input")
+    )
 
 
 def near_the_limit(dtype: str, low: float, high: float, near: float) -> bool:

@@ -24,6 +24,7 @@ _BOOKKEEPING = {
     "_is_hf_initialized",
     "_gradient_checkpointing_func",
     "gradient_checkpointing",
+    "generation_config",
     "_is_torch_compile",
     "_forward_hooks_always_called",
 }

@@ -10,14 +10,16 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch._C._functorch import TransformType
 
 from accucompare.capture.calls import Call, Listener, arguments_of, in_backward
 from accucompare.capture.names import Modules
 from accucompare.capture.values import leaves
-from accucompare.watch.extrema import Extrema, Meter
+from accucompare.watch.extrema import Extrema, Meter, is_hidden, plain
 from accucompare.watch.gradients import Gradients
 from accucompare.watch.judge import OUTSIDE, Heard, Place, What, within
 from accucompare.watch.operators import OperatorsHeard, Part
+from accucompare.watch.ranks import collectives
 
 
 @dataclass(eq=False)
@@ -41,7 +43,7 @@ class WatchedCall(Call):
 
 @dataclass(slots=True)
 class Noted:
-    """One thing heard, whose numbers are yet to be read."""
+    """One thing heard, whose numbers are yet to be read; ``unseen``: paths of tensors that cannot be looked at."""
 
     what: What
     place: Place
@@ -50,10 +52,12 @@ class Noted:
     line: str = ""
     near: str = ""
     order: int = 0
+    unseen: list[str] = field(default_factory=list)
+    talked: bool = False
 
     def heard(self) -> Heard:
         seen = [extrema.seen(role, path) for role, path, extrema in self.parts]
-        return Heard(self.what, self.place, seen, self.detail, self.line, self.near, self.order)
+        return Heard(self.what, self.place, seen, self.detail, self.line, self.near, self.order, self.unseen, self.talked)
 
 
 class Outermost(Protocol):
@@ -89,6 +93,7 @@ class Watcher(Listener[WatchedCall]):
         noted: what was heard in this step, in order.
         hearing: what is looked at.
         errors: what went wrong in a hook; it never reaches the model.
+        unseen: by the names of modules, what could not be looked at in this step.
     """
 
     def __init__(
@@ -109,8 +114,11 @@ class Watcher(Listener[WatchedCall]):
         self.noted: list[Noted] = []
         self.hearing = Hearing()
         self.errors: list[str] = []
+        self.unseen: dict[str, str] = {}
         self.meter = meter
         self.gradients = Gradients(self, modules, distributed)
+        self._distributed = distributed
+        self._collectives = 0  # how often this rank has talked to others
         self._outermost = outermost
         self._overflowed = overflowed
         self._again: dict[str, int] = {}  # how many calls of a module activation checkpointing has run again
@@ -125,6 +133,7 @@ class Watcher(Listener[WatchedCall]):
 
     def next_step(self) -> None:
         super().next_step()
+        self.unseen = {}
         self.forget()
 
     def forget(self) -> None:
@@ -147,6 +156,7 @@ class Watcher(Listener[WatchedCall]):
             self.listening = before
 
     def failed(self, error: Exception, name: str) -> None:
+        self.unseen.setdefault(name, "an error in a hook")
         self.errors.append(f"step {self.step}, {name or '(root)'}: {type(error).__name__}: {error}")
 
     def number(self, name: str) -> int:
@@ -159,8 +169,17 @@ class Watcher(Listener[WatchedCall]):
         """Note one thing, and begin to look at its tensors."""
         frames = self.hearing.frames and what in (What.BEGAN, What.ENDED, What.GRADIENT, What.OPERATOR)
         underflow = self.hearing.underflow and what in (What.ENDED, What.GRADIENT)
+        parts = list(parts)
         looked = [(role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts]
         noted = Noted(what, place, [(role, path, each) for role, path, each in looked if each], detail, line, near, len(self.noted))
+        if self._distributed and what in (What.BEGAN, What.ENDED):
+            before, self._collectives = self._collectives, collectives()
+            noted.talked = self._collectives != before
+        if len(noted.parts) < len(looked):
+            hidden = [part for part, (*_, each) in zip(parts, looked, strict=True) if each is None and is_hidden(part[2])]
+            noted.unseen = [f"{role} {path}".rstrip() for role, path, _ in hidden]
+            if noted.unseen and place.type:
+                self.unseen.setdefault(place.name, noted.unseen[0])
         self.noted.append(noted)
         return noted
 
@@ -180,18 +199,34 @@ class Watcher(Listener[WatchedCall]):
         call.first = torch._C._autograd._get_sequence_nr()
 
     def ended(self, call: WatchedCall, output: Any) -> None:
+        if call.parent is None and not in_backward():
+            self.gradients.end(call.first)
         outputs = [("output", path, value) for path, value in leaves(output)]
         if not in_backward():
             self.note(What.ENDED, call.place, outputs)
             self._look_at_flag(call, ended=True)
         if (caller := self.caller(call)) is not None:
             caller.children.append((torch._C._autograd._get_sequence_nr(), within(call.place, caller.place)))
-        if torch.is_grad_enabled():
-            tensors = [(path, value) for _, path, value in outputs if isinstance(value, torch.Tensor) and value.requires_grad]
+        if torch.is_grad_enabled() and not self._is_differentiated(call):
+            tensors = [(path, plain(value)) for _, path, value in outputs if isinstance(value, torch.Tensor)]
+            tensors = [(path, value) for path, value in tensors if value.requires_grad]
             self.gradients.follow(call.place, call.first, call.children, [tensor for _, tensor in tensors], self.hearing.lines)
             if call.parent is None and not in_backward():
                 for path, tensor in tensors:
                     self.gradients.expect(call.place, path, tensor, functools.partial(self._arrived, call, path))
+
+    def _is_differentiated(self, call: WatchedCall) -> bool:
+        """Whether a function transform takes gradients of a call, of which autograd's hooks are told nothing."""
+        if torch._C._functorch.peek_interpreter_stack() is None:
+            return False
+        from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+        transforms = {interpreter.key() for interpreter in retrieve_all_functorch_interpreters()}
+        if transforms <= {TransformType.Vmap}:
+            return False
+        if call.parent is None and not in_backward():  # else what comes of them goes on through the model
+            self.unseen.setdefault(call.name, "the gradients that a function transform takes")
+        return True
 
     def left(self, call: WatchedCall) -> None:
         if call.operators is not None:

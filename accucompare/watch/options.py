@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from accucompare.bundle.records import display_name
 from accucompare.bundle.selection import Selection
 from accucompare.capture.session import Level
 from accucompare.errors import UsageError
@@ -42,6 +43,7 @@ class Options:
     kernel_dump: str | None
     case: str | None
     quiet: bool
+    agree: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "allow", (self.allow,) if isinstance(self.allow, str) else self._all("allow", str, "globs of names"))
@@ -58,13 +60,13 @@ class Options:
                 raise UsageError(f"{name} must be {'a whole number' if kind is int else 'a number'}, but is {value!r}")
             if not value >= least:  # so that NaN is refused, too
                 raise UsageError(f"{name} must be at least {least}, but is {value}")
-        for name, needed, cure in (
-            ("optimizer", "param_groups", "a torch.optim.Optimizer"),
-            ("scaler", "get_scale", "a torch.amp.GradScaler"),
+        for name, needed, cure, values in (
+            ("optimizer", "param_groups", "a torch.optim.Optimizer, or a list of them", self.optimizers),
+            ("scaler", "get_scale", "a torch.amp.GradScaler", (self.scaler,)),
         ):
-            value = getattr(self, name)
-            if value is not None and not hasattr(value, needed):
-                raise UsageError(f"{name} must be {cure}, but is a {type(value).__name__}")
+            for value in values:
+                if value is not None and not hasattr(value, needed):
+                    raise UsageError(f"{name} must be {cure}, but is a {type(value).__name__}")
 
     def _all(self, name: str, kind: type, meant: str) -> tuple[Any, ...]:
         """What an option that holds several values holds."""
@@ -74,9 +76,16 @@ class Options:
             raise UsageError(f"{name} must hold {meant}, but is {value!r}")
         return values
 
+    @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """One, several or none."""
+        several = isinstance(self.optimizer, Iterable) and not hasattr(self.optimizer, "param_groups")
+        return tuple(self.optimizer) if several else () if self.optimizer is None else (self.optimizer,)
+
     def allows(self, name: str) -> bool:
-        """Whether the output of a module of this name may be infinite or NaN."""
-        return bool(self.allow) and Selection.of(self.allow, ()).allows(name)
+        """Whether the output of a module of this name, or of the name that is printed of it, may be infinite or NaN."""
+        selection = Selection.of(self.allow, ())
+        return bool(self.allow) and (selection.allows(name) or selection.allows(display_name(name)))
 
     def as_json(self) -> dict[str, Any]:
         """For the log."""

@@ -13,6 +13,7 @@ from torch import nn
 from accucompare.capture.calls import arguments_of
 from accucompare.capture.tensors import dtype_name
 from accucompare.capture.values import leaves
+from accucompare.watch import points
 
 #: (what it is, its name or path, the value), as the table of a run lists them.
 Row = tuple[str, str, Any]
@@ -40,12 +41,12 @@ class Outcome:
 
 @contextlib.contextmanager
 def looking_inside(module: nn.Module, outcome: Outcome) -> Iterator[None]:
-    """Note the first tensor that is not finite among the children's inputs and outputs."""
+    """Note the first tensor that is not finite among the children's inputs and outputs, and at points of the user's own."""
 
     def look(name: str, what: str, parts: Iterable[tuple[str, Any]]) -> None:
         for path, part in parts:
             if outcome.inside is None and isinstance(part, torch.Tensor) and is_bad(part):
-                outcome.inside = (f"{what} {path}".rstrip() + " of", name, part.detach().clone())
+                outcome.inside = (f"{what} {path}".rstrip() + ("" if what == "point" else " of"), name, part.detach().clone())
 
     hooks = []
     for name, child in module.named_modules():
@@ -58,9 +59,12 @@ def looking_inside(module: nn.Module, outcome: Outcome) -> Iterator[None]:
                 look(name, "output", leaves(output))
 
             hooks += [child.register_forward_pre_hook(before, with_kwargs=True), child.register_forward_hook(after)]
+    seen = points.Listening(lambda tensor, label: look(label, "point", [("", tensor)]))
+    points.active.append(seen)
     try:
         yield
     finally:
+        points.active.remove(seen)
         for hook in hooks:
             hook.remove()
 

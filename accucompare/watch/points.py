@@ -7,12 +7,28 @@ from typing import TYPE_CHECKING
 from accucompare.capture.calls import in_backward
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from accucompare.watch.listening import Watcher
 
+
+class Listening:
+    """Is told of points while one module runs alone."""
+
+    def __init__(self, point: Callable[[torch.Tensor, str], None]) -> None:
+        self.point = point
+
+    def running(self) -> None:
+        return None
+
+    def idle(self) -> bool:
+        return False
+
+
 #: Those that listen now.
-active: list[Watcher] = []
+active: list[Watcher | Listening] = []
 
 
 def check_finite(tensor: torch.Tensor, label: str) -> None:

@@ -48,6 +48,30 @@ def has_sharded_parameters(modules: Modules) -> bool:
     return wrapped or next(_meshes(modules), None) is not None
 
 
+def any_has(found: bool, device: torch.device) -> bool:
+    """Whether any rank says so: one reduction of one number, which waits for all of them.
+
+    Args:
+        found: what this rank says.
+        device: where the model computes; the number goes there, if the ranks can talk of nothing on the CPU.
+    """
+    distributed = torch.distributed
+    flag = torch.tensor([int(found)], device="cpu" if "gloo" in distributed.get_backend() else device)
+    distributed.all_reduce(flag, distributed.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+def collectives() -> int:
+    """How often this process has talked to other ranks until now; what it asks costs a microsecond, and no rank waits."""
+    from torch.distributed import distributed_c10d
+
+    try:
+        groups: list[Any] = list(distributed_c10d._world.pg_map)
+        return sum(group._get_sequence_number_for_group() for group in groups)
+    except (AttributeError, RuntimeError):  # a group that does not count
+        return 0
+
+
 def _meshes(modules: Modules) -> Any:
     return (tensor.device_mesh for *_, tensor in modules.tensors() if hasattr(tensor, "device_mesh") and isinstance(tensor, torch.Tensor))
 

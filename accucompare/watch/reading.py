@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 
 from accucompare.watch.events import Cause, Direction, Found, Seen, Site, number
-from accucompare.watch.extrema import norm_now
-from accucompare.watch.gradients import gradient_state
-from accucompare.watch.judge import FLAG, MINUS, NAN, PLUS, Heard, Limits, What, judge
+from accucompare.watch.extrema import Extrema, look_now, norm_now
+from accucompare.watch.gradients import Parameter, gradient_state
+from accucompare.watch.judge import FLAG, MINUS, NAN, OUTSIDE, PLUS, Heard, Limits, Place, What, judge
 from accucompare.watch.listening import Watcher
 
 
@@ -29,11 +29,13 @@ class Reader:
         self._limits = limits
         self._ranks = ranks
         self._known: dict[tuple[object, ...], Found] = {}
+        self._added: list[Found] = []  # what is no matter of what was heard in order
 
     def next_step(self) -> None:
         self.findings = []
         self.masked = None
         self._known.clear()
+        self._added = []
 
     @property
     def origins(self) -> list[Found]:
@@ -48,6 +50,7 @@ class Reader:
         finite = all(extrema.finite for noted in watcher.noted for *_, extrema in noted.parts) and all(norm.finite for norm in norms)
         flagged = any(noted.what is What.FLAG for noted in watcher.noted)
         if finite and not flagged and not self._limits.saturates:
+            self._add_late_gradients()
             return
         heard = [noted.heard() for noted in watcher.noted]
         if self._ranks == 1:  # of several, each has heard its own gradients before they were summed
@@ -55,27 +58,60 @@ class Reader:
         self.findings = [
             self._known.setdefault(_identity(found), found) for found in self._harmful(judge(heard, watcher.step, self._limits))
         ]
+        self.findings += self._added
+        self._add_late_gradients()
 
     def add_loss(self, loss: float | None) -> None:
         """A loss that is not finite, and that nothing else explains, was made outside of the model."""
         if loss is None or math.isfinite(loss) or self.findings:
             return
-        seen = Seen("output", "loss", "float64", (), number(loss), number(loss))
-        kind = NAN if math.isnan(loss) else PLUS if loss > 0 else MINUS
+        self._add(Site.LOSS, [Seen("output", "loss", "float64", (), number(loss), number(loss))])
+
+    def add_update(self, parameters: list[tuple[Parameter, Extrema]], step: int) -> None:
+        """Parameters that are not finite since the last update, in this step."""
+        owner, seen = parameters[0][0].owner, [extrema.seen("weight", parameter.name) for parameter, extrema in parameters]
+        found = self._add(Site.UPDATE, seen, owner)
+        found.step, found.weights = step, seen
+
+    def add_of_others(self) -> Found:
+        """What another rank has found; of this one's gradients, those that are not finite since they were summed over ranks."""
+        gradients = self._watcher.gradients
+        spoilt = {**gradients.norms, **gradients.late}
+        bad = [name for name, norm in spoilt.items() if not norm.finite]
+        found = self._add(Site.RANK, [spoilt[name].seen("grad", name) for name in bad])
+        found.direction, found.origin, found.cause, found.parameters = Direction.BACKWARD, False, Cause.INPUTS, bad
+        return found
+
+    def _add_late_gradients(self) -> None:
+        """Gradients that are not finite when the update begins, and were when the backward ended."""
+        gradients = self._watcher.gradients
+        if self.findings or all(norm.finite for norm in gradients.late.values()):
+            return
+        late = [each for each in gradients.parameters if each.name in gradients.late and not gradients.late[each.name].finite]
+        looked = [(each, look_now(each.tensor.grad)) for each in late]  # a norm may overflow where no element does
+        bad = [(each, extrema.seen("grad", each.name)) for each, extrema in looked if extrema is not None and not extrema.finite]
+        if bad:
+            found = self._add(Site.GRADIENTS, [seen for _, seen in bad], bad[0][0].owner)
+            found.direction, found.parameters = Direction.BACKWARD, [each.name for each, _ in bad]
+            found.cause = Cause.RANKS if self._ranks > 1 else Cause.INSIDE
+
+    def _add(self, site: Site, seen: list[Seen], owner: Place = OUTSIDE) -> Found:
         found = Found(
             step=self._watcher.step,
             order=len(self._watcher.noted),
-            name="",
+            name=owner.name,
             call=0,
-            type="",
-            site=Site.LOSS,
+            type=owner.type,
+            site=site,
             direction=Direction.FORWARD,
             origin=True,
             cause=Cause.INSIDE,
-            kinds=[kind],
-            tensors=[seen],
+            kinds=sorted({kind for each in seen for kind in _kinds(each)}),
+            tensors=seen,
         )
+        self._added.append(found)
         self.findings = [*self.findings, found]
+        return found
 
     def _harmful(self, findings: list[Found]) -> list[Found]:
         backward = [found for found in findings if found.direction is Direction.BACKWARD and found.site is not Site.SUM]
@@ -108,6 +144,13 @@ class Reader:
             extrema = gradients.extrema.get(name)
             if extrema is not None and not extrema.finite:
                 yield Heard(What.PARAMETER, by_name[name].owner, [extrema.seen("grad", name)], name, order=order)
+
+
+def _kinds(seen: Seen) -> list[str]:
+    """Which kinds of values that are not finite it shows."""
+    low, high = float(seen.low), float(seen.high)
+    shown = ((NAN, math.isnan(low) or math.isnan(high)), (PLUS, high == math.inf), (MINUS, low == -math.inf))
+    return [kind for kind, there in shown if there]
 
 
 def _identity(found: Found) -> tuple[object, ...]:

@@ -20,6 +20,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,15 +51,19 @@ class Recipe:
     text: str
 
 
-def recipe(module: nn.Module) -> Recipe:
+def recipe(module: nn.Module, directory: Path | None = None) -> Recipe:
     """How to make a module like this one; its tensors' values are left to be restored.
+
+    Args:
+        module: the live one.
+        directory: of the script that it is for, which paths in it are relative to.
 
     The text was evaluated, and gave a module of the same parts, names and shapes.
 
     Raises:
         CannotRebuildError: if no such text was found.
     """
-    writer = _Writer()
+    writer = _Writer(directory)
     muted, state, state_of_numpy = logging.root.manager.disable, random.getstate(), np.random.get_state()
     logging.disable()  # transformers warns of what it has warned of when the model was made
     try:
@@ -111,7 +116,8 @@ class _Writer:
         names: what the names in the expressions stand for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
         self.names: dict[str, Any] = {"nn": nn, "torch": torch}
         self._imports: dict[str, list[str]] = {"nn": ["from torch import nn"], "torch": ["import torch"]}
 
@@ -207,6 +213,8 @@ class _Writer:
         parts: dict[str, str] = {}
         for name, value in attributes(live).items():
             parts[name] = self.value(value, name)
+        if "gradient_checkpointing" in vars(live):  # transformers asks for it; whoever runs a module alone needs none
+            parts["gradient_checkpointing"] = "False"
         for kind, table in (("parameter", live._parameters), ("buffer", live._buffers)):
             for name, tensor in table.items():
                 parts[name] = "None" if tensor is None else f"{kind}({', '.join(map(str, tensor.shape))})"
@@ -311,7 +319,7 @@ class _Writer:
         short = outer
         while short in self.names and self.names[short] is not getattr(sys.modules[home_name], outer):
             short += "_"
-        self._use(short, getattr(sys.modules[home_name], outer), *import_lines(sys.modules[home_name], outer, short))
+        self._use(short, getattr(sys.modules[home_name], outer), *import_lines(sys.modules[home_name], outer, short, self._directory))
         return f"{short}.{rest}" if rest else short
 
     def _use(self, name: str, thing: Any, *lines: str) -> None:

@@ -12,7 +12,7 @@ import functools
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,19 +22,23 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accucompare import devices
-from accucompare.capture.calls import listens
+from accucompare.capture.calls import in_backward, listens
 from accucompare.capture.hooks import Recorder
 from accucompare.capture.names import Modules
 from accucompare.capture.values import is_cache, leaves, replaced
 from accucompare.watch import points
-from accucompare.watch.attributes import Attributes, attributes_of, set_attributes
+from accucompare.watch.attributes import Attributes, attributes_of, numbers_of, set_attributes
 from accucompare.watch.events import Direction, Found, Site
 from accucompare.watch.extrema import Meter
-from accucompare.watch.judge import FLAG, Limits, judge
-from accucompare.watch.listening import Hearing, WatchedCall, Watcher
+from accucompare.watch.gradients import register_first_hook
+from accucompare.watch.judge import FLAG, MINUS, NAN, PLUS, Heard, Limits, What, judge
+from accucompare.watch.listening import Hearing, Noted, WatchedCall, Watcher
+from accucompare.watch.outcome import is_bad
 from accucompare.watch.ranks import has_sharded_parameters
 from accucompare.watch.reproducer import Moment
-from accucompare.watch.rerun import autocast_now, autocast_then
+from accucompare.watch.rerun import always, autocast_now, autocast_then
+
+_NOT_FINITE = {NAN, PLUS, MINUS}
 
 
 @dataclass(eq=False)
@@ -53,6 +57,7 @@ class Context:
         indices: how often each module had been called in the step.
         attributes: of all modules, other than parameters, buffers and modules.
         grads: gradients of its outputs by path, when the backward brings them.
+        own: whether its parameters were the model's own, and not what ``functional_call`` has put in their place.
         obstacle: why it cannot be run again; empty if it can.
     """
 
@@ -70,6 +75,7 @@ class Context:
     indices: Counter[str]
     attributes: Attributes
     grads: dict[str, torch.Tensor] = field(default_factory=dict)
+    own: bool = True
     obstacle: str = ""
 
 
@@ -106,13 +112,16 @@ class Memory:
         self._modules = modules
         self._device = device
         self._copies: dict[tuple[str, str], tuple[int, int, torch.Tensor]] = {}  # of buffers: id, version, copy
-        self._parameters = [tensor for kind, _, tensor in modules.tensors() if kind == "parameters"]
+        self._parameters = [tensor for *_, tensor in self._parameters_now()]
         self._obstacle = _obstacle(modules, ranks)
 
     def remember(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any], indices: Counter[str]) -> Context:
         obstacle = self._obstacle or _stateful(args, kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             obstacle = "it was called inside a function transform"
+        own = all(tensor is parameter for (*_, tensor), parameter in zip(self._parameters_now(), self._parameters, strict=False))
+        if not own:
+            obstacle = obstacle or "its parameters were others than when the watch began, as functional_call lets them be"
         copied = ((), {}) if obstacle else _copies(args, kwargs)
         return Context(
             call.module,
@@ -127,8 +136,12 @@ class Memory:
             self.versions(),
             indices.copy(),
             {} if obstacle else attributes_of(self._modules),
+            own=own,
             obstacle=obstacle,
         )
+
+    def _parameters_now(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        return (each for each in self._modules.tensors() if each[0] == "parameters")
 
     def versions(self) -> list[int]:
         return [-1 if tensor.is_inference() else tensor._version for tensor in self._parameters]
@@ -163,12 +176,13 @@ class Replayed:
     note: str = ""
 
 
-def replay(context: Context, found: Found, modules: Modules, versions: list[int], limits: Limits) -> Replayed:
+def replay(context: Context, found: Found, noted: Sequence[Noted], modules: Modules, versions: list[int], limits: Limits) -> Replayed:
     """Run an outermost call again, and its backward if the finding is one's.
 
     Args:
         context: the call in which it was found.
         found: what was found.
+        noted: what was heard in the step itself, which is believed where the second run says otherwise.
         modules: of the model.
         versions: of the parameters now: if they were written into since, the call would be another one.
         limits: what is a finding.
@@ -190,16 +204,41 @@ def replay(context: Context, found: Found, modules: Modules, versions: list[int]
             for with_backward in (True,) if backward else (False, True) if context.grads else (False,):  # it may show there only
                 watcher = _Again(modules, context, Hearing(frames=True, operators=True, lines=with_backward), overflowed=flagged)
                 watcher.run_again(with_backward)
-                again = again or _same(judge([noted.heard() for noted in watcher.noted], found.step, limits), found)
+                findings = judge([each.heard() for each in watcher.noted], found.step, limits)
+                again = again or _same([each for each in findings if not _was_finite(each, noted)], found)
                 if again is not None:
                     break
-            target = again or found
-            watcher = _Again(modules, context, Hearing(), (target.name, target.call))
+            if again is None and found.site is Site.SUM:
+                return Replayed(note="reproducer: none, for one call does not show a sum over several")
+            if again is None:
+                return Replayed(note="it did not show when the step was run again: the model or its device may not be deterministic")
+            watcher = _Again(modules, context, Hearing(), (again.name, again.call))
+            watcher.sees_returns = True
             watcher.run_again(backward)
-            note = "" if again else "it did not show when the step was run again: the model or its device may not be deterministic"
-            return Replayed(again, watcher.moment, note)
+            if again.direction is Direction.FORWARD and again.site is Site.MODULE and FLAG not in again.kinds and not watcher.returned_it:
+                return Replayed(again, note="reproducer: none, for a hook on the module made it, and not the module itself")
+            return Replayed(again, watcher.moment)
     except Exception as error:  # whatever a model may raise when it is called once more
         return Replayed(note=f"the step could not be run again: {type(error).__name__}: {_first_line(error)}")
+
+
+def is_fill(context: Context, found: Found, modules: Modules, versions: list[int], limits: Limits) -> bool:
+    """Whether a call's -Inf shows again, and is what its output was filled with: no operator has computed it. Arguments as ``replay``."""
+    if context.obstacle or versions != context.versions or any(listens(module, Recorder) for module in modules.named.values()):
+        return False
+    try:
+        with _nothing_changed(context, modules):
+            watcher = _Again(modules, context, Hearing(operators=True))
+            watcher.run_again(backward=False)
+    except Exception:  # as above; it stays a finding, which says so
+        return False
+    heard = [each.heard() for each in watcher.noted]
+    again = any(each.what is What.ENDED and each.place.key == (found.name, found.call) and not _finite(each) for each in heard)
+    return again and not any(each.origin and each.name == found.name for each in judge(heard, found.step, limits))
+
+
+def _finite(heard: Heard) -> bool:
+    return all(seen.finite for seen in heard.seen)
 
 
 class _Again(Watcher):
@@ -207,6 +246,7 @@ class _Again(Watcher):
 
     Attributes:
         moment: what the call of the target was given.
+        returned_it: whether its forward, before hooks of the user's, has returned what is not finite, or saturated.
     """
 
     def __init__(
@@ -220,6 +260,7 @@ class _Again(Watcher):
         super().__init__(modules, Meter(), overflowed=overflowed)
         self.hearing = hearing
         self.moment: Moment | None = None
+        self.returned_it = False
         self._context = context
         self._target = target
         self._indices = context.indices.copy()
@@ -246,7 +287,8 @@ class _Again(Watcher):
             raise RuntimeError(self.errors[0])
 
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.moment is None and (call.name, call.index) == self._target:
+        is_target = (call.name, call.index) == self._target
+        if is_target and (self.moment is None or (not self.moment.grad_enabled and in_backward())):  # there, a checkpoint calls it again
             copied = _copies(args, kwargs)
             self.moment = Moment(
                 module=call.module,
@@ -259,16 +301,31 @@ class _Again(Watcher):
                 buffers={name: buffer.detach().clone() for name, buffer in call.module.named_buffers()},
                 grads={},
                 grad_enabled=torch.is_grad_enabled(),
+                numbers={module: numbers_of(module) for module in call.module.modules()},
             )
         super().began(call, args, kwargs)
 
+    def returned(self, call: WatchedCall, output: Any) -> None:
+        if (call.name, call.index) == self._target:
+            self.returned_it = self.returned_it or any(is_bad(part, saturated=True) for _, part in leaves(output))
+
     def ended(self, call: WatchedCall, output: Any) -> None:
+        if call.parent is None and not in_backward():
+            self._give_real_gradients(output)
         super().ended(call, output)
         moment = self.moment
         if moment is not None and (call.name, call.index) == self._target and torch.is_grad_enabled():
             for path, part in leaves(output):
                 if isinstance(part, torch.Tensor) and part.requires_grad and part.grad_fn is not None:
                     part.register_hook(_keeping(moment.grads, path))  # type: ignore[no-untyped-call]
+
+    def _give_real_gradients(self, output: Any) -> None:
+        """Let each output have the gradient that it had: where a loss is computed of another output, that one would get it twice."""
+        for path, part in leaves(output):
+            if path in self._context.grads and isinstance(part, torch.Tensor) and part.requires_grad:
+                real = always(self._context.grads[path])
+                register_first_hook(part, real)  # before those of the calls in it
+                part.register_hook(real)  # type: ignore[no-untyped-call]  # and after those of the user's, which it has been through
 
     def _backward(self, output: Any, given: Any) -> None:
         grads = self._context.grads
@@ -353,6 +410,16 @@ def _same(findings: list[Found], found: Found) -> Found | None:
     origins = [each for each in findings if each.origin and each.direction is found.direction and each.site is not Site.LOSS]
     exact = (each for each in origins if (each.name, each.call, each.near) == (found.name, found.call, found.near))
     return next(exact, origins[0] if origins else None)
+
+
+def _was_finite(found: Found, noted: Sequence[Noted]) -> bool:
+    """Whether the step itself has heard what was found when it was run again, and it was finite there."""
+    backward = found.direction is Direction.BACKWARD
+    if not _NOT_FINITE & set(found.kinds) or found.site not in (Site.MODULE, Site.GLUE) or (not backward and found.near):
+        return False
+    what, detail = (What.GRADIENT, found.operator) if backward else (What.ENDED, "")
+    heard = [each for each in noted if each.what is what and each.place.key == (found.name, found.call) and each.detail == detail]
+    return bool(heard) and all(extrema.finite for each in heard for *_, extrema in each.parts)
 
 
 def _checkpoints_reentrantly(outputs: list[torch.Tensor]) -> bool:

@@ -31,7 +31,7 @@ from accucompare.capture.tensors import dtype_name, layout_of, other_to_host, sc
 from accucompare.capture.values import Scalar, describe, leaves
 from accucompare.errors import CaptureError
 from accucompare.watch.events import Found, Site
-from accucompare.watch.importing import CannotRebuildError
+from accucompare.watch.importing import CannotRebuildError, place_text
 from accucompare.watch.rebuilding import Recipe, recipe
 from accucompare.watch.rerun import Autocast, Reproducer, Saved, autocast_now, autocast_then
 
@@ -54,6 +54,7 @@ class Moment:
         buffers: copies of the module's buffers before the call, by name in the module; what is not in it is taken from the module.
         grads: of a finding in the backward, the gradient of each output, by the path that ``leaves`` gives.
         grad_enabled: whether the call was made with gradients on.
+        numbers: plain attributes of the module, and of those in it, that are numbers or text, as they were then: it may count its calls.
     """
 
     module: nn.Module
@@ -66,6 +67,7 @@ class Moment:
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     grads: dict[str, torch.Tensor] = field(default_factory=dict)
     grad_enabled: bool = True
+    numbers: dict[nn.Module, dict[str, Any]] = field(default_factory=dict)
 
 
 def save_reproducer(stem: Path, found: Found, moment: Moment, case: str | None) -> Path:
@@ -87,7 +89,8 @@ def save_reproducer(stem: Path, found: Found, moment: Moment, case: str | None) 
     if stem.exists() and not (stem / "manifest.json").is_file():
         raise CaptureError(f"{stem}: is there and holds no bundle, so it is not touched; the reproducer was not written")
     parts = stem.with_name(f"{stem.name}.part"), script.with_name(f"{script.name}.part")
-    making = _making(moment, case)
+    with _numbers_as_they_were(moment):
+        making = _making(moment, case, stem.parent)
     replacing = False
     try:
         _remove(*parts)
@@ -110,6 +113,18 @@ def save_reproducer(stem: Path, found: Found, moment: Moment, case: str | None) 
     return script
 
 
+@contextlib.contextmanager
+def _numbers_as_they_were(moment: Moment) -> Iterator[None]:
+    now = {module: {name: vars(module)[name] for name in numbers if name in vars(module)} for module, numbers in moment.numbers.items()}
+    try:
+        for module, numbers in moment.numbers.items():
+            vars(module).update(numbers)
+        yield
+    finally:
+        for module, numbers in now.items():
+            vars(module).update(numbers)
+
+
 def _remove(*paths: Path) -> None:
     for path in paths:
         if path.is_dir():
@@ -118,16 +133,17 @@ def _remove(*paths: Path) -> None:
             path.unlink()
 
 
-def _making(moment: Moment, case: str | None) -> Recipe | str:
-    """How to make the module, or why that is not known."""
+def _making(moment: Moment, case: str | None, directory: Path) -> Recipe | str:
+    """How to make the module, or why that is not known; ``directory``: of the script."""
     if case is not None:
         source, colon, callable_name = case.partition(":")
         by_path = source.endswith(".py") or "/" in source
-        target = f"{Path(source).resolve()}{colon}{callable_name}" if by_path else case
-        paths = [] if by_path else [f"sys.path.insert(0, {str(Path.cwd())!r})"]
-        return Recipe([*paths, "from accucompare.watch.rerun import module_of_case"], f"module_of_case({target!r}, {moment.name!r})")
+        own = f" + {colon + callable_name!r}" if colon else ""
+        target = place_text(Path(source).resolve(), directory) + own if by_path else repr(case)
+        paths = [] if by_path else [f"sys.path.insert(0, {place_text(Path.cwd(), directory)})"]
+        return Recipe([*paths, "from accucompare.watch.rerun import module_of_case"], f"module_of_case({target}, {moment.name!r})")
     try:
-        return recipe(moment.module)
+        return recipe(moment.module, directory)
     except CannotRebuildError as error:
         return str(error)
     except Exception as error:  # attributes of the user's may raise when they are looked at; the data is saved all the same
@@ -386,7 +402,9 @@ def _headline(found: Found, moment: Moment) -> str:
 
 def _build(making: Recipe | str, moment: Moment) -> str:
     if isinstance(making, Recipe):
-        return "\n".join([*making.imports, *([""] if making.imports else []), f"return {making.text}"])
+        text = "\n".join([*making.imports, making.text])
+        here = ["from pathlib import Path", "", "HERE = Path(__file__).resolve().parent"] if "HERE / " in text else []
+        return "\n".join([*here, *making.imports, *([""] if making.imports else []), f"return {making.text}"])
     kind = type(moment.module)
     wanted = textwrap.fill(
         f"MISSING: write here how to make a {kind.__module__}.{kind.__qualname__}. It could not be told: {' '.join(making.split())}",

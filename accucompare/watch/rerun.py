@@ -44,6 +44,15 @@ def autocast_then(table: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
+def always(grad: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A tensor's hook that gives it this gradient, whatever comes: an output of which another one is computed has that one's part in it."""
+
+    def give(_: torch.Tensor) -> torch.Tensor:
+        return grad.clone()
+
+    return give
+
+
 def module_of_case(target: str, name: str) -> nn.Module:
     """Build a case and take the module of that qualified name.
 
@@ -352,6 +361,7 @@ class Reproducer:
             outcome.inputs.append(("output's gradient", path, grad))
             tensors.append(output)
             grads.append(grad.to(output.dtype))
+            output.register_hook(always(grads[-1]))  # type: ignore[no-untyped-call]
         module.zero_grad()
         torch.autograd.backward(tensors, grads)
         paths = {tensor: path for path, tensor in self._numbers().items()}

@@ -20,13 +20,15 @@ from accucompare.watch import points
 from accucompare.watch.analysis import answer
 from accucompare.watch.events import Cause, Direction, End, Found, Frames, Number, Scaled, Site, Start, Step, Warned, log_path, number
 from accucompare.watch.explaining import Explainer
-from accucompare.watch.extrema import Meter
+from accucompare.watch.extrema import Extrema, Meter, has_memory
 from accucompare.watch.frames import frames_of
+from accucompare.watch.gradients import Parameter
 from accucompare.watch.judge import Limits, Place, What
 from accucompare.watch.listening import Hearing, WatchedCall, Watcher
 from accucompare.watch.log import Log
 from accucompare.watch.lookout import Lookout
 from accucompare.watch.options import OnFinding, Options
+from accucompare.watch.ranks import any_has
 from accucompare.watch.reading import Reader
 from accucompare.watch.replay import Memory
 from accucompare.watch.reproducer import Moment, save_reproducer
@@ -42,6 +44,8 @@ _MOST_NOTED = 100_000
 _UNDERFLOW_EVERY = 10
 #: How many parameters a step's event names of those that carry most of grad_norm.
 _LARGEST = 5
+#: And how many modules of those that could not be looked at altogether.
+_UNSEEN_TOLD = 20
 
 
 class Watch:
@@ -64,9 +68,11 @@ class Watch:
         self._start = start
         self._device = device
         self._backend = devices.backend(device.type)
-        limits = Limits(options.allows, start.saturates, options.near)
+        self._fills: set[str] = set()  # modules whose outputs are filled with -Inf
+        limits = Limits(options.allows, start.saturates, options.near, self._fills.__contains__)
         flag = self._device_flag if options.flag_per_module and start.saturates else None
         self._watcher = Watcher(modules, Meter(), self, flag, distributed=start.ranks > 1)
+        self._watcher.gradients.lines.always = options.level == Level.OP
         self._reader = Reader(self._watcher, limits, start.ranks)
         self._reader.scaled = options.scaler is not None
         self._memory = Memory(modules, device, start.ranks)
@@ -81,12 +87,14 @@ class Watch:
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
         self._taken: set[int] = set()  # ids of this step's findings that have been told
+        self._judged: set[int] = set()  # ids of this step's findings of which it is known whether they are fills
         self._written = False  # whether this step is in the log
         self._spoilt_by_others: int | None = None  # the step in which another rank spoilt gradients, with which parameters were updated
         self._spoilt_update: int | None = None  # the last step in which parameters were updated in spite of a finding
         self._told: set[str] = set()  # places that have been told
         self._reproduced = False
         self._ended = False
+        self._bad_at_first: set[str] = set()  # parameters that were not finite when the watch began
         self.dump: contextlib.ExitStack | None = None  # of kernels, that ends with the first step
         self._log.write(start)
 
@@ -125,6 +133,7 @@ class Watch:
             self._end_watched_step(None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss))
         self._next_step()
         if self._options.abort_after_step is not None and step >= self._options.abort_after_step:
+            self._check_parameters(step)
             self._end(f"stopped after step {step}, as asked")
             raise WatchEndedError(f"the watch ends after step {step}, as asked (abort_after_step); its log is {self._log.path}")
 
@@ -173,9 +182,18 @@ class Watch:
             return
         with self._watcher.deaf():
             self._reader.read()
+            while (filled := next((each for each in self._reader.findings if self._is_fill(each)), None)) is not None:
+                self._fills.add(filled.name)
+                self._reader.read()
             if self._start.saturates:
                 flagged = any(noted.what is What.FLAG for noted in self._watcher.noted)
                 self._flag = bool(self._flag) or flagged or self._device_flag()
+
+    def _is_fill(self, found: Found) -> bool:
+        if id(found) in self._judged:
+            return False
+        self._judged.add(id(found))
+        return self._explainer.is_fill(found, self._watcher.noted)
 
     def before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The optimizer is about to change the parameters: the last moment at which a step can be run again.
@@ -187,28 +205,55 @@ class Watch:
             return None
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if callable(closure):
-            checked = functools.partial(self._check_closure, closure)
+            checked = functools.partial(self._check_closure, optimizer, closure)
             return (args[0], *args[2:]), {**kwargs, "closure": checked}
         self._updated[id(optimizer)] += 1
         if self._updated[id(optimizer)] == 2:
             text = "the optimizer updates several times in one step: call step() of the watch at the end of each"
             self._lookout.warn("note", text, self._watcher.step)
-        self._check()
+        self._check(optimizer)
         return None
 
-    def _check_closure(self, closure: Any) -> Any:
+    def _check_closure(self, optimizer: Any, closure: Any) -> Any:
         loss = closure()
         if not self._ended and self._watcher.listening:
-            self._check()
+            self._check(optimizer)
         return loss
 
-    def _check(self) -> None:
+    def _check(self, optimizer: Any) -> None:
+        if getattr(optimizer, "found_inf", None) is None:  # else it has been told by the loss scaler, and skips the update itself
+            with self._watcher.deaf():
+                self._watcher.gradients.look_again(tensor for group in optimizer.param_groups for tensor in group["params"])
         self._read()
         error = self._tell(forward_only=self._scaling.scale is not None)  # a fused optimizer skips the update itself
+        others = self._error_of_others(self._scaling.scale is None and self._has_spoilt_gradients(), own=error is not None)
+        error = error or others
         if error is not None:
             self._write_step()
             self._end("a finding")
             raise error
+
+    def _has_spoilt_gradients(self) -> bool:
+        gradients = self._watcher.gradients
+        return not all(norm.finite for norm in (*gradients.norms.values(), *gradients.late.values()))
+
+    def _error_of_others(self, known: bool = False, own: bool = False) -> NonFiniteError | None:
+        """What is to be raised since another rank has found something, so that none updates and then waits for one that has stopped.
+
+        Args:
+            known: whether it is known without asking: gradients that were finite here have been summed over ranks, and are not any more.
+            own: whether this rank raises anyway, and only tells the others.
+        """
+        if self._start.ranks == 1 or self._options.on_finding != OnFinding.RAISE:
+            return None
+        asked = self._options.agree and any_has(known or own, self._device)
+        if own or not (known or asked):
+            return None
+        found = self._reader.add_of_others()
+        self._taken.add(id(found))
+        self.findings.append(found)
+        self._log.write(found)
+        return NonFiniteError(answer(found, self._start, self.path), found)
 
     def _is_ours(self, optimizer: Any) -> bool:
         ours = {id(parameter.tensor) for parameter in self._watcher.gradients.parameters}
@@ -223,6 +268,8 @@ class Watch:
         scaled = self._end_scale()
         handled = scaled is not None and scaled.skipped and not scaled.alarm
         error = self._tell(forward_only=handled)
+        others = self._error_of_others(own=error is not None) if not self._updated else None
+        error = error or others
         if scaled is not None:
             self._log.write(scaled)
             if scaled.alarm:
@@ -249,12 +296,14 @@ class Watch:
         self._log.write(
             Step(
                 self._watcher.step,
-                finite=not any(found.origin and not (handled and found.direction is Direction.BACKWARD) for found in self._reader.findings),
+                finite=not self._reader.origins and (total is None or math.isfinite(total)),
                 grad_norm=None if total is None else number(total),
                 largest=largest,
                 scale=self._scaling.scale,
                 overflowed=self._flag,
                 loss=None if loss is None else number(loss),
+                skipped=handled,
+                unseen=dict(list(self._watcher.unseen.items())[:_UNSEEN_TOLD]),
             )
         )
 
@@ -266,6 +315,7 @@ class Watch:
         self._reader.next_step()
         self._written = False
         self._taken.clear()
+        self._judged.clear()
         self._flag, self._asked = None, False
         self._updated.clear()
         self._watcher.next_step()
@@ -413,6 +463,7 @@ class Watch:
     # beginning and end
 
     def begin(self) -> None:
+        self._bad_at_first = {parameter.name for parameter, _ in self._bad_parameters()}
         self._watcher.install()
         points.active.append(self._watcher)
         self._hear()
@@ -421,7 +472,28 @@ class Watch:
         """The loop is over; what came after the last ``step()`` is a step of its own."""
         if self._watcher.noted:
             self.step()
+        self._check_parameters(max(0, self._watcher.step - 1))
         self._end("finished")
+
+    def _bad_parameters(self) -> list[tuple[Parameter, Extrema]]:
+        """The parameters that are not finite now; it waits for the device."""
+        meter = Meter()
+        parameters = [each for each in self._watcher.gradients.parameters if has_memory(each.tensor)]
+        looked = [(parameter, meter.look(parameter.tensor, frames=True)) for parameter in parameters]
+        meter.read()
+        return [(parameter, extrema) for parameter, extrema in looked if extrema is not None and not extrema.finite]
+
+    def _check_parameters(self, step: int) -> None:
+        """No forward will show what the last update has made of the parameters."""
+        bad = [] if self._ended or self.findings else self._bad_parameters()
+        bad = [(parameter, extrema) for parameter, extrema in bad if parameter.name not in self._bad_at_first]
+        if not bad or self._spoilt_by_others is not None:
+            return
+        self._reader.add_update(bad, step)
+        error = self._tell()
+        if error is not None:
+            self._end("a finding")
+            raise error
 
     def fail(self, error: BaseException) -> None:
         """The loop has raised: tell what was found until then, and end."""
@@ -443,7 +515,7 @@ class Watch:
             points.active.remove(self._watcher)
         for failure in self._watcher.errors[:20]:
             self.say(f"not looked at: {failure}")
-        if self._options.optimizer is not None and self._trainings and self._watched_steps and not self._backwards:
+        if self._options.optimizers and self._trainings and self._watched_steps and not self._backwards:
             text = "no backward was seen, so that no gradient was looked at; is the backward inside the watch?"
             self._lookout.warn("note", text, self._watcher.step)
         self._log.write(End(self._watcher.step + self._written, self._watched_steps, reason))

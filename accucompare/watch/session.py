@@ -50,6 +50,7 @@ def watch(
     flag_per_module: bool = False,
     kernel_dump: str | Path | None = None,
     mesh: Any = None,
+    agree: bool = False,
     quiet: bool = False,
     case: str | None = None,
     device: torch.device | None = None,
@@ -62,7 +63,7 @@ def watch(
 
     Args:
         model: any module, on any device, wrapped or not.
-        optimizer: whose update ends a step's backward; any that updates parameters of the model, if not given.
+        optimizer: whose update ends a step's backward, or a list of them; any that updates parameters of the model, if not given.
         scaler: a ``torch.amp.GradScaler``: an overflow that it handles is no finding, many in a row are.
         out: directory of the log, ``rank0.jsonl``, to which a run is added, and of reproducers.
         on_finding: ``"raise"`` saves a reproducer and raises ``NonFiniteError``, before parameters are updated; ``"snapshot"`` saves it,
@@ -73,11 +74,13 @@ def watch(
         abort_after_step: end the loop after this step, by a ``WatchEndedError``.
         every: watch every so many-th step only; the others cost nothing.
         level: ``"op"`` looks at every operator that is called in a module's own code, too. After a finding, that is done anyway.
-        allow: globs of qualified names of modules whose outputs may be infinite or NaN.
+        allow: globs of qualified names of modules whose outputs may be infinite or NaN; ``"(root)"`` is the model itself.
         near: warn when values come within this factor of the largest number of their type.
         flag_per_module: on a device with an overflow flag, read it after each module call, which waits for the device each time.
         kernel_dump: directory into which an NPU's own software dumps all kernels of the first step.
         mesh: the ``DeviceMesh`` that tells this rank's coordinates, if the parameters do not.
+        agree: with several ranks and ``on_finding="raise"``, let them ask each other before each update whether one has found something, so
+            that all raise: one reduction of one number, for which each waits. Without it, those raise whose own gradients it has come to.
         quiet: print nothing, and warn of nothing; the log has it all.
         case: how the log shall call what is run; the reproducer then builds the module from it.
         device: where the model computes; where its first parameter or buffer is, if not given.
@@ -115,12 +118,14 @@ def watch(
         kernel_dump=None if kernel_dump is None else str(kernel_dump),
         case=case,
         quiet=quiet,
+        agree=agree,
     )
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
     modules = name_modules(model)
     _refuse_second(modules)
-    _refuse_other_optimizer(modules, optimizer)
+    for each in options.optimizers:
+        _refuse_other_optimizer(modules, each)
     device, rank, ranks = device or device_of(model), *rank_and_ranks()
     backend = devices.backend(device.type)
     start = Start(
@@ -173,9 +178,6 @@ def _refuse_second(modules: Modules) -> None:
 
 
 def _refuse_other_optimizer(modules: Modules, optimizer: Any) -> None:
-    groups = getattr(optimizer, "param_groups", None)
-    if groups is None:
-        return
     ours = {id(tensor) for *_, tensor in modules.tensors()}
-    if ours and not any(id(tensor) in ours for group in groups for tensor in group["params"]):
+    if ours and not any(id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"]):
         raise UsageError("optimizer updates no parameter of the model: give the one that does, or none")

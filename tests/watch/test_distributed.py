@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from accucompare.watch.analysis import read
-from accucompare.watch.events import Direction, End, Found, Site, Start, Step, Warned, read_log
+from accucompare.watch.events import Cause, Direction, End, Found, Site, Start, Step, Warned, read_log
 from tests.conftest import ROOT
 
 SHARDED = ("fsdp2", "fsdp1", "fsdp1_flat")
@@ -143,6 +143,26 @@ def test_results_are_those_of_a_run_that_nobody_watches(ranks: Ranks, check: str
 def test_what_goes_wrong_does_so_in_the_same_way_when_watched(ranks: Ranks) -> None:
     seen = {path.stem: json.loads(path.read_text()) for path in ranks.folder.glob("*.json")}
     assert [check for check, each in seen.items() if not each.get("same", True)] == []
+
+
+@pytest.mark.parametrize("check", ["ddp-raised", "ddp-unused-agreed", "fsdp2-agreed"])
+def test_no_rank_updates_with_what_another_one_has_found(ranks: Ranks, check: str) -> None:
+    seen = [ranks.seen(check, rank) for rank in (0, 1)]
+    assert [each["finite"] for each in seen] == [True, True]
+    assert [each["step"] for each in seen] == [1, 1]
+    assert "another rank has found it, and its log names where" in seen[0]["raised"]
+    assert "in second" in seen[1]["raised"]
+    assert [(found.site, found.origin) for found in ranks.of(check, 0, Found)] == [(Site.RANK, False)]
+    first = read(ranks.folder / check).first
+    assert first is not None
+    assert (first[0].start.rank, first[1].name) == (1, "second")
+
+
+def test_a_rank_that_is_given_a_nan_inside_a_module_does_not_say_that_it_was_made_there(ranks: Ranks) -> None:
+    for rank in (0, 1):
+        (found,) = ranks.origins("tensor-parallel", rank, step=0)
+        assert (found.name, found.cause) == ("1", Cause.RANKS)
+    assert [step.grad_norm for step in ranks.of("tensor-parallel", 0, Step)] == [None]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
+from accucompare.watch.analysis import answer, hints
 from accucompare.watch.events import Direction, Site, Step
 from tests.watch.watched import Glue, events, origins
 
@@ -231,3 +232,147 @@ def _overflowing(tmp_path: Path, make: Any, steps: int) -> tuple[Any, nn.Module]
             optimizer.zero_grad()
             watch.step()
     return watch, model
+
+
+def _loss_of(tmp_path: Path, loss: Any, steps: int = 1, bad: int = 0, **options: Any) -> Any:
+    """What is found where a loss of the loop's own is given a 0 in the step that is named."""
+    model: Any = nn.Linear(2, 2)
+    nn.init.ones_(model.weight)
+    nn.init.zeros_(model.bias)
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True, **options) as watch:
+        for step in range(steps):
+            loss(model(torch.ones(1, 2)), 0.0 if step == bad else 1.0).backward()
+            watch.step()
+            model.zero_grad()
+    (found,) = origins(watch)
+    return found, answer(found, watch._start)
+
+
+@pytest.mark.parametrize(
+    ("loss", "operator", "hint"),
+    [
+        (lambda output, scale: (output * scale).log().sum(), "LogBackward0", "log of 0"),
+        (lambda output, scale: output.sum() / torch.full((), scale), "DivBackward0", "the sum of a mask"),
+        (lambda output, scale: (output * scale).norm(dim=0).sqrt().sum(), "SqrtBackward0", "a root or a norm at 0"),
+    ],
+    ids=["log", "division", "root"],
+)
+@pytest.mark.parametrize("bad", [0, 2])
+def test_the_operator_of_a_loss_outside_of_the_model_is_named_with_its_line(
+    loss: Any, operator: str, hint: str, bad: int, tmp_path: Path
+) -> None:
+    found, said = _loss_of(tmp_path, loss, steps=3, bad=bad)
+    line = f"test_gradients.py:{loss.__code__.co_firstlineno}"
+    assert (found.place, found.operator, found.line) == ("the loss, backward", operator, line)
+    assert hint in said
+    assert not torch.is_anomaly_enabled()
+
+
+def test_lines_of_a_loss_are_noted_in_its_first_step_only(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 2)
+    noted = []
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        for _ in range(3):
+            output = model(torch.ones(1, 2))
+            noted.append(torch.is_anomaly_enabled())
+            output.sum().backward()
+            noted.append(torch.is_anomaly_enabled())
+            watch.step()
+    assert noted == [True, False, False, False, False, False]
+
+
+def test_a_users_own_anomaly_mode_is_left_as_it_is(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 2)
+    with ac.watch(model, out=tmp_path, quiet=True) as watch, torch.autograd.set_detect_anomaly(True):
+        model(torch.ones(1, 2)).sum().backward()
+        watch.step()
+        assert torch.is_anomaly_check_nan_enabled()
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        output = model(torch.ones(1, 2))
+        with torch.autograd.set_detect_anomaly(True):
+            output.sum().backward()
+            assert torch.is_anomaly_check_nan_enabled()
+        watch.step()
+    assert not torch.is_anomaly_enabled()
+
+
+def test_a_watch_leaves_autograds_entrance_as_it_was(tmp_path: Path) -> None:
+    before = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    one, other = ac.watch(nn.Linear(2, 2), out=tmp_path / "one", quiet=True), ac.watch(nn.Linear(2, 2), out=tmp_path / "two", quiet=True)
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    other.__exit__(None, None, None)
+    assert torch.autograd._engine_run_backward is before  # type: ignore[attr-defined]
+
+
+def test_a_loss_scale_that_is_too_large_is_not_called_a_log_of_0(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 2).half()
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        (model(torch.ones(1, 2).half()).float().sum() * 2.0**20).backward()
+        watch.step()
+    (found,) = origins(watch)
+    assert found.place == "the loss, backward"
+    first, *others = hints(found, watch._start, 2.0**20)
+    assert first.startswith("lower the loss scale")
+    assert not any("log" in hint or "labels" in hint for hint in others)
+
+
+def _penalised(norm: Any, tmp_path: Path, layer: nn.Module | None = None) -> Any:
+    model: Any = nn.Sequential(nn.Linear(2, 2), layer or nn.Tanh())
+    nn.init.constant_(model[0].bias, 0.5)
+    nn.init.constant_(model[0].weight, 0.25)
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        x = torch.ones(1, 2, requires_grad=True)
+        (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        norm(grad).backward()
+        watch.step()
+    (found,) = origins(watch)
+    return found, answer(found, watch._start)
+
+
+def test_a_second_backward_that_makes_nan_in_the_loss_is_said_to(tmp_path: Path) -> None:
+    found, said = _penalised(lambda grad: (grad * 0).norm(2, 1).pow(0.5).sum(), tmp_path)
+    assert (found.site, found.second) == (Site.LOSS, True)
+    assert found.operator == "PowBackward0"
+    assert "in a second backward" in said
+    assert "sum of gradients" not in said
+
+
+class _Root(nn.Module):
+    """Its second derivative is not finite at 0, its first is 0."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - 1).abs().pow(1.5)
+
+
+def test_a_second_backward_that_makes_nan_in_a_module_names_it(tmp_path: Path) -> None:
+    found, said = _penalised(lambda grad: grad.sum(), tmp_path, _Root())
+    assert (found.name, found.site, found.second) == ("1", Site.MODULE, True)
+    assert "sum of gradients" not in said
+
+
+@pytest.mark.parametrize("when", ["before the watch", "in it"])
+def test_a_hook_of_the_users_on_a_parameter_is_named(when: str, tmp_path: Path) -> None:
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    if when == "before the watch":
+        model[1].weight.register_hook(lambda grad: grad / 0)
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        if when == "in it":
+            model[1].weight.register_hook(lambda grad: grad / 0)
+        model(torch.ones(1, 2)).sum().backward()
+        watch.step()
+    (found,) = origins(watch)
+    assert (found.place, found.parameters) == ("1 (hook on weight), backward", ["1.weight"])
+    assert "a hook of your own" in answer(found, watch._start)
+
+
+def test_a_gradient_that_a_hook_makes_finite_again_is_no_finding_of_the_hooks(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 2)
+    model.weight.register_hook(lambda grad: grad * 1.0)
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            watch.step()
+    assert watch.findings == []
+    assert len(model.weight._backward_hooks) == 2 - 1

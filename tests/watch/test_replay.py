@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
-from accucompare.watch.events import Direction, Site
+from accucompare.watch.analysis import answer
+from accucompare.watch.events import Direction, Found, Site
+from accucompare.watch.rerun import Reproducer
 from fixtures.cnn import Net
+from tests.conftest import ROOT
+from tests.watch import reproduced
+from tests.watch.reproduced import run_here
 from tests.watch.watched import Glue, Subject, assert_same, differing, origins, run, trained
 
 NAN, INF = float("nan"), float("inf")
@@ -329,3 +337,264 @@ def test_what_modules_keep_in_containers_and_generators_of_any_kind_is_put_back(
     assert (model.nested, model.array.tolist(), model.drawn) == ({"calls": [[1]]}, [1.0], drawn)
     assert (model.numpy.random(), model.python.random()) == (alone["numpy"].random(), alone["python"].random())
     assert origins(watch)[0].operator == "aten.log.default"
+
+
+class _Answer(nn.Module):
+    """Gives a loss and what it is computed of, as models with labels do."""
+
+    def __init__(self, head: nn.Module, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers, self.head = nn.Sequential(*layers), head
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        states = [x]
+        for layer in self.layers:
+            states.append(layer(states[-1]))
+        logits = self.head(states[-1])
+        return {"loss": logits.float().square().sum(), "logits": logits, "hidden_states": tuple(states)}
+
+
+def test_an_output_that_the_loss_is_computed_of_has_the_gradient_that_it_had(tmp_path: Path) -> None:
+    model: Any = _Answer(nn.Linear(2, 2), nn.Linear(2, 2), Glue(lambda self, x: (x * 0).abs().sqrt() + x), nn.Linear(2, 2))
+    arrived: list[torch.Tensor] = []
+    with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
+        output = model(torch.ones(1, 2))
+        output["hidden_states"][2].register_hook(lambda grad: arrived.append(grad.clone()))
+        output["loss"].backward()
+        watch.step()
+    (found,) = origins(watch)
+    assert (found.place, found.operator) == ("layers.1, backward", "SqrtBackward0")
+    with Reproducer.open(tmp_path / found.reproducer).bundle as bundle:
+        (record,) = [record for record in bundle.state() if record.name == "grad."]
+        assert np.array_equal(bundle.values(record), arrived[0].numpy())
+
+
+def test_gradients_near_the_limit_are_not_doubled_into_an_overflow_elsewhere(tmp_path: Path) -> None:
+    model: Any = _Answer(*(Glue(lambda self, x, by=by: x * self.scale * by) for by in (1.0, 4.0, 2.0)))
+    for layer in (model.head, *model.layers):
+        layer.scale = nn.Parameter(torch.ones((), dtype=torch.float16))
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        (model(torch.full((1, 1), 0.1, dtype=torch.float16, requires_grad=True))["loss"] * 12500.0).backward()  # 20000 of the logits
+        watch.step()
+    (found,) = origins(watch)
+    assert (found.place, found.notes) == ("layers.0, backward", [])
+
+
+def test_outputs_of_a_reproduced_module_that_depend_on_each_other_have_the_gradients_that_they_had(tmp_path: Path) -> None:
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        y = self.fc(x) * torch.tensor([3e4, 1.0], dtype=torch.float16)
+        return y, y * 1.0
+
+    inner: Any = Glue(forward, fc=nn.Linear(1, 2, dtype=torch.float16))
+    model: Any = Glue(lambda self, x: sum(self.inner(x)), inner=inner)
+    with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
+        (model(torch.zeros(1, 1, dtype=torch.float16)) * 1.2).sum().backward()
+        watch.step()
+    (found,) = origins(watch)
+    rerun = Reproducer.open(tmp_path / found.reproducer)
+    with rerun.bundle:
+        outcome = rerun.run(rerun.restore(inner))
+    assert sorted(float(row[2].max()) for row in outcome.inputs if row[0] == "output's gradient") == pytest.approx([1.2, 2.4], rel=1e-3)
+    (bias,) = [row[2].tolist() for row in outcome.gradients if row[1] == "fc.bias"]
+    assert bias == pytest.approx([INF, 2.4], rel=1e-3)
+
+
+def _found_once(model: nn.Module, tmp_path: Path, call: Callable[[], Any] | None = None, **options: Any) -> tuple[Found, str]:
+    """The one origin that a call shows, and the answer to it."""
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True, **options) as watch:
+        call() if call is not None else model(torch.ones(1, 2))
+        watch.step()
+    (found,) = origins(watch)
+    return found, answer(found, watch._start)
+
+
+@pytest.mark.parametrize("frames", [0, 21])
+def test_a_parameter_that_a_module_with_children_uses_itself_is_one_of_its_inputs(frames: int, tmp_path: Path) -> None:
+    model: Any = nn.Sequential(Glue(lambda self, x: self.fc(x) * self.scale, fc=nn.Linear(2, 2)), nn.ReLU())
+    model[0].scale = nn.Parameter(torch.tensor([1.0, NAN]))
+    found, said = _found_once(model, tmp_path, frames=frames)
+    assert (found.place, [seen.path for seen in found.weights]) == ("0 (weights)", ["scale"])
+    assert "finite" not in said.splitlines()[1].replace("not finite", "")
+
+
+def test_a_parameter_of_a_child_that_is_not_called_is_one_of_its_inputs(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: self.first(x) @ self.other.weight, first=nn.Linear(2, 2), other=nn.Linear(2, 2))
+    nn.init.constant_(model.other.weight, NAN)
+    assert _found_once(model, tmp_path)[0].place == "(root) (weights)"
+
+
+def test_a_bad_parameter_that_had_no_part_in_it_is_not_blamed(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: self.fc(x).mul(0).div(0), fc=nn.Linear(2, 2))
+    model.unused = nn.Parameter(torch.tensor(NAN))
+    found, _ = _found_once(model, tmp_path)
+    assert (found.place, found.operator) == ("(root) (glue, after fc)", "aten.div.Tensor")
+
+
+def test_weights_of_functional_call_are_looked_at_and_the_models_own_are_not_blamed(tmp_path: Path) -> None:
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    weights["1.weight"][0, 0] = NAN
+    found, _ = _found_once(model, tmp_path, lambda: torch.func.functional_call(model, weights, (torch.ones(1, 2),)))
+    assert (found.place, [seen.path for seen in found.weights]) == ("1 (weights)", ["weight"])
+    assert found.notes[0].startswith("the step was not run again: its parameters were others than when the watch began")
+
+
+def test_weights_of_functional_call_that_were_not_looked_at_are_not_called_finite(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 2)
+    weights = {"weight": torch.full((2, 2), NAN), "bias": torch.zeros(2)}
+    found, said = _found_once(model, tmp_path, lambda: torch.func.functional_call(model, weights, (torch.ones(1, 2),)), frames=0)
+    assert (found.site, found.unseen) == (Site.MODULE, ["weights"])
+    assert "not looked at: weights" in said
+
+
+def test_a_tensor_that_is_neither_an_input_nor_a_weight_is_not_called_finite(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: self.fc(x) * self.table, fc=nn.Linear(2, 2))
+    model.table = torch.tensor([1.0, NAN])
+    found, said = _found_once(model, tmp_path)
+    assert (found.operator, found.unseen) == ("aten.mul.Tensor", ["other of aten.mul.Tensor, which is neither an input nor a weight"])
+    assert "what was looked at of what went in was finite; not looked at: other of aten.mul.Tensor" in said
+
+
+def _zero_weight_norm() -> nn.Module:
+    linear = nn.Linear(2, 2)
+    nn.init.zeros_(linear.weight)
+    return torch.nn.utils.parametrizations.weight_norm(linear)
+
+
+def _negative_variance() -> nn.Module:
+    norm = nn.BatchNorm1d(2).eval()
+    assert norm.running_var is not None
+    norm.running_var.fill_(-1)
+    return norm
+
+
+@pytest.mark.parametrize(
+    ("make", "right", "wrong"),
+    [(_negative_variance, "its running variance is negative", "equal values"), (_zero_weight_norm, "one is all zeros", "eps")],
+)
+def test_hints_go_by_what_went_in(make: Callable[[], nn.Module], right: str, wrong: str, tmp_path: Path) -> None:
+    _, said = _found_once(nn.Sequential(nn.Linear(2, 2), make()), tmp_path)
+    assert right in said
+    assert wrong not in said
+
+
+# reproducers
+
+
+def _reproduced(model: nn.Module, tmp_path: Path, backward: bool = True, calls: int = 1) -> tuple[Found, Path]:
+    with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
+        for _ in range(calls):
+            output = model(torch.ones(2, 2))
+            if backward:
+                output.sum().backward()
+        watch.step()
+    found = origins(watch)[0]
+    return found, tmp_path / found.reproducer
+
+
+class _RootOfZero(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - x).sqrt() + x
+
+
+class _Point(nn.Module):
+    """Its output does not show what a point of the user's own has seen."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ac.check_finite((x * 0).log(), "log")
+        return x
+
+
+def test_a_call_that_a_reentrant_checkpoint_makes_again_is_reproduced(tmp_path: Path) -> None:
+    model: Any = Glue(
+        lambda self, x: checkpoint(self.inner, self.first(x), use_reentrant=True),
+        first=nn.Linear(2, 2),
+        inner=nn.Sequential(nn.Linear(2, 2), _RootOfZero(), nn.Linear(2, 2)),
+    )
+    found, script = _reproduced(model, tmp_path)
+    assert found.place == "inner.1, backward"
+    assert run_here(script).returncode == 1
+
+
+def test_a_point_of_ones_own_is_reproduced(tmp_path: Path) -> None:
+    found, script = _reproduced(nn.Sequential(nn.Linear(2, 2), _Point()), tmp_path)
+    assert found.place == "1 (point, log)"
+    answered = run_here(script)
+    assert (answered.returncode, "It shows again" in answered.stdout) == (1, True)
+
+
+class _First(nn.Module):
+    """NaN in its first call only; it counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * (NAN if self.calls == 1 else 1.0)
+
+
+def test_a_module_that_counts_its_calls_is_reproduced_with_the_count_that_it_had(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), _First())
+    _, script = _reproduced(model, tmp_path)
+    assert run_here(script).returncode == 1
+    assert model[1].calls == 1
+
+
+def _hooked() -> nn.Module:
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model[0].register_forward_hook(lambda module, args, output: output / 0)
+    return model
+
+
+class _Twice(nn.Module):
+    """The gradients of both uses of its weight are finite, their sum is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Linear(2, 2, bias=False, dtype=torch.float16)
+        nn.init.zeros_(self.scale.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.half() * 3e4
+        return self.scale(x) * 0.9 + self.scale(x) * 0.9
+
+
+@pytest.mark.parametrize(
+    ("make", "note"),
+    [
+        (_hooked, "reproducer: none, for a hook on the module made it, and not the module itself"),
+        (_Twice, "reproducer: none, for one call does not show a sum over several"),
+        (lambda: _once_only(), "it did not show when the step was run again: the model or its device may not be deterministic"),
+    ],
+    ids=["a hook", "a sum over calls", "a NaN that does not come again"],
+)
+def test_no_reproducer_is_written_that_cannot_show_it(make: Callable[[], nn.Module], note: str, tmp_path: Path) -> None:
+    found, _ = _reproduced(make(), tmp_path)
+    assert (found.reproducer, note in found.notes) == ("", True)
+
+
+def _once_only() -> nn.Module:
+    state = iter([0.0])
+    return nn.Sequential(nn.Linear(2, 2), Glue(lambda self, x: x / next(state, 1.0)))
+
+
+def test_a_reproducer_names_no_directory_and_can_be_moved_with_what_it_imports(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "net_to_move.py").write_text(
+        "import torch\nfrom torch import nn\nclass Log(nn.Module):\n    def forward(self, x):\n        return (-x.abs() - 1).log()\n"
+    )
+    code = (
+        "import torch, accucompare as ac, net_to_move\n"
+        "with ac.watch(torch.nn.Sequential(net_to_move.Log()), out='watch', on_finding='snapshot', quiet=True) as watch:\n"
+        "    watch_me = watch._explainer._modules.named['']\n"
+        "    watch_me(torch.ones(1, 2))\n"
+        "    watch.step()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=project, check=True, timeout=100, env={**os.environ, "PYTHONPATH": f"{ROOT}:."})
+    (script,) = (project / "watch").glob("*.py")
+    assert str(tmp_path) not in script.read_text()
+    project.rename(tmp_path / "moved")
+    assert reproduced.run(tmp_path / "moved" / "watch" / script.name).returncode == 1

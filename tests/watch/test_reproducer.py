@@ -432,7 +432,7 @@ def test_a_module_of_a_case_is_taken_from_it(tmp_path: Path) -> None:
     poisoned(model[1][1].weight)
     script, _ = save(take(model, "1", torch.ones(2)), tmp_path / "r", case=f"{tmp_path}/net.py:case")
     assert run_here(script).returncode == 1
-    assert f"module_of_case('{tmp_path}/net.py:case', '1')" in script.read_text()
+    assert "module_of_case(str(HERE / 'net.py') + ':case', '1')" in script.read_text()
     (tmp_path / "net.py").write_text((tmp_path / "net.py").read_text().replace("nn.Linear(2, 2), nn.Seq", "nn.Seq"))
     ran = run_here(script)
     assert ran.returncode == 2

@@ -11,8 +11,8 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.errors import NonFiniteError
-from accucompare.watch.analysis import MANY_IN_A_ROW
-from accucompare.watch.events import Scaled
+from accucompare.watch.analysis import MANY_IN_A_ROW, read
+from accucompare.watch.events import Scaled, Step
 from accucompare.watch.running import Watch
 from accucompare.watch.scaling import Scaling
 from tests.watch.watched import events
@@ -87,6 +87,13 @@ def test_overflows_until_the_scale_fits_are_no_finding(tmp_path: Path) -> None:
     assert [(event.step, event.skipped, event.in_a_row, event.alarm) for event in scaled] == [(n, True, n + 1, False) for n in range(5)]
     assert torch.equal(weights[0], weights[4])
     assert not torch.equal(weights[4], weights[5])
+
+
+def test_a_step_that_was_skipped_is_not_called_finite_and_is_no_difference(tmp_path: Path) -> None:
+    watch, _ = _train(tmp_path, [1.0] * 6)
+    steps = events(watch, Step)
+    assert [(step.grad_norm == "inf", step.finite, step.skipped) for step in steps] == [(True, False, True)] * 5 + [(False, True, False)]
+    assert read(tmp_path).unexplained == []
 
 
 def test_overflows_at_any_scale_end_the_loop(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import gc
@@ -23,9 +24,10 @@ from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
 from accucompare.errors import NonFiniteError, UsageError, WatchEndedError
+from accucompare.watch.analysis import read
 from accucompare.watch.events import End, Found, Frames, Start, Step, Warned
 from fixtures.cnn import Net
-from tests.watch.watched import Counting, Glue, Subject, assert_same, events, origins, trained
+from tests.watch.watched import Counting, Glue, Subject, assert_same, events, origins, run, trained
 
 NAN, INF = float("nan"), float("inf")
 
@@ -362,6 +364,36 @@ def test_a_model_that_is_called_inside_a_function_transform_is_heard(tmp_path: P
     with ac.watch(model, out=tmp_path, quiet=True) as watch:
         torch.func.grad(lambda x: model(x).sum())(torch.ones(1, 2))
         assert watch._watcher.errors == []
+
+
+def test_calls_under_vmap_are_looked_at_forward_and_backward(tmp_path: Path) -> None:
+    model: Any = nn.Sequential(nn.Linear(2, 2), Glue(lambda self, x: (x * 0).log()), nn.ReLU())
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        torch.func.vmap(model)(torch.ones(3, 2))
+        watch.step()
+    assert [found.place for found in origins(watch)] == ["1"]
+    model[1] = Glue(lambda self, x: (x * 0).sqrt() + x)
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        torch.func.vmap(model)(torch.ones(3, 2)).sum().backward()
+        watch.step()
+    assert [(found.place, found.operator) for found in origins(watch)] == [("1, backward", "SqrtBackward0")]
+    assert events(watch, Step)[0].unseen == {}
+
+
+def test_gradients_that_a_function_transform_takes_are_said_not_to_have_been_seen(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 1)
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        torch.func.vmap(torch.func.grad(lambda x: model(x).sum()))(torch.ones(3, 2))
+        watch.step()
+    assert watch.findings == []
+    said = read(tmp_path).trouble
+    assert said == "nothing was found, but not all was seen: the gradients that a function transform takes, of (root)"
+
+
+def test_a_transform_inside_the_model_hides_nothing(tmp_path: Path) -> None:
+    _, watch = run(gradient_inside, tmp_path)
+    assert watch is not None
+    assert read(tmp_path).trouble == ""
 
 
 def test_a_backward_that_raised_and_is_tried_again_is_heard(tmp_path: Path) -> None:
@@ -772,7 +804,7 @@ def test_a_capture_inside_a_watch_records_what_it_would_without(tmp_path: Path) 
         ({"trace_steps": 3}, "trace_steps must hold numbers of steps, but is 3"),
         ({"trace_steps": "13"}, "trace_steps must hold numbers of steps, but is '13'"),
         ({"allow": 5}, "allow must hold globs of names, but is 5"),
-        ({"optimizer": 5}, r"optimizer must be a torch.optim.Optimizer, but is a int"),
+        ({"optimizer": 5}, r"optimizer must be a torch.optim.Optimizer, or a list of them, but is a int"),
         ({"scaler": 5}, r"scaler must be a torch.amp.GradScaler, but is a int"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
@@ -806,6 +838,28 @@ def test_a_loop_without_a_backward_is_told_of_it(tmp_path: Path) -> None:
     assert [event.text for event in events(watch, Warned)] == [
         "no backward was seen, so that no gradient was looked at; is the backward inside the watch?"
     ]
+
+
+def test_several_optimizers_may_be_given(tmp_path: Path) -> None:
+    model: Any = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizers = [torch.optim.SGD(model[0].parameters(), 0.1), torch.optim.Adam(model[1].parameters())]
+    with ac.watch(model, optimizers, out=tmp_path, quiet=True) as watch:
+        model(torch.ones(1, 3)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        watch.step()
+    assert events(watch, Warned) == []
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+    with pytest.raises(UsageError, match="optimizer updates no parameter"), ac.watch(model, [*optimizers, other], out=tmp_path, quiet=True):
+        pass
+
+
+def test_the_model_itself_is_allowed_by_the_name_that_is_printed(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: self.fc(x) * NAN, fc=nn.Linear(2, 2))
+    with ac.watch(model, out=tmp_path, allow="(root)", quiet=True) as watch:
+        model(torch.ones(1, 2))
+        watch.step()
+    assert watch.findings == []
 
 
 def test_an_optimizer_of_another_model_is_told(tmp_path: Path) -> None:
@@ -980,3 +1034,139 @@ def test_gradients_whose_squares_overflow_and_that_are_clipped_are_no_finding(tm
         watch.step()
     assert watch.findings == []
     assert 1e20 <= watch.grad_norms[0] < 3e20
+
+
+def _clip_by_a_norm_of_zero(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= parameter.grad.norm()
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_gradients_that_turn_nan_after_the_backward_are_told_before_the_update(closure: bool, tmp_path: Path) -> None:
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def backward() -> None:
+        (model(torch.ones(1, 2)) * 0).sum().backward()
+        _clip_by_a_norm_of_zero(model)
+
+    with pytest.raises(NonFiniteError) as raised, ac.watch(model, optimizer, out=tmp_path, quiet=True) as watch:  # noqa: PT012
+        if closure:
+            optimizer.step(backward)  # type: ignore[arg-type]
+        else:
+            backward()
+            optimizer.step()
+    assert raised.value.finding.place == "0 (gradients before the update), backward"
+    assert raised.value.finding.parameters == [name for name, _ in model.named_parameters()]
+    assert "not when the update began" in str(raised.value)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert [step.finite for step in events(watch, Step)] == [False]
+
+
+def test_gradients_that_are_clipped_as_they_should_be_are_no_finding(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ac.watch(model, optimizer, out=tmp_path, quiet=True) as watch:
+        (model(torch.ones(1, 2)).sum() * 1e30).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e30)
+        optimizer.step()
+        watch.step()
+    assert watch.findings == []
+
+
+def _spoil(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["momentum_buffer"].fill_(INF)
+
+
+@pytest.mark.parametrize("on_finding", ["warn", "raise"])
+def test_parameters_that_turn_nan_in_the_last_update_are_told_at_the_end(on_finding: str, tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    raises = pytest.raises(NonFiniteError, match="made by the last update") if on_finding == "raise" else contextlib.nullcontext()
+    with raises, ac.watch(model, optimizer, out=tmp_path, on_finding=on_finding, quiet=True) as watch:
+        for step in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            if step == 2:
+                _spoil(optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step()
+    (found,) = origins(watch)
+    assert (found.place, found.step, [seen.path for seen in found.weights]) == ("(root) (weights after the update)", 2, ["weight", "bias"])
+    assert events(watch, End)[0].reason == ("a finding" if on_finding == "raise" else "finished")
+
+
+def test_parameters_that_are_not_finite_from_the_start_and_unused_are_no_update_of_the_watchs(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: self.fc(x), fc=nn.Linear(2, 2))
+    model.mask = nn.Parameter(torch.tensor(-INF), requires_grad=False)
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        model(torch.ones(1, 2))
+        watch.step()
+    assert watch.findings == []
+
+
+def _filled(x: torch.Tensor) -> torch.Tensor:
+    return x.masked_fill(torch.tensor([False, True]), -INF)
+
+
+class _Masked(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tensor([0.0, torch.finfo(x.dtype).min], dtype=x.dtype)
+
+
+MASKED: dict[str, Callable[[], nn.Module]] = {
+    "masked_fill": lambda: Glue(lambda self, x: _filled(x)),
+    "masked_fill after a child": lambda: Glue(lambda self, x: _filled(self.fc(x)), fc=nn.Linear(2, 2)),
+    "where": lambda: Glue(lambda self, x: torch.where(torch.tensor([False, True]), torch.tensor(-INF), x)),
+    "the maximum of what is masked": lambda: Glue(lambda self, x: _filled(x).unsqueeze(1).amax(1)),
+    "the lowest number added twice": lambda: nn.Sequential(_Masked(), _Masked()),
+}
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+@pytest.mark.parametrize("name", MASKED)
+def test_an_output_that_is_filled_with_minus_inf_is_legal(name: str, level: str, tmp_path: Path) -> None:
+    dtype = torch.float16 if "lowest" in name else torch.float32
+    model = nn.Sequential(MASKED[name](), nn.Softmax(-1)).to(dtype)
+    with ac.watch(model, out=tmp_path, level=level, quiet=True) as watch:
+        for _ in range(3):
+            model(torch.full((1, 2), -40.0, dtype=dtype))
+            watch.step()
+    assert watch.findings == []
+
+
+def test_a_step_is_run_again_once_for_what_is_filled_with_minus_inf(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return _filled(x)
+
+    model: Any = nn.Sequential(nn.Linear(2, 2), Glue(forward))
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        for _ in range(5):
+            model(torch.ones(1, 2))
+            watch.step()
+    assert len(calls) == 6
+
+
+def test_what_is_filled_with_minus_inf_is_told_where_it_does_harm(tmp_path: Path) -> None:
+    model: Any = nn.Sequential(Glue(lambda self, x: x.masked_fill(x > 0, -INF)), nn.Softmax(-1))
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        for value in (-1.0, 1.0):
+            model(torch.tensor([[-1.0, value]]))
+            watch.step()
+        model(torch.ones(1, 2))
+        watch.step()
+    assert [(found.step, found.place, found.kinds) for found in origins(watch)] == [(2, "1", ["NaN"])]
+
+
+def test_a_minus_inf_that_was_computed_is_told(tmp_path: Path) -> None:
+    model: Any = nn.Sequential(Glue(lambda self, x: _filled((x * 0).log())), nn.Softmax(-1))
+    with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True) as watch:
+        model(torch.tensor([[1.0, 1.0]]))
+        watch.step()
+    assert [(found.place, found.operator) for found in origins(watch)] == [("0", "aten.log.default")]

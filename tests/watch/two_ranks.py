@@ -142,6 +142,44 @@ def fsdp1_flat(model: Net) -> nn.Module:
     return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
 
 
+def raised(name: str, wrap: Callable[[Net], nn.Module], spoil: str, **options: Any) -> dict[str, Any]:
+    """What each rank raises, and whether it has updated with it."""
+    model = wrap(net())
+    seen: dict[str, Any] = {}
+    try:
+        with ac.watch(model, out=OUT / name, quiet=True, **options) as watch:
+            train(model, watch, spoil)
+    except ac.NonFiniteError as error:
+        seen |= {"raised": str(error), "step": watch.step_number}
+    finite = all(bool(each.isfinite().all()) for each in parameters(model))
+    return {**seen, "finite": finite, "same": True}
+
+
+class Summed(nn.Module):
+    """Its output is the sum of all ranks' parts, as a row-parallel layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.spoil = False
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        output = self.inner(values).detach()
+        output = (output - output) / 0 if self.spoil else output
+        dist.all_reduce(output)
+        return output
+
+
+def tensor_parallel(name: str) -> dict[str, Any]:
+    """The part of rank 1 is NaN; rank 0 is given it by the sum."""
+    model = nn.Sequential(nn.Linear(4, 4), Summed(), nn.ReLU())
+    model[1].spoil = dist.get_rank() == 1
+    with ac.watch(model, out=OUT / name, on_finding="warn", quiet=True) as watch:
+        model(torch.ones(2, 4))
+        watch.step()
+    return {"same": True}
+
+
 def coordinates(name: str, model: nn.Module, **options: Any) -> dict[str, int]:
     with ac.watch(model, out=OUT / name, quiet=True, **options):
         pass
@@ -208,6 +246,10 @@ CHECKS: dict[str, Callable[[str], dict[str, Any]]] = {
         for wrap in (fsdp2, fsdp1, fsdp1_flat)
         for spoil in ("", "gradient", "forward")
     },
+    "ddp-raised": lambda name: raised(name, DistributedDataParallel, "gradient"),
+    "ddp-unused-agreed": lambda name: raised(name, DistributedDataParallel, "unused", agree=True),
+    "fsdp2-agreed": lambda name: raised(name, fsdp2, "unused", agree=True),
+    "tensor-parallel": tensor_parallel,
     "places": lambda name: places(),
     "command": command_line,
 }
