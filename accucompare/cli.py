@@ -15,7 +15,8 @@ import click
 
 from accucompare import __version__
 from accucompare import cli_options as shared
-from accucompare.errors import AccucompareError, UsageError
+from accucompare.errors import AccucompareError, BundleError, UsageError
+from accucompare.text import printable, printable_lines
 
 if TYPE_CHECKING:
     from accucompare.compare.comparison import Comparison
@@ -250,7 +251,7 @@ def locate(case: str | None, device: str, ops: bool, report: Path | None, json_p
     from accucompare.locate import locate as find
     from accucompare.locate import locate_operators
 
-    announce = (lambda doing: None) if quiet else (lambda doing: click.echo(f"… {doing}", err=True))
+    announce = (lambda doing: None) if quiet else (lambda doing: click.echo(f"… {printable(doing)}", err=True))
     comparison = find(case, name, announce=announce, **options)
     code = _conclude(comparison, report, json_path, quiet)
     if ops:
@@ -352,6 +353,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = INTERRUPTED
     except click.ClickException as error:
         error.show()
+    except BundleError as error:  # what it names comes from a file, and must not make lines of its own
+        _complain(printable(str(error)), debug)
     except AccucompareError as error:
         _complain(str(error), debug)
     except BrokenPipeError:  # the reader of a pipe has gone
@@ -377,7 +380,7 @@ def _discard_output() -> None:
 def _complain(message: str, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    click.echo(f"accucompare: {message}", err=True)
+    click.echo(f"accucompare: {printable_lines(message)}", err=True)
 
 
 def _refuse_existing(directory: Path, overwrite: bool) -> None:

@@ -18,6 +18,7 @@ from accucompare.bundle.records import Record, display_name
 from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Reason, Row, Status
 from accucompare.errors import ReportError, UsageError
 from accucompare.report import culprits
+from accucompare.text import printable
 
 WIDTH = 100
 _STYLE = {Status.PASS: "green", Status.FAIL: "red", Status.NOT_COMPARED: "bright_black"}
@@ -29,6 +30,11 @@ def _console() -> Console:
     console = Console(highlight=False, markup=False, emoji=False)
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     return console
+
+
+def _text(value: str, style: str = "") -> Text:
+    """One line as it is printed: with nothing in it that a terminal would obey."""
+    return Text(printable(value), style)
 
 
 @contextlib.contextmanager
@@ -63,13 +69,13 @@ def print_capture(path: Path) -> None:
         size = sum(file.stat().st_size for file in path.glob("rank*/*"))
         console = _console()
         plural = "" if len(steps) == 1 else "s"
-        console.print(f"captured {len(steps)} step{plural}, {records} records, {_size(size)} in {path}", soft_wrap=True)
+        console.print(_text(f"captured {len(steps)} step{plural}, {records} records, {_size(size)} in {path}"), soft_wrap=True)
         idle = bundle.manifest.model.get("not_called") or []
         if idle:
             shown = ", ".join(display_name(name) for name in idle[:3]) + (f", and {len(idle) - 3} more" if len(idle) > 3 else "")
             console.print(f"registered but never called: {shown}", soft_wrap=True)
         for note in bundle.manifest.notes:
-            console.print(f"note: {note}", soft_wrap=True)
+            console.print(_text(f"note: {note}"), soft_wrap=True)
 
 
 def print_comparison(comparison: Comparison, report: Path, quiet: bool) -> None:
@@ -85,29 +91,29 @@ def print_comparison(comparison: Comparison, report: Path, quiet: bool) -> None:
     _print_worst(console, comparison)
     _print_unmatched(console, comparison)
     for damage in comparison.damage[:_UNMATCHED_SHOWN]:
-        console.print(Text(f"unreadable: {damage}", "red"), soft_wrap=True)
+        console.print(_text(f"unreadable: {damage}", "red"), soft_wrap=True)
     console.print()
     console.print(_counts(comparison))
-    console.print(f"tolerance: {culprits.tolerance(comparison)}")
-    console.print(f"report: {report}", soft_wrap=True)
+    console.print(_text(f"tolerance: {culprits.tolerance(comparison)}"))
+    console.print(_text(f"report: {report}"), soft_wrap=True)
 
 
 def _verdict_line(comparison: Comparison) -> Text:
     sides = f"{comparison.candidate.path} against {comparison.golden.path}"
     if comparison.trouble:
-        return Text.assemble(("TROUBLE", "bold red"), f"  {sides}: {comparison.trouble}")
+        return Text.assemble(("TROUBLE", "bold red"), _text(f"  {sides}: {comparison.trouble}"))
     conclusion = f"{comparison.conclusion}; " if culprits.judged(comparison) else ""
     if comparison.passed:
         uncompared = comparison.counts()[Reason.NOT_COMPARABLE]
         but = f"; {uncompared} without data could not be compared" if uncompared else ""
         but += f"; {comparison.by_statistics} judged {BY_STATISTICS}" if comparison.by_statistics else ""
         every = f"all {comparison.compared} compared records within tolerance"
-        return Text.assemble(("PASS", "bold green"), f"  {sides}: {conclusion}{every}{but}")
+        return Text.assemble(("PASS", "bold green"), _text(f"  {sides}: {conclusion}{every}{but}"))
     failed = comparison.counts_by_status()[Status.FAIL]
     first = comparison.first_divergence
     where = f"; first divergence: {comparison.place(first)}" if first is not None else "; all of them are on one side only"
     where = "" if conclusion and first is not None else where
-    return Text.assemble(("FAIL", "bold red"), f"  {sides}: {conclusion}{failed} of {len(comparison.rows)} rows fail{where}")
+    return Text.assemble(("FAIL", "bold red"), _text(f"  {sides}: {conclusion}{failed} of {len(comparison.rows)} rows fail{where}"))
 
 
 def _print_preflight(console: Console, comparison: Comparison) -> None:
@@ -115,7 +121,7 @@ def _print_preflight(console: Console, comparison: Comparison) -> None:
         console.print()
         console.print(Text("Pre-flight", "bold"))
     for finding in comparison.preflight:
-        console.print(Text(f"  {'!' if finding.serious else '·'} {finding.message}", "yellow" if finding.serious else ""))
+        console.print(_text(f"  {'!' if finding.serious else '·'} {finding.message}", "yellow" if finding.serious else ""))
 
 
 def _print_culprits(console: Console, comparison: Comparison) -> None:
@@ -129,17 +135,17 @@ def _print_culprits(console: Console, comparison: Comparison) -> None:
     for title in ("excess", "limit", "rel L2"):
         table.add_column(title, justify="right", no_wrap=True)
     for number, culprit in enumerate(found[:_CULPRITS_SHOWN], 1):
-        told = Text(culprits.place(comparison, culprit), "bold red")
-        told.append(f"\n{culprits.kind(culprit)}", "not bold default")
+        told = _text(culprits.place(comparison, culprit), "bold red")
+        told.append(f"\n{printable(culprits.kind(culprit))}", "not bold default")
         for words in culprit.words:
-            told.append(f"\n{words}", "not bold default")
+            told.append(f"\n{printable(words)}", "not bold default")
         for hint in culprit.hints:
-            told.append(f"\nhint, {hint}", "not bold bright_black")
+            told.append(f"\nhint, {printable(hint)}", "not bold bright_black")
         numbers = (_short(culprits.excess(culprit)), _short(culprits.limit(culprit)), _scientific(culprits.error(culprit)))
         table.add_row(str(number), told, *numbers)
     console.print()
     console.print(Text("Culprits", "bold"))
-    console.print(Text(culprits.note(comparison), "bright_black"))
+    console.print(_text(culprits.note(comparison), "bright_black"))
     console.print(table)
     if len(found) > _CULPRITS_SHOWN:
         console.print(f"… and {len(found) - _CULPRITS_SHOWN} more in the report")
@@ -151,11 +157,11 @@ def _print_divergence(console: Console, comparison: Comparison, row: Row) -> Non
     record = row.record
     assert record is not None
     dtypes = record.dtype if row.candidate is None or row.candidate.dtype == record.dtype else f"{record.dtype} → {row.candidate.dtype}"
-    console.print(Text.assemble("  ", (comparison.place(row), "bold red"), f"  ({record.type}, {dtypes} {list(record.shape)})"))
-    console.print(f"  {row.reason.value}: {row.verdict.detail or MEANING[row.reason]}")
+    console.print(Text.assemble("  ", _text(comparison.place(row), "bold red"), _text(f"  ({record.type}, {dtypes} {list(record.shape)})")))
+    console.print(_text(f"  {row.reason.value}: {row.verdict.detail or MEANING[row.reason]}"))
     metrics, verdict = row.metrics, row.verdict
     if row.by_statistics or (metrics is not None and metrics.nothing_finite):
-        console.print(f"  limit: {verdict.tolerance} ({verdict.rule})")
+        console.print(_text(f"  limit: {verdict.tolerance} ({verdict.rule})"))
     elif metrics is not None:
         where = (
             ""
@@ -168,7 +174,8 @@ def _print_divergence(console: Console, comparison: Comparison, row: Row) -> Non
             f"  {'of the finite values: ' if metrics.nonfinite_mismatch else ''}relative L2 {metrics.rel_l2:.2e}, "
             f"1 - cosine {metrics.one_minus_cosine:.2e}, max difference {metrics.max_abs:.2e}{where}"
         )
-        console.print(f"  limit: {verdict.tolerance} ({verdict.rule})" + (f"; would pass at {verdict.needed}" if verdict.needed else ""))
+        needed = f"; would pass at {verdict.needed}" if verdict.needed else ""
+        console.print(_text(f"  limit: {verdict.tolerance} ({verdict.rule}){needed}"))
 
 
 def _print_worst(console: Console, comparison: Comparison) -> None:
@@ -188,7 +195,7 @@ def _print_worst(console: Console, comparison: Comparison) -> None:
             "" if metrics.nothing_finite else f"{at_least}{value:.2e}"
             for value in (metrics.rel_l2, metrics.one_minus_cosine, metrics.max_abs)
         )
-        table.add_row(Text(comparison.place(row)), Text(row.reason.value, _STYLE[row.status]), *numbers, row.verdict.needed)
+        table.add_row(_text(comparison.place(row)), Text(row.reason.value, _STYLE[row.status]), *numbers, row.verdict.needed)
     console.print()
     console.print(table)
 
@@ -203,7 +210,7 @@ def _print_unmatched(console: Console, comparison: Comparison) -> None:
     table.add_column("reason", no_wrap=True)
     table.add_column("nearest name on the other side", overflow="fold")
     for row in unmatched[:_UNMATCHED_SHOWN]:
-        table.add_row(Text(comparison.place(row)), row.reason.value, Text(row.nearest))
+        table.add_row(_text(comparison.place(row)), row.reason.value, _text(row.nearest))
     console.print()
     console.print(table)
     if len(unmatched) > _UNMATCHED_SHOWN:
@@ -247,9 +254,9 @@ def print_records(bundle: Bundle, step: int | None, rank: int | None) -> None:
             cells += [record.layout.value, "", "", "", ""]
         else:
             cells += [_short(found.min), _short(found.max), _short(found.mean), _short(found.l2), f"{found.nan}/{found.inf}"]
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*(_text(cell) for cell in cells))
     if not bundle.complete:
-        console.print(Text(f"{bundle.path} is incomplete", "yellow"))
+        console.print(_text(f"{bundle.path} is incomplete", "yellow"))
     narrowest = console.measure(table, options=console.options.update(max_width=10_000)).minimum
     console.width = max(console.width, narrowest)  # so that no number is broken over two lines
     console.print(table)
@@ -269,7 +276,7 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
         values = bundle.values(record)
         part = values if slices is None else _sliced(values, slices)
     console = _console()
-    console.print(f"{record.key}: {record.type}, {record.dtype} {list(record.shape)}", soft_wrap=True)
+    console.print(_text(f"{record.key}: {record.type}, {record.dtype} {list(record.shape)}"), soft_wrap=True)
     if found is not None:
         console.print(
             f"min {_value(found.min)}, max {_value(found.max)}, mean {_value(found.mean)}, L2 {_value(found.l2)}, "
@@ -285,7 +292,7 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
                 np.save(file, part, allow_pickle=False)
         except OSError as error:
             raise ReportError(f"{save}: cannot be written ({error.strerror})") from None
-        console.print(f"saved {part.dtype} {list(part.shape)} to {save}", soft_wrap=True)
+        console.print(_text(f"saved {part.dtype} {list(part.shape)} to {save}"), soft_wrap=True)
 
 
 def _sliced(values: Array, text: str) -> Array:
