@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import signal
@@ -341,6 +342,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = [argument for argument in arguments if argument != "--debug"]  # wherever it stands
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, _interrupt)
+    _open_streams()
     code = TROUBLE
     try:
         result = cli.main(arguments, prog_name="accucompare", standalone_mode=False)
@@ -370,6 +372,16 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
+
+
+def _open_streams() -> None:
+    """Let what is printed never be the reason why a command fails: streams take every character, and a closed one goes nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller (>&-): the lowest descriptor is free, which no other file may get
+            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and mode == "w":
+            stream.reconfigure(errors="replace")
 
 
 def _discard_output() -> None:

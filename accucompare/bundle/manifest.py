@@ -79,7 +79,8 @@ class Manifest:
         }
         temporary = path.with_name(path.name + ".part")
         try:
-            temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False, default=str), encoding="utf-8")
+            text = json.dumps(content, indent=1, ensure_ascii=False, default=str)
+            temporary.write_bytes(text.encode("utf-8", "backslashreplace"))  # lone surrogates, as of file names, become JSON's \udc80
             os.replace(temporary, path)
         except OSError:
             with contextlib.suppress(OSError):

@@ -23,6 +23,7 @@ from accucompare.bundle.memory import Allocate, HostMemory, Lease
 from accucompare.bundle.records import Record
 from accucompare.bundle.statistics import Statistics, summarize
 from accucompare.errors import CaptureError
+from accucompare.text import storable
 
 #: How many bytes of tensors may wait to be written, by default: 1 GiB.
 QUEUE_BYTES = 1 << 30
@@ -31,6 +32,15 @@ Content = tuple[str, tuple[int, ...], str | None]
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 #: Where in its directory a bundle waits that is being overwritten.
 PREVIOUS = ".previous"
+
+
+def _line(record: Record) -> bytes:
+    content = record.to_json()
+    try:
+        return _JSON.encode(content).encode() + b"\n"
+    except UnicodeEncodeError:
+        content = {name: storable(value) if isinstance(value, str) else value for name, value in content.items()}
+        return _JSON.encode(content).encode() + b"\n"
 
 
 class RecordFile:
@@ -79,7 +89,7 @@ class RecordFile:
         if content in self._known:
             member, statistics = self._known[content]
             record = replace(record, member=member, statistics=statistics)
-        line = _JSON.encode(record.to_json()).encode() + b"\n"
+        line = _line(record)
         self._hasher.update(line)
         self._lines.write(line)
         self.records += 1

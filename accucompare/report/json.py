@@ -48,7 +48,8 @@ def write_json(comparison: Comparison, path: Path) -> Path:
     temporary = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+        text = json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False)
+        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))  # lone surrogates, as of file names, become JSON's \udc80
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
