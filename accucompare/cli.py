@@ -17,6 +17,7 @@ import click
 from accucompare import __version__
 from accucompare import cli_options as shared
 from accucompare.errors import AccucompareError, BundleError, UsageError
+from accucompare.files import is_stdout, is_stream
 from accucompare.text import printable, printable_lines
 
 if TYPE_CHECKING:
@@ -202,6 +203,7 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
 
     report = report or Path("reports") / f"{shared.stem(golden)}-vs-{shared.stem(candidate)}.xlsx"
     shared.refuse_other_than_xlsx(report)
+    shared.refuse_places({"--report": report, "--json": json_path}, (golden, candidate))
     with progress_bar("comparing", "bytes", quiet) as progress:
         comparison = compare(golden, candidate, progress=progress, **options)
     return _conclude(comparison, report, json_path, quiet)
@@ -248,6 +250,8 @@ def locate(case: str | None, device: str, ops: bool, report: Path | None, json_p
 
     report = report if report is not None else Path("reports") / f"{shared.stem(options['out'])}.xlsx"
     shared.refuse_other_than_xlsx(report)
+    made = [options["out"] / name for name in ("golden", "candidate", "baseline", "ops")]
+    shared.refuse_places({"--report": report, "--json": json_path}, made)
     name = DeviceName.parse(device)
     from accucompare.locate import locate as find
     from accucompare.locate import locate_operators
@@ -259,7 +263,7 @@ def locate(case: str | None, device: str, ops: bool, report: Path | None, json_p
         again = {option: value for option, value in options.items() if option not in _NOT_AGAIN}
         operators = locate_operators(comparison, case, name, announce=announce, **again)
         if operators is not None:
-            of_ops = [path and path.with_stem(f"{path.stem}-ops") for path in (report, json_path)]
+            of_ops = [path and (path if is_stream(path) else path.with_stem(f"{path.stem}-ops")) for path in (report, json_path)]
             _conclude(operators, of_ops[0] or report, of_ops[1], quiet)
     return code
 
@@ -289,6 +293,7 @@ def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, 
     from accucompare.bundle.reader import open_bundle
     from accucompare.report.terminal import print_records, print_tensor, reader_may_leave
 
+    shared.refuse_places({"--save": save}, (bundle,))
     with open_bundle(bundle) as opened, reader_may_leave():
         if name is None:
             if save is not None or slices is not None:
@@ -414,7 +419,8 @@ def _conclude(comparison: Comparison, report: Path, json_path: Path | None, quie
     finally:  # each is written, whether or not the other can be
         if json_path is not None:
             comparison.to_json(json_path)
-    with reader_may_leave():
+    on_stdout = any(path is not None and is_stdout(path) for path in (report, json_path))
+    with reader_may_leave(), contextlib.redirect_stdout(sys.stderr if on_stdout else sys.stdout):
         print_comparison(comparison, report, quiet)
     if comparison.trouble:
         return TROUBLE

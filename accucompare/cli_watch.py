@@ -132,6 +132,7 @@ def overflow(log: Path, report: Path | None, quiet: bool) -> int:
         report if report is not None else Path("reports") / f"{shared.stem(log.with_suffix('') if log.is_file() else log)}-overflow.xlsx"
     )
     shared.refuse_other_than_xlsx(report)
+    shared.refuse_places({"--report": report})
     from accucompare.watch.analysis import read
 
     ranks = read(log)

@@ -24,6 +24,24 @@ _SIZE_LIMIT = 64 << 20  # a manifest lists a few lines per parameter; more than 
 _MOST_RANKS = 100_000
 
 
+def holds_bundle(directory: Path) -> bool:
+    """Whether a directory's ``manifest.json`` is accucompare's, of whatever version; False if it cannot be read."""
+    try:
+        content = _content(directory / "manifest.json")
+    except (BundleError, OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.get("format") == FORMAT
+
+
+def _content(path: Path) -> Any:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for its writer
+        raise BundleError(f"{path}: is not a regular file; refused")
+    if status.st_size > _SIZE_LIMIT:
+        raise BundleError(f"{path}: too large for a manifest; refused")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 @dataclass(frozen=True)
 class StepEntry:
     """One finished step of one rank.
@@ -95,12 +113,7 @@ class Manifest:
             BundleError: if it is missing, no manifest, damaged, or of a newer format.
         """
         try:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for its writer
-                raise BundleError(f"{path}: is not a regular file; refused")
-            if status.st_size > _SIZE_LIMIT:
-                raise BundleError(f"{path}: too large for a manifest; refused")
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = _content(path)
         except (FileNotFoundError, NotADirectoryError):
             what = f"not a bundle (it has no {path.name})" if path.parent.is_dir() else "not a bundle (there is no such directory)"
             raise BundleError(f"{path.parent}: {what}") from None

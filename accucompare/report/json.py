@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import msgspec
 from accucompare.bundle.records import Record
 from accucompare.compare.comparison import Comparison, Culprit, Row
 from accucompare.compare.measure import Metrics
-from accucompare.errors import ReportError
+from accucompare.files import written_whole
 from accucompare.report.columns import excess_limit
 from accucompare.report.culprits import limit, place
 
@@ -45,16 +44,9 @@ def write_json(comparison: Comparison, path: Path) -> Path:
         "damage": comparison.damage,
         "rows": [_row(row) for row in comparison.rows],
     }
-    temporary = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False)
-        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))  # lone surrogates, as of file names, become JSON's \udc80
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ReportError(f"{path}: cannot be written ({error.strerror}); choose another --json") from None
-    return path
+    text = json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    encoded = text.encode("utf-8", "backslashreplace")  # lone surrogates, as of file names, become JSON's \udc80
+    return written_whole(path, lambda temporary: temporary.write_bytes(encoded))
 
 
 def _culprit(comparison: Comparison, culprit: Culprit, number: int) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from accucompare.bundle.dtypes import Array
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Record, display_name
 from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Reason, Row, Status
-from accucompare.errors import ReportError, UsageError
+from accucompare.errors import UsageError
+from accucompare.files import written_whole
 from accucompare.report import culprits
 from accucompare.text import printable
 
@@ -287,12 +288,13 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
         return
     console.print(np.array2string(part, max_line_width=WIDTH, threshold=200))
     if save is not None:
-        try:
-            with save.open("wb") as file:  # np.save would append .npy to another suffix
-                np.save(file, part, allow_pickle=False)
-        except OSError as error:
-            raise ReportError(f"{save}: cannot be written ({error.strerror})") from None
+        written_whole(save, lambda temporary: _save(temporary, part))
         console.print(_text(f"saved {part.dtype} {list(part.shape)} to {save}"), soft_wrap=True)
+
+
+def _save(path: Path, values: Array) -> None:
+    with path.open("wb") as file:  # np.save would append .npy to another suffix
+        np.save(file, values, allow_pickle=False)
 
 
 def _sliced(values: Array, text: str) -> Array:
