@@ -401,9 +401,10 @@ def _complain(message: str, debug: bool) -> None:
 
 
 def _refuse_existing(directory: Path, overwrite: bool) -> None:
-    """Say at once, before torch is imported and the model built, that an earlier bundle is in the way."""
-    if (directory / "manifest.json").is_file() and not overwrite:
-        raise UsageError(f"{directory}: already holds a bundle; overwrite it (--overwrite) or choose another --out")
+    """Say at once, before torch is imported and the model built, that something is in the way."""
+    from accucompare.bundle.writer import refuse_directory
+
+    refuse_directory(directory, overwrite)
 
 
 #: Options of locate that do not matter, or are golden's, when it goes on to operators.

@@ -22,6 +22,8 @@ FORMAT = "accucompare bundle"
 FORMAT_VERSION = 1
 _SIZE_LIMIT = 64 << 20  # a manifest lists a few lines per parameter; more than this is no manifest
 _MOST_RANKS = 100_000
+#: Where in its directory a bundle waits that is being overwritten.
+PREVIOUS = ".previous"
 
 
 def holds_bundle(directory: Path) -> bool:
@@ -116,6 +118,8 @@ class Manifest:
             content = _content(path)
         except (FileNotFoundError, NotADirectoryError):
             what = f"not a bundle (it has no {path.name})" if path.parent.is_dir() else "not a bundle (there is no such directory)"
+            if holds_bundle(path.parent / PREVIOUS):
+                what += f"; the one that was to be overwritten is in {path.parent / PREVIOUS}, and the next capture puts it back"
             raise BundleError(f"{path.parent}: {what}") from None
         except OSError as error:
             raise BundleError(f"{path}: cannot be read ({error.strerror})") from None

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from accucompare.bundle.manifest import PREVIOUS
 from accucompare.bundle.reader import open_bundle
-from accucompare.bundle.writer import PREVIOUS, QUEUE_BYTES
+from accucompare.bundle.writer import QUEUE_BYTES
 from accucompare.capture.feeding import check_golden
 from accucompare.capture.session import Level, Mode, capture
 from accucompare.capture.state import Arguments, saved_inputs

@@ -17,7 +17,7 @@ from accucompare.bundle.lock import locked
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.selection import Selection
-from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter, forget_previous, prepare_directory
+from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter, forget_previous, prepare_directory, restore_previous
 from accucompare.capture.environment import describe_autocast, describe_environment, describe_model, device_of, notes_on
 from accucompare.capture.feeding import Feed, check_golden, check_model
 from accucompare.capture.hooks import Recorder
@@ -347,6 +347,7 @@ def _prepared(directory: Path, overwrite: bool, rank: int, ranks: int) -> Iterat
         if rank == 0:
             try:
                 stack.enter_context(locked(directory))
+                stack.callback(_put_back, directory)
                 prepare_directory(directory, overwrite)
             except CaptureError as error:
                 problem = [str(error)]
@@ -355,6 +356,12 @@ def _prepared(directory: Path, overwrite: bool, rank: int, ranks: int) -> Iterat
         if problem[0] is not None:
             raise CaptureError(problem[0])
         yield
+
+
+def _put_back(directory: Path) -> None:
+    """Restore the bundle that was moved aside by a capture that did not get as far as to begin its own."""
+    with contextlib.suppress(OSError):
+        restore_previous(directory)
 
 
 def rank_and_ranks() -> tuple[int, int]:

@@ -14,6 +14,7 @@ import numpy as np
 import openpyxl
 import pytest
 
+from accucompare.bundle.writer import forget_previous, prepare_directory
 from tests.attacks.conftest import Command, Done
 from tests.compare.builder import item, write
 from tests.watch.logs import end, found, start, step
@@ -240,3 +241,60 @@ def endless(pipe: Path) -> None:
                 file.write(bytes(1 << 20))
         except BrokenPipeError:
             return
+
+
+@pytest.mark.parametrize("manifest", ['{"name": "an app", "version": 1}', "[]", '{"format": "accucompare bun', "", "null"])
+@pytest.mark.parametrize("overwrite", [["--overwrite"], []], ids=["overwrite", "plain"])
+def test_a_manifest_of_others_is_no_bundle_to_overwrite(command: Command, tmp_path: Path, manifest: str, overwrite: list[str]) -> None:
+    for name in ("manifest.json", "rank0/step0.npz", "repeat1/thesis.tex"):
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_text(manifest)
+    before = contents(tmp_path)
+    done = command("capture", "case.py", "--out", "out", *overwrite)
+    assert done.code == 2
+    assert "out: its manifest.json is no bundle's, or damaged, so nothing there is touched" in done.err
+    assert contents(tmp_path) == before
+
+
+OTHERS = [
+    "rankings.csv",
+    "rank0/notes.txt",
+    "rank0/step0.npz.bak",
+    "rank_of_matrix/x",
+    "repeat1/thesis.tex",
+    "repeat2.log",
+    "ranks",
+    "rank0/x/y",
+]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_lies_beside_or_in_a_bundle_survives_its_overwriting(tmp_path: Path, name: str) -> None:
+    bundle = write(tmp_path / "b", [item("fc", [1.0])], ranks=2)
+    write(bundle / "repeat3", [item("fc", [1.0])])
+    (bundle / name).parent.mkdir(exist_ok=True)
+    (bundle / name).write_text("mine")
+    prepare_directory(bundle, overwrite=True)
+    assert (bundle / name).read_text() == "mine"
+    write(bundle, [item("fc", [2.0])])
+    forget_previous(bundle)
+    assert contents(bundle).keys() == {"manifest.json", "rank0/step0.npz", "rank0/step0.jsonl", name}
+
+
+def test_what_a_link_in_a_bundle_leads_to_survives_its_overwriting(tmp_path: Path) -> None:
+    bundle = write(tmp_path / "b", [item("fc", [1.0])])
+    other = write(tmp_path / "other", [item("fc", [1.0])])
+    (bundle / "rank7").symlink_to(other / "rank0")
+    (bundle / "repeat1").symlink_to(other)
+    before = contents(other)
+    prepare_directory(bundle, overwrite=True)
+    forget_previous(bundle)
+    assert contents(other) == before
+
+
+@pytest.mark.parametrize("left", [["rank0/"], ["rank0/", "manifest.json.part"], ["rank0/", "rank1/"]])
+def test_what_a_capture_left_that_hardly_began_is_not_in_the_way(tmp_path: Path, left: list[str]) -> None:
+    (tmp_path / "b").mkdir()
+    for name in left:
+        (tmp_path / "b" / name).mkdir() if name.endswith("/") else (tmp_path / "b" / name).touch()
+    prepare_directory(tmp_path / "b", overwrite=False)
