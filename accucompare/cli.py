@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import click
 
 from accucompare import __version__
 from accucompare import cli_options as shared
-from accucompare.errors import AccucompareError, BundleError, UsageError
+from accucompare.errors import AccucompareError, BundleError, CaptureError, UsageError
 from accucompare.files import is_stdout, is_stream
 from accucompare.text import printable, printable_lines
 
@@ -145,16 +146,21 @@ def capture(case: str | None, device: str, out: Path | None, queue: int, quiet: 
 
     open_device(name)  # before anything else imports torch
     from accucompare.capture.run import FloatType, RoundedType, capture_case, repeat_of
+    from accucompare.capture.session import rank_and_ranks
     from accucompare.report.terminal import print_capture, progress_bar, reader_may_leave
 
     options["dtype"] = FloatType(options["dtype"]) if options["dtype"] else None
     options["round_weights"] = RoundedType(options["round_weights"]) if options["round_weights"] else None
-    with progress_bar("capturing", "steps", quiet) as progress:
+    with progress_bar("capturing", "steps", quiet) as progress, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "accucompare could not record")  # it is said below
         capture_case(case, directory, name, queue_bytes=queue, progress=progress, **options)
+    written = [repeat_of(directory, run) for run in range(options["repeat"])]
     if not quiet:
         with reader_may_leave():
-            for run in range(options["repeat"]):
-                print_capture(repeat_of(directory, run))
+            for path in written:
+                print_capture(path)
+    for path in written:
+        _refuse_incomplete(path, rank_and_ranks()[0])
     return PASS
 
 
@@ -355,8 +361,9 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.flush()
     except click.exceptions.Exit as error:
         code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        _complain("interrupted", debug)
+    except (click.Abort, KeyboardInterrupt) as error:
+        told = (error.__cause__ or error).args  # click's Abort comes from the interrupt, which says what was done until then
+        _complain("; ".join(["interrupted", *map(str, told[:1])]), debug)
         code = INTERRUPTED
     except click.ClickException as error:
         error.show()
@@ -364,6 +371,8 @@ def main(arguments: list[str] | None = None) -> None:
         _complain(printable(str(error)), debug)
     except AccucompareError as error:
         _complain(str(error), debug)
+    except SystemExit as error:  # of code of the user's that is run, say while it is imported: never our own exit code
+        _complain(f"the code that was run ended with sys.exit({error.code!r})", debug)
     except BrokenPipeError:  # the reader of a pipe has gone
         _discard_output()
     except Exception as error:
@@ -405,6 +414,16 @@ def _refuse_existing(directory: Path, overwrite: bool) -> None:
     from accucompare.bundle.writer import refuse_directory
 
     refuse_directory(directory, overwrite)
+
+
+def _refuse_incomplete(path: Path, rank: int) -> None:
+    """Say that a capture ran to its end, and yet what it wrote is not whole."""
+    from accucompare.bundle.reader import open_bundle
+
+    with open_bundle(path) as bundle:
+        manifest = bundle.manifests[rank]
+    if not manifest.complete:
+        raise CaptureError(f"{path}: is incomplete: {(manifest.stopped or {}).get('error')}")
 
 
 #: Options of locate that do not matter, or are golden's, when it goes on to operators.

@@ -92,11 +92,13 @@ class Session:
             manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]
         manifest.notes += self._numerics.notes()
         if error is not None:
-            reason = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "interrupted"
+            reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
             manifest.stopped = {"step": recorder.step, "module": recorder.failing_call(), "error": reason}
         if recorder.errors:
             manifest.notes += [f"recording failed: {failure}" for failure in recorder.errors[:100]]
-            manifest.stopped = manifest.stopped or {"error": f"{len(recorder.errors)} module call(s) could not be recorded"}
+            manifest.stopped = manifest.stopped or {
+                "error": f"{len(recorder.errors)} module call(s) could not be recorded; the first: {recorder.errors[0]}"
+            }
         manifest.complete = manifest.stopped is None
         if recorder.records:
             self._writer.end_step(recorder.step, partial=error is not None)
