@@ -228,7 +228,11 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
 @click.argument("case", required=False)
 @click.option("--device", required=True, metavar="DEVICE", help="The device under test: cpu, cuda, cuda:N, npu or npu:N.")
 @click.option("--golden", type=click.Path(path_type=Path), metavar="BUNDLE", help="The trusted bundle.  [default: made on the CPU]")
-@click.option("--golden-case", metavar="CASE", help="The case that golden was captured from, for the baseline.  [default: as golden says]")
+@click.option(
+    "--golden-case",
+    metavar="CASE",
+    help="The case that golden is of: the baseline's, and golden's own if it is made here.  [default: as golden says, or CASE]",
+)
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="What to compute in.  [default: the case's own type]")
 @click.option("--out", type=click.Path(path_type=Path), default="locate", show_default=True, metavar="DIR", help="Directory for bundles.")
 @click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), help="Seed of weights and random operations.  [default: golden's, or 0]")

@@ -51,7 +51,8 @@ def locate(
         target: the case, see ``accucompare.case.load_case``.
         device: the device under test.
         golden: the trusted bundle; without it, one is made on the CPU in float32, with weights and inputs rounded to ``dtype``.
-        golden_case: the case that golden was captured from, for the baseline; as golden's manifest has it, if not given.
+        golden_case: the case that golden was captured from, for the baseline; as golden's manifest has it, if not given. Without
+            ``golden``, it is made from this case.
         out: directory for the bundles that are made: ``golden``, ``candidate`` and ``baseline``.
         dtype: what the candidate computes in; its own type, if not given.
         hf32, tf32: let the device round the operands of float32 products; otherwise it is forbidden while this runs, for what it does to
@@ -76,10 +77,10 @@ def locate(
     if golden is not None:
         _check(Path(golden), folder)
     else:
-        golden_case = target
-        announce("golden: the case on the CPU, in float32")
+        golden_case = golden_case or target
+        announce(f"golden: {golden_case or 'the case'} on the CPU, in float32")
         golden = capture_case(
-            target,
+            golden_case,
             folder / "golden",
             DeviceName("cpu"),
             dtype=FloatType.FLOAT32,
