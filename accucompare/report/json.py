@@ -35,6 +35,7 @@ def write_json(comparison: Comparison, path: Path) -> Path:
         "conclusion": comparison.conclusion,
         "compared": comparison.compared,
         "by_statistics": comparison.by_statistics,
+        "nonfinite_on_both": comparison.nonfinite_on_both,
         "counts": {reason.value: count for reason, count in comparison.counts().items()},
         "left_out": comparison.left_out,
         "tolerance": str(comparison.tolerances),

@@ -95,6 +95,8 @@ def print_comparison(comparison: Comparison, report: Path, quiet: bool) -> None:
         console.print(_text(f"unreadable: {damage}", "red"), soft_wrap=True)
     console.print()
     console.print(_counts(comparison))
+    if nonfinite := comparison.nonfinite_on_both:
+        console.print(Text(f"{nonfinite} {'row holds' if nonfinite == 1 else 'rows hold'} NaN or Inf on both sides", "yellow"))
     console.print(_text(f"tolerance: {culprits.tolerance(comparison)}"))
     console.print(_text(f"report: {report}"), soft_wrap=True)
 
@@ -114,6 +116,7 @@ def _verdict_line(comparison: Comparison) -> Text:
     first = comparison.first_divergence
     where = f"; first divergence: {comparison.place(first)}" if first is not None else "; all of them are on one side only"
     where = "" if conclusion and first is not None else where
+    where += f"; the capture of {' and of '.join(comparison.incomplete)} did not run to its end" if comparison.incomplete else ""
     return Text.assemble(("FAIL", "bold red"), _text(f"  {sides}: {conclusion}{failed} of {len(comparison.rows)} rows fail{where}"))
 
 
