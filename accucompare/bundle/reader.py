@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -22,6 +23,8 @@ from accucompare.bundle.records import OPERATOR_ROLES, STATE_ROLES, Key, Record,
 from accucompare.bundle.sums import BLOCK
 from accucompare.errors import BundleError, RecordError, UsageError
 
+#: Which part of a tensor, as in NumPy: integers, slices and at most one ``...``.
+Index = tuple[Any, ...]
 _LINE_LIMIT = 1 << 20  # a record takes a few hundred bytes; a longer line than this is no honest record
 
 
@@ -287,6 +290,41 @@ class StoredTensor:
             yield block.view(self._storage)
         if self._digests.setdefault(start, hasher.digest()) != hasher.digest():  # what is measured in two passes is read twice
             raise self._bundle.changed(self._record)
+
+    def part(self, *indices: Index) -> Array:
+        """Some of the stored bits, and no others are read: what ``array[index]`` gives, of which the next index is taken, and so on.
+
+        They are not verified; ``read`` does that, for a digest is of the whole.
+
+        Raises:
+            IndexError: if an index makes no sense for the shape.
+            RecordError: if the file ends early.
+        """
+        whole, view = self._view(indices)
+        first = view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+        found = np.empty(view.shape, self._storage)
+        outer, run = view.ndim, self._storage.itemsize
+        while outer and (view.strides[outer - 1] == run or view.shape[outer - 1] == 1):  # what lies in one piece is read in one
+            outer -= 1
+            run *= view.shape[outer]
+        target = memoryview(found.reshape(-1).view("u1"))
+        for number, place in enumerate(np.ndindex(view.shape[:outer]) if found.size else ()):
+            start = first + sum(index * stride for index, stride in zip(place, view.strides, strict=False))
+            self._archive.read_into(target[number * run : (number + 1) * run], self._offset + start)
+        return found
+
+    def shape_of(self, *indices: Index) -> tuple[int, ...]:
+        """The shape of ``part``, which reads nothing. Errors as there."""
+        return self._view(indices)[1].shape
+
+    def _view(self, indices: tuple[Index, ...]) -> tuple[Array, Array]:
+        """An array of the record's shape that has no memory, and its part: only where its elements would lie is looked at."""
+        size, shape = self._storage.itemsize, self._record.shape
+        strides = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        whole = view = np.lib.stride_tricks.as_strided(np.empty(1, self._storage), shape, strides)
+        for index in indices:
+            view = view[index if ... in index else (*index, ...)]  # with the dots, it is a view and never a value
+        return whole, view
 
     def read(self) -> None:
         """Read everything, a block at a time, and verify it. Errors as ``blocks`` and ``verify``."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from accucompare.bundle.dtypes import Array
-from accucompare.bundle.reader import Bundle, open_bundle
+from accucompare.bundle.dtypes import DTYPES, Array, DType, widen
+from accucompare.bundle.reader import Bundle, Index, StoredTensor, open_bundle
 from accucompare.bundle.records import Record, display_name
 from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Reason, Row, Status
-from accucompare.errors import UsageError
+from accucompare.errors import RecordError, UsageError
 from accucompare.files import written_whole
 from accucompare.report import culprits
 from accucompare.text import printable
@@ -25,6 +26,7 @@ WIDTH = 100
 _STYLE = {Status.PASS: "green", Status.FAIL: "red", Status.NOT_COMPARED: "bright_black"}
 _UNMATCHED_SHOWN = 10
 _CULPRITS_SHOWN = 5
+_VALUES_SHOWN = 200  # of a tensor; of a larger one, those at the ends
 
 
 def _console() -> Console:
@@ -275,10 +277,11 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
         ReportError: if the file cannot be written.
     """
     found = record.statistics
-    part = None
-    if record.member is not None or found is None or slices is not None or save is not None:
-        values = bundle.values(record)
-        part = values if slices is None else _sliced(values, slices)
+    wanted = record.member is not None or found is None or slices is not None or save is not None
+    stored = bundle.stored(record) if wanted else None  # raises if there are no values
+    index = _index(slices, record.shape) if slices is not None else ()
+    if stored is not None:
+        stored.read()  # to verify it; a block in memory at a time
     console = _console()
     console.print(_text(f"{record.key}: {record.type}, {record.dtype} {list(record.shape)}"), soft_wrap=True)
     if found is not None:
@@ -286,13 +289,29 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
             f"min {_value(found.min)}, max {_value(found.max)}, mean {_value(found.mean)}, L2 {_value(found.l2)}, "
             f"{found.nan} NaN, {found.inf} Inf"
         )
-    if part is None:
+    if stored is None:
         console.print("its values were not recorded (--mode stats)")
         return
-    console.print(np.array2string(part, max_line_width=WIDTH, threshold=200))
+    console.print(_printed(stored, index, DTYPES[record.dtype]))
     if save is not None:
+        try:
+            part = widen(stored.part(index), DTYPES[record.dtype])
+        except MemoryError:
+            raise RecordError(f"{record.key}: does not fit into memory; give a part of it (--slice)") from None
         written_whole(save, lambda temporary: _save(temporary, part))
         console.print(_text(f"saved {part.dtype} {list(part.shape)} to {save}"), soft_wrap=True)
+
+
+def _printed(stored: StoredTensor, index: Index, dtype: DType) -> str:
+    """The values of a part, as NumPy prints them; of a large one only those that it shows are read, three at each end of each axis."""
+    shape = stored.shape_of(index)
+    if math.prod(shape) <= _VALUES_SHOWN:
+        return np.array2string(widen(stored.part(index), dtype), max_line_width=WIDTH)
+    ends = [[slice(None)] if length <= 7 else [slice(0, 4), slice(-3, None)] for length in shape]  # the fourth stands for those between
+    shown = np.empty([min(length, 7) for length in shape], dtype.widened)
+    for place in itertools.product(*ends):
+        shown[place] = widen(stored.part(index, place), dtype)
+    return np.array2string(shown, max_line_width=WIDTH, threshold=0)
 
 
 def _save(path: Path, values: Array) -> None:
@@ -300,12 +319,13 @@ def _save(path: Path, values: Array) -> None:
         np.save(file, values, allow_pickle=False)
 
 
-def _sliced(values: Array, text: str) -> Array:
+def _index(text: str, shape: tuple[int, ...]) -> Index:
     try:
-        parts: list[Any] = [_slice_part(part.strip()) for part in text.strip().strip("[]").split(",") if part.strip()]
-        return np.asarray(values[tuple(parts)])
+        parts = tuple(_slice_part(part.strip()) for part in text.strip().strip("[]").split(",") if part.strip())
+        np.broadcast_to(np.zeros(()), shape)[parts]
+        return parts
     except (ValueError, IndexError) as error:
-        raise UsageError(f"--slice {text!r}: cannot be taken of shape {list(values.shape)} ({error})") from None
+        raise UsageError(f"--slice {text!r}: cannot be taken of shape {list(shape)} ({error})") from None
 
 
 def _slice_part(part: str) -> int | slice | object:
