@@ -284,6 +284,7 @@ def locate(case: str | None, device: str, ops: bool, report: Path | None, json_p
         "accucompare show golden encoder.layers.0.fc1",
         "accucompare show golden encoder.layers.0.fc1 --role input --slice '0, :4' --save fc1.npy",
         "accucompare show golden '(root)' --path logits",
+        "accucompare show golden 'encoder.*.fc1'                  # all records of these layers",
     )
 )
 @click.argument("bundle", type=click.Path(path_type=Path))
@@ -298,21 +299,45 @@ def locate(case: str | None, device: str, ops: bool, report: Path | None, json_p
 def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, **place: Any) -> int:
     """List the records of BUNDLE, or print one tensor's values and statistics.
 
-    NAME is a layer's qualified name; the model itself is '(root)'.
+    NAME is a layer's qualified name; the model itself is '(root)'. A glob, such as 'encoder.*', lists the records of the layers that match.
     """
     from accucompare.bundle.reader import open_bundle
     from accucompare.report.terminal import print_records, print_tensor, reader_may_leave
 
     shared.refuse_places({"--save": save}, (bundle,))
     with open_bundle(bundle) as opened, reader_may_leave():
-        if name is None:
+        if name is None or (set(name) & set("*?[") and all(record.name != name for record in opened.records())):
             if save is not None or slices is not None:
                 raise UsageError("--slice and --save need the NAME of a layer")
-            print_records(opened, place["step"], place["rank"])
+            print_records(opened, place["step"], place["rank"], name)
         else:
             record = opened.find(name, **{key: value for key, value in place.items() if value is not None})
             print_tensor(opened, record, slices, save)
     return PASS
+
+
+@cli.command(
+    epilog=shared.examples(
+        "accucompare verify golden",
+        "accucompare verify npu/ --quiet         # after it was copied, say",
+        "",
+        "Exit code: 0 every byte is as it was written, 2 it is damaged or incomplete.",
+    )
+)
+@click.argument("bundle", type=click.Path(path_type=Path))
+@shared.verdict_only
+def verify(bundle: Path, quiet: bool) -> int:
+    """Read all of BUNDLE, every rank, step and record, and say whether it is as it was written."""
+    from accucompare.bundle.reader import open_bundle
+    from accucompare.bundle.verification import verify as read_all
+    from accucompare.report.terminal import print_verified, progress_bar, reader_may_leave
+
+    with open_bundle(bundle) as opened:
+        with progress_bar("verifying", "bytes", quiet) as progress:
+            found = read_all(opened, progress)
+        with reader_may_leave():
+            print_verified(opened, found, quiet)
+        return PASS if opened.complete and not found.damage else TROUBLE
 
 
 @cli.command(

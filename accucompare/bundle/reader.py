@@ -143,7 +143,8 @@ class Bundle:
             return wanted[0]
         place = f"{self.path}: {Key(rank, step, name, call, Role(role), path or '')}"
         if not wanted:
-            raise RecordError(f"{place}: no such record; `accucompare show {self.path}` lists them")
+            names = {record.name for entry in entries for record in self.step_records(rank, entry)}
+            raise RecordError(f"{place}: no such record; {_nearest(name, names)}`accucompare show {self.path}` lists them")
         raise RecordError(f"{place}: has {len(wanted)} records; name a path: {', '.join(repr(r.path) for r in wanted[:8])}")
 
     def values(self, record: Record) -> Array:
@@ -249,6 +250,14 @@ class Bundle:
             return Record.from_line(line, rank, step)
         except BundleError as error:
             raise BundleError(f"{path}, line {number}: damaged ({error})") from None
+
+
+def _nearest(name: str, names: set[str]) -> str:
+    """The name that was most likely meant, if there is one."""
+    from rapidfuzz import fuzz, process
+
+    found = process.extractOne(name, sorted(names - {name}), scorer=fuzz.WRatio, score_cutoff=60)
+    return "" if name in names or found is None else f"did you mean {display_name(found[0])!r}? "
 
 
 class _Buffer(threading.local):

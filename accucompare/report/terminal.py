@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from rich.text import Text
 from accucompare.bundle.dtypes import DTYPES, Array, DType, widen
 from accucompare.bundle.reader import Bundle, Index, StoredTensor, open_bundle
 from accucompare.bundle.records import Record, display_name
+from accucompare.bundle.verification import Verified
 from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Reason, Row, Status
 from accucompare.errors import RecordError, UsageError
 from accucompare.files import written_whole
@@ -232,12 +234,33 @@ def _counts(comparison: Comparison) -> str:
     return f"{len(comparison.rows)} rows: {parts}{left_out}"
 
 
-def print_records(bundle: Bundle, step: int | None, rank: int | None) -> None:
+def print_verified(bundle: Bundle, found: Verified, quiet: bool) -> None:
+    """Print whether a bundle is as it was written, and what is damaged."""
+    console = _console()
+    amount = f"{found.records} records, {_size(found.nbytes)}"
+    if found.damage:
+        verdict = Text.assemble(("TROUBLE", "bold red"), _text(f"  {bundle.path}: {len(found.damage)} damaged; {amount} read"))
+    elif not bundle.complete:
+        verdict = Text.assemble(("TROUBLE", "bold red"), _text(f"  {bundle.path}: incomplete; what there is is sound: {amount} read"))
+    else:
+        verdict = Text.assemble(("OK", "bold green"), _text(f"  {bundle.path}: every record is as it was written; {amount} read"))
+    console.print(verdict, soft_wrap=True)
+    for damage in [] if quiet else found.damage[:_UNMATCHED_SHOWN]:
+        console.print(_text(damage, "red"), soft_wrap=True)
+    if not quiet and len(found.damage) > _UNMATCHED_SHOWN:
+        console.print(f"… and {len(found.damage) - _UNMATCHED_SHOWN} more")
+
+
+def print_records(bundle: Bundle, step: int | None, rank: int | None, glob: str | None = None) -> None:
     """List the records of a bundle: order, name, type, role, shape, dtype, min, max, mean, L2, NaN and Inf.
 
     Args:
         bundle: the bundle.
         step, rank: list these only; ``None`` for all.
+        glob: list the layers that match only; ``None`` for all.
+
+    Raises:
+        UsageError: if none matches.
     """
     console = _console()
     several = len(bundle.steps()) > 1
@@ -250,6 +273,8 @@ def print_records(bundle: Bundle, step: int | None, rank: int | None) -> None:
     for record in bundle.records():
         if (step is not None and record.step != step) or (rank is not None and record.rank != rank):
             continue
+        if glob is not None and not fnmatchcase(display_name(record.name), glob):
+            continue
         cells: list[str] = [f"{record.rank}.{record.step}"] if several else []
         call = f" #{record.call}" if record.call else ""
         role = f"{record.role.value}{'.' + record.path if record.path else ''}"
@@ -261,6 +286,8 @@ def print_records(bundle: Bundle, step: int | None, rank: int | None) -> None:
         else:
             cells += [_short(found.min), _short(found.max), _short(found.mean), _short(found.l2), f"{found.nan}/{found.inf}"]
         table.add_row(*(_text(cell) for cell in cells))
+    if glob is not None and not table.row_count:
+        raise UsageError(f"{bundle.path}: no layer matches {glob!r}; `accucompare show {bundle.path}` lists them")
     if not bundle.complete:
         console.print(_text(f"{bundle.path} is incomplete", "yellow"))
     narrowest = console.measure(table, options=console.options.update(max_width=10_000)).minimum
