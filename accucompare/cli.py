@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,9 @@ import click
 
 from accucompare import __version__
 from accucompare import cli_options as shared
-from accucompare.errors import AccucompareError, UsageError
+from accucompare.errors import AccucompareError, BundleError, CaptureError, UsageError
+from accucompare.files import is_stdout, is_stream
+from accucompare.text import printable, printable_lines
 
 if TYPE_CHECKING:
     from accucompare.compare.comparison import Comparison
@@ -164,20 +168,25 @@ def capture(
 
     open_device(name)  # before anything else imports torch
     from accucompare.capture.run import FloatType, RoundedType, capture_case, repeat_of
+    from accucompare.capture.session import rank_and_ranks
     from accucompare.report.terminal import print_capture, progress_bar, reader_may_leave
 
     options["dtype"] = FloatType(options["dtype"]) if options["dtype"] else None
     options["round_weights"] = RoundedType(options["round_weights"]) if options["round_weights"] else None
-    with progress_bar("capturing", "steps", quiet) as progress:
+    with progress_bar("capturing", "steps", quiet) as progress, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "accucompare could not record")  # it is said below
         capture_case(case, directory, name, queue_bytes=queue, progress=progress, **options)
+    written = [repeat_of(directory, run) for run in range(options["repeat"])]
+    if not quiet:
+        with reader_may_leave():
+            for path in written:
+                print_capture(path)
+    for path in written:
+        _refuse_incomplete(path, rank_and_ranks()[0])
     if precisions:
         from accucompare.capture.baselines import capture_baselines
 
         capture_baselines(case, directory, name, precisions, tensors=baseline_tensors, announce=_announcer(quiet))
-    if not quiet:
-        with reader_may_leave():
-            for run in range(options["repeat"]):
-                print_capture(repeat_of(directory, run))
     return PASS
 
 
@@ -226,6 +235,7 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
 
     report = report or Path("reports") / f"{shared.stem(golden)}-vs-{shared.stem(candidate)}.xlsx"
     shared.refuse_other_than_xlsx(report)
+    shared.refuse_places({"--report": report, "--json": json_path}, (golden, candidate))
     with progress_bar("comparing", "bytes", quiet) as progress:
         comparison = compare(golden, candidate, progress=progress, **options)
     return _conclude(comparison, report, json_path, quiet)
@@ -246,7 +256,11 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
 @click.argument("case", required=False)
 @click.option("--device", required=True, metavar="DEVICE", help="The device under test: cpu, cuda, cuda:N, npu or npu:N.")
 @click.option("--golden", type=click.Path(path_type=Path), metavar="BUNDLE", help="The trusted bundle.  [default: made on the CPU]")
-@click.option("--golden-case", metavar="CASE", help="The case that golden was captured from, for the baseline.  [default: as golden says]")
+@click.option(
+    "--golden-case",
+    metavar="CASE",
+    help="The case that golden is of: the baseline's, and golden's own if it is made here.  [default: as golden says, or CASE]",
+)
 @click.option(
     "--golden-python",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -281,6 +295,8 @@ def locate(case: str | None, device: str, ops: bool, report: Path | None, json_p
 
     report = report if report is not None else Path("reports") / f"{shared.stem(options['out'])}.xlsx"
     shared.refuse_other_than_xlsx(report)
+    made = [options["out"] / name for name in ("golden", "candidate", "baseline", "ops")]
+    shared.refuse_places({"--report": report, "--json": json_path}, made)
     name = DeviceName.parse(device)
     from accucompare.locate import locate as find
     from accucompare.locate import locate_operators
@@ -292,7 +308,7 @@ def locate(case: str | None, device: str, ops: bool, report: Path | None, json_p
         again = {option: value for option, value in options.items() if option not in _NOT_AGAIN}
         operators = locate_operators(comparison, case, name, announce=announce, **again)
         if operators is not None:
-            of_ops = [path and path.with_stem(f"{path.stem}-ops") for path in (report, json_path)]
+            of_ops = [path and (path if is_stream(path) else path.with_stem(f"{path.stem}-ops")) for path in (report, json_path)]
             _conclude(operators, of_ops[0] or report, of_ops[1], quiet)
     return code
 
@@ -303,6 +319,7 @@ def locate(case: str | None, device: str, ops: bool, report: Path | None, json_p
         "accucompare show golden encoder.layers.0.fc1",
         "accucompare show golden encoder.layers.0.fc1 --role input --slice '0, :4' --save fc1.npy",
         "accucompare show golden '(root)' --path logits",
+        "accucompare show golden 'encoder.*.fc1'                  # all records of these layers",
     )
 )
 @click.argument("bundle", type=click.Path(path_type=Path))
@@ -319,20 +336,45 @@ def locate(case: str | None, device: str, ops: bool, report: Path | None, json_p
 def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, **place: Any) -> int:
     """List the records of BUNDLE, or print one tensor's values and statistics.
 
-    NAME is a layer's qualified name; the model itself is '(root)'.
+    NAME is a layer's qualified name; the model itself is '(root)'. A glob, such as 'encoder.*', lists the records of the layers that match.
     """
     from accucompare.bundle.reader import open_bundle
     from accucompare.report.terminal import print_records, print_tensor, reader_may_leave
 
+    shared.refuse_places({"--save": save}, (bundle,))
     with open_bundle(bundle) as opened, reader_may_leave():
-        if name is None:
+        if name is None or (set(name) & set("*?[") and all(record.name != name for record in opened.records())):
             if save is not None or slices is not None:
                 raise UsageError("--slice and --save need the NAME of a layer")
-            print_records(opened, place["step"], place["rank"])
+            print_records(opened, place["step"], place["rank"], name)
         else:
             record = opened.find(name, **{key: value for key, value in place.items() if value is not None})
             print_tensor(opened, record, slices, save)
     return PASS
+
+
+@cli.command(
+    epilog=shared.examples(
+        "accucompare verify golden",
+        "accucompare verify npu/ --quiet         # after it was copied, say",
+        "",
+        "Exit code: 0 every byte is as it was written, 2 it is damaged or incomplete.",
+    )
+)
+@click.argument("bundle", type=click.Path(path_type=Path))
+@shared.verdict_only
+def verify(bundle: Path, quiet: bool) -> int:
+    """Read all of BUNDLE, every rank, step and record, and say whether it is as it was written."""
+    from accucompare.bundle.reader import open_bundle
+    from accucompare.bundle.verification import verify as read_all
+    from accucompare.report.terminal import print_verified, progress_bar, reader_may_leave
+
+    with open_bundle(bundle) as opened:
+        with progress_bar("verifying", "bytes", quiet) as progress:
+            found = read_all(opened, progress)
+        with reader_may_leave():
+            print_verified(opened, found, quiet)
+        return PASS if opened.complete and not found.damage else TROUBLE
 
 
 @cli.command(
@@ -377,6 +419,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = [argument for argument in arguments if argument != "--debug"]  # wherever it stands
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, _interrupt)
+    _open_streams()
     code = TROUBLE
     try:
         result = cli.main(arguments, prog_name="accucompare", standalone_mode=False)
@@ -384,13 +427,18 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.flush()
     except click.exceptions.Exit as error:
         code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        _complain("interrupted", debug)
+    except (click.Abort, KeyboardInterrupt) as error:
+        told = (error.__cause__ or error).args  # click's Abort comes from the interrupt, which says what was done until then
+        _complain("; ".join(["interrupted", *map(str, told[:1])]), debug)
         code = INTERRUPTED
     except click.ClickException as error:
         error.show()
+    except BundleError as error:  # what it names comes from a file, and must not make lines of its own
+        _complain(printable(str(error)), debug)
     except AccucompareError as error:
         _complain(str(error), debug)
+    except SystemExit as error:  # of code of the user's that is run, say while it is imported: never our own exit code
+        _complain(f"the code that was run ended with sys.exit({error.code!r})", debug)
     except BrokenPipeError:  # the reader of a pipe has gone
         _discard_output()
     except Exception as error:
@@ -406,6 +454,16 @@ def _interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def _open_streams() -> None:
+    """Let what is printed never be the reason why a command fails: streams take every character, and a closed one goes nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller (>&-): the lowest descriptor is free, which no other file may get
+            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and mode == "w":
+            stream.reconfigure(errors="replace")
+
+
 def _discard_output() -> None:
     """Let what is left to print go nowhere, so that Python does not fail at it while it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -414,7 +472,7 @@ def _discard_output() -> None:
 def _complain(message: str, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    click.echo(f"accucompare: {message}", err=True)
+    click.echo(f"accucompare: {printable_lines(message)}", err=True)
 
 
 def _precisions(with_baseline: str | None, tensors: bool, options: dict[str, Any]) -> tuple[str, ...]:
@@ -433,13 +491,24 @@ def _precisions(with_baseline: str | None, tensors: bool, options: dict[str, Any
 
 def _announcer(quiet: bool) -> Callable[[str], None]:
     """Says on stderr what is done, unless nobody wants to know."""
-    return (lambda doing: None) if quiet else (lambda doing: click.echo(f"… {doing}", err=True))
+    return (lambda doing: None) if quiet else (lambda doing: click.echo(f"… {printable(doing)}", err=True))
 
 
 def _refuse_existing(directory: Path, overwrite: bool) -> None:
-    """Say at once, before torch is imported and the model built, that an earlier bundle is in the way."""
-    if (directory / "manifest.json").is_file() and not overwrite:
-        raise UsageError(f"{directory}: already holds a bundle; overwrite it (--overwrite) or choose another --out")
+    """Say at once, before torch is imported and the model built, that something is in the way."""
+    from accucompare.bundle.writer import refuse_directory
+
+    refuse_directory(directory, overwrite)
+
+
+def _refuse_incomplete(path: Path, rank: int) -> None:
+    """Say that a capture ran to its end, and yet what it wrote is not whole."""
+    from accucompare.bundle.reader import open_bundle
+
+    with open_bundle(path) as bundle:
+        manifest = bundle.manifests[rank]
+    if not manifest.complete:
+        raise CaptureError(f"{path}: is incomplete: {(manifest.stopped or {}).get('error')}")
 
 
 #: Options of locate that do not matter, or are golden's, when it goes on to operators.
@@ -455,7 +524,8 @@ def _conclude(comparison: Comparison, report: Path, json_path: Path | None, quie
     finally:  # each is written, whether or not the other can be
         if json_path is not None:
             comparison.to_json(json_path)
-    with reader_may_leave():
+    on_stdout = any(path is not None and is_stdout(path) for path in (report, json_path))
+    with reader_may_leave(), contextlib.redirect_stdout(sys.stderr if on_stdout else sys.stdout):
         print_comparison(comparison, report, quiet)
     if comparison.trouble:
         return TROUBLE

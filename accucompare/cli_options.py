@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import click
 
 from accucompare.errors import ReportError, UsageError
+from accucompare.files import is_stream, same_place
 
 
 def examples(*lines: str) -> str:
@@ -45,11 +47,38 @@ def refuse_other_than_xlsx(report: Path) -> None:
         UsageError: if its name ends otherwise.
         ReportError: if nothing may be written there.
     """
+    if is_stream(report):
+        return
     if report.suffix.lower() != ".xlsx":
         raise UsageError(f"--report {report}: must end in .xlsx")
     place = next(folder for folder in report.absolute().parents if folder.exists())
     if not os.access(place, os.W_OK):  # said before hours of captures
         raise ReportError(f"{report}: cannot be written (no permission to write to {place}); choose another --report")
+
+
+def refuse_places(outputs: Mapping[str, Path | None], bundles: Iterable[Path] = ()) -> None:
+    """Say at once that a file to be written would take the place of another, or of a bundle's own.
+
+    Args:
+        outputs: the option that names it, and the path.
+        bundles: directories that will hold bundles; others are known by what they hold.
+
+    Raises:
+        UsageError: if so.
+    """
+    from accucompare.bundle.manifest import holds_bundle
+
+    given = [(option, path) for option, path in outputs.items() if path is not None]
+    for number, (option, path) in enumerate(given):
+        for other, earlier in given[:number]:
+            if same_place(path, earlier):
+                raise UsageError(f"{option} {path}: is the same file as {other} {earlier}; choose another {option}")
+        if is_stream(path):
+            continue
+        reserved = {Path(os.path.realpath(bundle)) for bundle in bundles}
+        for folder in Path(os.path.realpath(path)).parents:
+            if folder in reserved or holds_bundle(folder):
+                raise UsageError(f"{option} {path}: lies in the bundle {folder}; choose another {option}")
 
 
 def stem(path: Path) -> str:

@@ -94,13 +94,8 @@ def watch(case: str | None, device: str, out: Path, quiet: bool, **options: Any)
     from accucompare.watch.run import watch_case
 
     options["dtype"] = FloatType(options["dtype"]) if options["dtype"] else None
-    try:
-        with progress_bar("watching", "steps", quiet) as progress, _bare_warnings():
-            found = watch_case(case, name, out=out, quiet=quiet, progress=progress, **options)
-    except KeyboardInterrupt as interrupt:
-        if interrupt.args:  # it says in which step
-            click.echo(f"\naccucompare: {interrupt.args[0]}", err=True)
-        raise
+    with progress_bar("watching", "steps", quiet) as progress, _bare_warnings():
+        found = watch_case(case, name, out=out, quiet=quiet, progress=progress, **options)
     if not quiet and (found or options["trace_steps"]):
         click.echo(err=True)  # between the frames that were shown meanwhile and the verdict
     rank, several = rank_and_ranks()
@@ -133,6 +128,7 @@ def overflow(log: Path, report: Path | None, quiet: bool) -> int:
         report if report is not None else Path("reports") / f"{shared.stem(log.with_suffix('') if log.is_file() else log)}-overflow.xlsx"
     )
     shared.refuse_other_than_xlsx(report)
+    shared.refuse_places({"--report": report})
     from accucompare.watch.analysis import read
 
     ranks = read(log)

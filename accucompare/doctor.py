@@ -27,6 +27,7 @@ from accucompare.devices import TYPES, DeviceName, backend, open_device
 from accucompare.devices.settings import ENVIRONMENT, SETTINGS
 from accucompare.devices.software import PACKAGE, SEE, mismatch, release, version
 from accucompare.errors import DeviceError
+from accucompare.text import printable
 
 #: Seconds that a device is given to answer. The first use of an NPU may take half of it.
 PATIENCE = 60.0
@@ -247,7 +248,7 @@ def _answer(name: DeviceName, process: subprocess.Popen[bytes], deadline: float,
     with contextlib.suppress(ValueError):
         return DeviceFound(**json.loads(answer))
     how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
-    last = _printable(noise.decode(errors="replace").strip().rpartition("\n")[2])
+    last = printable(noise.decode(errors="replace").strip().rpartition("\n")[2])
     return DeviceFound(False, f"looking for it ended the process ({how}{': ' + last if last else ''}); {SEE[name.type]}")
 
 
@@ -277,8 +278,4 @@ def _look(name: DeviceName) -> DeviceFound:
 
 
 def _first_line(error: Exception) -> str:
-    return _printable(str(error).strip().partition("\n")[0])
-
-
-def _printable(text: str) -> str:
-    return "".join(filter(str.isprintable, text))
+    return printable(str(error).strip().partition("\n")[0])

@@ -60,7 +60,7 @@ def locate(
         device: the device under test.
         golden: the trusted bundle; without it, one is made on the CPU in float32, with weights and inputs rounded to ``dtype``.
         golden_case: the case that golden was captured from, for the baseline; as golden's manifest has it, if not given. Without
-            ``golden``, the case to make it from.
+            ``golden``, it is made from this case.
         golden_python: the Python interpreter of the environment that golden was captured in: it makes the baseline (and golden, if that
             is not given) in a process of its own, so that they run golden's code.
         map: ``OLD=NEW`` renamings of golden's layers, or ``"auto"``, as for ``accucompare.capture`` and ``accucompare.diff``.
@@ -92,7 +92,7 @@ def locate(
     if golden is not None:
         _check(Path(golden), folder)
     else:
-        announce("golden: the case on the CPU, in float32")
+        announce(f"golden: {trusted.case or 'the case'} on the CPU, in float32")
         golden = trusted.capture(
             trusted.case,
             folder / "golden",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
+# A job that a script starts in the background ignores Ctrl-C, and so would all its children, whom some tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,7 +28,6 @@ def run_cli(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess
         env={**os.environ, "COLUMNS": "100", **environment},
         capture_output=True,
         text=True,
-        timeout=120,
     )
 
 

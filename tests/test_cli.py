@@ -284,7 +284,7 @@ def test_existing_bundle_is_refused_without_overwrite(folder: Path, cli: Run) ->
     before = (folder / "golden" / "manifest.json").read_bytes()
     done = cli("capture", folder / "case.py", "--out", folder / "golden")
     assert done.returncode == 2
-    assert "overwrite it (--overwrite)" in clean(done)
+    assert "overwrite it (--overwrite" in clean(done)
     assert (folder / "golden" / "manifest.json").read_bytes() == before
 
 

@@ -51,7 +51,6 @@ def run(here: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "COLUMNS": "100", "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
     )
 
 
@@ -306,7 +305,7 @@ def imported(here: Path, code: str, *arguments: str) -> list[str]:
     """The heavy packages that some code has imported by its end."""
     heavy = "sorted({'torch', 'pandas', 'openpyxl', 'numpy'} & {*sys.modules})"
     tell = f"import atexit, sys; atexit.register(lambda: print(*{heavy}, file=sys.stderr)); "
-    done = subprocess.run([sys.executable, "-c", tell + code, *arguments], cwd=here, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", tell + code, *arguments], cwd=here, capture_output=True, text=True)
     return done.stderr.split()
 
 

@@ -87,6 +87,15 @@ def test_a_bug_in_glue_is_named_with_its_place(cli: Run, folder: Path, dtype: st
     assert "baseline: net.py on the CPU" in found["stderr"]
 
 
+def test_golden_is_made_from_the_case_named_for_it(cli: Run, folder: Path) -> None:
+    found = located(cli, folder, "net.py:unscaled", "--golden-case", "net.py:case")
+    assert found["code"] == 1
+    assert found["conclusion"].startswith("bug: blocks.1 (glue, before out), excess ")
+    assert "golden: net.py:case on the CPU" in found["stderr"]
+    with open_bundle(folder / "locate" / "golden") as bundle:
+        assert bundle.manifest.environment["case"] == "net.py:case"
+
+
 def test_two_bugs_are_both_named(cli: Run, folder: Path) -> None:
     golden(cli, folder)
     found = located(cli, folder, "net.py:two_faults", "--golden", "golden")

@@ -22,6 +22,29 @@ FORMAT = "accucompare bundle"
 FORMAT_VERSION = 1
 _SIZE_LIMIT = 64 << 20  # a manifest lists a few lines per parameter; more than this is no manifest
 _MOST_RANKS = 100_000
+#: Where in its directory a bundle waits that is being overwritten.
+PREVIOUS = ".previous"
+
+#: Where in a golden bundle the baselines are that it brings along, one bundle a precision.
+BASELINES = "baselines"
+
+
+def holds_bundle(directory: Path) -> bool:
+    """Whether a directory's ``manifest.json`` is accucompare's, of whatever version; False if it cannot be read."""
+    try:
+        content = _content(directory / "manifest.json")
+    except (BundleError, OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.get("format") == FORMAT
+
+
+def _content(path: Path) -> Any:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for its writer
+        raise BundleError(f"{path}: is not a regular file; refused")
+    if status.st_size > _SIZE_LIMIT:
+        raise BundleError(f"{path}: too large for a manifest; refused")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -79,7 +102,8 @@ class Manifest:
         }
         temporary = path.with_name(path.name + ".part")
         try:
-            temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False, default=str), encoding="utf-8")
+            text = json.dumps(content, indent=1, ensure_ascii=False, default=str)
+            temporary.write_bytes(text.encode("utf-8", "backslashreplace"))  # lone surrogates, as of file names, become JSON's \udc80
             os.replace(temporary, path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -94,14 +118,11 @@ class Manifest:
             BundleError: if it is missing, no manifest, damaged, or of a newer format.
         """
         try:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for its writer
-                raise BundleError(f"{path}: is not a regular file; refused")
-            if status.st_size > _SIZE_LIMIT:
-                raise BundleError(f"{path}: too large for a manifest; refused")
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = _content(path)
         except (FileNotFoundError, NotADirectoryError):
             what = f"not a bundle (it has no {path.name})" if path.parent.is_dir() else "not a bundle (there is no such directory)"
+            if holds_bundle(path.parent / PREVIOUS):
+                what += f"; the one that was to be overwritten is in {path.parent / PREVIOUS}, and the next capture puts it back"
             raise BundleError(f"{path.parent}: {what}") from None
         except OSError as error:
             raise BundleError(f"{path}: cannot be read ({error.strerror})") from None

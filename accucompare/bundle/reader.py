@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -22,6 +23,8 @@ from accucompare.bundle.records import OPERATOR_ROLES, STATE_ROLES, Key, Record,
 from accucompare.bundle.sums import BLOCK
 from accucompare.errors import BundleError, RecordError, UsageError
 
+#: Which part of a tensor, as in NumPy: integers, slices and at most one ``...``.
+Index = tuple[Any, ...]
 _LINE_LIMIT = 1 << 20  # a record takes a few hundred bytes; a longer line than this is no honest record
 
 
@@ -140,7 +143,8 @@ class Bundle:
             return wanted[0]
         place = f"{self.path}: {Key(rank, step, name, call, Role(role), path or '')}"
         if not wanted:
-            raise RecordError(f"{place}: no such record; `accucompare show {self.path}` lists them")
+            names = {record.name for entry in entries for record in self.step_records(rank, entry)}
+            raise RecordError(f"{place}: no such record; {_nearest(name, names)}`accucompare show {self.path}` lists them")
         raise RecordError(f"{place}: has {len(wanted)} records; name a path: {', '.join(repr(r.path) for r in wanted[:8])}")
 
     def values(self, record: Record) -> Array:
@@ -248,6 +252,14 @@ class Bundle:
             raise BundleError(f"{path}, line {number}: damaged ({error})") from None
 
 
+def _nearest(name: str, names: set[str]) -> str:
+    """The name that was most likely meant, if there is one."""
+    from rapidfuzz import fuzz, process
+
+    found = process.extractOne(name, sorted(names - {name}), scorer=fuzz.WRatio, score_cutoff=60)
+    return "" if name in names or found is None else f"did you mean {display_name(found[0])!r}? "
+
+
 class _Buffer(threading.local):
     def __init__(self) -> None:
         self.bytes: Array = np.empty(0, np.uint8)
@@ -287,6 +299,41 @@ class StoredTensor:
             yield block.view(self._storage)
         if self._digests.setdefault(start, hasher.digest()) != hasher.digest():  # what is measured in two passes is read twice
             raise self._bundle.changed(self._record)
+
+    def part(self, *indices: Index) -> Array:
+        """Some of the stored bits, and no others are read: what ``array[index]`` gives, of which the next index is taken, and so on.
+
+        They are not verified; ``read`` does that, for a digest is of the whole.
+
+        Raises:
+            IndexError: if an index makes no sense for the shape.
+            RecordError: if the file ends early.
+        """
+        whole, view = self._view(indices)
+        first = view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+        found = np.empty(view.shape, self._storage)
+        outer, run = view.ndim, self._storage.itemsize
+        while outer and (view.strides[outer - 1] == run or view.shape[outer - 1] == 1):  # what lies in one piece is read in one
+            outer -= 1
+            run *= view.shape[outer]
+        target = memoryview(found.reshape(-1).view("u1"))
+        for number, place in enumerate(np.ndindex(view.shape[:outer]) if found.size else ()):
+            start = first + sum(index * stride for index, stride in zip(place, view.strides, strict=False))
+            self._archive.read_into(target[number * run : (number + 1) * run], self._offset + start)
+        return found
+
+    def shape_of(self, *indices: Index) -> tuple[int, ...]:
+        """The shape of ``part``, which reads nothing. Errors as there."""
+        return self._view(indices)[1].shape
+
+    def _view(self, indices: tuple[Index, ...]) -> tuple[Array, Array]:
+        """An array of the record's shape that has no memory, and its part: only where its elements would lie is looked at."""
+        size, shape = self._storage.itemsize, self._record.shape
+        strides = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        whole = view = np.lib.stride_tricks.as_strided(np.empty(1, self._storage), shape, strides)
+        for index in indices:
+            view = view[index if ... in index else (*index, ...)]  # with the dots, it is a view and never a value
+        return whole, view
 
     def read(self) -> None:
         """Read everything, a block at a time, and verify it. Errors as ``blocks`` and ``verify``."""

@@ -12,6 +12,7 @@ import msgspec
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.statistics import Count, Statistics
 from accucompare.errors import BundleError
+from accucompare.text import printable
 
 
 class Role(str, Enum):
@@ -61,7 +62,7 @@ class Key(NamedTuple):
     path: str
 
     def __str__(self) -> str:
-        place = f"{self.role.value}{'.' + self.path if self.path else ''}"
+        place = f"{self.role.value}{'.' + printable(self.path) if self.path else ''}"
         return f"{display_name(self.name)} call {self.call} {place} (step {self.step}, rank {self.rank})"
 
 
@@ -72,8 +73,8 @@ def same_line(one: str, other: str) -> bool:
 
 
 def display_name(name: str) -> str:
-    """A qualified name as people read it: the root module's is empty, so it is shown as ``(root)``."""
-    return name or "(root)"
+    """A qualified name as people read it: printable, and the root module's, which is empty, is shown as ``(root)``."""
+    return printable(name) or "(root)"
 
 
 class Error(msgspec.Struct, frozen=True):

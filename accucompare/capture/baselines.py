@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.manifest import BASELINES, Manifest
 from accucompare.bundle.reader import open_bundle
 from accucompare.capture.run import FloatType, capture_case
-from accucompare.compare.brought import BASELINES, PRECISIONS, keep_errors
+from accucompare.compare.brought import PRECISIONS, keep_errors
 from accucompare.compare.suggest import float_dtype
 from accucompare.devices import DeviceName
 from accucompare.errors import UsageError

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from accucompare.text import storable
+
 #: Attributes under which wrappers of any class keep the module that they wrap.
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 #: Classes that keep it under the ordinary name ``module``.
@@ -87,6 +89,7 @@ def name_modules(model: nn.Module) -> Modules:
         modules.named[name] = module
         for child_name, child in module._modules.items():
             if child is not None:
+                child_name = storable(child_name)
                 visit(child, f"{name}.{child_name}" if name else child_name)
 
     visit(model, "")

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from accucompare.bundle.manifest import PREVIOUS
 from accucompare.bundle.reader import open_bundle
-from accucompare.bundle.writer import PREVIOUS, QUEUE_BYTES
+from accucompare.bundle.writer import QUEUE_BYTES
 from accucompare.capture.feeding import check_golden
 from accucompare.capture.names import name_modules
 from accucompare.capture.renaming import check_given
@@ -353,21 +354,25 @@ def _naming_the_model(name: str, out: Path, device: str, model: nn.Module) -> An
         yield
     except AccucompareError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a sys.exit(0) in the user's code is no success of the capture
         stopped = _stopped(out)
         module, step = stopped.get("module"), stopped.get("step")
         what = "the model raised while it was set up" if not stopped else f"the model raised in {module or '(root)'}, step {step}"
         if stopped and module is None:
             what = f"the case raised outside of the model's forward, step {step}"
-        kept = f"; the bundle that it was to replace is in {out / PREVIOUS}" if (out / PREVIOUS).exists() else ""
-        message = (
-            f"{name}: {what}: {explain(device, error)}\n"
-            f"What was recorded until then is in {out}, marked incomplete{kept}; --debug shows the traceback"
-        )
+        message = f"{name}: {what}: {explain(device, error)}\nW{_kept(out)[1:]}; --debug shows the traceback"
         failing = name_modules(model).named.get(module or "")
         if failing is not None and module:
             raise _ModuleFailedError(message, type(failing)) from error
         raise CaptureError(message) from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_kept(out)) from None
+
+
+def _kept(out: Path) -> str:
+    """Where what a stopped capture has recorded is, and what it was to replace."""
+    previous = f"; the bundle that it was to replace is in {out / PREVIOUS}" if (out / PREVIOUS).exists() else ""
+    return f"what was recorded until then is in {out}, marked incomplete{previous}"
 
 
 def _stopped(out: Path) -> dict[str, Any]:

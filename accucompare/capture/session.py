@@ -17,7 +17,7 @@ from accucompare.bundle.lock import locked
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.selection import Selection
-from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter, forget_previous, prepare_directory
+from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter, forget_previous, prepare_directory, restore_previous
 from accucompare.capture.environment import describe_autocast, describe_environment, describe_model, device_of, notes_on
 from accucompare.capture.feeding import Feed, check_golden, check_model
 from accucompare.capture.hooks import Recorder
@@ -108,11 +108,13 @@ class Session:
             manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]
         manifest.notes += self._numerics.notes()
         if error is not None:
-            reason = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "interrupted"
+            reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
             manifest.stopped = {"step": recorder.step, "module": recorder.failing_call(), "error": reason}
         if recorder.errors:
             manifest.notes += [f"recording failed: {failure}" for failure in recorder.errors[:100]]
-            manifest.stopped = manifest.stopped or {"error": f"{len(recorder.errors)} module call(s) could not be recorded"}
+            manifest.stopped = manifest.stopped or {
+                "error": f"{len(recorder.errors)} module call(s) could not be recorded; the first: {recorder.errors[0]}"
+            }
         manifest.complete = manifest.stopped is None
         if recorder.records:
             self._writer.end_step(recorder.step, partial=error is not None)
@@ -373,6 +375,7 @@ def _prepared(directory: Path, overwrite: bool, rank: int, ranks: int) -> Iterat
         if rank == 0:
             try:
                 stack.enter_context(locked(directory))
+                stack.callback(_put_back, directory)
                 prepare_directory(directory, overwrite)
             except CaptureError as error:
                 problem = [str(error)]
@@ -381,6 +384,12 @@ def _prepared(directory: Path, overwrite: bool, rank: int, ranks: int) -> Iterat
         if problem[0] is not None:
             raise CaptureError(problem[0])
         yield
+
+
+def _put_back(directory: Path) -> None:
+    """Restore the bundle that was moved aside by a capture that did not get as far as to begin its own."""
+    with contextlib.suppress(OSError):
+        restore_previous(directory)
 
 
 def rank_and_ranks() -> tuple[int, int]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from accucompare.bundle.records import Key, Record, Role
 from accucompare.errors import UsageError
 
+#: Seconds that a pattern may take for one name; one that goes back again and again would take years.
+PATIENCE = 1.0
 #: For how many unmatched names a nearest one is looked for.
 HINTS = 500
 
@@ -34,7 +37,7 @@ class Renaming:
     """
 
     text: str
-    pattern: re.Pattern[str]
+    pattern: Any  # regex.Pattern, which has no types
     template: str
     itself: bool = False
 
@@ -49,14 +52,15 @@ class Renaming:
         Raises:
             UsageError: if it is neither.
         """
+        import regex  # here, for few need it; what re takes, it takes too, and it can be given a time
+
         old, equals, new = text.partition("=")
         if not equals or not old:
             raise UsageError(f"--map {text!r}: must be OLD=NEW, such as 'encoder.layers.*=blocks.*'")
         try:
             if old.startswith("re:"):
-                pattern = re.compile(old.removeprefix("re:"))
-                pattern.sub(new, "")  # a bad group reference shows here
-                return cls(text, pattern, new)
+                re.compile(old.removeprefix("re:")).sub(new, "")  # a bad group reference shows here
+                return cls(text, regex.compile(old.removeprefix("re:")), new)
             parts = [re.escape(part) for part in old.split("*")]
             if new.count("*") > len(parts) - 1:
                 raise UsageError(f"--map {text!r}: {new!r} has more * than {old!r}")
@@ -65,20 +69,27 @@ class Renaming:
                 for number, part in enumerate(new.split("*"), 1)
             )
             itself = old.endswith(".*") and new.endswith(".*") and old.count("*") == new.count("*")
-            return cls(text, re.compile("(?=.)" + "(.*)".join(parts), re.DOTALL), template, itself)  # the root's name is empty
-        except (re.error, IndexError, OverflowError, RecursionError) as error:
+            pattern = regex.compile("(?=.)" + "(.*)".join(parts), regex.DOTALL)  # the root's name is empty
+            return cls(text, pattern, template, itself)
+        except (re.error, regex.error, IndexError, OverflowError, RecursionError) as error:
             raise UsageError(f"--map {text!r}: not a valid regular expression ({error})") from None
 
     def apply(self, name: str) -> str | None:
         """The new name, or ``None`` if the old pattern does not match."""
-        match = self.pattern.fullmatch(name)
-        alone = match is None and self.itself and name != ""
-        if alone:
-            match = self.pattern.fullmatch(f"{name}.")
+        import regex
+
         try:
-            new = match.expand(self.template) if match else None
+            match = self.pattern.fullmatch(name, timeout=PATIENCE)
+            alone = match is None and self.itself and name != ""
+            if alone:
+                match = self.pattern.fullmatch(f"{name}.", timeout=PATIENCE)
+            new: str | None = match.expand(self.template) if match else None
             return new.removesuffix(".") if new is not None and alone else new
-        except (re.error, IndexError) as error:
+        except TimeoutError:
+            raise UsageError(
+                f"--map {self.text!r}: takes more than {PATIENCE:g} s for {name!r}; write it without repetitions in one another"
+            ) from None
+        except (regex.error, IndexError) as error:
             raise UsageError(f"--map {self.text!r}: cannot be applied to {name!r} ({error})") from None
 
 

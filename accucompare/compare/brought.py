@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 
 from accucompare.bundle.dtypes import DTYPES
-from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.manifest import BASELINES, Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Error, Key, Record
 from accucompare.bundle.writer import BundleWriter
@@ -20,8 +20,6 @@ from accucompare.compare.baseline import differing
 from accucompare.compare.measure import measure
 from accucompare.compare.suggest import float_dtype, product_formats
 from accucompare.errors import UsageError
-
-BASELINES = "baselines"
 
 #: The precisions of candidates that golden can bring a baseline for: the floating type, and what float32 products are rounded to.
 PRECISIONS = {

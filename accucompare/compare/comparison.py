@@ -416,6 +416,16 @@ class Comparison:
         return sum(row.by_statistics for row in self.rows)
 
     @property
+    def nonfinite_on_both(self) -> int:
+        """How many rows hold NaN or Inf on both sides, which agree as far as they are in the same places."""
+        return sum(_nonfinite(row.golden) and _nonfinite(row.candidate) for row in self.rows)
+
+    @property
+    def incomplete(self) -> list[str]:
+        """The sides whose capture did not run to its end: ``golden``, ``the candidate``."""
+        return [name for name, side in (("golden", self.golden), ("the candidate", self.candidate)) if not side.complete]
+
+    @property
     def passed(self) -> bool:
         """Whether something was compared, nothing failed, nothing was unreadable, and both captures ran to their end."""
         counts = self.counts_by_status()
@@ -428,9 +438,8 @@ class Comparison:
             return "nothing could be compared"
         if self.damage:
             return f"{len(self.damage)} record(s) could not be read"
-        incomplete = [name for name, side in (("golden", self.golden), ("the candidate", self.candidate)) if not side.complete]
-        if incomplete and not self.counts_by_status()[Status.FAIL]:
-            return f"what there is agrees, but the capture of {' and of '.join(incomplete)} did not run to its end"
+        if self.incomplete and not self.counts_by_status()[Status.FAIL]:
+            return f"what there is agrees, but the capture of {' and of '.join(self.incomplete)} did not run to its end"
         unsteady = [row for row in self.rows if row.reason is Reason.NOT_DETERMINISTIC]
         if unsteady and not self.counts_by_status()[Status.FAIL]:
             return f"{len(unsteady)} row(s) are not deterministic, the first {self.place(unsteady[0])}"
@@ -516,6 +525,10 @@ class Comparison:
         from accucompare.report.json import write_json
 
         return write_json(self, Path(path))
+
+
+def _nonfinite(record: Record | None) -> bool:
+    return record is not None and record.statistics is not None and bool(record.statistics.nan or record.statistics.inf)
 
 
 def _badness(row: Row) -> tuple[int, float, float]:

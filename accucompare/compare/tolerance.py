@@ -13,6 +13,7 @@ from typing import Any
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.records import Record, Role
 from accucompare.errors import UsageError
+from accucompare.files import bounded
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -226,6 +227,7 @@ def _ceiling(coarsest: str, products: float, copies: bool) -> float:
     return max(CEILING[name][0] for name in (coarsest, *formats[:1]))
 
 
+_MOST_BYTES = 16 << 20  # of a file of rules, which has a few lines for a layer
 _RULE_KEYS = [field.name for field in fields(Rule) if field.name != "tolerance"]
 _LIMIT_KEYS = ["atol", "rtol", "rel_l2", "cosine"]
 
@@ -241,9 +243,7 @@ def read_rules(path: str | Path) -> tuple[Rule, ...]:
         UsageError: if it cannot be read, or holds anything else.
     """
     try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+        content = tomllib.loads(bounded(Path(path), _MOST_BYTES).decode())
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not valid TOML ({error})") from None
     tables = content.pop("rule", [])

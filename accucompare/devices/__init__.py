@@ -136,7 +136,7 @@ def open_device(name: DeviceName) -> torch.device:
         return backend(name.type).open_device(name.index)
 
 
-def explain(type: str, error: Exception) -> str:
+def explain(type: str, error: BaseException) -> str:
     """What a device's error says, in a line or two, with the cure where one is known."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = f"{error.__class__.__name__}: {lines[0] if lines else ''}"

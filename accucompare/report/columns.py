@@ -50,7 +50,7 @@ class Column(NamedTuple):
 
 def layer(row: Row) -> str:
     """The module that a row is about, as people read it."""
-    return display_name(row.module or (row.record.name if row.record else ""))
+    return row.module or (row.record.name if row.record else "") or display_name("")
 
 
 def bracketed(numbers: tuple[int, ...]) -> str:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
@@ -15,28 +12,18 @@ from openpyxl.xml import LXML
 
 from accucompare.compare.comparison import Comparison
 from accucompare.errors import ReportError
+from accucompare.files import is_stream, written_whole
 from accucompare.report.excel_divergence import add_divergence
 from accucompare.report.excel_environment import add_environment
 from accucompare.report.excel_layers import add_layers, add_unmatched
 from accucompare.report.excel_rows import save_with_rows, text
 from accucompare.report.excel_summary import add_summary
 
-_WRITE_ERRORS: tuple[type[Exception], ...] = (OSError,)
+WRITE_ERRORS: tuple[type[Exception], ...] = ()
 if LXML:  # openpyxl writes with lxml where that is installed, which then raises errors of its own
     from lxml.etree import LxmlError
 
-    _WRITE_ERRORS = (OSError, LxmlError)
-
-_CURE = {
-    errno.EACCES: "close it if it is open in Excel, or choose a place that you may write to",
-    errno.EPERM: "close it if it is open in Excel, or choose a place that you may write to",
-    errno.ENOSPC: "free some space, or choose another disk",
-    errno.EDQUOT: "free some space, or choose another disk",
-    errno.EROFS: "choose a place that can be written to",
-    errno.ENOTDIR: "a directory in its path is a file; choose another place",
-    errno.EEXIST: "a directory in its path is a file; choose another place",
-    errno.ENAMETOOLONG: "choose a shorter name",
-}
+    WRITE_ERRORS = (LxmlError,)
 
 
 def write_excel(comparison: Comparison, path: Path) -> Path:
@@ -52,37 +39,9 @@ def write_excel(comparison: Comparison, path: Path) -> Path:
     Raises:
         ReportError: if the path is a directory or has another suffix, or the file cannot be written.
     """
-    if path.suffix.lower() != ".xlsx" and not path.is_dir():  # of a directory, that is said first
+    if path.suffix.lower() != ".xlsx" and not path.is_dir() and not is_stream(path):  # of a directory, that is said first
         raise ReportError(f"{path}: an Excel report's name must end in .xlsx, such as {path.stem or 'report'}.xlsx")
-    return written_whole(path, lambda temporary: _write(comparison, temporary))
-
-
-def written_whole(path: Path, write: Callable[[Path], None]) -> Path:
-    """Write a file beside its place, and move it there when it is complete; what was there before stays until then.
-
-    Args:
-        path: where to; directories that are not there are created.
-        write: is given the path to write to.
-
-    Returns:
-        ``path``.
-
-    Raises:
-        ReportError: if the path is a directory, or the file cannot be written.
-    """
-    if os.path.isdir(path):
-        raise ReportError(f"{path}: is a directory; name a file in it, such as {path / 'report.xlsx'}")
-    temporary = path.with_name(f".accucompare-{secrets.token_hex(6)}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(temporary)
-        os.replace(temporary, path)
-    except _WRITE_ERRORS as error:
-        cure = _CURE.get(getattr(error, "errno", None) or 0, "choose another place")
-        raise ReportError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error}); {cure}") from error
-    finally:
-        _remove(temporary)
-    return path
+    return written_whole(path, lambda temporary: _write(comparison, temporary), WRITE_ERRORS)
 
 
 @contextmanager
@@ -111,8 +70,3 @@ def _write(comparison: Comparison, path: Path) -> None:
         add_environment(workbook, comparison)
         workbook.save(saved)
     save_with_rows(saved, long_sheets, path)
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):  # what stopped the writing may stop this too; the reason is already being reported
-        path.unlink(missing_ok=True)

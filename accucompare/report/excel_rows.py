@@ -17,19 +17,18 @@ from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.compare.comparison import Row
 from accucompare.report.columns import Column, Value
+from accucompare.text import printable
 
 TEXT_LIMIT = 32_767  # UTF-16 units that a cell holds
 MAX_OUTLINE = 7
 _END = b"</sheetData>"  # after a sheet's last row
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _LOOKS_ESCAPED = re.compile("_(?=x[0-9A-Fa-f]{4}_)")  # Excel reads _x0041_ in a file as A
 
 
 @lru_cache(maxsize=4096)
 def text(value: str) -> str:
     """Text that a cell can hold: characters that XML forbids or that would not be seen are escaped, too long a text is cut."""
-    value = _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), value)
-    value = _LOOKS_ESCAPED.sub("_x005F_", value)
+    value = _LOOKS_ESCAPED.sub("_x005F_", printable(value))
     if len(value) * 2 <= TEXT_LIMIT or len(units := value.encode("utf-16-le")) <= TEXT_LIMIT * 2:
         return value
     note = f"… (cut; {len(value):,} characters)"

@@ -150,6 +150,10 @@ def meaning(comparison: Comparison) -> str:
         sentences.append(f"{comparison.counts()[Reason.NOT_COMPARABLE]:,} could not be compared.")
     if comparison.by_statistics:
         sentences.append(f"{comparison.by_statistics:,} were judged {BY_STATISTICS}.")
+    if nonfinite := comparison.nonfinite_on_both:
+        sentences.append(f"{nonfinite:,} {'holds' if nonfinite == 1 else 'hold'} NaN or Inf on both sides.")
+    if failed and comparison.incomplete:  # else it is the trouble itself
+        sentences.append(f"The capture of {' and of '.join(comparison.incomplete)} did not run to its end.")
     if comparison.damage:
         sentences.append(f"{len(comparison.damage):,} could not be read.")
     return " ".join(sentences)

@@ -13,8 +13,9 @@ from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.bundle.records import display_name
+from accucompare.files import written_whole
 from accucompare.report.columns import COUNT, NUMBER, TEXT, Value, bracketed
-from accucompare.report.excel import new_workbook, written_whole
+from accucompare.report.excel import WRITE_ERRORS, new_workbook
 from accucompare.report.excel_rows import number_or_text
 from accucompare.report.excel_styles import (
     AMBER,
@@ -65,7 +66,7 @@ def write_watch(ranks: Ranks, path: Path) -> Path:
     Raises:
         ReportError: if the path is a directory, or the file cannot be written.
     """
-    return written_whole(path, lambda temporary: _write(ranks, temporary))
+    return written_whole(path, lambda temporary: _write(ranks, temporary), WRITE_ERRORS)
 
 
 def _write(ranks: Ranks, path: Path) -> None:

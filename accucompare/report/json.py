@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import msgspec
 from accucompare.bundle.records import Record
 from accucompare.compare.comparison import Comparison, Culprit, Row
 from accucompare.compare.measure import Metrics
-from accucompare.errors import ReportError
+from accucompare.files import written_whole
 from accucompare.report.columns import excess_limit
 from accucompare.report.culprits import limit, place
 
@@ -38,6 +37,7 @@ def write_json(comparison: Comparison, path: Path) -> Path:
         "conclusion": comparison.conclusion,
         "compared": comparison.compared,
         "by_statistics": comparison.by_statistics,
+        "nonfinite_on_both": comparison.nonfinite_on_both,
         "counts": {reason.value: count for reason, count in comparison.counts().items()},
         "left_out": comparison.left_out,
         "maps": comparison.maps,
@@ -50,15 +50,9 @@ def write_json(comparison: Comparison, path: Path) -> Path:
         "damage": comparison.damage,
         "rows": [_row(row) for row in comparison.rows],
     }
-    temporary = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ReportError(f"{path}: cannot be written ({error.strerror}); choose another --json") from None
-    return path
+    text = json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    encoded = text.encode("utf-8", "backslashreplace")  # lone surrogates, as of file names, become JSON's \udc80
+    return written_whole(path, lambda temporary: temporary.write_bytes(encoded))
 
 
 def _culprit(comparison: Comparison, culprit: Culprit, number: int) -> dict[str, Any]:

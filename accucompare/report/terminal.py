@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from accucompare.bundle.dtypes import Array
-from accucompare.bundle.reader import Bundle, open_bundle
+from accucompare.bundle.dtypes import DTYPES, Array, DType, widen
+from accucompare.bundle.reader import Bundle, Index, StoredTensor, open_bundle
 from accucompare.bundle.records import Record, display_name
+from accucompare.bundle.verification import Verified
 from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Reason, Row, Status
-from accucompare.errors import ReportError, UsageError
+from accucompare.errors import RecordError, UsageError
+from accucompare.files import written_whole
 from accucompare.report import culprits
+from accucompare.text import printable
 
 WIDTH = 100
 _STYLE = {Status.PASS: "green", Status.FAIL: "red", Status.NOT_COMPARED: "bright_black"}
 _UNMATCHED_SHOWN = 10
 _CULPRITS_SHOWN = 5
+_VALUES_SHOWN = 200  # of a tensor; of a larger one, those at the ends
 
 
 def _console() -> Console:
     console = Console(highlight=False, markup=False, emoji=False)
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     return console
+
+
+def _text(value: str, style: str = "") -> Text:
+    """One line as it is printed: with nothing in it that a terminal would obey."""
+    return Text(printable(value), style)
 
 
 @contextlib.contextmanager
@@ -63,13 +74,13 @@ def print_capture(path: Path) -> None:
         size = sum(file.stat().st_size for file in path.glob("rank*/*"))
         console = _console()
         plural = "" if len(steps) == 1 else "s"
-        console.print(f"captured {len(steps)} step{plural}, {records} records, {_size(size)} in {path}", soft_wrap=True)
+        console.print(_text(f"captured {len(steps)} step{plural}, {records} records, {_size(size)} in {path}"), soft_wrap=True)
         idle = bundle.manifest.model.get("not_called") or []
         if idle:
             shown = ", ".join(display_name(name) for name in idle[:3]) + (f", and {len(idle) - 3} more" if len(idle) > 3 else "")
             console.print(f"registered but never called: {shown}", soft_wrap=True)
         for note in bundle.manifest.notes:
-            console.print(f"note: {note}", soft_wrap=True)
+            console.print(_text(f"note: {note}"), soft_wrap=True)
 
 
 def print_comparison(comparison: Comparison, report: Path, quiet: bool) -> None:
@@ -87,29 +98,32 @@ def print_comparison(comparison: Comparison, report: Path, quiet: bool) -> None:
     _print_worst(console, comparison)
     _print_unmatched(console, comparison)
     for damage in comparison.damage[:_UNMATCHED_SHOWN]:
-        console.print(Text(f"unreadable: {damage}", "red"), soft_wrap=True)
+        console.print(_text(f"unreadable: {damage}", "red"), soft_wrap=True)
     console.print()
     console.print(_counts(comparison))
-    console.print(f"tolerance: {culprits.tolerance(comparison)}")
-    console.print(f"report: {report}", soft_wrap=True)
+    if nonfinite := comparison.nonfinite_on_both:
+        console.print(Text(f"{nonfinite} {'row holds' if nonfinite == 1 else 'rows hold'} NaN or Inf on both sides", "yellow"))
+    console.print(_text(f"tolerance: {culprits.tolerance(comparison)}"))
+    console.print(_text(f"report: {report}"), soft_wrap=True)
 
 
 def _verdict_line(comparison: Comparison) -> Text:
     sides = f"{comparison.candidate.path} against {comparison.golden.path}"
     if comparison.trouble:
-        return Text.assemble(("TROUBLE", "bold red"), f"  {sides}: {comparison.trouble}")
+        return Text.assemble(("TROUBLE", "bold red"), _text(f"  {sides}: {comparison.trouble}"))
     conclusion = f"{comparison.conclusion}; " if culprits.judged(comparison) else ""
     if comparison.passed:
         uncompared = comparison.counts()[Reason.NOT_COMPARABLE]
         but = f"; {uncompared} without data could not be compared" if uncompared else ""
         but += f"; {comparison.by_statistics} judged {BY_STATISTICS}" if comparison.by_statistics else ""
         every = f"all {comparison.compared} compared records within tolerance"
-        return Text.assemble(("PASS", "bold green"), f"  {sides}: {conclusion}{every}{but}")
+        return Text.assemble(("PASS", "bold green"), _text(f"  {sides}: {conclusion}{every}{but}"))
     failed = comparison.counts_by_status()[Status.FAIL]
     first = comparison.first_divergence
     where = f"; first divergence: {comparison.place(first)}" if first is not None else "; all of them are on one side only"
     where = "" if conclusion and first is not None else where
-    return Text.assemble(("FAIL", "bold red"), f"  {sides}: {conclusion}{failed} of {len(comparison.rows)} rows fail{where}")
+    where += f"; the capture of {' and of '.join(comparison.incomplete)} did not run to its end" if comparison.incomplete else ""
+    return Text.assemble(("FAIL", "bold red"), _text(f"  {sides}: {conclusion}{failed} of {len(comparison.rows)} rows fail{where}"))
 
 
 def _print_preflight(console: Console, comparison: Comparison) -> None:
@@ -117,7 +131,7 @@ def _print_preflight(console: Console, comparison: Comparison) -> None:
         console.print()
         console.print(Text("Pre-flight", "bold"))
     for finding in comparison.preflight:
-        console.print(Text(f"  {'!' if finding.serious else '·'} {finding.message}", "yellow" if finding.serious else ""))
+        console.print(_text(f"  {'!' if finding.serious else '·'} {finding.message}", "yellow" if finding.serious else ""))
 
 
 def _print_culprits(console: Console, comparison: Comparison) -> None:
@@ -131,17 +145,17 @@ def _print_culprits(console: Console, comparison: Comparison) -> None:
     for title in ("excess", "limit", "rel L2"):
         table.add_column(title, justify="right", no_wrap=True)
     for number, culprit in enumerate(found[:_CULPRITS_SHOWN], 1):
-        told = Text(culprits.place(comparison, culprit), "bold red")
-        told.append(f"\n{culprits.kind(culprit)}", "not bold default")
+        told = _text(culprits.place(comparison, culprit), "bold red")
+        told.append(f"\n{printable(culprits.kind(culprit))}", "not bold default")
         for words in culprit.words:
-            told.append(f"\n{words}", "not bold default")
+            told.append(f"\n{printable(words)}", "not bold default")
         for hint in culprit.hints:
-            told.append(f"\nhint, {hint}", "not bold bright_black")
+            told.append(f"\nhint, {printable(hint)}", "not bold bright_black")
         numbers = (_short(culprits.excess(culprit)), _short(culprits.limit(culprit)), _scientific(culprits.error(culprit)))
         table.add_row(str(number), told, *numbers)
     console.print()
     console.print(Text("Culprits", "bold"))
-    console.print(Text(culprits.note(comparison), "bright_black"))
+    console.print(_text(culprits.note(comparison), "bright_black"))
     console.print(table)
     if len(found) > _CULPRITS_SHOWN:
         console.print(f"… and {len(found) - _CULPRITS_SHOWN} more in the report")
@@ -153,11 +167,11 @@ def _print_divergence(console: Console, comparison: Comparison, row: Row) -> Non
     record = row.record
     assert record is not None
     dtypes = record.dtype if row.candidate is None or row.candidate.dtype == record.dtype else f"{record.dtype} → {row.candidate.dtype}"
-    console.print(Text.assemble("  ", (comparison.place(row), "bold red"), f"  ({record.type}, {dtypes} {list(record.shape)})"))
-    console.print(f"  {row.reason.value}: {row.verdict.detail or MEANING[row.reason]}")
+    console.print(Text.assemble("  ", _text(comparison.place(row), "bold red"), _text(f"  ({record.type}, {dtypes} {list(record.shape)})")))
+    console.print(_text(f"  {row.reason.value}: {row.verdict.detail or MEANING[row.reason]}"))
     metrics, verdict = row.metrics, row.verdict
     if row.by_statistics or (metrics is not None and metrics.nothing_finite):
-        console.print(f"  limit: {verdict.tolerance} ({verdict.rule})")
+        console.print(_text(f"  limit: {verdict.tolerance} ({verdict.rule})"))
     elif metrics is not None:
         where = (
             ""
@@ -170,7 +184,8 @@ def _print_divergence(console: Console, comparison: Comparison, row: Row) -> Non
             f"  {'of the finite values: ' if metrics.nonfinite_mismatch else ''}relative L2 {metrics.rel_l2:.2e}, "
             f"1 - cosine {metrics.one_minus_cosine:.2e}, max difference {metrics.max_abs:.2e}{where}"
         )
-        console.print(f"  limit: {verdict.tolerance} ({verdict.rule})" + (f"; would pass at {verdict.needed}" if verdict.needed else ""))
+        needed = f"; would pass at {verdict.needed}" if verdict.needed else ""
+        console.print(_text(f"  limit: {verdict.tolerance} ({verdict.rule}){needed}"))
 
 
 def _print_worst(console: Console, comparison: Comparison) -> None:
@@ -190,7 +205,7 @@ def _print_worst(console: Console, comparison: Comparison) -> None:
             "" if metrics.nothing_finite else f"{at_least}{value:.2e}"
             for value in (metrics.rel_l2, metrics.one_minus_cosine, metrics.max_abs)
         )
-        table.add_row(Text(comparison.place(row)), Text(row.reason.value, _STYLE[row.status]), *numbers, row.verdict.needed)
+        table.add_row(_text(comparison.place(row)), Text(row.reason.value, _STYLE[row.status]), *numbers, row.verdict.needed)
     console.print()
     console.print(table)
 
@@ -205,7 +220,7 @@ def _print_unmatched(console: Console, comparison: Comparison) -> None:
     table.add_column("reason", no_wrap=True)
     table.add_column("nearest name on the other side", overflow="fold")
     for row in unmatched[:_UNMATCHED_SHOWN]:
-        table.add_row(Text(comparison.place(row)), row.reason.value, Text(row.nearest))
+        table.add_row(_text(comparison.place(row)), row.reason.value, _text(row.nearest))
     console.print()
     console.print(table)
     if len(unmatched) > _UNMATCHED_SHOWN:
@@ -221,12 +236,33 @@ def _counts(comparison: Comparison) -> str:
     return f"{len(comparison.rows)} rows: {parts}{left_out}"
 
 
-def print_records(bundle: Bundle, step: int | None, rank: int | None) -> None:
+def print_verified(bundle: Bundle, found: Verified, quiet: bool) -> None:
+    """Print whether a bundle is as it was written, and what is damaged."""
+    console = _console()
+    amount = f"{found.records} records, {_size(found.nbytes)}"
+    if found.damage:
+        verdict = Text.assemble(("TROUBLE", "bold red"), _text(f"  {bundle.path}: {len(found.damage)} damaged; {amount} read"))
+    elif not bundle.complete:
+        verdict = Text.assemble(("TROUBLE", "bold red"), _text(f"  {bundle.path}: incomplete; what there is is sound: {amount} read"))
+    else:
+        verdict = Text.assemble(("OK", "bold green"), _text(f"  {bundle.path}: every record is as it was written; {amount} read"))
+    console.print(verdict, soft_wrap=True)
+    for damage in [] if quiet else found.damage[:_UNMATCHED_SHOWN]:
+        console.print(_text(damage, "red"), soft_wrap=True)
+    if not quiet and len(found.damage) > _UNMATCHED_SHOWN:
+        console.print(f"… and {len(found.damage) - _UNMATCHED_SHOWN} more")
+
+
+def print_records(bundle: Bundle, step: int | None, rank: int | None, glob: str | None = None) -> None:
     """List the records of a bundle: order, name, type, role, shape, dtype, min, max, mean, L2, NaN and Inf.
 
     Args:
         bundle: the bundle.
         step, rank: list these only; ``None`` for all.
+        glob: list the layers that match only; ``None`` for all.
+
+    Raises:
+        UsageError: if none matches.
     """
     console = _console()
     several = len(bundle.steps()) > 1
@@ -239,6 +275,8 @@ def print_records(bundle: Bundle, step: int | None, rank: int | None) -> None:
     for record in bundle.records():
         if (step is not None and record.step != step) or (rank is not None and record.rank != rank):
             continue
+        if glob is not None and not fnmatchcase(display_name(record.name), glob):
+            continue
         cells: list[str] = [f"{record.rank}.{record.step}"] if several else []
         call = f" #{record.call}" if record.call else ""
         role = f"{record.role.value}{'.' + record.path if record.path else ''}"
@@ -249,9 +287,11 @@ def print_records(bundle: Bundle, step: int | None, rank: int | None) -> None:
             cells += [record.layout.value, "", "", "", ""]
         else:
             cells += [_short(found.min), _short(found.max), _short(found.mean), _short(found.l2), f"{found.nan}/{found.inf}"]
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*(_text(cell) for cell in cells))
+    if glob is not None and not table.row_count:
+        raise UsageError(f"{bundle.path}: no layer matches {glob!r}; `accucompare show {bundle.path}` lists them")
     if not bundle.complete:
-        console.print(Text(f"{bundle.path} is incomplete", "yellow"))
+        console.print(_text(f"{bundle.path} is incomplete", "yellow"))
     narrowest = console.measure(table, options=console.options.update(max_width=10_000)).minimum
     console.width = max(console.width, narrowest)  # so that no number is broken over two lines
     console.print(table)
@@ -266,36 +306,55 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
         ReportError: if the file cannot be written.
     """
     found = record.statistics
-    part = None
-    if record.member is not None or found is None or slices is not None or save is not None:
-        values = bundle.values(record)
-        part = values if slices is None else _sliced(values, slices)
+    wanted = record.member is not None or found is None or slices is not None or save is not None
+    stored = bundle.stored(record) if wanted else None  # raises if there are no values
+    index = _index(slices, record.shape) if slices is not None else ()
+    if stored is not None:
+        stored.read()  # to verify it; a block in memory at a time
     console = _console()
-    console.print(f"{record.key}: {record.type}, {record.dtype} {list(record.shape)}", soft_wrap=True)
+    console.print(_text(f"{record.key}: {record.type}, {record.dtype} {list(record.shape)}"), soft_wrap=True)
     if found is not None:
         console.print(
             f"min {_value(found.min)}, max {_value(found.max)}, mean {_value(found.mean)}, L2 {_value(found.l2)}, "
             f"{found.nan} NaN, {found.inf} Inf"
         )
-    if part is None:
+    if stored is None:
         console.print("its values were not recorded (--mode stats)")
         return
-    console.print(np.array2string(part, max_line_width=WIDTH, threshold=200))
+    console.print(_printed(stored, index, DTYPES[record.dtype]))
     if save is not None:
         try:
-            with save.open("wb") as file:  # np.save would append .npy to another suffix
-                np.save(file, part, allow_pickle=False)
-        except OSError as error:
-            raise ReportError(f"{save}: cannot be written ({error.strerror})") from None
-        console.print(f"saved {part.dtype} {list(part.shape)} to {save}", soft_wrap=True)
+            part = widen(stored.part(index), DTYPES[record.dtype])
+        except MemoryError:
+            raise RecordError(f"{record.key}: does not fit into memory; give a part of it (--slice)") from None
+        written_whole(save, lambda temporary: _save(temporary, part))
+        console.print(_text(f"saved {part.dtype} {list(part.shape)} to {save}"), soft_wrap=True)
 
 
-def _sliced(values: Array, text: str) -> Array:
+def _printed(stored: StoredTensor, index: Index, dtype: DType) -> str:
+    """The values of a part, as NumPy prints them; of a large one only those that it shows are read, three at each end of each axis."""
+    shape = stored.shape_of(index)
+    if math.prod(shape) <= _VALUES_SHOWN:
+        return np.array2string(widen(stored.part(index), dtype), max_line_width=WIDTH)
+    ends = [[slice(None)] if length <= 7 else [slice(0, 4), slice(-3, None)] for length in shape]  # the fourth stands for those between
+    shown = np.empty([min(length, 7) for length in shape], dtype.widened)
+    for place in itertools.product(*ends):
+        shown[place] = widen(stored.part(index, place), dtype)
+    return np.array2string(shown, max_line_width=WIDTH, threshold=0)
+
+
+def _save(path: Path, values: Array) -> None:
+    with path.open("wb") as file:  # np.save would append .npy to another suffix
+        np.save(file, values, allow_pickle=False)
+
+
+def _index(text: str, shape: tuple[int, ...]) -> Index:
     try:
-        parts: list[Any] = [_slice_part(part.strip()) for part in text.strip().strip("[]").split(",") if part.strip()]
-        return np.asarray(values[tuple(parts)])
+        parts = tuple(_slice_part(part.strip()) for part in text.strip().strip("[]").split(",") if part.strip())
+        np.broadcast_to(np.zeros(()), shape)[parts]
+        return parts
     except (ValueError, IndexError) as error:
-        raise UsageError(f"--slice {text!r}: cannot be taken of shape {list(values.shape)} ({error})") from None
+        raise UsageError(f"--slice {text!r}: cannot be taken of shape {list(shape)} ({error})") from None
 
 
 def _slice_part(part: str) -> int | slice | object:

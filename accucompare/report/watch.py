@@ -101,7 +101,7 @@ def print_analysis(ranks: Ranks, report: Path | None, quiet: bool = False) -> No
     for note in ranks.notes[:_LISTED]:
         console.print(Text(f"note: {printable(note, 400)}", "yellow"), soft_wrap=True)
     if report is not None:
-        console.print(f"report: {report}", soft_wrap=True)
+        console.print(f"report: {printable(str(report), 400)}", soft_wrap=True)
 
 
 def print_watched(ranks: Ranks, quiet: bool) -> None:
@@ -251,7 +251,16 @@ def _tensor_table(rows: list[list[Text]]) -> Table:
 def _tensor(seen: Seen) -> list[Text]:
     wrong = "" if seen.finite else "red"
     largest = "nan" if math.isnan(seen.abs_max) else short(seen.abs_max)
-    cells = ["", called(seen), seen.dtype, str(list(seen.shape)), short(smallest(seen)), largest, _count(seen.nan), _count(seen.inf)]
+    cells = [
+        "",
+        called(seen),
+        printable(seen.dtype, 40),
+        str(list(seen.shape)),
+        short(smallest(seen)),
+        largest,
+        _count(seen.nan),
+        _count(seen.inf),
+    ]
     return [Text(cell, wrong) for cell in cells]
 
 

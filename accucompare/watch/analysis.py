@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from accucompare.bundle.records import display_name
 from accucompare.errors import UsageError
+from accucompare.text import printable as shown
 from accucompare.watch.events import (
     Cause,
     Direction,
@@ -40,12 +41,11 @@ JUMP = 10.0
 _BEFORE = 10  # so many norms before make that median; with fewer than _FEWEST there is none
 _FEWEST = 3
 _MOST = {"in": 3, "out": 2, "weights": 2, "parameters": 3, "hints": 2}  # that the answer shows
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str, most: int = 160) -> str:
-    """A text in one line that a terminal can show: what would move the cursor or turn the line is escaped, the middle left out."""
-    text = _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    """A text in one line that a terminal can show (see ``accucompare.text``), the middle left out of a long one."""
+    text = shown(text)
     half = (most - 1) // 2
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
@@ -76,7 +76,9 @@ def described(seen: Seen) -> str:
     counts = [f"{count:,} {kind}" for count, kind in ((seen.nan, "NaN"), (seen.inf, "Inf")) if count]
     if not counts and not seen.finite:
         counts = ["NaN"] if math.isnan(seen.abs_max) else ["Inf"]
-    return f"{name} {seen.dtype} {list(seen.shape)}{size}" + (f"{',' if size else ':'} {', '.join(counts)}" if counts else "")
+    return f"{name} {printable(seen.dtype, 40)} {list(seen.shape)}{size}" + (
+        f"{',' if size else ':'} {', '.join(counts)}" if counts else ""
+    )
 
 
 def where(start: Start) -> str:

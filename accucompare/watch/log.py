@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from enum import Enum
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
 from accucompare.errors import UsageError
+from accucompare.text import storable
 from accucompare.watch.events import Event
 
 _ENCODER = msgspec.json.Encoder()
 
 #: Logs that are being written by this process.
 _open: set[Path] = set()
+
+
+def _encoded(event: Event) -> bytes:
+    try:
+        return _ENCODER.encode(event)
+    except UnicodeEncodeError:  # a lone surrogate, as of a file name in another encoding
+        return _ENCODER.encode(_storable(event))
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return storable(value)
+    if isinstance(value, msgspec.Struct):
+        return type(value)(**{name: _storable(each) for name, each in msgspec.structs.asdict(value).items()})
+    if isinstance(value, dict):
+        return {_storable(key): _storable(each) for key, each in value.items()}
+    return [_storable(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 class Log:
@@ -46,7 +65,7 @@ class Log:
         if self._file is None:
             return
         try:
-            rest = memoryview(_ENCODER.encode(event) + b"\n")
+            rest = memoryview(_encoded(event) + b"\n")
             while rest:  # a disk that is nearly full takes a part
                 rest = rest[self._file.write(rest) :]
         except OSError as error:

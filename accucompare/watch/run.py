@@ -81,7 +81,7 @@ def watch_case(
             pass
         except AccucompareError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a sys.exit(0) in the user's code is no success of the watch
             message = f"{built.name}: the model raised in step {watching.step_number}: {explain(place.type, error)}"
             raise CaptureError(f"{message}\nWhat was watched until then: accucompare overflow {out}") from error
         except KeyboardInterrupt:

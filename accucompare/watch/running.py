@@ -504,7 +504,7 @@ class Watch:
                 if self._reader.findings:
                     self._write_step()
         said = str(error).strip().splitlines()[:1]
-        self._end(": ".join([type(error).__name__, *said]) if isinstance(error, Exception) else "interrupted")
+        self._end("interrupted" if isinstance(error, KeyboardInterrupt) else ": ".join([type(error).__name__, *said]))
 
     def _end(self, reason: str) -> None:
         if self._ended:

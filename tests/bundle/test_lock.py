@@ -23,14 +23,16 @@ with locked(Path("b")):
 def test_a_directory_takes_one_capture_at_a_time_and_a_killed_one_blocks_nobody(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", HOLD], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "locked\n"
-        with (
-            pytest.raises(CaptureError, match="b: another capture is writing to it; wait for its end or choose another --out"),
-            locked(tmp_path / "b"),
-        ):
-            pass
-        other.kill()
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "locked\n"
+            with (
+                pytest.raises(CaptureError, match="b: another capture is writing to it; wait for its end or choose another --out"),
+                locked(tmp_path / "b"),
+            ):
+                pass
+        finally:
+            other.kill()
     with locked(tmp_path / "b"):
         pass
 

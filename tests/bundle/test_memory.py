@@ -94,7 +94,7 @@ def waiting(host: HostMemory) -> tuple[threading.Thread, list[Lease]]:
     host._changed.wait = wait  # type: ignore[method-assign]
     thread = threading.Thread(target=lambda: taken.append(host.take(60, block)), daemon=True)
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(3600)
     return thread, taken
 
 
@@ -104,7 +104,7 @@ def test_who_waits_goes_on_when_there_is_room() -> None:
     thread, taken = waiting(host)
     assert not taken
     release(lease)
-    thread.join(30)
+    thread.join(3600)
     assert taken[0].block is lease.block
 
 
@@ -113,7 +113,7 @@ def test_who_waits_goes_on_when_it_is_closed() -> None:
     lease = host.take(60, block)
     thread, taken = waiting(host)
     host.close()
-    thread.join(30)
+    thread.join(3600)
     assert len(taken[0].block) == 60
     release(lease, taken[0])
     assert (host.held, host.idle) == (0, 0)

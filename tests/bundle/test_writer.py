@@ -236,7 +236,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     plain = RecordFile.add
 
     def slow(self: RecordFile, record: Record, array: Any) -> Record:
-        assert event.wait(30)
+        assert event.wait(3600)
         return plain(self, record, array)
 
     monkeypatch.setattr(RecordFile, "add", slow)
@@ -270,10 +270,10 @@ def test_no_more_than_the_bound_ever_waits_to_be_written(tmp_path: Path, gate: t
     writer = BundleWriter(tmp_path / "b", Manifest(), queue_bytes=200)
     producer = Producer(writer, 20)
     producer.start()
-    assert producer.waits.wait(30)
+    assert producer.waits.wait(3600)
     assert producer.added == 2
     gate.set()
-    producer.join(30)
+    producer.join(3600)
     writer.end_step(0)
     writer.close()
     assert (producer.added, producer.most) == (20, 160)
@@ -284,10 +284,10 @@ def test_a_tensor_larger_than_the_bound_waits_alone(tmp_path: Path, gate: thread
     writer = BundleWriter(tmp_path / "b", Manifest(), queue_bytes=1)
     producer = Producer(writer, 3)
     producer.start()
-    assert producer.waits.wait(30)
+    assert producer.waits.wait(3600)
     assert producer.added == 1
     gate.set()
-    producer.join(30)
+    producer.join(3600)
     writer.end_step(0)
     writer.close()
     assert (producer.added, producer.most) == (3, 80)
@@ -298,9 +298,9 @@ def test_a_failure_frees_who_waits(tmp_path: Path, gate: threading.Event, monkey
     writer = BundleWriter(tmp_path / "b", Manifest(), queue_bytes=100)
     producer = Producer(writer, 10)
     producer.start()
-    assert producer.waits.wait(30)
+    assert producer.waits.wait(3600)
     gate.set()
-    producer.join(30)
+    producer.join(3600)
     assert producer.added == 10
     assert writer.memory.held == 0
     with pytest.raises(CaptureError):
@@ -425,7 +425,7 @@ def test_a_killed_capture_leaves_its_finished_steps_readable(tmp_path: Path, mon
     add(writer, "a", [1.0])
     writer.end_step(0)
     add(writer, "a", [2.0], step=1)
-    assert inside.wait(30)
+    assert inside.wait(3600)
     shutil.copytree(tmp_path / "b", tmp_path / "killed")  # what is on disk at this moment
     writer.end_step(1)
     writer.close()

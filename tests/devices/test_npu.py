@@ -62,7 +62,7 @@ def python(source: str, cwd: Path, base: dict[str, str] | None = None, **switche
     """Run a program where there is a simulated NPU, as ``device``; ``npu`` is its backend, and it leaves what it saw in ``found``."""
     variables = environment({**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1", **(base or {})}, **switches)
     program = f"{PROGRAM}{textwrap.dedent(source)}\nprint(json.dumps(found))\n"
-    done = subprocess.run([sys.executable, "-c", program], env=variables, cwd=cwd, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", program], env=variables, cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -602,7 +602,7 @@ def libreoffice(path: Path, suffix: str) -> Path:
     profile = f"-env:UserInstallation={(path.parent / 'profile').as_uri()}"
     target = path.parent / "converted"
     command = ["soffice", profile, "--headless", "--convert-to", suffix, "--outdir", str(target), str(path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True)
     return target / f"{path.stem}.{suffix}"
 
 

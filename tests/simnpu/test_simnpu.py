@@ -27,7 +27,7 @@ LAUNCHER = (sys.executable, str(ROOT / "fixtures" / "simnpu"))
 def python(*arguments: str, check: bool = True, base: dict[str, str] | None = None, **switches: str) -> subprocess.CompletedProcess[str]:
     """Run Python where there is a simulated NPU."""
     variables = environment({**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1", **(base or {})}, **switches)
-    done = subprocess.run([sys.executable, *arguments], env=variables, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, *arguments], env=variables, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 or not check, done.stderr
     return done
 

@@ -195,6 +195,5 @@ def run(script: Path, *arguments: str, cwd: Path | str = "/", **environment: str
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=100,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )

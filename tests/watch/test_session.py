@@ -545,7 +545,7 @@ def _hooks(model: nn.Module) -> int:
 
 @pytest.mark.parametrize(
     ("error", "reason"),
-    [(ValueError("no data"), "ValueError: no data"), (KeyboardInterrupt(), "interrupted"), (SystemExit(1), "interrupted")],
+    [(ValueError("no data"), "ValueError: no data"), (KeyboardInterrupt(), "interrupted"), (SystemExit(1), "SystemExit: 1")],
     ids=["error", "ctrl-c", "exit"],
 )
 def test_whatever_ends_the_loop_hooks_are_removed_and_the_log_says_why(error: BaseException, reason: str, tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ if __name__ == "__main__":
     OUT = Path(sys.argv[1])
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=30))
     for name, check in CHECKS.items():
         (OUT / f"{name}-{dist.get_rank()}.json").write_text(json.dumps(check(name)))
         dist.barrier()

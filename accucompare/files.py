@@ -1,0 +1,142 @@
+"""What the commands write and read for people: whole files, written aside and renamed; streams, written through; small files, bounded."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from accucompare.errors import ReportError, UsageError
+
+#: Stands for standard output.
+STDOUT = Path("-")
+MOST_LINKS = 40  # that a path may lead through, as in Linux
+
+_CURE = {
+    errno.EACCES: "close it if it is open in Excel, or choose a place that you may write to",
+    errno.EPERM: "close it if it is open in Excel, or choose a place that you may write to",
+    errno.ENOSPC: "free some space, or choose another disk",
+    errno.EDQUOT: "free some space, or choose another disk",
+    errno.EROFS: "choose a place that can be written to",
+    errno.ENOTDIR: "a directory in its path is a file; choose another place",
+    errno.EEXIST: "a directory in its path is a file; choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+def written_whole(path: Path, write: Callable[[Path], None], errors: tuple[type[Exception], ...] = ()) -> Path:
+    """Write a file beside its place, and move it there when it is complete; what was there before stays until then.
+
+    Of a symbolic link, the target is written. What is no regular file (a device, a pipe) is never replaced, but written through, and
+    so is ``-``, which is standard output.
+
+    Args:
+        path: where to; directories that are not there are created.
+        write: is given the path to write to.
+        errors: what ``write`` raises if it cannot, besides OSError.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ReportError: if the path is a directory, or the file cannot be written.
+    """
+    if os.path.isdir(path):
+        raise ReportError(f"{path}: is a directory; name a file in it, such as {path / 'report.xlsx'}")
+    try:
+        if is_stream(path):
+            _write_through(path, write)
+        else:
+            _write_aside(Path(os.path.realpath(path)), write)
+    except (OSError, *errors) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        cure = _CURE.get(getattr(error, "errno", None) or 0, "choose another place")
+        raise ReportError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error}); {cure}") from error
+    return path
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a path stands for something that is written through: ``-``, an open file such as ``/dev/stdout``, a device, a pipe."""
+    if _descriptor(path) is not None:
+        return True
+    with suppress(OSError):
+        return not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
+    return False
+
+
+def is_stdout(path: Path) -> bool:
+    """Whether what is written there goes where standard output goes."""
+    return _descriptor(path) == 1
+
+
+def same_place(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one file, by links, hard or symbolic, or by name."""
+    if is_stdout(one) or is_stdout(other):
+        return is_stdout(one) and is_stdout(other)
+    with suppress(OSError):
+        return os.path.samefile(one, other)
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def bounded(path: Path, most: int) -> bytes:
+    """Read a file that is small if it is what it should be.
+
+    Raises:
+        UsageError: if it cannot be read, or is larger than ``most`` bytes, or without end.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(content) > most:
+        raise UsageError(f"{path}: is larger than {most >> 20} MiB, or without end; refused")
+    return content
+
+
+def _descriptor(path: Path) -> int | None:
+    """The number of the open file that a path such as ``/dev/stdout`` or ``/dev/fd/3`` stands for."""
+    if path == STDOUT:
+        return 1
+    for _ in range(MOST_LINKS):
+        folder = os.path.realpath(path.parent)
+        if path.name.isdecimal() and re.fullmatch(rf"/proc/{os.getpid()}(/task/\d+)?/fd|/dev/fd", folder):
+            return int(path.name)
+        if not path.is_symlink():
+            return None
+        path = Path(folder) / os.readlink(path)
+    return None
+
+
+def _write_aside(path: Path, write: Callable[[Path], None]) -> None:
+    temporary = path.with_name(f".accucompare-{secrets.token_hex(6)}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink():  # as only a link in a circle still is
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):  # what stopped the writing may stop this too; the reason is already being reported
+            temporary.unlink(missing_ok=True)
+
+
+def _write_through(path: Path, write: Callable[[Path], None]) -> None:
+    """Write elsewhere, for what a report is written with wants to go back in its file, and copy the bytes."""
+    number = _descriptor(path)
+    with tempfile.TemporaryDirectory(prefix="accucompare.") as folder:
+        whole = Path(folder) / "whole"
+        write(whole)
+        if number == 1:
+            sys.stdout.flush()  # what was printed before comes before
+        with whole.open("rb") as source, open(path if number is None else os.dup(number), "wb") as target:
+            shutil.copyfileobj(source, target)

@@ -1,0 +1,131 @@
+"""Bundles and logs whose names, types, paths and notes try to steer the terminal that they are shown on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openpyxl
+import pytest
+
+from accucompare.text import printable, printable_lines
+from tests.attacks.conftest import Command
+from tests.compare.builder import item, write
+from tests.watch.logs import end, found, frames, seen, start, step
+from tests.watch.logs import write as write_log
+
+ATTACKS = {
+    "paint": "\x1b[1;32mPASS\x1b[0m",
+    "clear the screen": "\x1b[2J\x1b[H",
+    "set the title": "\x1b]0;pwned\x07",
+    "8-bit control": "\x9b31mred",
+    "line": "\nPASS  candidate against golden: all records within tolerance",
+    "return": "\rPASS  candidate",
+    "backspace": "FAIL\b\b\b\bPASS",
+    "next line": "\x85PASS",
+    "line separator": "\u2028PASS",
+    "right to left": "\u202eSSAP",
+    "isolate": "\u2067SSAP\u2069",
+    "no width": "f\u200bc\u2060\ufeff",
+    "bell": "\a",
+    "delete": "\x7f",
+}
+attack = pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+
+
+def poisoned(folder: Path, attack: str) -> tuple[Path, Path]:
+    """Two bundles that differ, with the attack wherever a bundle holds text."""
+    sides = []
+    for name, value in (("golden", 1.0), (f"npu{attack.replace('/', '')}", 2.0)):
+        path = write(
+            folder / name,
+            [
+                item("", [1.0], role="input", path=f"x{attack}", parent=None, type=f"Net{attack}"),
+                item(f"fc{attack}", [value], type=f"Linear{attack}"),
+                item(f"only{attack}{name}", [value]),
+                item(f"opaque{attack}", None, path=f"y{attack}", layout="opaque", detail=f"an object{attack}"),
+            ],
+            complete=value == 1.0,
+            stopped=None if value == 1.0 else {"step": 0, "module": f"fc{attack}", "error": f"Error: {attack}"},
+            notes=[f"a note{attack}"],
+            model={"class": f"Net{value}{attack}", "not_called": [f"idle{attack}"], "modules": {f"idle{attack}": f"Linear{attack}"}},
+            environment={"device": {"type": "cpu", "name": f"a device{value}{attack}"}, "versions": {"torch": f"2.0{attack}{value}"}},
+            capture={"seed": value, "only": [attack]},
+        )
+        sides.append(path)
+    return sides[0], sides[1]
+
+
+def harmless(text: str) -> None:
+    """Fails if the text holds anything but lines of what can be seen, or a line that looks like the verdict."""
+    assert all(character.isprintable() for character in text.replace("\n", ""))
+    assert not any(line.strip().startswith("PASS") for line in text.splitlines())
+
+
+@attack
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]], ids=["all", "quiet"])
+def test_diff(command: Command, tmp_path: Path, attack: str, quiet: list[str]) -> None:
+    done = command("diff", *poisoned(tmp_path, attack), *quiet, "--report", "x.xlsx")
+    assert (done.code, done.err) == (1, "")
+    assert done.out.startswith("FAIL")
+    harmless(done.out)
+
+
+@attack
+def test_show(command: Command, tmp_path: Path, attack: str) -> None:
+    golden, _ = poisoned(tmp_path, attack)
+    listed, one = command("show", golden), command("show", golden, f"fc{attack}")
+    assert (listed.code, one.code) == (0, 0)
+    harmless(listed.out + one.out)
+
+
+@attack
+def test_errors(command: Command, tmp_path: Path, attack: str) -> None:
+    """Messages that name a record, a layer that is not there, a bundle."""
+    golden, candidate = poisoned(tmp_path, attack)
+    archive = golden / "rank0" / "step0.npz"
+    archive.write_bytes(archive.read_bytes().replace(b"\x00\x00\xf0\x3f", b"\x00\x00\xf1\x3f"))  # the 1.0 of its records
+    for done in (
+        command("diff", golden, candidate),
+        command("show", golden, f"fc{attack}", "--role", "input"),
+        command("show", golden, f"fc{attack}"),
+        command("show", f"{candidate}{attack}"),
+    ):
+        assert done.code == 2
+        harmless(done.out + done.err)
+        assert done.err.count("\n") == 1
+
+
+@attack
+def test_excel(command: Command, tmp_path: Path, attack: str) -> None:
+    command("diff", *poisoned(tmp_path, attack), "--report", "x.xlsx")
+    for sheet in openpyxl.load_workbook(tmp_path / "x.xlsx"):
+        for row in sheet.iter_rows(values_only=True):
+            harmless("\n".join(value.strip() for value in row if isinstance(value, str) and value != "PASS"))
+
+
+@attack
+def test_names_are_kept_exactly_where_programs_read_them(command: Command, tmp_path: Path, attack: str) -> None:
+    command("diff", *poisoned(tmp_path, attack), "--report", "x.xlsx", "--json", "x.json")
+    assert f"fc{attack}" in [row["name"] for row in json.loads((tmp_path / "x.json").read_text())["rows"]]
+
+
+@attack
+def test_overflow(command: Command, tmp_path: Path, attack: str) -> None:
+    about: dict[str, Any] = {"type": f"Linear{attack}", "operator": f"mul{attack}", "line": f"x.py{attack}:1", "notes": [f"note{attack}"]}
+    tensors = [seen(path=attack, dtype=f"float32{attack}"), seen(f"output{attack}", "", "nan", "nan", nan=3, inf=0)]
+    events = [start(model=attack, device=attack), frames(f"a{attack}"), found(f"fc{attack}", tensors=tensors, **about), step(0), end()]
+    write_log(tmp_path / "watch" / "rank0.jsonl", *events)
+    done = command("overflow", "watch")
+    assert done.code == 1
+    harmless(done.out + done.err)
+
+
+@pytest.mark.parametrize("text", ["encoder.layers.0.fc1", "层1 – müller", "e\u0301", "🙂", " ", ""])
+def test_what_can_be_seen_is_left_as_it_is(text: str) -> None:
+    assert printable(text) == text
+
+
+def test_lines_of_a_message_are_kept() -> None:
+    assert printable_lines("one\n\ttwo\x1b[0m") == "one\n        two\\x1b[0m"
