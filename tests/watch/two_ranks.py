@@ -227,7 +227,7 @@ def command_line(name: str) -> dict[str, Any]:
 
 
 def fail() -> None:
-    """Rank 1 raises; rank 0 waits for it, in vain."""
+    """Both raise: rank 1 what it has found, rank 0 that another has, before it updates."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     model = DistributedDataParallel(net())
     with ac.watch(model, out=OUT / "raised", mesh=mesh) as watch:
