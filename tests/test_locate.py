@@ -242,7 +242,7 @@ def test_a_bug_in_a_layer_that_is_called_otherwise_is_named(cli: Run, folder: Pa
     assert found["conclusion"].startswith("bug: blocks.1 (glue, before out), excess ")
     assert "baseline: net.py on the CPU" in found["stderr"]
     assert "operators of blocks.1: golden on the CPU" in found["stderr"]
-    assert "locate/ops/candidate against locate/ops/golden: bug: blocks.1: aten.mul.Tensor (ported.py:" in found["stdout"]
+    assert f"locate/ops/candidate against locate/ops/golden: bug: blocks.1: aten.mul.Tensor ({folder.name}/ported.py:" in found["stdout"]
 
 
 def test_a_ported_model_without_a_bug_is_rounding(cli: Run, folder: Path) -> None:

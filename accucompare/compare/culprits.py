@@ -191,7 +191,8 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[Call]) -> list[Culprit]
         given = NOT_ALL_FED in culprit.row.verdict.detail
         record = culprit.row.record
         harmless = record is not None and record.role is Role.INPUT and _call(record) not in off
-        apart_too = (culprit.reason in STRUCTURAL) * (1 + harmless), given, culprit.site != "buffer"
+        structure = (culprit.reason in STRUCTURAL) * (1 + harmless) or culprit.row.verdict.beyond
+        apart_too = int(structure), given, culprit.site != "buffer"
         return *apart_too, apart, _is_of_glue(culprit), -_depth(culprit.name), -culprit.excess
 
     last: dict[str, tuple[int, bool, bool, float, bool, int, float]] = {}
@@ -314,7 +315,8 @@ def _not_looked_at(comparison: Comparison) -> Iterator[str]:
     counts = [len(manifest.steps) for manifest in sides]
     if counts[0] != counts[1]:
         yield f"{min(counts)} of {max(counts)} steps"
-    if uncompared := comparison.counts()[Reason.NOT_COMPARABLE]:
+    alone = (row.reason is Reason.NOT_COMPARABLE and not is_operator(row.record) for row in comparison.rows)
+    if uncompared := sum(alone):
         yield f"{uncompared} of {len(comparison.rows)} rows could not be compared"
     if alone := comparison.without_baseline:
         yield f"{alone} row{'s' if alone > 1 else ''} judged without the baseline"
@@ -327,6 +329,11 @@ def _concluded(comparison: Comparison) -> tuple[Answer, str]:
     different = _given_differently(comparison.preflight) or (counts[Reason.INPUTS_DIFFER] and "the two models were given different inputs")
     if different:
         return Answer.NOT_SURE, different
+    beyond = [row for row in comparison.rows if row.verdict.beyond]
+    if beyond and all(culprit.row.verdict.beyond for culprit in comparison.culprits):
+        error = "" if beyond[0].metrics is None else f" by rel_l2 {beyond[0].metrics.rel_l2:.3g}"
+        where = comparison.place(beyond[0])
+        return Answer.NOT_SURE, f"{where} is off{error}, far beyond rounding, and so is the baseline: it may have the fault too"
     if not comparison.culprits:
         reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if STATUS_OF[reason] is Status.FAIL)
         return Answer.NOT_SURE, f"no place shows an error of its own ({reasons})"
@@ -336,9 +343,6 @@ def _concluded(comparison: Comparison) -> tuple[Answer, str]:
         return Answer.NOT_SURE, f"{first} is the first over tolerance; {TRUST['free']}"
     if culprit.reason in STRUCTURAL and _is_of_glue(culprit):
         return Answer.NOT_SURE, f"{first}; no value after it shows an error of its own"
-    if culprit.row.verdict.beyond:
-        error = "" if culprit.row.metrics is None else f" by rel_l2 {culprit.row.metrics.rel_l2:.3g}"
-        return Answer.NOT_SURE, f"{culprit.place} is off{error}, far beyond rounding, and so is the baseline: it may have the fault too"
     named = "; and ".join(_named(comparison, culprit) for culprit in comparison.culprits[: 2 if comparison.fed else 1])
     more = len(comparison.culprits) - 2
     words = named + (f"; and {more} more" if comparison.fed and more > 0 else "")

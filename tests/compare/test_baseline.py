@@ -156,9 +156,9 @@ def test_an_error_far_beyond_rounding_is_no_rounding_even_if_the_baseline_has_it
 
 
 def test_what_a_module_copies_is_held_to_its_own_rounding(tmp_path: Path) -> None:
-    golden = write(tmp_path / "golden", [item(values=VALUES, type="Embedding"), item("fc", values=VALUES)])
+    golden = write(tmp_path / "golden", [item("embed", VALUES, type="Embedding"), item(values=VALUES)])
     feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
-    records = [item(values=off(1e-5), type="Embedding"), item("fc", values=off(1e-5))]
+    records = [item("embed", off(1e-5), type="Embedding"), item(values=off(1e-5))]
     sides = [write(tmp_path / name, records, **feed) for name in ("candidate", "baseline")]
     assert [row.status for row in ac.diff(golden, sides[0], baseline=sides[1]).rows] == [Status.FAIL, Status.PASS]
 

@@ -336,7 +336,7 @@ def test_what_a_refused_baseline_would_excuse_is_a_bug_by_fixed_limits(tmp_path:
     ours, theirs = ({"environment": {"versions": {"lib": version}}, "model": {"sources": {"lib.net": version}}} for version in "12")
     golden = write(tmp_path / "golden", net({}, 0.0), **ours)
     feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
-    wrong = net({"a output": 0.3}, 1e-3)
+    wrong = net({"a output": 0.3}, 1e-7)
     candidate, baseline = (write(tmp_path / name, wrong, **feed, **theirs) for name in ("candidate", "baseline"))
     comparison = ac.diff(golden, candidate, baseline=baseline)
     assert (comparison.answer.value, comparison.passed, comparison.trouble) == ("bug", False, "")
