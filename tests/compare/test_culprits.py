@@ -340,7 +340,7 @@ def test_what_a_refused_baseline_would_excuse_is_a_bug_by_fixed_limits(tmp_path:
     candidate, baseline = (write(tmp_path / name, wrong, **feed, **theirs) for name in ("candidate", "baseline"))
     comparison = ac.diff(golden, candidate, baseline=baseline)
     assert (comparison.answer.value, comparison.passed, comparison.trouble) == ("bug", False, "")
-    assert comparison.conclusion.startswith("bug: a, times its limit: ")
+    assert comparison.conclusion.startswith("bug: a (glue, at its end), times its limit: ")
     assert "lib is 1 in golden, 2 here" in comparison.conclusion
     assert comparison.baseline is None
 
