@@ -372,7 +372,7 @@ def _save(path: Path, values: Array) -> None:
 
 def _index(text: str, shape: tuple[int, ...]) -> Index:
     try:
-        parts = tuple(_slice_part(part.strip()) for part in text.strip().strip("[]").split(",") if part.strip())
+        parts: Index = tuple(_slice_part(part.strip()) for part in text.strip().strip("[]").split(",") if part.strip())
         np.broadcast_to(np.zeros(()), shape)[parts]
         return parts
     except (ValueError, IndexError) as error:
