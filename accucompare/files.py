@@ -32,7 +32,7 @@ _CURE = {
 }
 
 
-def written_whole(path: Path, write: Callable[[Path], None], errors: tuple[type[Exception], ...] = ()) -> Path:
+def written_whole(path: Path, write: Callable[[Path], object], errors: tuple[type[Exception], ...] = ()) -> Path:
     """Write a file beside its place, and move it there when it is complete; what was there before stays until then.
 
     Of a symbolic link, the target is written. What is no regular file (a device, a pipe) is never replaced, but written through, and
@@ -51,12 +51,13 @@ def written_whole(path: Path, write: Callable[[Path], None], errors: tuple[type[
     """
     if os.path.isdir(path):
         raise ReportError(f"{path}: is a directory; name a file in it, such as {path / 'report.xlsx'}")
+    failures: tuple[type[Exception], ...] = (OSError, *errors)
     try:
         if is_stream(path):
             _write_through(path, write)
         else:
             _write_aside(Path(os.path.realpath(path)), write)
-    except (OSError, *errors) as error:
+    except failures as error:
         if isinstance(error, BrokenPipeError):
             raise
         cure = _CURE.get(getattr(error, "errno", None) or 0, "choose another place")
@@ -117,7 +118,7 @@ def _descriptor(path: Path) -> int | None:
     return None
 
 
-def _write_aside(path: Path, write: Callable[[Path], None]) -> None:
+def _write_aside(path: Path, write: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".accucompare-{secrets.token_hex(6)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +131,7 @@ def _write_aside(path: Path, write: Callable[[Path], None]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _write_through(path: Path, write: Callable[[Path], None]) -> None:
+def _write_through(path: Path, write: Callable[[Path], object]) -> None:
     """Write elsewhere, for what a report is written with wants to go back in its file, and copy the bytes."""
     number = _descriptor(path)
     with tempfile.TemporaryDirectory(prefix="accucompare.") as folder:

@@ -259,7 +259,7 @@ def test_show_lists_one_step_if_asked(folder: Path, cli: Run) -> None:
         (["nowhere"], "no such record"),
         (["up", "--slice", "9"], "cannot be taken of shape [4, 12]"),
         (["up", "--slice", "a"], "cannot be taken of shape"),
-        (["up", "--save", "no/such/folder/x.npy"], "cannot be written"),
+        (["up", "--save", "/proc/x.npy"], "cannot be written"),
         (["--slice", "0"], "need the NAME of a layer"),
     ],
 )

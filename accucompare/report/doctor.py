@@ -21,7 +21,7 @@ Rows = list[tuple[str, str]]
 def print_examination(found: Examination, *, as_json: bool = False, quiet: bool = False) -> None:
     """Print what was found; if quiet, the verdict only."""
     console = Console(highlight=False, markup=False, emoji=False)
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    console.width = console.width if console.is_terminal else WIDTH
     with contextlib.suppress(BrokenPipeError, SystemExit):  # the reader of a pipe may leave
         if as_json:
             console.print(Text(json.dumps(asdict(found), indent=1)), soft_wrap=True)
@@ -32,7 +32,7 @@ def print_examination(found: Examination, *, as_json: bool = False, quiet: bool 
         for problem in found.problems:
             console.print(Text(f"  ! {problem.topic}: {problem.message}", "red" if problem.serious else "yellow"))
             if problem.cure:
-                console.print(Text(f"    cure: {problem.cure}"))
+                console.print(Text(f"    cure: {problem.cure}"), soft_wrap=True)  # to be copied whole
         _print_section(console, "Installation", _installation(found))
         _print_section(console, "Devices", [(name, _device(device)) for name, device in found.devices.items()])
         flags = [(name, _listed(device.flags)) for name, device in found.devices.items() if device.flags]

@@ -1,16 +1,18 @@
-"""What the commands print: results on stdout, in 100 columns; progress on stderr, if that is a terminal."""
+"""What the commands print: results on stdout, as wide as the terminal, or in 100 columns; progress on stderr, if that is a terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -33,8 +35,29 @@ _VALUES_SHOWN = 200  # of a tensor; of a larger one, those at the ends
 
 def _console() -> Console:
     console = Console(highlight=False, markup=False, emoji=False)
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    console.width = console.width if console.is_terminal else WIDTH
     return console
+
+
+class _Name:
+    """The name of a place in a cell: where it is too long for its column, it is broken behind a dot, and not in a word."""
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self._text)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        breaks = []
+        for word in re.finditer(r"\S+", self._text.plain):
+            start = word.start()
+            for dot in [*re.finditer(r"[./]", word[0]), None]:
+                end = word.end() if dot is None else word.start() + dot.end()
+                if end - start > options.max_width and (before := [at for at in range(start + 1, end) if self._text.plain[at - 1] in "./"]):
+                    start = before[-1]
+                    breaks.append(start)
+        yield Text("\n").join(self._text.divide(breaks)) if breaks else self._text
 
 
 def _text(value: str, style: str = "") -> Text:
@@ -131,7 +154,8 @@ def _print_preflight(console: Console, comparison: Comparison) -> None:
         console.print()
         console.print(Text("Pre-flight", "bold"))
     for finding in comparison.preflight:
-        console.print(_text(f"  {'!' if finding.serious else '·'} {finding.message}", "yellow" if finding.serious else ""))
+        line = _text(f"  {'!' if finding.serious else '·'} {finding.message}", "yellow" if finding.serious else "")
+        console.print(line, soft_wrap=True)  # a command in it can be copied whole
 
 
 def _print_culprits(console: Console, comparison: Comparison) -> None:
@@ -152,7 +176,7 @@ def _print_culprits(console: Console, comparison: Comparison) -> None:
         for hint in culprit.hints:
             told.append(f"\nhint, {printable(hint)}", "not bold bright_black")
         numbers = (_short(culprits.excess(culprit)), _short(culprits.limit(culprit)), _scientific(culprits.error(culprit)))
-        table.add_row(str(number), told, *numbers)
+        table.add_row(str(number), _Name(told), *numbers)
     console.print()
     console.print(Text("Culprits", "bold"))
     console.print(_text(culprits.note(comparison), "bright_black"))
@@ -205,7 +229,7 @@ def _print_worst(console: Console, comparison: Comparison) -> None:
             "" if metrics.nothing_finite else f"{at_least}{value:.2e}"
             for value in (metrics.rel_l2, metrics.one_minus_cosine, metrics.max_abs)
         )
-        table.add_row(_text(comparison.place(row)), Text(row.reason.value, _STYLE[row.status]), *numbers, row.verdict.needed)
+        table.add_row(_Name(_text(comparison.place(row))), Text(row.reason.value, _STYLE[row.status]), *numbers, row.verdict.needed)
     console.print()
     console.print(table)
 
@@ -220,7 +244,7 @@ def _print_unmatched(console: Console, comparison: Comparison) -> None:
     table.add_column("reason", no_wrap=True)
     table.add_column("nearest name on the other side", overflow="fold")
     for row in unmatched[:_UNMATCHED_SHOWN]:
-        table.add_row(_text(comparison.place(row)), row.reason.value, _text(row.nearest))
+        table.add_row(_Name(_text(comparison.place(row))), row.reason.value, _Name(_text(row.nearest)))
     console.print()
     console.print(table)
     if len(unmatched) > _UNMATCHED_SHOWN:
@@ -287,7 +311,7 @@ def print_records(bundle: Bundle, step: int | None, rank: int | None, glob: str 
             cells += [record.layout.value, "", "", "", ""]
         else:
             cells += [_short(found.min), _short(found.max), _short(found.mean), _short(found.l2), f"{found.nan}/{found.inf}"]
-        table.add_row(*(_text(cell) for cell in cells))
+        table.add_row(*(_Name(_text(cell)) for cell in cells))
     if glob is not None and not table.row_count:
         raise UsageError(f"{bundle.path}: no layer matches {glob!r}; `accucompare show {bundle.path}` lists them")
     if not bundle.complete:
@@ -350,7 +374,7 @@ def _save(path: Path, values: Array) -> None:
 
 def _index(text: str, shape: tuple[int, ...]) -> Index:
     try:
-        parts = tuple(_slice_part(part.strip()) for part in text.strip().strip("[]").split(",") if part.strip())
+        parts: Index = tuple(_slice_part(part.strip()) for part in text.strip().strip("[]").split(",") if part.strip())
         np.broadcast_to(np.zeros(()), shape)[parts]
         return parts
     except (ValueError, IndexError) as error:

@@ -24,7 +24,7 @@ _TENSOR_TITLES = ("#", "call, tensor", "dtype", "shape", "abs min", "abs max", "
 
 def _console(stderr: bool = False) -> Console:
     console = Console(highlight=False, markup=False, emoji=False, stderr=stderr)
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    console.width = console.width if console.is_terminal else WIDTH
     return console
 
 

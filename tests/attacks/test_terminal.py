@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +136,54 @@ def test_what_can_be_seen_is_left_as_it_is(text: str) -> None:
 
 def test_lines_of_a_message_are_kept() -> None:
     assert printable_lines("one\n\ttwo\x1b[0m") == "one\n        two\\x1b[0m"
+
+
+# Its width
+
+LONG = "encoder.layers.{}.attention.self_attention.query_projection.dense_output"
+
+
+def on_terminal(folder: Path, width: int, *arguments: str) -> list[str]:
+    """The lines that a terminal of this width gets."""
+    outer, inner = os.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm"}
+    process = subprocess.Popen([sys.executable, "-m", "accucompare", *arguments], cwd=folder, env=variables, stdout=inner)
+    os.close(inner)
+    content = b""
+    try:
+        while chunk := os.read(outer, 1 << 16):
+            content += chunk
+    except OSError:  # the process has ended
+        pass
+    finally:
+        process.kill()
+        process.wait()
+        os.close(outer)
+    return re.sub(r"\x1b\[[0-9;]*m", "", content.decode()).splitlines()  # without colours
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_terminals_width_is_used_and_names_break_behind_dots(tmp_path: Path, width: int) -> None:
+    for name, value in (("golden", 1.0), ("npu", 2.0)):
+        write(tmp_path / name, [item(LONG.format(number), [value]) for number in range(3)])
+    lines = on_terminal(tmp_path, width, "diff", "golden", "npu")
+    table = lines[next(number for number, line in enumerate(lines) if line.startswith("Worst rows")) :]
+    assert max(map(len, table[:8])) <= width
+    whole = LONG.format(0) + " output"
+    first = next(number for number, line in enumerate(table) if line.startswith("encoder"))
+    if width == 160:
+        assert table[first].startswith(whole)
+    else:
+        broken = [line.split("  ")[0].strip() for line in table[first : first + 6]]
+        assert broken[0].endswith((".", "output"))
+        assert "".join(broken).startswith(whole.replace(" ", "")) or " ".join(broken).replace(". ", ".").startswith(whole)
+
+
+@pytest.mark.parametrize("width", [40, 300])
+def test_a_command_to_be_copied_is_on_one_line(tmp_path: Path, width: int) -> None:
+    for name, seed in (("golden", 1), ("npu", 2)):
+        write(tmp_path / name, [item("fc", [1.0])], capture={"seed": seed})
+    lines = on_terminal(tmp_path, width, "diff", "golden", "npu")
+    (line,) = [line for line in lines if line.startswith(("  ! ", "  · "))]
+    assert "seed" in line

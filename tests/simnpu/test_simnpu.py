@@ -173,6 +173,17 @@ def test_the_overflow_flag_is_up_until_it_is_cleared() -> None:
     assert found == {name: [name in up] * 2 for name in found}
 
 
+def test_autograds_thread_is_left_asleep_at_exit() -> None:
+    """Torch wakes it while static objects are destroyed, and does not wait for it; a debugger that stops it there shows that."""
+    code = """
+        import os
+        torch.zeros(2).npu().requires_grad_().sqrt().sum().backward()
+        names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+        found = ["pt_autograd_0" in names, os.environ["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"]]
+        """
+    assert printed(code)[0] == [True, "0"]
+
+
 def test_a_kernel_dump_out_of_order_is_an_error_where_torch_npu_asks_for_one(tmp_path: Path) -> None:
     """torch_npu's functions of one name: those of ``npu.utils`` raise what CANN says, those of ``torch.npu`` do not."""
     (tmp_path / "dump.json").write_text("{}")
