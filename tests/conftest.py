@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -39,6 +40,17 @@ def cli(tmp_path: Path) -> Run:
         return run_cli(*arguments, cwd=cwd, **environment)
 
     return run
+
+
+@functools.cache
+def has_lstm_in_bfloat16() -> bool:
+    """Whether this processor runs an LSTM under autocast: oneDNN has none in bfloat16 for those without AVX-512."""
+    try:
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            torch.nn.LSTM(4, 4)(torch.zeros(2, 1, 4))
+    except RuntimeError:
+        return False
+    return True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
