@@ -315,8 +315,8 @@ def _not_looked_at(comparison: Comparison) -> Iterator[str]:
     counts = [len(manifest.steps) for manifest in sides]
     if counts[0] != counts[1]:
         yield f"{min(counts)} of {max(counts)} steps"
-    alone = (row.reason is Reason.NOT_COMPARABLE and not is_operator(row.record) for row in comparison.rows)
-    if uncompared := sum(alone):
+    not_compared = (row.reason is Reason.NOT_COMPARABLE and not is_operator(row.record) for row in comparison.rows)
+    if uncompared := sum(not_compared):
         yield f"{uncompared} of {len(comparison.rows)} rows could not be compared"
     if alone := comparison.without_baseline:
         yield f"{alone} row{'s' if alone > 1 else ''} judged without the baseline"
