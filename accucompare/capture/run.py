@@ -168,7 +168,7 @@ def capture_case(
             if progress is not None:
                 progress(run * count + done, repeat * count)
 
-        narrowed: set[type[nn.Module]] = set()
+        narrowed: set[str] = set()
         while True:
             try:
                 _capture_once(target, repeat_of(Path(out), run), place, casting, steps, options, note_step, narrowed)
@@ -189,13 +189,13 @@ def _capture_once(
     steps: int | None,
     options: dict[str, Any],
     progress: Callable[[int, int], None],
-    narrowed: Collection[type[nn.Module]] = (),
+    narrowed: Collection[str] = (),
 ) -> None:
     """Build the case and capture it.
 
     Args:
         options: those of ``accucompare.capture``.
-        narrowed: classes of modules that compute in float32, whatever the model's type.
+        narrowed: qualified names of the classes of modules that compute in float32, whatever the model's type.
     """
     built = build(target, place, casting, options["seed"] or 0, options["like"])
     case, name, inputs = built.case, built.name, built.inputs
@@ -206,9 +206,13 @@ def _capture_once(
         notes.append(f"fed: only step 0 of {count} was run, since golden's later steps had the weights that its optimizer made")
         count = 1
     model = built.model
-    made: dict[str, Any] = {**casting.options, "loss": case.loss is not None, "optimizer": _class_of(case.optimizer)}
+    made: dict[str, Any] = {
+        **casting.options,
+        "loss": case.loss is not None,
+        "optimizer": None if case.optimizer is None else _name_of(type(case.optimizer)),
+    }
     named = name_modules(model).named
-    narrow = [name for name, module in named.items() if type(module) in narrowed]
+    narrow = [name for name, module in named.items() if _name_of(type(module)) in narrowed]
     if narrow:
         for name in narrow:
             _compute_in_float32(named[name])
@@ -319,8 +323,8 @@ def _seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _class_of(optimizer: Any) -> str | None:
-    return None if optimizer is None else f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _compute_in_float32(module: nn.Module) -> None:
@@ -340,9 +344,9 @@ def _compute_in_float32(module: nn.Module) -> None:
 
 
 class _ModuleFailedError(CaptureError):
-    """The model raised in a module of this class."""
+    """The model raised in a module of the class of this name: the class itself is another one each time that a case is loaded."""
 
-    def __init__(self, message: str, module: type[nn.Module]) -> None:
+    def __init__(self, message: str, module: str) -> None:
         super().__init__(message)
         self.module = module
 
@@ -363,7 +367,7 @@ def _naming_the_model(name: str, out: Path, device: str, model: nn.Module) -> An
         message = f"{name}: {what}: {explain(device, error)}\nW{_kept(out)[1:]}; --debug shows the traceback"
         failing = name_modules(model).named.get(module or "")
         if failing is not None and module:
-            raise _ModuleFailedError(message, type(failing)) from error
+            raise _ModuleFailedError(message, _name_of(type(failing))) from error
         raise CaptureError(message) from error
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_kept(out)) from None

@@ -190,11 +190,12 @@ def partners(
     """
     found: dict[Key, Record] = {}
     inside = tuple(f"{name}." for name in narrowed)
-    by_key = {
-        record.key: record
+    baseline = [
+        record
         for record in baseline
         if not (record.name.startswith(inside) or (record.role is Role.OUTPUT and f"{record.name}." in inside))
-    }
+    ]
+    by_key = {record.key: record for record in baseline}
     for record in golden:
         partner = by_key.get(record.key)
         if partner is None and renamings:
