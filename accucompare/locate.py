@@ -201,7 +201,10 @@ class _Trusted:
         if self.python is None:
             return
         try_it = "import accucompare.cli, importlib.util; assert importlib.util.find_spec('torch'), 'there is no torch'"
-        done = subprocess.run([self.python, "-c", try_it], capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run([self.python, "-c", try_it], capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise UsageError(f"--golden-python {self.python}: cannot be run ({error.strerror})") from None
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["it does not run"])[-1]
             raise UsageError(f"--golden-python {self.python}: cannot capture ({reason}); install accucompare[torch] there")
@@ -222,11 +225,11 @@ class _Trusted:
         command = [str(self.python), "-m", "accucompare", "capture", *([case] if case else []), "--device", "cpu", "--out", str(out), "-q"]
         for name, value in options.items():
             option = f"--{name.replace('_', '-')}"
-            if isinstance(value, list):
+            if isinstance(value, (list, tuple)):
                 command += [part for each in value for part in (option, str(each))]
             elif value is True:
                 command += [option]
-            elif value not in (None, False):
+            elif value is not None and value is not False:
                 command += [option, str(value)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -280,6 +283,8 @@ def _compared(
         named_anew = {"map": maps, "only": of_candidate.get("only", ())} if case == target and trusted.python is None else {}
         of_baseline = {**options, "like": like, "feed": golden, **named_anew}  # golden's own case has golden's names
         baseline = _baseline(case, trusted, manifest, candidate, folder / "baseline", of_baseline, announce)
+        if baseline is None and other:
+            refused = RefusedBaseline(None, other, cure)
     announce("comparing")
     comparison = diff(golden, made, baseline=baseline, map=maps, **compared)
     return comparison if refused is None else replace(comparison, refused=refused)

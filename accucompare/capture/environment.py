@@ -17,7 +17,7 @@ from accucompare import devices
 from accucompare.bundle.digests import fingerprint
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.capture.names import Modules
-from accucompare.capture.sources import class_sources, configuration, digests_of, version_of
+from accucompare.capture.sources import class_sources, configuration, digests_of, homes_of_classes, version_of
 from accucompare.capture.tensors import round_to, to_host
 
 _PACKAGES = ("accucompare", "torch", "torch_npu", "numpy", "transformers")
@@ -72,6 +72,7 @@ def describe_model(modules: Modules) -> dict[str, Any]:
         "dtypes": sorted({entry["dtype"] for entry in tables["parameters"].values()}),
         "modules": {name: type(module).__name__ for name, module in modules.named.items()},
         "aliases": modules.aliases,
+        "classes": homes_of_classes(modules.named),
         "class_sources": class_sources(modules.named),
         "sources": digests_of(class_sources(modules.named)),
         "configuration": configuration(modules.named),

@@ -72,6 +72,11 @@ class Recorder(Listener[_Call]):
         """The files of the functions that ran in the first outermost call of each module."""
         return self._functions.files
 
+    @property
+    def all_files_seen(self) -> bool:
+        """Whether no other profiler kept them from being seen."""
+        return not self._functions.disturbed
+
     def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
         if self._functions.running != threading.get_ident():
             return super().run(act, name, arguments)

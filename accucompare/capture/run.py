@@ -174,7 +174,8 @@ def capture_case(
                 _capture_once(target, repeat_of(Path(out), run), place, casting, steps, options, note_step, narrowed)
                 break
             except _ModuleFailedError as error:
-                if feed is None or dtype is not FloatType.FLOAT64 or error.module in narrowed:
+                no_kernel = isinstance(error.__cause__, RuntimeError) and feed is not None and dtype is FloatType.FLOAT64
+                if not no_kernel or error.module in narrowed:
                     raise
                 narrowed.add(error.module)
                 options["overwrite"] = True  # what was recorded until then

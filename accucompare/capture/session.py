@@ -102,6 +102,7 @@ class Session:
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
         ran = {*manifest.model["sources"], *modules_in(recorder.files_run), *self._sources, optimizer} - {""}
         manifest.model["sources"] = digests_of(ran)
+        manifest.model["functions_seen"] = recorder.all_files_seen
         manifest.environment["versions"] = {**manifest.environment["versions"], **versions_of(ran)}
         manifest.environment["random"] = "drawn on the device" if self._draws is None else "drawn on the CPU"
         if self._draws is not None:
@@ -286,7 +287,7 @@ def capture(
             },
             # every key is there from the start: the writer's thread reads these tables while they are filled in
             environment={**describe_environment(device, case), "autocast": None, "random": None},
-            model={**description, "not_called": []},
+            model={**description, "not_called": [], "functions_seen": True},
             notes=sentences,
         )
         writer = BundleWriter(directory, manifest, rank, queue_bytes, tensors=mode == Mode.TENSORS)

@@ -34,15 +34,18 @@ class FunctionsRun:
     Attributes:
         files: of the functions that were called.
         running: the thread that collects now; ``None`` if none does.
+        disturbed: whether another profiler was at work.
     """
 
     def __init__(self) -> None:
         self.files: set[str] = set()
         self.running: int | None = None
+        self.disturbed = False
 
     def start(self) -> None:
         """Collect from now on, on this thread."""
-        if self.running is None and sys.getprofile() is None:
+        self.disturbed = self.disturbed or sys.getprofile() is not None
+        if self.running is None and not self.disturbed:
             self.running = threading.get_ident()
             sys.setprofile(self._note)
 
@@ -72,6 +75,14 @@ def class_sources(modules: Mapping[str, nn.Module]) -> list[str]:
     return sorted({type(module).__module__ for module in modules.values()})
 
 
+def homes_of_classes(modules: Mapping[str, nn.Module]) -> dict[str, list[str]]:
+    """Where the classes of each name are written: two classes of a model may have one name, or that of one of torch's."""
+    homes: dict[str, set[str]] = {}
+    for module in modules.values():
+        homes.setdefault(type(module).__name__, set()).add(plain(type(module).__module__))
+    return {name: sorted(found) for name, found in homes.items()}
+
+
 def plain(name: str) -> str:
     """A Python module's name without the folder of its file, which ``load_case`` adds to names that are taken."""
     return name.partition(" of ")[0]
@@ -84,16 +95,17 @@ def digests_of(names: Iterable[str]) -> dict[str, str]:
     """
     digests: dict[str, str] = {}
     for name in sorted(set(names), key=lambda name: (" of " not in name, name)):
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file and not _is_foreign(file) and Path(file).is_file():
-            digests.setdefault(plain(name), xxhash.xxh3_128_hexdigest(Path(file).read_bytes()))
+        file = _file_of(name)
+        if file and not _is_foreign(file):
+            with contextlib.suppress(OSError):  # it is gone, or may not be read
+                digests.setdefault(plain(name), xxhash.xxh3_128_hexdigest(Path(file).read_bytes()))
     return dict(sorted(digests.items()))
 
 
 def modules_in(files: Iterable[str]) -> set[str]:
     """The names of the loaded Python modules that are written in these files."""
     wanted = {file for file in files if not _is_foreign(file)}
-    return {name for name, module in list(sys.modules.items()) if getattr(module, "__file__", None) in wanted}
+    return {name for name in list(sys.modules) if _file_of(name) in wanted}
 
 
 def versions_of(names: Iterable[str]) -> dict[str, str]:
@@ -131,6 +143,12 @@ def configuration(modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]
     return {name: values for name, values in found.items() if values}
 
 
+def _file_of(name: str) -> str | None:
+    """The file of a loaded Python module. It is not asked by attribute, for that may load a module that is loaded lazily."""
+    file = getattr(sys.modules.get(name), "__dict__", {}).get("__file__")
+    return file if isinstance(file, str) else None
+
+
 def _is_foreign(file: str) -> bool:
     if file.startswith(_OWN):
         return True
@@ -138,7 +156,7 @@ def _is_foreign(file: str) -> bool:
 
 
 def _is_installed(package: str) -> bool:
-    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    file = _file_of(package) or ""
     return "site-packages" in file or "dist-packages" in file
 
 

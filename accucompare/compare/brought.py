@@ -17,6 +17,7 @@ from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Error, Key, Record
 from accucompare.bundle.writer import BundleWriter
 from accucompare.compare.baseline import differing
+from accucompare.compare.masks import may_hold_masks
 from accucompare.compare.measure import measure
 from accucompare.compare.suggest import float_dtype, product_formats
 from accucompare.errors import UsageError
@@ -78,14 +79,15 @@ def keep_errors(golden: Path, baseline: Path, out: Path) -> Path:
         partners = {record.key: record for record in trusted.records()}
         for rank, manifest in fed.manifests.items():
             steps = [entry for number, entry in fed.steps() if number == rank]
-            kept = replace(manifest, steps=[], inputs={}, capture={**manifest.capture, "mode": "errors"})
+            kept = replace(manifest, complete=False, steps=[], inputs={}, capture={**manifest.capture, "mode": "errors"})
             writer = BundleWriter(out, kept, rank, tensors=False)
             try:
                 for entry in steps:
                     for record in _with_errors(trusted, fed, fed.step_records(rank, entry), partners):
                         writer.add(record, None)
                     writer.end_step(entry.step)
-            finally:
+                kept.complete = True
+            finally:  # if it is stopped, it says that it is incomplete, and judges nothing
                 writer.close()
     return out
 
@@ -106,9 +108,10 @@ def _error(golden: Bundle, ours: Record, baseline: Bundle, theirs: Record) -> Er
         return None
     stored = golden.stored(ours), baseline.stored(theirs)
     exact = 0.0 if not dtypes[0].digits else None  # counts integers and booleans that differ
-    metrics = measure(stored[0].blocks, stored[1].blocks, *dtypes, ours.shape, atol=exact)
+    masks = may_hold_masks(dtypes[0], ours.statistics) and may_hold_masks(dtypes[1], theirs.statistics)
+    metrics = measure(stored[0].blocks, stored[1].blocks, *dtypes, ours.shape, atol=exact, masks=masks)
     for each in stored:
         each.verify()
-    if metrics.nonfinite_mismatch:
+    if metrics.nonfinite_mismatch or not isfinite(metrics.rmse):
         return None
     return Error(metrics.rel_l2 if isfinite(metrics.rel_l2) else None, metrics.rmse, differing(metrics))

@@ -250,11 +250,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that pre-flight found; ``serious`` if it alone may explain differences."""
+    """One thing that pre-flight found; ``serious`` if it alone may explain differences; ``of_baseline``: it is the baseline that has it."""
 
     topic: str
     message: str
     serious: bool = True
+    of_baseline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,11 +444,22 @@ class Comparison:
         unsteady = [row for row in self.rows if row.reason is Reason.NOT_DETERMINISTIC]
         if unsteady and not self.counts_by_status()[Status.FAIL]:
             return f"{len(unsteady)} row(s) are not deterministic, the first {self.place(unsteady[0])}"
-        if self.refused is not None and not self.counts_by_status()[Status.FAIL]:
+        if self.counts_by_status()[Status.FAIL]:
+            return ""
+        if self.poor_baseline:
+            return self.poor_baseline
+        if 2 * self.without_baseline > self.compared:
+            return f"the baseline judges {self.compared - self.without_baseline} of {self.compared} compared rows only"
+        if self.refused is not None:
             return f"everything is within fixed limits, which miss small faults, and {self.refused}"
-        if self.unseen and not self.counts_by_status()[Status.FAIL]:
+        if self.unseen:
             return f"what was compared agrees, but the optimizer's code differs ({self.unseen}), and no update was compared"
         return ""
+
+    @property
+    def poor_baseline(self) -> str:
+        """What the baseline was given otherwise than golden, weights or inputs or mode, so that it cannot judge; ``""`` if nothing."""
+        return next((finding.message for finding in self.preflight if finding.serious and finding.of_baseline), "")
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {reason.value}" for reason, count in self.counts().items())

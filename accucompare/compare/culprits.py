@@ -38,7 +38,6 @@ from accucompare.compare.judge import is_noise
 from accucompare.compare.masks import is_masked
 from accucompare.compare.operators import blame, is_operator
 from accucompare.compare.origins import Call
-from accucompare.compare.preflight import OF_BASELINE
 
 #: Excesses within this factor of each other count as equal.
 ALIKE = 2.0
@@ -296,13 +295,11 @@ def trust(comparison: Comparison) -> str:
 
 def conclude(comparison: Comparison) -> tuple[Answer, str]:
     """The answer, and the conclusion in words; see ``Comparison.conclusion``."""
-    alone = comparison.without_baseline
-    if comparison.trouble:
-        return Answer.NOT_SURE, comparison.trouble
-    if poor := _given_differently(comparison.preflight, OF_BASELINE):
-        return Answer.NOT_SURE, poor
-    if 2 * alone > comparison.compared:
-        return Answer.NOT_SURE, f"the baseline has no record of {alone} of {comparison.compared} compared rows"
+    if comparison.trouble or comparison.poor_baseline:
+        return Answer.NOT_SURE, comparison.trouble or comparison.poor_baseline
+    if 2 * comparison.without_baseline > comparison.compared:
+        judged = comparison.compared - comparison.without_baseline
+        return Answer.NOT_SURE, f"the baseline judges {judged} of {comparison.compared} compared rows only"
     answer, words = _concluded(comparison)
     return answer, "; ".join([words, *_not_looked_at(comparison)]) if answer in (Answer.IDENTICAL, Answer.ROUNDING) else words
 
@@ -318,6 +315,8 @@ def _not_looked_at(comparison: Comparison) -> Iterator[str]:
     not_compared = (row.reason is Reason.NOT_COMPARABLE and not is_operator(row.record) for row in comparison.rows)
     if uncompared := sum(not_compared):
         yield f"{uncompared} of {len(comparison.rows)} rows could not be compared"
+    if comparison.by_statistics and comparison.baseline is not None:
+        yield f"{comparison.by_statistics} rows judged by statistics alone"
     if alone := comparison.without_baseline:
         yield f"{alone} row{'s' if alone > 1 else ''} judged without the baseline"
 
@@ -330,7 +329,7 @@ def _concluded(comparison: Comparison) -> tuple[Answer, str]:
     if different:
         return Answer.NOT_SURE, different
     beyond = [row for row in comparison.rows if row.verdict.beyond]
-    if beyond and all(culprit.row.verdict.beyond for culprit in comparison.culprits):
+    if beyond and all(culprit.row.verdict.beyond or culprit.reason in STRUCTURAL for culprit in comparison.culprits):
         error = "" if beyond[0].metrics is None else f" by rel_l2 {beyond[0].metrics.rel_l2:.3g}"
         where = comparison.place(beyond[0])
         return Answer.NOT_SURE, f"{where} is off{error}, far beyond rounding, and so is the baseline: it may have the fault too"
@@ -358,10 +357,10 @@ def _without_failure(comparison: Comparison) -> tuple[Answer, str]:
     return Answer.ROUNDING, words + (f"; {len(precise)} over-precise, the first {comparison.place(precise[0])}" if precise else "")
 
 
-def _given_differently(findings: Iterable[Finding], of: str = "") -> str:
-    """What pre-flight found of weights and inputs, which alone explains any difference; ``of``: what its topics begin with."""
-    topics = tuple(of + kind for kind in ("parameters", "buffers", "inputs", "code"))
-    return next((finding.message for finding in findings if finding.serious and finding.topic.startswith(topics)), "")
+def _given_differently(findings: Iterable[Finding]) -> str:
+    """What pre-flight found of weights and inputs, which alone explains any difference."""
+    topics = ("parameters", "buffers", "inputs")
+    return next((each.message for each in findings if each.serious and not each.of_baseline and each.topic.startswith(topics)), "")
 
 
 def _named(comparison: Comparison, culprit: Culprit) -> str:

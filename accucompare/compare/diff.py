@@ -24,7 +24,7 @@ from accucompare.compare.provenance import other_code, other_optimizer
 from accucompare.compare.renames import Model, advice, clashes, matches, options, propose, read_maps, signatures_of
 from accucompare.compare.sequences import align_operators, numbered_as
 from accucompare.compare.suggest import PRODUCT_ROUNDING, baseline_command, product_formats
-from accucompare.compare.tolerance import EXACT, Rule, Tolerance, Tolerances, read_rules
+from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolerances, read_rules
 from accucompare.errors import BundleError, UsageError
 
 
@@ -90,12 +90,18 @@ def diff(
         repeat = Path(candidate) / REPEAT
         repeat_bundle = stack.enter_context(open_bundle(repeat)) if (repeat / "manifest.json").is_file() else None
         check_feed(golden_bundle, candidate_bundle)
+        refused, unfit = None, ""
         if baseline_bundle is None:
-            own = own_baseline(golden_bundle, candidate_bundle)
-            baseline_bundle = None if own is None else stack.enter_context(open_bundle(own))
-        refused = None
-        if baseline_bundle is not None:
+            try:
+                own = own_baseline(golden_bundle, candidate_bundle)
+                if own is not None:
+                    baseline_bundle = stack.enter_context(open_bundle(own))
+                    check_baseline(golden_bundle, candidate_bundle, baseline_bundle)
+            except (BundleError, UsageError) as error:  # nobody asked for it
+                baseline_bundle, unfit = None, str(error)
+        else:
             check_baseline(golden_bundle, candidate_bundle, baseline_bundle)
+        if baseline_bundle is not None:
             why = other_code(golden_bundle.manifest, baseline_bundle.manifest)
             if why:  # it may have the very fault that is looked for
                 refused = RefusedBaseline(baseline_bundle.path, why, baseline_command(golden_bundle, candidate_bundle))
@@ -119,8 +125,13 @@ def diff(
             of_baseline = signatures_of(models[0], baseline_bundle.manifest.model)
             narrowed = (baseline_bundle.manifest.capture.get("fallback") or {}).get("modules") or ()
             found = partners(golden_records, baseline_records, renamings, of_baseline, narrowed)
-            check_dtypes(pairs, found, baseline_bundle.path)
-            tasks = [with_baseline(task, found) for task in tasks]
+            try:
+                check_dtypes(pairs, found, baseline_bundle.path)
+                tasks = [with_baseline(task, found) for task in tasks]
+            except UsageError as error:
+                if baseline is not None:
+                    raise
+                baseline_bundle, unfit = None, str(error)
         if repeat_bundle is not None:
             again = {record.key: record for record in _records(repeat_bundle, keep_going, damage)}
             tasks = [task if task.pair.candidate is None else replace(task, repeat=again.get(task.pair.candidate.key)) for task in tasks]
@@ -133,6 +144,7 @@ def diff(
         rows = with_options(rows) + _never_called(golden_bundle, candidate_bundle, selection)
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records, models[0])
         findings += _on_maps(renamings, proposed, auto, models)
+        findings += [Finding("baseline", f"golden's own baseline does not judge: {unfit}")] if unfit else []
         findings += preflight_baseline(golden_bundle, candidate_bundle, baseline_bundle, renamings, refused)
         alone, compared = _without_baseline(rows, None if baseline_bundle is None else found)
         if alone:
@@ -168,10 +180,11 @@ def _side(bundle: Bundle) -> Side:
 
 def _rules(given: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tolerances:
     """The limits in force: for a fed candidate, the default depends on the format that its float32 products were rounded to."""
-    if not candidate.manifest.capture.get("feed"):
-        return Tolerances(given, limits)
     matmul, conv = (PRODUCT_ROUNDING.get(name, 0.0) for name in product_formats(candidate.manifest))
-    return Tolerances(given, limits, fed=True, rounding=matmul, conv_rounding=max(matmul, conv))
+    classes = candidate.manifest.model.get("classes") or {}
+    copies = frozenset(name for name in COPIES if all(home.startswith("torch.nn.modules.") for home in classes.get(name) or [""]))
+    fed = bool(candidate.manifest.capture.get("feed"))
+    return Tolerances(given, limits, fed, rounding=matmul, conv_rounding=max(matmul, conv), copies=copies)
 
 
 def _origins(golden: list[Record], candidate: Bundle, pairs: list[Pair]) -> Origins | Fed:
@@ -264,7 +277,18 @@ def _without_baseline(rows: list[Row], baselines: dict[Key, Record] | None) -> t
     compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
     if baselines is None:
         return [], len(compared)
-    return [row for row in compared if row.golden is not None and row.golden.key not in baselines], len(compared)
+    return [row for row in compared if row.golden is not None and _is_alone(row, baselines)], len(compared)
+
+
+def _is_alone(row: Row, baselines: dict[Key, Record]) -> bool:
+    """Whether a row with both sides was judged without the baseline: it has no such record, or none that tells an error."""
+    assert row.golden is not None
+    if row.reason is Reason.IDENTICAL:  # which takes no judge
+        return False
+    if row.golden.key not in baselines:
+        return True
+    judged = row.baseline is not None or row.reason in (Reason.SHAPE, Reason.DTYPE, Reason.NON_FINITE)
+    return not judged and row.golden.dtype in DTYPES and DTYPES[row.golden.dtype].digits > 0
 
 
 @dataclass

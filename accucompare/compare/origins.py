@@ -50,7 +50,7 @@ class Origins:
         if record.role is Role.COMPUTED_BUFFER:
             if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
                 self._buffers.add((record.rank, record.name))
-            return verdict
+            return _noted(verdict, BEGINS_HERE) if verdict.reason is Reason.NON_FINITE else verdict
         call = self._state((*step, record.name, record.call))
         if is_operator(record):
             return self._operators.trace(record, verdict, call.over)
@@ -154,7 +154,7 @@ class Fed:
         if record.role is Role.COMPUTED_BUFFER:
             if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
                 self._buffers.add((record.rank, record.name))
-            return verdict
+            return _noted(verdict, BEGINS_HERE) if verdict.reason is Reason.NON_FINITE else verdict
         call: Call = (*step, record.name, record.call)
         if is_operator(record):
             return self.operators.trace(record, verdict, call in self._tainted)

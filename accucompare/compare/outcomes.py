@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import Key, Layout, Record
+from accucompare.bundle.records import Key, Layout, Record, Role
 from accucompare.bundle.statistics import Statistics
 from accucompare.compare.align import Pair
 from accucompare.compare.baseline import Expected, why_not
@@ -112,6 +112,9 @@ class Sides:
         if golden is None or candidate is None:
             if is_operator(golden or candidate):
                 return Found(None, without_partner(golden, self._given(golden, candidate)))
+            if Role.COMPUTED_BUFFER in {record.role for record in (golden, candidate) if record is not None}:
+                which = "the candidate" if golden is None else "golden"  # the other may compute it elsewhere, or keep it in checkpoints
+                return Found(None, Verdict(Reason.NOT_COMPARABLE, detail=f"only {which} computes this buffer"))
             return Found(None, Verdict(Reason.EXTRA if golden is None else Reason.MISSING))
         try:
             found = self._compare(golden, candidate, task, run)

@@ -85,6 +85,10 @@ def _weights(pair: Pairing) -> Iterator[Finding]:
             alone = {name: entry for name, entry in own.items() if name not in found}
             renamed = {**alone, **{new: own[name] for name, new in found.items()}}
             computed = {name for table in (renamed, others) for name, entry in table.items() if entry.get("computed")}
+            narrowed = tuple(
+                f"{name}." for name in (theirs.capture.get("fallback") or {}).get("modules") or ()
+            )  # of another type on purpose
+            computed |= {name for name in others if name.startswith(narrowed)}
             given = [{name: entry for name, entry in table.items() if name not in computed} for table in (renamed, others)]
             yield from _digests(f"{kind}{rank}", given[0], given[1], pair.name)
             for name in sorted(computed & renamed.keys() & others.keys()):
@@ -257,7 +261,7 @@ _CHECKS: tuple[Check, ...] = (
 #: What a baseline must share with golden; its precision is the candidate's.
 _BASELINE_CHECKS: tuple[Check, ...] = (_weights, _inputs, _steps, _settings)
 _BASELINE_SETTINGS = ("train mode", "active dropout modules", "seed", "random operations")
-OF_BASELINE = "baseline "  # before the topic
+_HARMLESS = ("seed", "steps")  # where weights, inputs and draws agree
 _OF_A_BASELINE = ("parameters", "buffers", "inputs", "steps")
 
 
@@ -284,7 +288,12 @@ def preflight_baseline(
     pair = Pairing(golden, baseline, renamings, "baseline")
     found = [finding for check in _BASELINE_CHECKS for finding in check(pair) if finding.serious]
     findings = [
-        replace(finding, topic=f"{OF_BASELINE}{finding.topic}", message=f"baseline: {finding.message}")
+        replace(
+            finding,
+            topic=f"baseline {finding.topic}",
+            message=f"baseline: {finding.message}",
+            of_baseline=not finding.topic.startswith(_HARMLESS),
+        )
         for finding in found
         if finding.topic in _BASELINE_SETTINGS or finding.topic.startswith(_OF_A_BASELINE)
     ]

@@ -20,7 +20,7 @@ class OtherCode:
         edited: the Python modules whose source files differ.
         absent: the Python modules with golden's module classes that the other did not load.
         configured: of each module attribute that differs: the module, the attribute, and golden's and the other's value.
-        unrecorded: whether one of the manifests does not say what ran.
+        unrecorded: whether one of the manifests does not say what ran, or not all, since another profiler was at work.
     """
 
     versions: tuple[tuple[str, str, str], ...] = ()
@@ -53,7 +53,7 @@ def other_code(golden: Manifest, other: Manifest) -> OtherCode:
     of one of golden's modules.
     """
     ours, theirs = (manifest.model.get("sources") for manifest in (golden, other))
-    if ours is None or theirs is None:
+    if ours is None or theirs is None or not all(manifest.model.get("functions_seen", True) for manifest in (golden, other)):
         return OtherCode(unrecorded=True)
     files = set(theirs.values())  # a file may have been moved
     return OtherCode(
@@ -67,13 +67,19 @@ def other_code(golden: Manifest, other: Manifest) -> OtherCode:
 
 
 def other_optimizer(golden: Manifest, other: Manifest) -> OtherCode:
-    """The same of the code of the case's optimizer alone: its package's version and its file."""
-    names = [str(manifest.capture.get("optimizer") or "").rpartition(".")[0] for manifest in (golden, other)]
+    """The same of the case's optimizer alone: its class, its file, and its package's version if that is not torch.
+
+    Another release of torch is no other optimizer, as it is no other layer: that no update was compared is said in any case.
+    """
+    classes = [str(manifest.capture.get("optimizer") or "") for manifest in (golden, other)]
+    names = {name.rpartition(".")[0].partition(" of ")[0] for name in classes}
     code = other_code(golden, other)
-    packages = {name.partition(".")[0] for name in names} - {""}
+    packages = {name.partition(".")[0] for name in names} - {"", "torch"}
+    ours, theirs = (name.rpartition(".")[2] for name in classes)
     return OtherCode(
         versions=tuple(entry for entry in code.versions if entry[0] in packages),
-        edited=tuple(name for name in code.edited if name in names),
+        edited=tuple(name for name in code.edited if name in names and not name.startswith("torch.")),
+        configured=(("optimizer", "class", ours, theirs),) if ours and theirs and ours != theirs else (),
     )
 
 
@@ -82,7 +88,7 @@ def other_configuration(golden: Manifest, other: Manifest, renamings: Sequence[R
     ours, theirs = ((manifest.model.get("configuration") or {}) for manifest in (golden, other))
     for name, values in ours.items():
         others = theirs.get(rename(name, renamings) or name, {})
-        yield from ((name, key, value, others[key]) for key, value in values.items() if key in others and others[key] != value)
+        yield from ((name, key, value, others[key]) for key, value in values.items() if key in others and repr(others[key]) != repr(value))
 
 
 def place(name: str, attribute: str) -> str:

@@ -165,7 +165,8 @@ class Tolerances:
         rules: from a file; the first that applies to the candidate's record wins.
         otherwise: what the user gave for all other layers; the table by dtype if that holds no limit.
         fed: whether the candidate was fed, which takes the place of that table.
-        rounding, conv_rounding: of a fed candidate, the unit roundoff of its float32 matrix products and convolutions, if their
+        copies: of the classes in ``COPIES``, those that are torch's own in this model.
+        rounding, conv_rounding: the unit roundoff of its float32 matrix products and convolutions, if their
             operands are rounded.
     """
 
@@ -174,6 +175,7 @@ class Tolerances:
     fed: bool = False
     rounding: float = 0.0
     conv_rounding: float = 0.0
+    copies: frozenset[str] = frozenset()
 
     def tolerance_for(self, golden: Record, candidate: Record, coarsest: str = "") -> Tolerance:
         """The limits for a pair of floating or complex records.
@@ -190,9 +192,10 @@ class Tolerances:
         coarsest = coarsest or min((golden.dtype, candidate.dtype), key=lambda name: DTYPES[name].digits)
         if self.fed:
             products = self.conv_rounding if "Conv" in candidate.type else self.rounding
-            copies = candidate.role is Role.OUTPUT and candidate.type in COPIES
+            copies = candidate.role is Role.OUTPUT and candidate.type in self.copies
             return _fed(max(DTYPES[coarsest].rounding, products), _ceiling(coarsest, max(self.rounding, self.conv_rounding), copies))
-        return _default(coarsest, coarsest in (golden.dtype, candidate.dtype))
+        ceiling = _ceiling(coarsest, max(self.rounding, self.conv_rounding), copies=False, fed=False)
+        return _default(coarsest, coarsest in (golden.dtype, candidate.dtype), ceiling)
 
     def __str__(self) -> str:
         parts = [f"{len(self.rules)} rule(s) from {self.rules[0].tolerance.source.rsplit(',', 1)[0]}"] if self.rules else []
@@ -206,10 +209,10 @@ class Tolerances:
 
 
 @cache
-def _default(coarsest: str, own: bool) -> Tolerance:
+def _default(coarsest: str, own: bool, ceiling: float) -> Tolerance:
     passed_through = "" if own else ", which values before have passed through"
     source = f"default for {coarsest}{passed_through}"
-    return Tolerance(rel_l2=DEFAULT_REL_L2[coarsest], source=source, by_default=True, ceiling=CEILING[coarsest][1])
+    return Tolerance(rel_l2=DEFAULT_REL_L2[coarsest], source=source, by_default=True, ceiling=ceiling)
 
 
 @cache
@@ -219,12 +222,12 @@ def _fed(rounding: float, ceiling: float) -> Tolerance:
 
 
 @cache
-def _ceiling(coarsest: str, products: float, copies: bool) -> float:
-    """Of a fed candidate: by its coarsest type, or by what its products were rounded to, and by whether the module only copies values."""
+def _ceiling(coarsest: str, products: float, copies: bool, fed: bool = True) -> float:
+    """By the coarsest type, or by what the products were rounded to, and by whether a fed module only copies values."""
     if copies:
         return ROUNDINGS_OF_COPIES * DTYPES[coarsest].rounding
     formats = [name for name in ("bfloat16", "float16") if products >= DTYPES[name].rounding / 2]
-    return max(CEILING[name][0] for name in (coarsest, *formats[:1]))
+    return max(CEILING[name][0 if fed else 1] for name in (coarsest, *formats[:1]))
 
 
 _MOST_BYTES = 16 << 20  # of a file of rules, which has a few lines for a layer

@@ -157,10 +157,14 @@ def test_an_error_far_beyond_rounding_is_no_rounding_even_if_the_baseline_has_it
 
 def test_what_a_module_copies_is_held_to_its_own_rounding(tmp_path: Path) -> None:
     golden = write(tmp_path / "golden", [item("embed", VALUES, type="Embedding"), item(values=VALUES)])
+    own = {"model": {"classes": {"Embedding": ["torch.nn.modules.sparse"]}}}
     feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
     records = [item("embed", off(1e-5), type="Embedding"), item(values=off(1e-5))]
-    sides = [write(tmp_path / name, records, **feed) for name in ("candidate", "baseline")]
+    sides = [write(tmp_path / name, records, **feed, **own) for name in ("candidate", "baseline")]
     assert [row.status for row in ac.diff(golden, sides[0], baseline=sides[1]).rows] == [Status.FAIL, Status.PASS]
+    adapter = {"model": {"classes": {"Embedding": ["peft.tuners.lora.layer"]}}}  # of the same name, and it computes
+    sides = [write(tmp_path / f"{name}2", records, **feed, **adapter) for name in ("candidate", "baseline")]
+    assert ac.diff(golden, sides[0], baseline=sides[1]).conclusion == "rounding"
 
 
 def test_a_baseline_closer_than_rounding_counts_as_the_floor(tmp_path: Path) -> None:
@@ -310,7 +314,7 @@ def test_rows_that_the_baseline_lacks_are_counted(tmp_path: Path) -> None:
     (finding,) = (finding for finding in some.preflight if finding.serious)
     assert finding.message == "the baseline has no record of 1 of 3 compared rows (such as c output), which are judged without it"
     assert some.conclusion.endswith("; 1 row judged without the baseline")
-    assert most.conclusion == "not sure: the baseline has no record of 2 of 3 compared rows"
+    assert most.conclusion == "not sure: the baseline judges 1 of 3 compared rows only"
     assert (lacking("abc").without_baseline, lacking("abc").preflight) == (0, [])
 
 
