@@ -43,7 +43,7 @@ def parse_precisions(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     unknown = [name for name in names if name not in PRECISIONS]
     if unknown or not names:
-        raise UsageError(f"--with-baseline {text}: must be of {', '.join(PRECISIONS)}, separated by commas")
+        raise UsageError(f"--with-baseline {text}: must be of {', '.join(PRECISIONS)}, separated by commas; write CASE before the option")
     return names
 
 

@@ -450,6 +450,13 @@ class Comparison:
             return self.poor_baseline
         if 2 * self.without_baseline > self.compared:
             return f"the baseline judges {self.compared - self.without_baseline} of {self.compared} compared rows only"
+        beyond = [row for row in self.rows if row.verdict.beyond]
+        if beyond:
+            error = "" if beyond[0].metrics is None else f" by rel_l2 {beyond[0].metrics.rel_l2:.3g}"
+            return (
+                f"{self.place(beyond[0])} is off{error}, far beyond rounding, and so is the baseline: "
+                "it may have the fault too, or rounding changed a choice before; a fed capture tells"
+            )
         if self.refused is not None:
             return f"everything is within fixed limits, which miss small faults, and {self.refused}"
         if self.unseen:

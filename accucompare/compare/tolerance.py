@@ -92,6 +92,7 @@ class Tolerance:
         source: where the limits come from, as the report names it.
         by_default: whether nobody asked for them, so that a baseline judges instead, if there is one.
         ceiling: the largest relative L2 error that is rounding whatever the baseline; ``None`` where the user's limits judge.
+        fed: whether the candidate was fed, so that an error over the ceiling was made in this very record.
     """
 
     atol: float | None = None
@@ -101,6 +102,7 @@ class Tolerance:
     source: str = ""
     by_default: bool = False
     ceiling: float | None = None
+    fed: bool = False
 
     def __post_init__(self) -> None:
         for name in ("atol", "rtol", "rel_l2", "cosine"):
@@ -218,7 +220,7 @@ def _default(coarsest: str, own: bool, ceiling: float) -> Tolerance:
 @cache
 def _fed(rounding: float, ceiling: float) -> Tolerance:
     roundings = FED_ROUNDINGS if rounding >= COARSE else FED_ROUNDINGS_OF_SUMS
-    return Tolerance(rel_l2=roundings * rounding, source="fed", by_default=True, ceiling=ceiling)
+    return Tolerance(rel_l2=roundings * rounding, source="fed", by_default=True, ceiling=ceiling, fed=True)
 
 
 @cache

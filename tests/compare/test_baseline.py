@@ -148,11 +148,13 @@ def test_an_error_far_beyond_rounding_is_no_rounding_even_if_the_baseline_has_it
         sides = [write(tmp_path / f"{name}{share}", [item(values=error, dtype=dtype)], **feed) for name in ("candidate", "baseline")]
         comparison = ac.diff(golden, sides[0], baseline=sides[1])
         assert (comparison.answer.value, comparison.passed) == (answer, answer == "rounding")
-        assert comparison.trouble == ""
     (row,) = comparison.rows
-    assert (row.status, row.verdict.rule, row.verdict.beyond) == (Status.FAIL, "ceiling", True)
-    assert row.verdict.tolerance == f"rel_l2 {ceiling:g}"
-    assert comparison.conclusion.endswith("far beyond rounding, and so is the baseline: it may have the fault too")
+    assert row.verdict.beyond
+    assert "far beyond rounding, and so is the baseline: it may have the fault too" in comparison.conclusion
+    if fed:
+        assert (row.status, row.verdict.rule, row.verdict.tolerance) == (Status.FAIL, "ceiling", f"rel_l2 {ceiling:g}")
+    else:  # rounding may have changed a choice, in the baseline, too
+        assert (row.status, comparison.trouble != "") == (Status.PASS, True)
 
 
 def test_what_a_module_copies_is_held_to_its_own_rounding(tmp_path: Path) -> None:
