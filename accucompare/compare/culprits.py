@@ -76,6 +76,7 @@ def find_culprits(comparison: Comparison) -> list[Culprit]:
         found = [*_by_jump(rows, children), *operators]
     else:
         found = [*(_culprit(row, children) for row in rows if _own_error(row)), *operators]
+        found.sort(key=lambda culprit: culprit.reason in STRUCTURAL and _is_of_glue(culprit))  # else as they come
     return _sites(_differences_first(found))
 
 
