@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -26,3 +27,15 @@ def printable_lines(text: str) -> str:
 def storable(text: str) -> str:
     """A text that UTF-8 can hold: lone surrogates, as in file names of another encoding, are escaped, and nothing else is changed."""
     return _SURROGATE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def cut(text: str, most: int, length: Callable[[str], int] = len) -> str:
+    """A text with its middle left out, so that its two ends and ``…`` between them are no longer than ``most``."""
+    if length(text) <= most:
+        return text
+    head, tail = "", ""
+    while True:
+        longer = (head, text[-len(tail) - 1] + tail) if len(tail) <= len(head) else (head + text[len(head)], tail)
+        if length("".join(longer)) + 1 > most:
+            return f"{head}…{tail}"
+        head, tail = longer

@@ -144,7 +144,7 @@ def test_every_command_has_help_with_examples(cli: Run, command: str) -> None:
 def test_equal_captures_pass_with_exit_code_0(folder: Path, cli: Run) -> None:
     done = cli("diff", folder / "golden", folder / "twin")
     assert done.returncode == 0
-    assert "PASS" in done.stdout
+    assert done.stdout.startswith("IDENTICAL")
     assert "10 identical" in done.stdout
 
 
@@ -180,7 +180,7 @@ def test_quiet_diff_prints_one_line(folder: Path, cli: Run) -> None:
 def test_output_fits_100_columns(folder: Path, cli: Run) -> None:
     done = cli("diff", folder / "odd", folder / "odd", "--atol", "0")
     lines = done.stdout.splitlines()
-    assert max(len(line) for line in lines if not line.startswith(("PASS", "report:"))) <= 100
+    assert max(len(line) for line in lines if not line.startswith(("IDENTICAL", "report:"))) <= 100
 
 
 def test_two_different_models_end_in_trouble_with_a_table_of_unmatched_names(folder: Path, cli: Run) -> None:

@@ -150,7 +150,7 @@ class Verdict:
         tolerance: the limits that judged it, ``""`` where none did.
         rule: where those limits come from.
         needed: the smallest limits that would pass, rounded up, such as ``"atol 2.4e-05"``; ``""`` where none would.
-        used: measured error as a share of its limit (over 1 fails); the largest, if there are several limits.
+        used: measured error as a multiple of its limit (over 1 fails); the largest, if there are several limits.
         detail: one sentence more, where there is something to say.
         rel_l2_limit: the limit on the relative L2 error, where there was one.
         excess: the candidate's relative L2 error as a multiple of the baseline's (or of its floor); ``None`` without a baseline.
@@ -268,7 +268,7 @@ class Culprit:
             ``"buffer"`` for one that the model computes itself.
         before: for glue, the child that was given the wrong value (``""`` at the module's end).
         row: the row that shows it.
-        excess: relative L2 error as a multiple of what is expected: the baseline's, or else the limit.
+        size: how many times as large as expected its error is, by which culprits are ranked: its excess, or else its ``over_limit``.
         reason: why it is one.
         jump: free-running, the excess as a multiple of that of what went in; ``None`` where nothing is to be told from.
         operator: of an operator: ``aten.bmm call 1 (bert/modeling_bert.py:187)``.
@@ -283,7 +283,7 @@ class Culprit:
     site: str
     before: str
     row: Row
-    excess: float
+    size: float
     reason: Reason
     words: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
@@ -291,6 +291,16 @@ class Culprit:
     seen: int = 1
     operator: str = ""
     difference: Difference | None = None
+
+    @property
+    def excess(self) -> float | None:
+        """The relative L2 error as a multiple of the baseline's, as rounding makes it; ``None`` where no baseline says."""
+        return self.row.verdict.excess
+
+    @property
+    def over_limit(self) -> float | None:
+        """The error as a multiple of its limit, whichever judged it (``row.verdict.used``); ``None`` where there is none."""
+        return self.row.verdict.used
 
     @property
     def buffer(self) -> str:

@@ -181,19 +181,19 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[Call]) -> list[Culprit]
     what was computed from values that were not fed, and may be wrong for that; of another shape that a call was given, those first
     whose call gives values that are ``off``. What is said of a module comes after what is said of its operators.
     """
-    most = max((culprit.excess for culprit in culprits if math.isfinite(culprit.excess)), default=0.0)
+    most = max((culprit.size for culprit in culprits if math.isfinite(culprit.size)), default=0.0)
 
     def key(culprit: Culprit) -> tuple[int, bool, bool, float, bool, int, float]:
-        if math.isinf(culprit.excess) or not culprit.excess:
-            apart = -math.inf if culprit.excess else math.inf
+        if math.isinf(culprit.size) or not culprit.size:
+            apart = -math.inf if culprit.size else math.inf
         else:
-            apart = math.floor(math.log(most / culprit.excess, ALIKE))
+            apart = math.floor(math.log(most / culprit.size, ALIKE))
         given = NOT_ALL_FED in culprit.row.verdict.detail
         record = culprit.row.record
         harmless = record is not None and record.role is Role.INPUT and _call(record) not in off
         structure = (culprit.reason in STRUCTURAL) * (1 + harmless) or culprit.row.verdict.beyond
         apart_too = int(structure), given, culprit.site != "buffer"
-        return *apart_too, apart, _is_of_glue(culprit), -_depth(culprit.name), -culprit.excess
+        return *apart_too, apart, _is_of_glue(culprit), -_depth(culprit.name), -culprit.size
 
     last: dict[str, tuple[int, bool, bool, float, bool, int, float]] = {}
     for culprit in culprits:
@@ -376,5 +376,5 @@ def _named(comparison: Comparison, culprit: Culprit) -> str:
         return f"{culprit.place}{step}, {culprit.reason.value}"
     if different := _different(culprit.row):
         return f"{culprit.place}{step}, {different}"
-    beyond = "excess" if culprit.row.verdict.excess is not None else "times its limit:"
-    return f"{culprit.place}{step}, {beyond} {culprit.excess:.3g}"
+    beyond = "excess" if culprit.excess is not None else "times its limit:"
+    return f"{culprit.place}{step}, {beyond} {culprit.size:.3g}"

@@ -22,7 +22,8 @@ SCIENTIFIC = "0.00E+00;-0.00E+00;0"
 NUMBER = "0.00000E+00;-0.00000E+00;0"
 PERCENT = "[=0]0;[<0.0001]0.0E+00;0.00%"
 EXCESS = "[=0]0;[<1000]0.00;0.0E+00"
-USED = '[<10]0.0%;[<100000]0"×";0.0E+00"×"'
+#: What stands in the place of a value of the candidate's that is golden's.
+SAME = "same"
 
 _DTYPE = {TEXT: "str", COUNT: "UInt64"}  # pandas'; everything else is a float
 
@@ -38,6 +39,9 @@ class Column(NamedTuple):
         width: in characters.
         group: what it belongs to; neighbours of one group look alike.
         sparse: whether Excel hides it where no row has a value: without a baseline, or a second run, it has no meaning.
+        folded: how deep in Excel's outline of columns it is, which is folded: 0 for those that are always seen, 1 for the most telling
+            of each further group, 2 for the rest of it.
+        several: whether it is only folded while all rows agree in it.
     """
 
     title: str
@@ -46,6 +50,8 @@ class Column(NamedTuple):
     width: float
     group: str
     sparse: bool = False
+    folded: int = 0
+    several: bool = False
 
 
 def layer(row: Row) -> str:
@@ -118,17 +124,17 @@ def _golden_shape(number: int, row: Row) -> str:
 
 
 def _other_shape(number: int, row: Row) -> str:
-    """The candidate's shape, where it is not golden's."""
-    if row.candidate is None or (row.golden is not None and row.golden.shape == row.candidate.shape):
+    """The candidate's shape: ``same``, where it is golden's."""
+    if row.candidate is None:
         return ""
-    return bracketed(row.candidate.shape)
+    return SAME if row.golden is not None and row.golden.shape == row.candidate.shape else bracketed(row.candidate.shape)
 
 
 def _other_name(number: int, row: Row) -> str:
-    """The candidate's qualified name, where renaming made it match another one of golden's."""
-    if row.golden is None or row.candidate is None or row.golden.name == row.candidate.name:
+    """The candidate's qualified name: ``same``, where it is golden's, and no renaming made them match."""
+    if row.golden is None or row.candidate is None:
         return ""
-    return display_name(row.candidate.name)
+    return SAME if row.golden.name == row.candidate.name else display_name(row.candidate.name)
 
 
 def _value(name: str) -> Callable[[int, Row], Value]:
@@ -150,59 +156,59 @@ def _where(number: int, row: Row) -> str:
 
 COLUMNS: tuple[Column, ...] = (
     Column("#", lambda number, row: number, COUNT, 8, "record"),
-    Column("step", _of(_either, "step"), COUNT, 7, "record"),
-    Column("rank", _of(_either, "rank"), COUNT, 7, "record"),
+    Column("step", _of(_either, "step"), COUNT, 7, "record", folded=1, several=True),
+    Column("rank", _of(_either, "rank"), COUNT, 7, "record", folded=1, several=True),
     Column("layer", lambda number, row: layer(row), TEXT, 40, "record"),
     Column("type", _of(_either, "type", ""), TEXT, 20, "record"),
     Column("call", _of(_either, "call"), COUNT, 7, "record"),
-    Column("role", _of(_either, "role.value", ""), TEXT, 9, "record"),
+    Column("role", _of(_either, "role.value", ""), TEXT, 16, "record"),
     Column("path", _of(_either, "path", ""), TEXT, 14, "record"),
-    Column("golden shape", _golden_shape, TEXT, 18, "record"),
-    Column("candidate shape", _other_shape, TEXT, 18, "record"),
-    Column("golden dtype", _of(_golden, "dtype", ""), TEXT, 11, "record"),
-    Column("candidate dtype", _of(_candidate, "dtype", ""), TEXT, 11, "record"),
-    Column("status", lambda number, row: row.status.value, TEXT, 13, "verdict"),
     Column("reason", lambda number, row: row.reason.value, TEXT, 15, "verdict"),
     Column("relative L2", _metric("rel_l2"), SCIENTIFIC, 12, "difference"),
     Column("excess", _value("verdict.excess"), EXCESS, 10, "baseline", sparse=True),
-    Column("excess limit", lambda number, row: excess_limit(row), EXCESS, 12, "baseline", sparse=True),
-    Column("baseline relative L2", _value("baseline"), SCIENTIFIC, 12, "baseline", sparse=True),
-    Column("noise", _value("noise"), SCIENTIFIC, 11, "baseline", sparse=True),
-    Column("1 − cosine", _metric("one_minus_cosine"), SCIENTIFIC, 12, "difference"),
+    Column("x limit", _value("verdict.used"), EXCESS, 10, "judgement"),
     Column("max abs diff", _metric("max_abs"), SCIENTIFIC, 12, "difference"),
-    Column("at index", _where, TEXT, 16, "difference"),
-    Column("golden there", _metric("golden_at_max"), NUMBER, 14, "difference"),
-    Column("candidate there", _metric("candidate_at_max"), NUMBER, 14, "difference"),
-    Column("max rel diff", _metric("max_rel"), SCIENTIFIC, 12, "difference"),
-    Column("mean abs diff", _metric("mean_abs"), SCIENTIFIC, 12, "difference"),
-    Column("RMSE", _metric("rmse"), SCIENTIFIC, 12, "difference"),
-    Column("bias", _metric("bias"), SCIENTIFIC, 12, "difference"),
-    Column("max ULP", _metric("max_ulp"), COUNT, 13, "difference"),
-    Column("over tolerance", _metric("over_tolerance"), PERCENT, 11, "difference"),
-    Column("over 1e-3", _metric("over_1e3"), PERCENT, 10, "difference"),
-    Column("over 5e-3", _metric("over_5e3"), PERCENT, 10, "difference"),
-    Column("golden NaN", _count("golden_nan"), COUNT, 11, "not finite"),
-    Column("candidate NaN", _count("candidate_nan"), COUNT, 11, "not finite"),
-    Column("golden Inf", _count("golden_inf"), COUNT, 11, "not finite"),
-    Column("candidate Inf", _count("candidate_inf"), COUNT, 11, "not finite"),
-    Column("non-finite mismatch", _count("nonfinite_mismatch"), COUNT, 12, "not finite"),
-    Column("saturated", _count("saturated"), COUNT, 11, "not finite"),
-    Column("masked", _count("masked"), COUNT, 11, "not finite"),
-    Column("golden min", _statistic(_golden, "min"), NUMBER, 14, "golden"),
-    Column("golden max", _statistic(_golden, "max"), NUMBER, 14, "golden"),
-    Column("golden mean", _statistic(_golden, "mean"), NUMBER, 14, "golden"),
-    Column("golden L2", _statistic(_golden, "l2"), NUMBER, 14, "golden"),
-    Column("candidate min", _statistic(_candidate, "min"), NUMBER, 14, "candidate"),
-    Column("candidate max", _statistic(_candidate, "max"), NUMBER, 14, "candidate"),
-    Column("candidate mean", _statistic(_candidate, "mean"), NUMBER, 14, "candidate"),
-    Column("candidate L2", _statistic(_candidate, "l2"), NUMBER, 14, "candidate"),
-    Column("tolerance", lambda number, row: row.verdict.tolerance, TEXT, 24, "judgement"),
-    Column("rule", lambda number, row: row.verdict.rule, TEXT, 24, "judgement"),
-    Column("would pass at", lambda number, row: row.verdict.needed, TEXT, 20, "judgement"),
-    Column("tolerance used", lambda number, row: row.verdict.used, USED, 12, "judgement"),
     Column("detail", lambda number, row: row.verdict.detail, TEXT, 48, "judgement"),
-    Column("nearest name", lambda number, row: row.nearest, TEXT, 36, "judgement"),
-    Column("candidate layer", _other_name, TEXT, 36, "judgement"),
+    Column("golden shape", _golden_shape, TEXT, 18, "record", folded=1),
+    Column("candidate shape", _other_shape, TEXT, 18, "record", folded=2),
+    Column("golden dtype", _of(_golden, "dtype", ""), TEXT, 11, "record", folded=2),
+    Column("candidate dtype", _of(_candidate, "dtype", ""), TEXT, 11, "record", folded=2),
+    Column("candidate layer", _other_name, TEXT, 36, "record", folded=2),
+    Column("nearest name", lambda number, row: row.nearest, TEXT, 36, "record", folded=2),
+    Column("tolerance", lambda number, row: row.verdict.tolerance, TEXT, 24, "judgement", folded=1),
+    Column("status", lambda number, row: row.status.value, TEXT, 13, "judgement", folded=2),
+    Column("rule", lambda number, row: row.verdict.rule, TEXT, 24, "judgement", folded=2),
+    Column("would pass at", lambda number, row: row.verdict.needed, TEXT, 20, "judgement", folded=2),
+    Column("baseline relative L2", _value("baseline"), SCIENTIFIC, 12, "baseline", sparse=True, folded=1),
+    Column("excess limit", lambda number, row: excess_limit(row), EXCESS, 12, "baseline", sparse=True, folded=2),
+    Column("noise", _value("noise"), SCIENTIFIC, 11, "baseline", sparse=True, folded=2),
+    Column("1 − cosine", _metric("one_minus_cosine"), SCIENTIFIC, 12, "difference", folded=1),
+    Column("at index", _where, TEXT, 16, "difference", folded=2),
+    Column("golden there", _metric("golden_at_max"), NUMBER, 14, "difference", folded=2),
+    Column("candidate there", _metric("candidate_at_max"), NUMBER, 14, "difference", folded=2),
+    Column("max rel diff", _metric("max_rel"), SCIENTIFIC, 12, "difference", folded=2),
+    Column("mean abs diff", _metric("mean_abs"), SCIENTIFIC, 12, "difference", folded=2),
+    Column("RMSE", _metric("rmse"), SCIENTIFIC, 12, "difference", folded=2),
+    Column("bias", _metric("bias"), SCIENTIFIC, 12, "difference", folded=2),
+    Column("max ULP", _metric("max_ulp"), COUNT, 13, "difference", folded=2),
+    Column("over tolerance", _metric("over_tolerance"), PERCENT, 11, "difference", folded=2),
+    Column("over 1e-3", _metric("over_1e3"), PERCENT, 10, "difference", folded=2),
+    Column("over 5e-3", _metric("over_5e3"), PERCENT, 10, "difference", folded=2),
+    Column("non-finite mismatch", _count("nonfinite_mismatch"), COUNT, 12, "not finite", folded=1),
+    Column("golden NaN", _count("golden_nan"), COUNT, 11, "not finite", folded=2),
+    Column("candidate NaN", _count("candidate_nan"), COUNT, 11, "not finite", folded=2),
+    Column("golden Inf", _count("golden_inf"), COUNT, 11, "not finite", folded=2),
+    Column("candidate Inf", _count("candidate_inf"), COUNT, 11, "not finite", folded=2),
+    Column("saturated", _count("saturated"), COUNT, 11, "not finite", folded=2),
+    Column("masked", _count("masked"), COUNT, 11, "not finite", folded=2),
+    Column("golden L2", _statistic(_golden, "l2"), NUMBER, 14, "golden", folded=1),
+    Column("golden min", _statistic(_golden, "min"), NUMBER, 14, "golden", folded=2),
+    Column("golden max", _statistic(_golden, "max"), NUMBER, 14, "golden", folded=2),
+    Column("golden mean", _statistic(_golden, "mean"), NUMBER, 14, "golden", folded=2),
+    Column("candidate L2", _statistic(_candidate, "l2"), NUMBER, 14, "candidate", folded=1),
+    Column("candidate min", _statistic(_candidate, "min"), NUMBER, 14, "candidate", folded=2),
+    Column("candidate max", _statistic(_candidate, "max"), NUMBER, 14, "candidate", folded=2),
+    Column("candidate mean", _statistic(_candidate, "mean"), NUMBER, 14, "candidate", folded=2),
 )
 
 

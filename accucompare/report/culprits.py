@@ -6,13 +6,26 @@ import math
 
 from accucompare.bundle.dtypes import DTYPES
 from accucompare.compare.baseline import differing
-from accucompare.compare.comparison import Comparison, Culprit, Row
+from accucompare.compare.comparison import Answer, Comparison, Culprit, Row
 from accucompare.compare.culprits import is_choice, trust
-from accucompare.report.columns import excess_limit
 
-#: What the excess is a multiple of, as the heading of the culprits says it.
-_BY_BASELINE = "excess: the relative L2 error as a multiple of the baseline's, which rounding alone makes"
-_BY_LIMIT = "excess: the error as a share of its limit"
+#: What the two measures of an error say, as the heading of the culprits has it.
+_EXCESS = "excess: the relative L2 error as a multiple of the baseline's, which rounding alone makes"
+_OVER_LIMIT = "x limit: the error as a multiple of its limit"
+
+
+def verdict(comparison: Comparison) -> str:
+    """The verdict in one word: IDENTICAL, PASS, FAIL or TROUBLE."""
+    if comparison.trouble:
+        return "TROUBLE"
+    if not comparison.passed:
+        return "FAIL"
+    return "IDENTICAL" if comparison.answer is Answer.IDENTICAL else "PASS"
+
+
+def agreement(comparison: Comparison) -> str:
+    """How far the rows agree of a comparison that passes."""
+    return "bit for bit identical" if comparison.answer is Answer.IDENTICAL else "within tolerance"
 
 
 def judged(comparison: Comparison) -> bool:
@@ -31,7 +44,10 @@ def tolerance(comparison: Comparison) -> str:
 
 def note(comparison: Comparison) -> str:
     """How to read the list of culprits, and how far to trust it."""
-    parts = [_BY_LIMIT if comparison.baseline is None else _BY_BASELINE]
+    parts = [] if comparison.baseline is None else [_EXCESS]
+    parts.append(_OVER_LIMIT)
+    if any(culprit.site == "glue" for culprit in comparison.culprits):
+        parts.append("glue: code of a module's own, between its children")
     if comparison.fed:
         parts.append("every call was given golden's values, so each error is its own")
     if caution := trust(comparison):
@@ -62,15 +78,13 @@ def place(comparison: Comparison, culprit: Culprit) -> str:
 
 
 def excess(culprit: Culprit) -> float | None:
-    """Its excess; ``None`` where another shape or kind of number says it all, and of integers, of which some differ."""
+    """Its excess; ``None`` without a baseline, where another shape or kind of number says it all, and of integers, of which some differ."""
     return None if is_choice(culprit.row) else culprit.excess or None
 
 
-def limit(culprit: Culprit) -> float | None:
-    """The limit on its excess: the baseline's; 1, where excess is a share of the limit; ``None`` where neither judged it."""
-    if excess(culprit) is None:
-        return None
-    return 1.0 if culprit.row.verdict.excess is None else excess_limit(culprit.row)
+def over_limit(culprit: Culprit) -> float | None:
+    """Its error as a multiple of its limit, likewise."""
+    return None if is_choice(culprit.row) else culprit.over_limit or None
 
 
 def error(culprit: Culprit) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, cast
 
 from openpyxl import Workbook
@@ -33,6 +33,7 @@ from accucompare.report.excel_styles import (
     add_sheet,
     styled,
 )
+from accucompare.text import cut
 
 TITLE = "Divergence"
 MAX_POINTS = 1_000  # about one for each pixel of the chart's width
@@ -61,7 +62,7 @@ class Point(NamedTuple):
 
 
 def limit_of(row: Row) -> float | None:
-    """The limit on the relative L2 error: the one in force, or else the one that the share of tolerance used implies."""
+    """The limit on the relative L2 error: the one in force, or else the one that the error as a multiple of its limit implies."""
     if row.verdict.rel_l2_limit is not None:
         return row.verdict.rel_l2_limit or None  # a logarithmic axis has no zero
     used = row.verdict.used
@@ -141,12 +142,35 @@ def add_divergence(workbook: Workbook, comparison: Comparison) -> None:
         baseline = None if point.baseline is None else _drawn(point.baseline, low, high)
         name = layer(point.row)
         failing = error if point.row.status is Status.FAIL else None
-        label = name if len(name) <= _LABEL else "…" + name[1 - _LABEL :]
         cells[1].hyperlink = Hyperlink(ref="A1", location=location(point.number), tooltip="Show the row in Layers")
-        values = (point.number, name, error, point.limit, failing, label, point.error, baseline)
+        values = (point.number, name, error, point.limit, failing, label(name), point.error, baseline)
         sheet.append([_filled(cell, value) for cell, value in zip(cells, values, strict=True)])
     if shown:
         sheet.add_chart(_chart(sheet, series, len(shown), low, high), f"A{_CHART_LINE}")
+
+
+def label(name: str, most: int = _LABEL) -> str:
+    """A layer's name in few characters: with its numbers, which tell blocks apart, its last part, and as much of the rest as fits.
+
+    ``encoder.layer.2.attention.output.LayerNorm`` is ``…layer.2…output.LayerNorm``: what is left out is so between its parts.
+    """
+    parts = name.split(".")
+    kept = {len(parts) - 1}
+    wanted = [at for at, part in enumerate(parts) if part.isdigit()]
+    wanted += [at for at in (near - 1 for near in wanted) if at >= 0]  # what is numbered
+    for at in (*wanted, *range(len(parts) - 1, -1, -1)):
+        if len(_joined(parts, kept | {at})) <= most:
+            kept.add(at)
+    return cut(_joined(parts, kept), most)
+
+
+def _joined(parts: Sequence[str], kept: Collection[int]) -> str:
+    """The parts that are kept, with dots between neighbours and ``…`` for each gap."""
+    name, before = "", -1
+    for at in sorted(kept):
+        name += ("." if name else "") if at == before + 1 else "…"
+        name, before = name + parts[at], at
+    return name
 
 
 def _drawn(error: float, low: float, high: float) -> float:
@@ -168,15 +192,15 @@ def _caption(found: Sequence[Point], shown: Sequence[Point], low: float, high: f
     if not found:
         return "No output could be measured, so there is nothing to draw."
     parts = [
-        "Tolerance: the limit on the relative L2 error where there is one; elsewhere the limit that the share of tolerance used"
-        + " implies (relative L2 / share), and none where that is unknown."
+        "Tolerance: the limit on the relative L2 error where there is one; elsewhere the one that the error as a"
+        + " multiple of its limit implies (relative L2 / x limit), and none where that is unknown."
     ]
     if any(point.row.record is not None and point.row.record.role is Role.INPUT for point in found):
         parts.append("Inputs that glue made wrong are drawn, too.")
     if any(point.baseline is not None for point in found):
         parts.append("Baseline: the error that rounding alone makes.")
     if any(point.error < low for point in shown):
-        parts.append(f"A logarithmic axis has no zero: outputs without any difference are drawn at {low:.0e}; see *measured*.")
+        parts.append(f"A logarithmic axis has no zero: outputs without any difference are drawn at {low:.0e}; see the column measured.")
     if any(not point.error <= high for point in shown):
         parts.append(f"Errors that are infinite or not a number are drawn at {high:.0e}.")
     if len(shown) < len(found):

@@ -20,11 +20,15 @@ _TABLES = ("parameters", "buffers", "modules", "inputs", "not_fed")  # of one li
 #: Entries that tell two captures apart without telling anything about their numbers; never marked.
 _EXPECTED = ("command", "command_line", "argv", "created", "time", "started", "finished", "duration", "seconds", "out", "pid")
 
-#: Entries for the summary, by any part of their dotted key, the most telling first.
-_IMPORTANT = (
-    "device", "dtypes", "dtype", "autocast", "versions", "torch", "class", "training", "mode", "active_dropout",
-    "seed", "feed", "random", "complete", "ranks", "steps", "records", "only", "skip", "git", "created",
-)  # fmt: skip
+#: Entries for the summary, by their dotted keys or by what those begin with, the most telling first, and how it calls them; ``""``: by
+#: their keys.
+_IMPORTANT = {
+    "environment.created": "date", "environment.command": "command", "environment.versions": "", "environment.device": "",
+    "model.class": "", "model.dtypes": "dtypes of parameters", "capture.dtype": "cast to (--dtype)", "environment.autocast": "",
+    "model.training": "", "capture.mode": "", "model.active_dropout": "", "capture.seed": "", "capture.feed": "",
+    "environment.random": "", "complete": "", "ranks": "", "steps": "", "records": "", "capture.only": "", "capture.skip": "",
+    "environment.git": "",
+}  # fmt: skip
 
 
 class Entry(NamedTuple):
@@ -60,10 +64,12 @@ def entries(golden: Manifest, candidate: Manifest, baseline: Manifest | None = N
 
 
 def important(found: Sequence[Entry]) -> list[Entry]:
-    """The entries for the summary."""
-    ranks = {name: rank for rank, name in enumerate(_IMPORTANT)}
-    placed = [(min((ranks[part] for part in entry.key.split(".") if part in ranks), default=None), entry) for entry in found]
-    return [entry for rank, entry in sorted(((rank, entry) for rank, entry in placed if rank is not None), key=lambda pair: pair[0])]
+    """The entries for the summary, called as it calls them."""
+    shown = []
+    for start, name in _IMPORTANT.items():
+        of_it = [entry for entry in found if entry.key == start or entry.key.startswith(f"{start}.")]
+        shown += [entry._replace(key=name or entry.key.partition(".")[2] or entry.key) for entry in of_it]
+    return shown
 
 
 def _last(key: str) -> str:

@@ -59,7 +59,7 @@ def _add_pages(
     pages = []
     for page, start in enumerate(range(0, max(len(numbers), 1), capacity)):
         shown = numbers[start : start + capacity]
-        sheet = _add_page(workbook, _page_title(title, page), columns, [rows[number - 1] for number in shown])
+        sheet = _add_page(workbook, _page_title(title, page), columns, [rows[number - 1] for number in shown], colored)
         if colored:
             _color(sheet, max(len(shown), 1) + 1)
         sheet.append([_header(sheet, column) for column in columns])
@@ -70,35 +70,51 @@ def _add_pages(
     return pages
 
 
-def _add_page(workbook: Workbook, title: str, columns: Sequence[Column], rows: Sequence[Row]) -> Worksheet:
+def _add_page(workbook: Workbook, title: str, columns: Sequence[Column], rows: Sequence[Row], colored: bool) -> Worksheet:
     """A sheet with everything but its lines: widths, frozen header and names, filter, outline, page."""
     titles = [column.title for column in columns]
     widest = max((len(layer(row)) for row in rows), default=0)
     name_width = min(max(widest + 2, 16), _WIDEST_NAME)
-    wide = len(columns) > 20
     widths = [name_width if column.title == "layer" else column.width for column in columns]
-    sheet = add_sheet(workbook, title, widths, pages_wide=3 if wide else 1)
+    sheet = add_sheet(workbook, title, widths, large=colored)
     for number, column in enumerate(columns, 1):  # hidden, not left out: every report has the same columns in the same places
         if column.sparse and all(column.get(0, row) is None for row in rows):
             sheet.column_dimensions[get_column_letter(number)].hidden = True
+    if colored:
+        _fold(sheet, columns, rows)
     sheet.row_dimensions[1].height = 32
     sheet.freeze_panes = f"{get_column_letter(titles.index('layer') + 2)}2"
     sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(rows) + 1}"
     sheet.sheet_view.zoomScale = 90
     sheet.sheet_view.showGridLines = True  # cells that hold nothing are not written, so lines of their own would have gaps
     sheet.sheet_format.outlineLevelRow = max((depth(row) for row in rows), default=0)
-    sheet.sheet_properties.outlinePr = Outline(summaryBelow=False)
+    sheet.sheet_properties.outlinePr = Outline(summaryBelow=False, summaryRight=False)
     sheet.print_title_rows = "1:1"
-    if wide:
+    if colored:
         sheet.print_title_cols = f"A:{_LETTERS['layer']}"
     return sheet
+
+
+def _fold(sheet: Worksheet, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+    """Fold the columns that are not for everybody: a click above the last one seen shows the first of each group, another its rest."""
+    sheet.column_dimensions.max_outline = max(column.folded for column in columns)  # openpyxl counts them after it has said how many
+    before, level_before = None, 0
+    for number, column in enumerate(columns, 1):
+        dimension = sheet.column_dimensions[get_column_letter(number)]
+        several = column.several and len({column.get(0, row) for row in rows} - {None}) > 1
+        level = 0 if several else column.folded
+        if level:
+            dimension.outlineLevel, dimension.hidden = level, True
+        if before is not None and level > level_before:
+            before.collapsed = True
+        before, level_before = dimension, level
 
 
 def _color(sheet: Worksheet, last_line: int) -> None:
     """Bars over everything, then the row's colour, and a scale where the row has none."""
     scales = scale_rules()
-    used, error = _LETTERS["tolerance used"], _LETTERS["relative L2"]
-    sheet.conditional_formatting.add(f"{used}2:{used}{last_line}", scales["tolerance used"])
+    used, error = _LETTERS["x limit"], _LETTERS["relative L2"]
+    sheet.conditional_formatting.add(f"{used}2:{used}{last_line}", scales["x limit"])
     for rule in row_rules(_LETTERS):
         sheet.conditional_formatting.add(f"A2:{get_column_letter(len(COLUMNS))}{last_line}", rule)
     sheet.conditional_formatting.add(f"{error}2:{error}{last_line}", scales["relative L2"])

@@ -101,9 +101,7 @@ def save_with_rows(workbook: BinaryIO, long_sheets: Sequence[LongSheet], path: P
 def _rows(long: LongSheet) -> Iterator[str]:
     """The XML of every row, below the header."""
     letters = [get_column_letter(place) for place, _ in enumerate(long.columns, 1)]
-    hidden = {letter for letter in letters if long.sheet.column_dimensions[letter].hidden}  # which hold nothing
-    every = zip(long.columns, letters, long.styles, strict=True)
-    columns = [(column.get, letter, style) for column, letter, style in every if letter not in hidden]
+    columns = [(column.get, letter, style) for column, letter, style in zip(long.columns, letters, long.styles, strict=True)]
     for line, number in enumerate(long.numbers, 2):
         row = long.rows[number - 1]
         cells = "".join([_cell(f"{letter}{line}", style, get(number, row)) for get, letter, style in columns])

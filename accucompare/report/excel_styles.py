@@ -18,7 +18,7 @@ from openpyxl.worksheet.properties import PageSetupProperties
 from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.compare.comparison import Reason, Status
-from accucompare.report.columns import COUNT, EXCESS, SCIENTIFIC, USED, Value
+from accucompare.report.columns import COUNT, EXCESS, SCIENTIFIC, Value
 from accucompare.report.excel_rows import number_or_text
 
 GREEN, RED, AMBER, GREY, DARK = "FF2E7D32", "FFC62828", "FFFFEB9C", "FFE2E2E2", "FF3A3A3A"
@@ -73,7 +73,6 @@ LINK = Look(line=LINE, color=BLUE, underline=True)
 COUNT_CELL = Look(line=LINE, align="right", format=COUNT)
 SCIENTIFIC_CELL = Look(line=LINE, align="right", format=SCIENTIFIC)
 EXCESS_CELL = Look(line=LINE, align="right", format=EXCESS)
-USED_CELL = Look(line=LINE, align="right", format=USED)
 TOTAL = Look(bold=True, fill="FFF3F4F6", line=MUTED)
 TOTAL_COUNT = TOTAL._replace(align="right", format=COUNT)
 
@@ -125,7 +124,7 @@ def row_rules(letters: dict[str, str]) -> list[Rule]:
     Args:
         letters: the column letter of each title in ``COLUMNS``.
     """
-    status, reason, used = (f"${letters[title]}2" for title in ("status", "reason", "tolerance used"))
+    status, reason, used = (f"${letters[title]}2" for title in ("status", "reason", "x limit"))
     grey = ",".join(f'{reason}="{unmatched.value}"' for unmatched in UNMATCHED)
     near = f'AND({status}="{Status.PASS.value}",ISNUMBER({used}),{used}>0.5)'
     return [
@@ -148,18 +147,18 @@ def scale_rules() -> dict[str, Rule]:
     blues = ColorScale(cfvo=steps, color=[Color(shade) for shade in ("FFFFFFFF", "FFE3EEF9", "FF9CC3E6")])
     whole = [FormatObject(type="num", val=end) for end in (0, 1)]
     bar = DataBar(cfvo=whole, color=Color("FF9CC3E6"), minLength=0, maxLength=100)
-    return {"relative L2": Rule(type="colorScale", colorScale=blues), "tolerance used": Rule(type="dataBar", dataBar=bar)}
+    return {"relative L2": Rule(type="colorScale", colorScale=blues), "x limit": Rule(type="dataBar", dataBar=bar)}
 
 
-def add_sheet(workbook: Workbook, title: str, widths: Sequence[float], pages_wide: int = 1) -> Worksheet:
-    """A new sheet with these column widths, on a landscape page that all columns fit on."""
+def add_sheet(workbook: Workbook, title: str, widths: Sequence[float], pages_wide: int = 1, large: bool = False) -> Worksheet:
+    """A new sheet with these column widths, on as many landscape pages as its columns need; several are ``large`` ones."""
     sheet = cast(Worksheet, workbook.create_sheet(title))  # a write-only one has what is used here, but its type does not say so
     for number, width in enumerate(widths, 1):
         sheet.column_dimensions[get_column_letter(number)].width = width
     sheet.sheet_view.showGridLines = False
     sheet.sheet_properties.pageSetUpPr = PageSetupProperties(fitToPage=True)
     sheet.page_setup.orientation = "landscape"
-    sheet.page_setup.paperSize = 8 if pages_wide > 1 else 9  # A3 or A4
+    sheet.page_setup.paperSize = 8 if large or pages_wide > 1 else 9  # A3 or A4
     sheet.page_setup.fitToWidth, sheet.page_setup.fitToHeight = pages_wide, 0
     sheet.page_margins = PageMargins(left=0.4, right=0.4, top=0.5, bottom=0.6, footer=0.3)
     if sheet.oddFooter is not None and sheet.oddFooter.right is not None:

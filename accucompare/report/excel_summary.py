@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
+import math
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from typing import NamedTuple
 
 from openpyxl import Workbook
 
+from accucompare import __version__
 from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Reason, Row, Status
 from accucompare.compare.suggest import float_dtype
 from accucompare.report import culprits
@@ -33,7 +39,6 @@ from accucompare.report.excel_styles import (
     SECTION,
     TOTAL,
     TOTAL_COUNT,
-    USED_CELL,
     WRAPPED,
     Look,
     add_sheet,
@@ -47,6 +52,9 @@ _WIDTHS_OF_THREE = (3, 44, 40, 40, 20, 20, 15)  # room for what the baseline say
 _FIRST, _LAST = 2, len(_WIDTHS)  # columns in use; the first one is a margin
 _MOST_LISTED = 50  # pre-flight findings and damaged records; the rest is counted
 _MOST_CULPRITS = 20
+_FURTHEST = 10
+#: What stands before the date, which alone tells two reports of the same bundles apart.
+_MADE = "report made"
 _SHADE = "FFF3F4F6"
 _ALARM = Look(bold=True, line="FFD5D9DF", color="FF9C0006", fill="FFFFC7CE", vertical="top")
 
@@ -105,12 +113,12 @@ def _filled(line: Line) -> list[Item]:
 
 
 def _lines(comparison: Comparison) -> Iterator[Line]:
-    worst = comparison.worst(10)
+    worst = _furthest(comparison)
     until = comparison.identical_until
     linked = {id(row) for row in (comparison.first_divergence, until, *worst, *(culprit.row for culprit in comparison.culprits))}
     numbers = {id(row): number for number, row in enumerate(comparison.rows, 1) if id(row) in linked}
     yield Line([], height=8)
-    yield Line([Item("PASS" if comparison.passed else "FAIL", verdict_look(comparison.passed))], spread=0, height=52)
+    yield Line([Item(culprits.verdict(comparison), verdict_look(comparison.passed))], spread=0, height=52)
     if culprits.judged(comparison):
         conclusion = comparison.conclusion
         yield Line([Item(conclusion, BOLD._replace(size=14, wrap=True))], spread=0, height=max(24, 18 * (1 + len(conclusion) // 115)))
@@ -119,6 +127,8 @@ def _lines(comparison: Comparison) -> Iterator[Line]:
     yield Line([Item("candidate", MUTED_TEXT), Item(str(comparison.candidate.path), BOLD)], spread=1)
     yield from _expectation(comparison)
     yield Line([Item("tolerance", MUTED_TEXT), Item(culprits.tolerance(comparison), BOLD)], spread=1)
+    made = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, by accucompare {__version__}: {shlex.join(sys.argv)}"
+    yield Line([Item(_MADE, MUTED_TEXT), Item(made, WRAPPED)], spread=1, height=_height(made, 140))
     if until is not None:
         link = Item(culprits.identical_until(comparison), LINK, location(numbers[id(until)]))
         yield Line([Item("identical until", MUTED_TEXT), link], spread=1)
@@ -143,7 +153,7 @@ def meaning(comparison: Comparison) -> str:
             + (f", the first at {_short(first.place)}." if first else ".")
         )
     elif passed:
-        sentences.append(f"All {passed:,} records that could be compared are within tolerance.")
+        sentences.append(f"All {passed:,} rows that could be compared are {culprits.agreement(comparison)}.")
     else:
         sentences.append("Nothing could be compared, which is no pass.")
     if comparison.counts()[Reason.NOT_COMPARABLE]:
@@ -190,7 +200,7 @@ def _culprits(comparison: Comparison, numbers: dict[int, int]) -> Iterator[Line]
     yield Line([Item(note, MUTED_TEXT._replace(wrap=True))], spread=0, height=_height(note, 170))
     titles = [Item("place", HEADER), Item("site, reason", HEADER), Item("what shows it", HEADER)]
     rank = Item("#", HEADER._replace(align="center"))
-    yield Line([*titles, *(Item(title, HEADER_RIGHT) for title in ("excess", "limit", "relative L2"))], margin=rank)
+    yield Line([*titles, *(Item(title, HEADER_RIGHT) for title in ("excess", "x limit", "relative L2"))], margin=rank)
     for number, culprit in enumerate(comparison.culprits[:_MOST_CULPRITS], 1):
         cell, size = CELL._replace(fill=_SHADE, wrap=True), EXCESS_CELL._replace(fill=_SHADE)
         where = LINK._replace(fill=_SHADE, wrap=True, bold=True)
@@ -200,7 +210,7 @@ def _culprits(comparison: Comparison, numbers: dict[int, int]) -> Iterator[Line]
                 Item(culprits.kind(culprit), cell),
                 Item(_kind(culprit.row), cell),
                 Item(culprits.excess(culprit), size._replace(bold=True)),
-                Item(culprits.limit(culprit), size),
+                Item(culprits.over_limit(culprit), size),
                 Item(culprits.error(culprit), SCIENTIFIC_CELL._replace(fill=_SHADE)),
             ],
             height=_height(max((culprits.place(comparison, culprit), culprits.kind(culprit)), key=len), 44),
@@ -294,13 +304,23 @@ def _counts(comparison: Comparison) -> Iterator[Line]:
         yield Line([Item("left out", CELL), Item(comparison.left_out, COUNT_CELL), Item(note, CELL._replace(indent=1))], spread=2)
 
 
+def _furthest(comparison: Comparison) -> list[Row]:
+    """The rows with the largest relative L2 errors; those without any difference left out."""
+
+    def error(row: Row) -> float:
+        found = 0.0 if row.metrics is None else row.metrics.rel_l2
+        return math.inf if math.isnan(found) else found
+
+    return heapq.nlargest(_FURTHEST, (row for row in comparison.rows if error(row) > 0), key=error)
+
+
 def _worst(rows: Sequence[Row], numbers: dict[int, int]) -> Iterator[Line]:
-    yield from _section("Furthest from golden")
+    yield from _section("Furthest from golden, by relative L2 error")
     if not rows:
         yield Line([Item("No row differs.", MUTED_TEXT)], spread=0)
         return
     titles = [Item(title, HEADER) for title in ("layer", "what", "reason")]
-    yield Line([*titles, *(Item(title, HEADER_RIGHT) for title in ("relative L2", "max abs diff", "tolerance used"))])
+    yield Line([*titles, *(Item(title, HEADER_RIGHT) for title in ("relative L2", "max abs diff", "x limit"))])
     for row in rows:
         assert row.metrics is not None
         yield Line(
@@ -310,7 +330,7 @@ def _worst(rows: Sequence[Row], numbers: dict[int, int]) -> Iterator[Line]:
                 Item(row.reason.value, CELL),
                 Item(row.metrics.rel_l2, SCIENTIFIC_CELL),
                 Item(row.metrics.max_abs, SCIENTIFIC_CELL),
-                Item(row.verdict.used, USED_CELL),
+                Item(row.verdict.used, EXCESS_CELL),
             ]
         )
 
@@ -333,16 +353,17 @@ def _captures(comparison: Comparison) -> Iterator[Line]:
     spread, free = (3, 1) if third else (None, 0)
     yield Line(titles, spread, free=free)
     for entry in shown:
-        look = DIFFERENT if entry.differs else CELL
+        look, apart = (DIFFERENT._replace(wrap=True, vertical="top") if marked else CELL_WRAPPED for marked in (entry.differs, entry.apart))
         yield Line(
             [
-                Item(entry.key.partition(".")[2] or entry.key, CELL),
+                Item(entry.key, CELL_TOP),
                 Item(entry.golden, look),
                 Item(entry.candidate, look),
-                *([Item(entry.baseline, DIFFERENT if entry.apart else CELL)] if third else []),
-                Item("differs" if entry.differs else "", CELL),
+                *([Item(entry.baseline, apart)] if third else []),
+                Item("differs" if entry.differs else "", CELL_TOP),
             ],
             spread,
+            height=_height(max(entry.golden, entry.candidate, entry.baseline, key=len), 42),
             free=free,
         )
     others = sum(entry.differs for entry in found) - sum(entry.differs for entry in shown)

@@ -15,7 +15,7 @@ from accucompare.compare.comparison import Comparison, Culprit, Row
 from accucompare.compare.measure import Metrics
 from accucompare.files import written_whole
 from accucompare.report.columns import excess_limit
-from accucompare.report.culprits import limit, place
+from accucompare.report.culprits import place, verdict
 
 
 def write_json(comparison: Comparison, path: Path) -> Path:
@@ -32,6 +32,7 @@ def write_json(comparison: Comparison, path: Path) -> Path:
         "baseline": None if comparison.baseline is None else str(comparison.baseline.path),
         "refused_baseline": comparison.refused and str(comparison.refused),
         "fed": comparison.fed,
+        "verdict": verdict(comparison),
         "passed": comparison.passed,
         "answer": comparison.answer.value,
         "conclusion": comparison.conclusion,
@@ -57,10 +58,10 @@ def write_json(comparison: Comparison, path: Path) -> Path:
 
 def _culprit(comparison: Comparison, culprit: Culprit, number: int) -> dict[str, Any]:
     """A culprit; ``row`` is the number (from 1) of the row that shows it."""
-    found = {name: getattr(culprit, name) for name in ("name", "call", "site", "before", "reason", "excess")}
+    found = {name: getattr(culprit, name) for name in ("name", "call", "site", "before", "reason", "excess", "over_limit")}
     more = {name: getattr(culprit, name) for name in ("jump", "seen", "words", "hints")}
     difference = {} if culprit.difference is None else {"difference": asdict(culprit.difference)}
-    return {"place": place(comparison, culprit), "row": number, **found, "limit": limit(culprit), **more, **difference}
+    return {"place": place(comparison, culprit), "row": number, **found, "limit": excess_limit(culprit.row), **more, **difference}
 
 
 def _row(row: Row) -> dict[str, Any]:

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from accucompare.bundle.dtypes import DTYPES, Array, DType, widen
 from accucompare.bundle.reader import Bundle, Index, StoredTensor, open_bundle
 from accucompare.bundle.records import Record, display_name
 from accucompare.bundle.verification import Verified
-from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Reason, Row, Status
+from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Culprit, Reason, Row, Status
 from accucompare.errors import RecordError, UsageError
 from accucompare.files import written_whole
 from accucompare.report import culprits
+from accucompare.report.tables import Heading, Line, number, print_table
 from accucompare.text import printable
 
 WIDTH = 100
 _STYLE = {Status.PASS: "green", Status.FAIL: "red", Status.NOT_COMPARED: "bright_black"}
 _UNMATCHED_SHOWN = 10
 _CULPRITS_SHOWN = 5
+_WORST_SHOWN = 8
+_NAME = 24  # characters that a name is given at least
 _VALUES_SHOWN = 200  # of a tensor; of a larger one, those at the ends
 
 
@@ -37,27 +38,6 @@ def _console() -> Console:
     console = Console(highlight=False, markup=False, emoji=False)
     console.width = console.width if console.is_terminal else WIDTH
     return console
-
-
-class _Name:
-    """The name of a place in a cell: where it is too long for its column, it is broken behind a dot, and not in a word."""
-
-    def __init__(self, text: Text) -> None:
-        self._text = text
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement.get(console, options, self._text)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        breaks = []
-        for word in re.finditer(r"\S+", self._text.plain):
-            start = word.start()
-            for dot in [*re.finditer(r"[./]", word[0]), None]:
-                end = word.end() if dot is None else word.start() + dot.end()
-                if end - start > options.max_width and (before := [at for at in range(start + 1, end) if self._text.plain[at - 1] in "./"]):
-                    start = before[-1]
-                    breaks.append(start)
-        yield Text("\n").join(self._text.divide(breaks)) if breaks else self._text
 
 
 def _text(value: str, style: str = "") -> Text:
@@ -137,10 +117,10 @@ def _verdict_line(comparison: Comparison) -> Text:
     conclusion = f"{comparison.conclusion}; " if culprits.judged(comparison) else ""
     if comparison.passed:
         uncompared = comparison.counts()[Reason.NOT_COMPARABLE]
-        but = f"; {uncompared} without data could not be compared" if uncompared else ""
+        but = f"; {uncompared} more without data could not be compared" if uncompared else ""
         but += f"; {comparison.by_statistics} judged {BY_STATISTICS}" if comparison.by_statistics else ""
-        every = f"all {comparison.compared} compared records within tolerance"
-        return Text.assemble(("PASS", "bold green"), _text(f"  {sides}: {conclusion}{every}{but}"))
+        every = f"all {comparison.compared} compared rows {culprits.agreement(comparison)}"
+        return Text.assemble((culprits.verdict(comparison), "bold green"), _text(f"  {sides}: {conclusion}{every}{but}"))
     failed = comparison.counts_by_status()[Status.FAIL]
     first = comparison.first_divergence
     where = f"; first divergence: {comparison.place(first)}" if first is not None else "; all of them are on one side only"
@@ -163,26 +143,24 @@ def _print_culprits(console: Console, comparison: Comparison) -> None:
     found = comparison.culprits
     if not found:
         return
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("#", justify="right", no_wrap=True)
-    table.add_column("place", overflow="fold", ratio=1)
-    for title in ("excess", "limit", "rel L2"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for number, culprit in enumerate(found[:_CULPRITS_SHOWN], 1):
-        told = _text(culprits.place(comparison, culprit), "bold red")
-        told.append(f"\n{printable(culprits.kind(culprit))}", "not bold default")
-        for words in culprit.words:
-            told.append(f"\n{printable(words)}", "not bold default")
-        for hint in culprit.hints:
-            told.append(f"\nhint, {printable(hint)}", "not bold bright_black")
-        numbers = (_short(culprits.excess(culprit)), _short(culprits.limit(culprit)), _scientific(culprits.error(culprit)))
-        table.add_row(str(number), _Name(told), *numbers)
+    shown = found[:_CULPRITS_SHOWN]
+    headings = [number("#"), Heading("place", name=_NAME)]
+    headings += [number("excess")] if any(culprits.excess(culprit) is not None for culprit in shown) else []
+    headings += [number("x limit"), number("rel L2")]
     console.print()
     console.print(Text("Culprits", "bold"))
     console.print(_text(culprits.note(comparison), "bright_black"))
-    console.print(table)
+    print_table(console, headings, [_culprit(comparison, place, culprit, len(headings) > 4) for place, culprit in enumerate(shown, 1)])
     if len(found) > _CULPRITS_SHOWN:
         console.print(f"… and {len(found) - _CULPRITS_SHOWN} more in the report")
+
+
+def _culprit(comparison: Comparison, place: int, culprit: Culprit, by_baseline: bool) -> Line:
+    numbers = [_short(culprits.excess(culprit))] if by_baseline else []
+    numbers += [_short(culprits.over_limit(culprit)), _scientific(culprits.error(culprit))]
+    below = [_text(culprits.kind(culprit)), *(_text(words) for words in culprit.words)]
+    below += [_text(f"hint, {hint}", "bright_black") for hint in culprit.hints]
+    return Line([Text(str(place)), _text(culprits.place(comparison, culprit), "bold red"), *map(Text, numbers)], below)
 
 
 def _print_divergence(console: Console, comparison: Comparison, row: Row) -> None:
@@ -213,40 +191,37 @@ def _print_divergence(console: Console, comparison: Comparison, row: Row) -> Non
 
 
 def _print_worst(console: Console, comparison: Comparison) -> None:
-    worst = comparison.worst(8)
-    if not worst:
+    """The rows furthest over their limit; where none fails, those that use more than half of it, if there are such."""
+    rows = [row for row in comparison.worst(_WORST_SHOWN) if row.status is Status.FAIL]
+    failing = bool(rows)
+    if not comparison.counts_by_status()[Status.FAIL]:
+        near = (row for row in comparison.rows if row.verdict.near and row.metrics is not None)
+        rows = heapq.nlargest(_WORST_SHOWN, near, key=lambda row: row.verdict.used or 0.0)
+    if not rows:
         return
-    table = Table(title="Worst rows", title_justify="left", title_style="bold", box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("layer", overflow="fold", ratio=1)
-    table.add_column("reason", no_wrap=True)
-    for title in ("rel L2", "1-cosine", "max abs", "would pass at"):
-        table.add_column(title, justify="right", no_wrap=title != "would pass at")
-    for row in worst:
+    lines = []
+    for row in rows:
         metrics = row.metrics
         assert metrics is not None
         at_least = "≥" if row.by_statistics else ""
-        numbers = (
-            "" if metrics.nothing_finite else f"{at_least}{value:.2e}"
-            for value in (metrics.rel_l2, metrics.one_minus_cosine, metrics.max_abs)
-        )
-        table.add_row(_Name(_text(comparison.place(row))), Text(row.reason.value, _STYLE[row.status]), *numbers, row.verdict.needed)
+        measured = (metrics.rel_l2, metrics.one_minus_cosine, metrics.max_abs)
+        numbers = ["" if metrics.nothing_finite else f"{at_least}{value:.2e}" for value in measured]
+        cells = [_text(comparison.place(row)), Text(row.reason.value, _STYLE[row.status]), Text(_short(row.verdict.used))]
+        lines.append(Line([*cells, *map(Text, numbers), _text(row.verdict.needed)]))
+    headings = [Heading("row", name=_NAME), Heading("reason"), number("x limit"), number("rel L2")]
+    headings += [number("1-cosine", spare=3), number("max abs", spare=2), number("would pass at", spare=1)]
     console.print()
-    console.print(table)
+    print_table(console, headings, lines, "Worst rows" if failing else "Closest to the limit, and within it")
 
 
 def _print_unmatched(console: Console, comparison: Comparison) -> None:
     unmatched = comparison.unmatched()
     if not unmatched:
         return
-    title = f"Only on one side ({len(unmatched)})"
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("layer", overflow="fold", ratio=1)
-    table.add_column("reason", no_wrap=True)
-    table.add_column("nearest name on the other side", overflow="fold")
-    for row in unmatched[:_UNMATCHED_SHOWN]:
-        table.add_row(_Name(_text(comparison.place(row))), row.reason.value, _Name(_text(row.nearest)))
+    headings = [Heading("row", name=_NAME), Heading("reason"), Heading("nearest name on the other side", name=16)]
+    lines = [Line([_text(comparison.place(row)), Text(row.reason.value), _text(row.nearest)]) for row in unmatched[:_UNMATCHED_SHOWN]]
     console.print()
-    console.print(table)
+    print_table(console, headings, lines, f"Only on one side ({len(unmatched)})")
     if len(unmatched) > _UNMATCHED_SHOWN:
         console.print(f"… and {len(unmatched) - _UNMATCHED_SHOWN} more in the report")
     if any(row.nearest not in ("", row.module) for row in unmatched):
@@ -290,12 +265,7 @@ def print_records(bundle: Bundle, step: int | None, rank: int | None, glob: str 
     """
     console = _console()
     several = len(bundle.steps()) > 1
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for title in (["rank.step"] if several else []) + ["#", "layer", "type", "role", "shape", "dtype"]:
-        text = title in ("layer", "type", "role")
-        table.add_column(title, overflow="fold", no_wrap=not text, min_width=12 if text else None, justify="left" if text else "right")
-    for title in ("min", "max", "mean", "L2", "NaN/Inf"):
-        table.add_column(title, no_wrap=True, justify="right")
+    lines = []
     for record in bundle.records():
         if (step is not None and record.step != step) or (rank is not None and record.rank != rank):
             continue
@@ -311,14 +281,15 @@ def print_records(bundle: Bundle, step: int | None, rank: int | None, glob: str 
             cells += [record.layout.value, "", "", "", ""]
         else:
             cells += [_short(found.min), _short(found.max), _short(found.mean), _short(found.l2), f"{found.nan}/{found.inf}"]
-        table.add_row(*(_Name(_text(cell)) for cell in cells))
-    if glob is not None and not table.row_count:
+        lines.append(Line([_text(cell) for cell in cells]))
+    if glob is not None and not lines:
         raise UsageError(f"{bundle.path}: no layer matches {glob!r}; `accucompare show {bundle.path}` lists them")
     if not bundle.complete:
         console.print(_text(f"{bundle.path} is incomplete", "yellow"))
-    narrowest = console.measure(table, options=console.options.update(max_width=10_000)).minimum
-    console.width = max(console.width, narrowest)  # so that no number is broken over two lines
-    console.print(table)
+    headings = [number("rank.step")] if several else []
+    headings += [number("#"), Heading("layer", name=_NAME), Heading("type", name=12, spare=5), Heading("role", name=12)]
+    headings += [number("shape"), number("dtype"), number("min", spare=2), number("max", spare=2)]
+    print_table(console, [*headings, number("mean", spare=4), number("L2", spare=3), number("NaN/Inf", spare=1)], lines)
 
 
 def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path | None) -> None:

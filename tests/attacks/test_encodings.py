@@ -54,7 +54,7 @@ def run(folder: Path, command: str, **environment: str) -> subprocess.CompletedP
 @pytest.mark.parametrize(
     ("command", "code", "begins"),
     [
-        ("diff golden twin", 0, "PASS  twin against golden"),
+        ("diff golden twin", 0, "IDENTICAL  twin against golden"),
         ("diff golden other", 1, "FAIL  other against golden"),
         ("show golden", 0, "#  layer"),
         ("--help", 0, "Usage: accucompare"),

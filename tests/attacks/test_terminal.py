@@ -16,7 +16,7 @@ from typing import Any
 import openpyxl
 import pytest
 
-from accucompare.text import printable, printable_lines
+from accucompare.text import cut, printable, printable_lines
 from tests.attacks.conftest import Command
 from tests.compare.builder import item, write
 from tests.watch.logs import end, found, frames, seen, start, step
@@ -67,7 +67,7 @@ def poisoned(folder: Path, attack: str) -> tuple[Path, Path]:
 def harmless(text: str) -> None:
     """Fails if the text holds anything but lines of what can be seen, or a line that looks like the verdict."""
     assert all(character.isprintable() for character in text.replace("\n", ""))
-    assert not any(line.strip().startswith("PASS") for line in text.splitlines())
+    assert not any(line.strip().startswith(("PASS", "IDENTICAL")) for line in text.splitlines())
 
 
 @attack
@@ -163,7 +163,7 @@ def on_terminal(folder: Path, width: int, *arguments: str) -> list[str]:
     return re.sub(r"\x1b\[[0-9;]*m", "", content.decode()).splitlines()  # without colours
 
 
-@pytest.mark.parametrize("width", [80, 100, 160])
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_the_terminals_width_is_used_and_names_break_behind_dots(tmp_path: Path, width: int) -> None:
     for name, value in (("golden", 1.0), ("npu", 2.0)):
         write(tmp_path / name, [item(LONG.format(number), [value]) for number in range(3)])
@@ -178,6 +178,48 @@ def test_the_terminals_width_is_used_and_names_break_behind_dots(tmp_path: Path,
         broken = [line.split("  ")[0].strip() for line in table[first : first + 6]]
         assert broken[0].endswith((".", "output"))
         assert "".join(broken).startswith(whole.replace(" ", "")) or " ".join(broken).replace(". ", ".").startswith(whole)
+
+
+NUMBER = r"\d\.\d\de[+-]\d\d"
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(60, "would pass at, max abs, 1-cosine"), (80, "max abs, 1-cosine"), (120, "")])
+def test_a_narrow_terminal_breaks_no_number_and_no_word_and_says_which_columns_it_leaves_out(
+    tmp_path: Path, width: int, left_out: str
+) -> None:
+    name = "encoder.layer.{}.intermediate.intermediate_act_fn"
+    for folder, value in (("golden", 1.0), ("npu", 2.0)):
+        write(tmp_path / folder, [item(name.format(number), [value]) for number in range(3)])
+    lines = on_terminal(tmp_path, width, "diff", "golden", "npu")
+    start = lines.index("Worst rows")
+    table = lines[start : lines.index("", start)]
+    assert max(map(len, table)) <= width
+    assert [line for line in table if line.startswith("not shown")] == ([f"not shown in {width} columns: {left_out}"] if left_out else [])
+    first = [line for line in table if line.startswith("encoder")]
+    assert len(first) == 3
+    assert all(len(re.findall(NUMBER, line)) == {60: 1, 80: 1, 120: 3}[width] for line in first)
+    words = set(" ".join(line.split("  ")[0] for line in table[2:]).replace(".", " ").split())
+    assert {"encoder", "layer", "intermediate", "intermediate_act_fn", "output"} <= words
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_show_fits_a_narrow_terminal(tmp_path: Path, width: int) -> None:
+    write(tmp_path / "golden", [item(LONG.format(number), [[1.0, 2.0]]) for number in range(3)])
+    lines = on_terminal(tmp_path, width, "show", "golden")
+    assert max(map(len, lines)) <= width
+    assert [line.split()[0] for line in lines if line.strip()[:1].isdigit()] == ["0", "1", "2"]
+    assert all("1x2" in line for line in lines if line.strip()[:1].isdigit())
+
+
+def test_a_pipe_gets_every_column(command: Command, tmp_path: Path) -> None:
+    write(tmp_path / "golden", [item(LONG.format(0), [1.0], type="AVeryLongNameOfAClassOfModules")])
+    listed = command("show", "golden")
+    assert listed.out.splitlines()[0].split() == ["#", "layer", "type", "role", "shape", "dtype", "min", "max", "mean", "L2", "NaN/Inf"]
+
+
+def test_a_part_longer_than_its_column_is_cut_in_the_middle() -> None:
+    assert cut("intermediate_activation_fn", 11) == "inter…on_fn"
+    assert cut("short", 5) == "short"
 
 
 @pytest.mark.parametrize("width", [40, 300])

@@ -69,19 +69,19 @@ def test_root_module_is_shown_by_a_name() -> None:
     assert frame_of(Row(record(""), record(""), Verdict(Reason.OK), Metrics()))["layer"] == ["(root)"]
 
 
-def test_candidate_shape_is_shown_only_where_it_differs() -> None:
+def test_candidate_shape_is_called_the_same_where_it_is_goldens() -> None:
     same = Row(record("a"), record("a"), Verdict(Reason.OK), module="a")
     other = Row(record("a"), record("a", shape=(3, 2)), Verdict(Reason.SHAPE), module="a")
     extra = Row(None, record("a"), Verdict(Reason.EXTRA), module="a")
     frame = frame_of(same, other, extra)
     assert frame["golden shape"] == ["[2, 3]", "[2, 3]", ""]
-    assert frame["candidate shape"] == ["", "[3, 2]", "[2, 3]"]
+    assert frame["candidate shape"] == ["same", "[3, 2]", "[2, 3]"]
 
 
-def test_candidate_layer_is_shown_only_where_renaming_matched_it() -> None:
+def test_candidate_layer_is_called_the_same_unless_renaming_matched_it() -> None:
     same = Row(record("a"), record("a"), Verdict(Reason.OK), module="a")
     renamed = Row(record("a"), record("b"), Verdict(Reason.OK), module="a")
-    assert frame_of(same, renamed)["candidate layer"] == ["", "b"]
+    assert frame_of(same, renamed)["candidate layer"] == ["same", "b"]
 
 
 def test_row_without_partner_has_its_nearest_name_and_no_metrics() -> None:

@@ -79,18 +79,18 @@ def test_the_limit_shown_is_the_one_that_judged(tmp_path: Path) -> None:
         write(tmp_path / name, [item("fc", [rounded] * 100, dtype), item("second", [rounded + (name == "npu")] * 100, dtype)])
     frame = ac.diff(tmp_path / "golden", tmp_path / "npu", baseline=tmp_path / "cpu").to_dataframe()
     assert list(frame["tolerance"]) == [f"excess {most:.3g}" for most in frame["excess limit"]]
-    assert (frame["excess"] / frame["excess limit"]).tolist() == pytest.approx(frame["tolerance used"].tolist())
+    assert (frame["excess"] / frame["excess limit"]).tolist() == pytest.approx(frame["x limit"].tolist())
 
 
 def test_excel_hides_the_columns_that_no_row_has_a_value_in(tmp_path: Path) -> None:
     def hidden(compared: Comparison) -> list[str]:
         sheet = opened(tmp_path, compared)["Layers"]
         assert [cell.value for cell in sheet[1]] == [column.title for column in COLUMNS]
-        return [cell.value for cell in sheet[1] if sheet.column_dimensions[cell.column_letter].hidden]
+        seen = [column.title for column in COLUMNS if not column.folded]
+        return [cell.value for cell in sheet[1] if cell.value in seen and sheet.column_dimensions[cell.column_letter].hidden]
 
-    assert hidden(comparison(pair("a"), missing("b"))) == SPARSE
-    assert hidden(fed(judged("a"), missing("b"))) == ["noise"]
-    assert hidden(comparison(replace(pair("a"), noise=1e-6))) == SPARSE[:-1]
+    assert hidden(comparison(pair("a"), missing("b"))) == ["excess"]
+    assert hidden(fed(judged("a"), missing("b"))) == []
 
 
 def test_excel_shows_excess_beside_its_limit_as_numbers(tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def test_culprits_come_first_with_words_and_hints(tmp_path: Path) -> None:
     lines = summary_lines(opened(tmp_path, fed(judged("a"), judged("b", 31.0))))
     start = lines.index(["Culprits"])
     assert start < lines.index(["First divergence, in execution order"])
-    assert lines[start + 2] == ["#", "place", "site, reason", "what shows it", "excess", "limit", "relative L2"]
-    assert lines[start + 3] == [1, "b", "module, introduced", "Linear, output", 31.0, MOST, 31e-3]
+    assert lines[start + 2] == ["#", "place", "site, reason", "what shows it", "excess", "x limit", "relative L2"]
+    assert lines[start + 3] == [1, "b", "module, introduced", "Linear, output", 31.0, pytest.approx(31.0 / MOST), 31e-3]
     assert lines[start + 4 : start + 6] == [["its error", "in channel 3"], ["hint", HINT]]
 
 
@@ -170,7 +170,7 @@ def test_culprits_of_a_free_candidate_are_marked_as_less_certain(tmp_path: Path,
     lines = summary_lines(opened(tmp_path, compared))
     start = lines.index(["Culprits"])
     assert "not certain: " in lines[start + 1][0]
-    assert lines[start + 3][-3:] == [pytest.approx(3.0), 1, 3e-4]  # times its limit
+    assert lines[start + 3][-3:] == ["Linear, output", pytest.approx(3.0), 3e-4]  # a multiple of its limit, and no excess
     assert "not certain: " in printed(capsys, compared)
     surer = fed(judged("a", 31.0))
     assert not any("not certain" in str(line) for line in summary_lines(opened(tmp_path, surer)))
@@ -231,16 +231,73 @@ def test_glue_is_drawn_where_the_candidate_was_fed(tmp_path: Path) -> None:
     assert chart_data(opened(tmp_path, comparison(*rows, baseline=BASELINE)))["layer"] == ["a"]
 
 
+# Two measures
+
+
+def table(out: str, title: str) -> list[str]:
+    """The lines of a table in what was printed, its header first."""
+    return out[out.index(f"\n{title}\n") + 1 :].partition("\n\n")[0].splitlines()[1:]
+
+
+def test_excess_is_the_baselines_multiple_and_x_limit_the_limits_each_in_its_own_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_baseline, by_limit = judged("a", 31.0), pair("b", 3e-4)
+    compared = fed(by_baseline, by_limit)
+    header, *lines = [line for line in table(printed(capsys, compared), "Culprits") if not line.startswith(" ")][-3:]
+    assert header.split() == ["#", "place", "excess", "x", "limit", "rel", "L2"]
+    assert [line.split()[2:] for line in lines] == [["31", f"{31 / MOST:.3g}", "3.10e-02"], ["3", "3.00e-04"]]
+    found = json.loads(compared.to_json(tmp_path / "x.json").read_text())["culprits"]
+    assert [(each["excess"], each["over_limit"]) for each in found] == [(31.0, 31.0 / MOST), (None, pytest.approx(3.0))]
+    assert [(each.excess, each.over_limit) for each in compared.culprits] == [(31.0, 31.0 / MOST), (None, pytest.approx(3.0))]
+
+
+def test_without_a_baseline_no_column_is_called_excess(capsys: pytest.CaptureFixture[str]) -> None:
+    row = pair("a", 3e-4)
+    listed = table(printed(capsys, comparison(row, culprits=[culprit(row)])), "Culprits")
+    assert not any("excess" in line for line in listed)
+    assert any("x limit: the error as a multiple of its limit" in line for line in listed)
+
+
 # Terminal
+
+
+def test_after_a_pass_no_table_of_worst_rows_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    near = pair("near", 0.9 * 1e-4)
+    out = printed(capsys, comparison(pair("far", 1e-6), near, pair("half", 0.6 * 1e-4)))
+    assert "Worst" not in out
+    listed = table(out, "Closest to the limit, and within it")
+    assert [line.split()[0] for line in listed] == ["row", "near", "half"]
+    assert "limit" not in printed(capsys, comparison(pair("far", 1e-6))).replace("tolerance: default relative L2 limit", "")
+
+
+def test_after_a_failure_only_rows_that_fail_are_called_worst(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, comparison(pair("ok", 1e-5), pair("b", 2e-4), pair("c", 1e-2)))
+    assert [line.split()[0] for line in table(out, "Worst rows")] == ["row", "c", "b"]
+
+
+def test_bit_for_bit_identical_is_a_verdict_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = comparison(pair("a", 0.0, Reason.IDENTICAL), pair("b", 0.0, Reason.IDENTICAL))
+    assert printed(capsys, same, quiet=True) == "IDENTICAL  npu against golden: all 2 compared rows bit for bit identical\n"
+    summary = opened(tmp_path, same)["Summary"]
+    assert (summary["B2"].value, summary["B3"].value) == ("IDENTICAL", "All 2 rows that could be compared are bit for bit identical.")
+    assert json.loads(same.to_json(tmp_path / "x.json").read_text())["verdict"] == "IDENTICAL"
+    near = comparison(pair("a", 0.0, Reason.IDENTICAL), pair("b", 1e-9))
+    assert printed(capsys, near, quiet=True).startswith("PASS  ")
+    assert json.loads(near.to_json(tmp_path / "x.json").read_text())["verdict"] == "PASS"
+
+
+def test_identical_but_for_rows_on_one_side_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compared = comparison(pair("a", 0.0, Reason.IDENTICAL), missing("b"))
+    assert printed(capsys, compared, quiet=True).startswith("FAIL")
+    assert opened(tmp_path, compared)["Summary"]["B2"].value == "FAIL"
 
 
 def test_verdict_line_has_the_conclusion(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, fed(judged("a"), judged("b", 31.0)), quiet=True) == (
         "FAIL  npu against golden: bug: b, excess 31; 1 of 2 rows fail\n"
     )
-    assert printed(capsys, fed(judged("a")), quiet=True) == (
-        "PASS  npu against golden: rounding; all 1 compared records within tolerance\n"
-    )
+    assert printed(capsys, fed(judged("a")), quiet=True) == ("PASS  npu against golden: rounding; all 1 compared rows within tolerance\n")
 
 
 def test_terminal_lists_five_culprits_in_100_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,7 +318,7 @@ def test_json_has_conclusion_culprits_and_the_numbers_of_every_row(tmp_path: Pat
     assert found["culprits"] == [
         {
             "place": "b", "row": 2, "name": "b", "call": 0, "site": "module", "before": "", "reason": "introduced", "excess": 31.0,
-            "limit": MOST, "jump": None, "seen": 1, "words": ["in channel 3"], "hints": [HINT],
+            "over_limit": 31.0 / MOST, "limit": MOST, "jump": None, "seen": 1, "words": ["in channel 3"], "hints": [HINT],
         }
     ]  # fmt: skip
     row = found["rows"][1]
