@@ -98,11 +98,11 @@ BY_STATISTICS = "by statistics alone, which show neither values in another order
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A number or a string that an operator is given, of which the two sides give different ones.
+    """A number or a string that an operator is given, or that a module keeps, of which the two sides have different ones.
 
     Attributes:
-        name: the argument: ``eps``.
-        golden, candidate: what each gives, in words; ``""`` for nothing.
+        name: the argument, or the module's attribute: ``eps``.
+        golden, candidate: what each gives or has, in words; ``""`` for nothing.
     """
 
     name: str
@@ -276,6 +276,7 @@ class Culprit:
         seen: in how many calls, all steps and ranks together, the site shows an error; ``row`` is of the largest.
         words: the shape of its error, one finding each: "concentrated in channels 17 and 700 of dimension -1".
         hints: what such an error often comes from.
+        configured: the numbers and strings that the module itself keeps and that are not golden's: ``approximate``.
     """
 
     name: str
@@ -291,6 +292,7 @@ class Culprit:
     seen: int = 1
     operator: str = ""
     difference: Difference | None = None
+    configured: tuple[Option, ...] = ()
 
     @property
     def excess(self) -> float | None:

@@ -20,6 +20,7 @@ import numpy as np
 from accucompare.bundle.dtypes import DTYPES, Kind
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Record, Role
+from accucompare.compare.align import Renaming
 from accucompare.compare.baseline import differing
 from accucompare.compare.comparison import (
     BEGINS_HERE,
@@ -30,6 +31,7 @@ from accucompare.compare.comparison import (
     Comparison,
     Culprit,
     Finding,
+    Option,
     Reason,
     Row,
     Status,
@@ -38,6 +40,7 @@ from accucompare.compare.judge import is_noise
 from accucompare.compare.masks import is_masked
 from accucompare.compare.operators import blame, is_operator
 from accucompare.compare.origins import Call
+from accucompare.compare.provenance import other_configuration
 
 #: Excesses within this factor of each other count as equal.
 ALIKE = 2.0
@@ -260,9 +263,16 @@ def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
     return [replace(culprit, seen=len(calls[site])) for site, culprit in first.items()]
 
 
-def described(culprits: list[Culprit], golden: Bundle, candidate: Bundle) -> list[Culprit]:
-    """The same, with the shape of the first few ones' errors in words. Errors as ``Bundle.values``."""
-    return [_in_words(culprit, golden, candidate) for culprit in culprits[:DESCRIBED]] + culprits[DESCRIBED:]
+def described(culprits: list[Culprit], golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()) -> list[Culprit]:
+    """The same, with what their modules are configured otherwise, and the shape of the first few ones' errors in words.
+
+    Errors as ``Bundle.values``.
+    """
+    configured: dict[str, list[Option]] = {}
+    for name, key, ours, theirs in other_configuration(golden.manifest, candidate.manifest, renamings):
+        configured.setdefault(name, []).append(Option(key, repr(ours), repr(theirs)))
+    told = [replace(culprit, configured=tuple(configured.get(culprit.name, ()))) for culprit in culprits]
+    return [_in_words(culprit, golden, candidate) for culprit in told[:DESCRIBED]] + told[DESCRIBED:]
 
 
 def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:

@@ -166,7 +166,7 @@ def diff(
             maps=[renaming.text for renaming in renamings],
             proposed_maps=[] if auto else proposed,
         )
-        culprits = described(find_culprits(comparison), golden_bundle, candidate_bundle)
+        culprits = described(find_culprits(comparison), golden_bundle, candidate_bundle, renamings)
         return replace(comparison, culprits=culprits)
 
 

@@ -11,6 +11,7 @@ from accucompare.compare.culprits import is_choice, trust
 
 #: What the two measures of an error say, as the heading of the culprits has it.
 _EXCESS = "excess: the relative L2 error as a multiple of the baseline's, which rounding alone makes"
+_OPTIONS_SHOWN = 5  # of what is configured otherwise
 _OVER_LIMIT = "x limit: the error as a multiple of its limit"
 
 
@@ -91,6 +92,13 @@ def error(culprit: Culprit) -> float | None:
     """Its relative L2 error; ``None`` where that was not measured."""
     metrics = culprit.row.metrics
     return None if metrics is None or metrics.nothing_finite else metrics.rel_l2
+
+
+def configuration(culprit: Culprit) -> str:
+    """What its module keeps that is not golden's: ``configured otherwise: eps is 1e-12 in golden, 0.01 in the candidate``; or ``""``."""
+    told = [f"{option.name} is {option.golden} in golden, {option.candidate} in the candidate" for option in culprit.configured]
+    more = [f"and {len(told) - _OPTIONS_SHOWN} more"] if len(told) > _OPTIONS_SHOWN else []
+    return f"configured otherwise: {'; '.join(told[:_OPTIONS_SHOWN] + more)}" if told else ""
 
 
 def kind(culprit: Culprit) -> str:

@@ -216,6 +216,7 @@ def _culprits(comparison: Comparison, numbers: dict[int, int]) -> Iterator[Line]
             height=_height(max((culprits.place(comparison, culprit), culprits.kind(culprit)), key=len), 44),
             margin=Item(number, COUNT_CELL._replace(fill=_SHADE, align="center")),
         )
+        yield from _described("its module", [told] if (told := culprits.configuration(culprit)) else [], WRAPPED._replace(indent=1))
         yield from _described("its error", culprit.words, WRAPPED._replace(indent=1))
         yield from _described("hint", culprit.hints, WRAPPED._replace(indent=1, color=MUTED_TEXT.color))
     yield from _rest(len(comparison.culprits), _MOST_CULPRITS)

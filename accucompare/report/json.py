@@ -60,6 +60,7 @@ def _culprit(comparison: Comparison, culprit: Culprit, number: int) -> dict[str,
     """A culprit; ``row`` is the number (from 1) of the row that shows it."""
     found = {name: getattr(culprit, name) for name in ("name", "call", "site", "before", "reason", "excess", "over_limit")}
     more = {name: getattr(culprit, name) for name in ("jump", "seen", "words", "hints")}
+    more["configured"] = [asdict(option) for option in culprit.configured]
     difference = {} if culprit.difference is None else {"difference": asdict(culprit.difference)}
     return {"place": place(comparison, culprit), "row": number, **found, "limit": excess_limit(culprit.row), **more, **difference}
 

@@ -158,7 +158,9 @@ def _print_culprits(console: Console, comparison: Comparison) -> None:
 def _culprit(comparison: Comparison, place: int, culprit: Culprit, by_baseline: bool) -> Line:
     numbers = [_short(culprits.excess(culprit))] if by_baseline else []
     numbers += [_short(culprits.over_limit(culprit)), _scientific(culprits.error(culprit))]
-    below = [_text(culprits.kind(culprit)), *(_text(words) for words in culprit.words)]
+    below = [_text(culprits.kind(culprit))]
+    below += [_text(told, "yellow") for told in [culprits.configuration(culprit)] if told]
+    below += [_text(words) for words in culprit.words]
     below += [_text(f"hint, {hint}", "bright_black") for hint in culprit.hints]
     return Line([Text(str(place)), _text(culprits.place(comparison, culprit), "bold red"), *map(Text, numbers)], below)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -12,13 +14,16 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+from openpyxl import load_workbook
 from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import open_bundle
 from accucompare.capture.sources import FunctionsRun, configuration, digests_of
+from accucompare.compare.comparison import Option
 from accucompare.compare.provenance import other_code
+from accucompare.report.terminal import print_comparison
 
 LIBRARY = """
 import torch
@@ -105,6 +110,38 @@ def test_numbers_that_modules_keep_are_recorded_and_compared(library: Callable[[
     assert other_code(golden, captured(net, tmp_path / "other")).configured == (("", "eps", 1e-5, 1e-6),)
     (finding,) = [each for each in ac.diff(tmp_path / "golden", tmp_path / "other").preflight if each.topic == "configuration"]
     assert finding.message == "(root).eps: golden 1e-05, candidate 1e-06"
+
+
+def test_a_configuration_that_differs_is_said_beside_the_culprit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """GELU by its approximation, whose error alone looks like noise of a lower precision; under another name, too."""
+    for name, fed, layer, approximate in (("golden", None, "act", "none"), ("tanh", tmp_path / "golden", "gelu", "tanh")):
+        torch.manual_seed(0)
+        net = nn.Sequential(OrderedDict([("fc", nn.Linear(8, 64)), (layer, nn.GELU(approximate)), ("norm", nn.LayerNorm(64))]))
+        with ac.capture(net, tmp_path / name, feed=fed, map="act=gelu" if fed else ()):
+            net(torch.randn(4, 8))
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "tanh", map="act=gelu")
+    (culprit,) = comparison.culprits
+    assert (culprit.place, culprit.configured) == ("act", (Option("approximate", "'none'", "'tanh'"),))
+    told = "configured otherwise: approximate is 'none' in golden, 'tanh' in the candidate"
+    print_comparison(comparison, tmp_path / "x.xlsx", quiet=False)
+    assert told in capsys.readouterr().out
+    summary = load_workbook(comparison.to_excel(tmp_path / "x.xlsx"))["Summary"]
+    assert told in [cell.value for line in summary for cell in line]
+    (found,) = json.loads(comparison.to_json(tmp_path / "x.json").read_text())["culprits"]
+    assert found["configured"] == [{"name": "approximate", "golden": "'none'", "candidate": "'tanh'"}]
+
+
+def test_what_another_module_is_configured_is_not_said_beside_the_culprit(tmp_path: Path) -> None:
+    for name, fed in (("golden", None), ("other", tmp_path / "golden")):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1)).eval()
+        if fed:
+            net[1].p = 0.2
+            net[0].weight.data *= 1.5
+        with ac.capture(net, tmp_path / name, feed=fed, force=fed is not None):
+            net(torch.randn(4, 8))
+    (culprit,) = ac.diff(tmp_path / "golden", tmp_path / "other").culprits
+    assert (culprit.place, culprit.configured) == ("0", ())
 
 
 def test_a_profiler_of_the_users_is_left_alone() -> None:
