@@ -8,10 +8,10 @@ TORCH_NPU := $(if $(filter Linux-x86_64,$(shell uname -s -m | tr ' ' -)),$(VENV)
 
 .PHONY: demo demo-npu test lint format libreoffice bench bench-peers bench-faults bench-origins bench-history clean
 
-demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it where thresholds flag nearly every layer
+demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it where thresholds fail nearly every row
 	$(BIN)/accucompare capture fixtures/minilm.py --round-weights bfloat16 --out demo/golden --overwrite
 	$(BIN)/accucompare capture fixtures/minilm.py:faulty --dtype bfloat16 --out demo/candidate --overwrite
-	@echo "\nA fixed tolerance, as tight as float32 allows, flags nearly every layer; the default for bfloat16 flags none:\n"
+	@echo "\nA fixed tolerance, as tight as float32 allows, fails nearly every row; the default for bfloat16 flags none:\n"
 	$(BIN)/accucompare diff demo/golden demo/candidate --rel-l2 1e-3 --report reports/demo-fixed.xlsx --quiet || test $$? -eq 1
 	$(BIN)/accucompare diff demo/golden demo/candidate --report reports/demo-default.xlsx --quiet
 	@echo "\nEach layer on golden's inputs, judged by what rounding does to it:\n"

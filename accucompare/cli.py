@@ -108,8 +108,9 @@ def cli(debug: bool) -> None:
     is_flag=False,
     flag_value="float32,bfloat16",
     metavar="[PRECISION,…]",
-    help="Then run CASE fed with this capture for candidates of each precision (float32, bfloat16, float16, hf32, tf32), and keep how "
-    "large an error rounding alone makes. locate and diff judge by it, wherever they run.  [without a list: float32,bfloat16]",
+    help="Then run CASE fed with this capture (each layer given its inputs) for candidates of each precision (float32, bfloat16, "
+    "float16, hf32, tf32), and keep how large an error rounding alone makes. locate and diff judge by it, wherever they run.  "
+    "[without a list: float32,bfloat16]",
 )
 @click.option("--baseline-tensors", is_flag=True, help="With --with-baseline, keep what the layers computed, too, not only the errors.")
 @click.option(
@@ -229,6 +230,10 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
     """Compare the bundle CANDIDATE with the bundle GOLDEN, layer by layer, and write an Excel report.
 
     Without any tolerance, the baseline judges, or else a relative L2 limit for each dtype (float32 1e-4, float16 1e-2, bfloat16 5e-2).
+
+    What it prints, in short: a row is a pair of records (or one without partner), a culprit the place where an error is made: a layer, or
+    glue, code of a layer's own between its children. x limit is an error as a multiple of its limit, excess as one of the baseline's error.
+    Fed is a candidate captured with --feed, each layer on golden's inputs, so that each error is its own.
     """
     from accucompare.compare.diff import diff as compare
     from accucompare.report.terminal import progress_bar
@@ -277,7 +282,7 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
 )
 @shared.compared_only
 @shared.compared_skip
-@click.option("--ops", is_flag=True, help="Then say which operator of that layer it is, with its source line; report in …-ops.xlsx.")
+@click.option("--ops", is_flag=True, help="Then say which operator of the culprit it is, with its source line; report in …-ops.xlsx.")
 @click.option("--hf32", is_flag=True, help="Let an NPU round what goes into float32 products; otherwise it may not while this runs.")
 @click.option("--tf32", is_flag=True, help="The same for a GPU.")
 @shared.deterministic
@@ -289,7 +294,9 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
 def locate(case: str | None, device: str, ops: bool, report: Path | None, json_path: Path | None, quiet: bool, **options: Any) -> int:
     """Run CASE on a device and say whether it differs from golden by rounding or by a bug, and in which layer the bug is.
 
-    Each layer is given golden's inputs, so that its error is its own, and is judged by what rounding alone does to it on the CPU.
+    Each layer is given golden's inputs (it is fed), so that its error is its own, and is judged by what rounding alone does to it on the
+    CPU. A culprit is the place where an error is made: a layer, or glue, code of a layer's own between its children. Its excess is its
+    error as a multiple of what rounding makes there.
     """
     from accucompare.devices import DeviceName
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import openpyxl
 import pytest
+from click.testing import CliRunner
 
+from accucompare.cli import cli as commands
 from tests.conftest import Run, run_cli
 
 CASE = """
@@ -385,3 +387,20 @@ def test_help_imports_not_even_numpy(tmp_path: Path) -> None:
     program = "import sys\nfrom accucompare.cli import main\ntry:\n    main(['--help'])\nfinally:\n    print('numpy' in sys.modules)\n"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.endswith("False\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("diff", "a culprit the place where an error is made"),
+        ("diff", "glue, code of a layer's own between its children"),
+        ("diff", "x limit is an error as a multiple of its limit, excess as one of the baseline's error"),
+        ("diff", "Fed is a candidate captured with --feed, each layer on golden's inputs"),
+        ("locate", "glue, code of a layer's own between its children"),
+        ("locate", "Its excess is its error as a multiple of what rounding makes there"),
+        ("capture", "fed with this capture (each layer given its inputs)"),
+    ],
+)
+def test_help_explains_the_words_that_it_and_the_answers_use(command: str, told: str) -> None:
+    done = CliRunner().invoke(commands, [command, "--help"])
+    assert told in " ".join(done.output.split())

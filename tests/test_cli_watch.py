@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -146,6 +147,15 @@ def test_overflow_tells_the_rest(planted: subprocess.CompletedProcess[str], serv
     assert "Findings, in execution order" in done.stdout
     sheet = openpyxl.load_workbook(served.folder / "reports" / "planted-overflow.xlsx")["Findings"]
     assert "NOT FINITE" in str(sheet["A1"].value)
+
+
+def test_the_sample_in_the_documentation_is_what_is_printed(served: Served) -> None:
+    """But for its numbers, which another processor and another release of transformers may change."""
+    page = (ROOT / "docs" / "nan.md").read_text()
+    sample = page.partition("$ accucompare watch fixtures/gpt2.py:overflowing --dtype float16\n")[2].partition("```")[0]
+    done = served("watch", str(ROOT / "fixtures" / "gpt2.py:overflowing"), "--dtype", "float16")
+    assert done.returncode == 1
+    assert re.sub(r"\d+(\.\d+)?", "N", sample) == re.sub(r"\d+(\.\d+)?", "N", done.stdout)
 
 
 def test_ctrl_c_says_in_which_step_and_leaves_a_log(folder: Path) -> None:

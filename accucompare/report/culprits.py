@@ -9,7 +9,8 @@ from accucompare.compare.baseline import differing
 from accucompare.compare.comparison import Answer, Comparison, Culprit, Row
 from accucompare.compare.culprits import is_choice, trust
 
-#: What the two measures of an error say, as the heading of the culprits has it.
+#: What a culprit is, and what the two measures of its error say, as the heading of the culprits has it.
+_CULPRIT = "where errors are made, the most certain first"
 _EXCESS = "excess: the relative L2 error as a multiple of the baseline's, which rounding alone makes"
 _OPTIONS_SHOWN = 5  # of what is configured otherwise
 _OVER_LIMIT = "x limit: the error as a multiple of its limit"
@@ -45,8 +46,7 @@ def tolerance(comparison: Comparison) -> str:
 
 def note(comparison: Comparison) -> str:
     """How to read the list of culprits, and how far to trust it."""
-    parts = [] if comparison.baseline is None else [_EXCESS]
-    parts.append(_OVER_LIMIT)
+    parts = [_CULPRIT, *([] if comparison.baseline is None else [_EXCESS]), _OVER_LIMIT]
     if any(culprit.site == "glue" for culprit in comparison.culprits):
         parts.append("glue: code of a module's own, between its children")
     if comparison.fed:
