@@ -457,11 +457,26 @@ class Comparison:
                 f"{self.place(beyond[0])} is off{error}, far beyond rounding, and so is the baseline: "
                 "it may have the fault too, or rounding changed a choice before; a fed capture tells"
             )
+        if hidden := self.unseen_words:
+            return hidden
         if self.refused is not None:
             return f"everything is within fixed limits, which miss small faults, and {self.refused}"
         if self.unseen:
             return f"what was compared agrees, but the optimizer's code differs ({self.unseen}), and no update was compared"
         return ""
+
+    @property
+    def unseen_words(self) -> str:
+        """How much could not be compared where an error could begin, and where first; ``""`` if nothing that hides one."""
+        from accucompare.compare.unseen import unseen
+
+        found = unseen(self.rows)
+        if found is None:
+            return ""
+        where = f"{self.place(found.first)} ({found.first.verdict.detail})"
+        return (
+            f"what was compared agrees, but {found.count} of {len(self.rows)} rows could not be, and an error may hide there: first {where}"
+        )
 
     @property
     def poor_baseline(self) -> str:
