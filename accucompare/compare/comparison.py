@@ -157,6 +157,7 @@ class Verdict:
         precision: the baseline's dtype, if its rounding was expected of a wider one; else ``""``.
         beyond: whether the baseline would pass it, but it is too large to be rounding, whatever the baseline.
         option: of a number or a string given to an operator, what the two sides give, if that differs.
+        chosen: whether rounding changes the shape here, or how often the call is made, as the baseline shows: nothing judges it.
     """
 
     reason: Reason
@@ -170,6 +171,7 @@ class Verdict:
     precision: str = ""
     beyond: bool = False
     option: Option | None = None
+    chosen: bool = False
 
     @property
     def status(self) -> Status:

@@ -6,6 +6,8 @@ wide limit. An object that cannot be looked into may hold such values; it counts
 something after it is: a cache beside the hidden states, or an object that the whole model gives at its end, hides no step between
 compared ones. What is handed *to* a call shows in what the call gives.
 
+**Chosen.** Where rounding changes a shape or how often a call is made, as the baseline shows, there is nothing to judge by.
+
 **Many.** Where more than half of the tensors could not be compared, whatever they are, too little was.
 
 **Unless it is proven.** Where a call gives bit for bit what golden gives, nothing inside it can have gone wrong.
@@ -56,6 +58,8 @@ def unseen(rows: Sequence[Row]) -> Unseen | None:
 def _holds_values(row: Row) -> bool:
     """Whether a row without data to compare may hold what was computed: not what is there on one side only, nor an object given."""
     ours, theirs = row.golden, row.candidate
+    if row.verdict.chosen:
+        return True
     if row.reason is not Reason.NOT_COMPARABLE or ours is None or theirs is None:
         return False
     if is_operator(ours) or ours.role is Role.COMPUTED_BUFFER:
@@ -75,8 +79,11 @@ def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
             last[step] = max(last.get(step, 0), row.golden.order)
     found = []
     for row in suspects:
-        record = row.golden
+        record = row.record
         assert record is not None
+        if row.verdict.chosen:
+            found.append(row)
+            continue
         between = record.order < last.get((record.rank, record.step), -1)
         alone = record.layout is Layout.OPAQUE and between and _call(record) not in judged
         if record.role is Role.OUTPUT and (record.layout in _WITHOUT_DATA or alone):
