@@ -8,14 +8,15 @@ counts are as good as Poisson variables. What is not judged is no pass either.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from accucompare.bundle.records import OPERATOR_ROLES, Record
+from accucompare.bundle.records import OPERATOR_ROLES, Key, Record, Role
 from accucompare.compare.align import Pair, Renaming, rename
 
 #: (rank, step, name).
 _Module = tuple[int, int, str]
+_Call = tuple[int, int, str, int]
 
 
 def most_changed(different: int) -> float:
@@ -35,6 +36,29 @@ def chosen_shape(golden: Record, candidate: Record, baseline: Record | None) -> 
     if not all(map(_may_be, golden.shape, candidate.shape, baseline.shape)):
         return ""
     return _changed("golden is", list(golden.shape), list(candidate.shape), list(baseline.shape))
+
+
+def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -> set[_Call]:
+    """The calls that were given another shape in the baseline, so that it could not be fed there: it shows nothing of the call itself.
+
+    Args:
+        golden: the records.
+        baselines: the baseline's record for each of golden's.
+    """
+    inputs = (record for record in golden if record.role is Role.INPUT and record.key in baselines)
+    return {_call(record) for record in inputs if baselines[record.key].shape != record.shape}
+
+
+def judged_by_limits(pair: Pair, given: Collection[_Call]) -> bool:
+    """Whether a fed candidate's call was fed where the baseline's was not, and so gave golden's shape: its error is its own."""
+    golden, candidate = pair.golden, pair.candidate
+    if golden is None or candidate is None or golden.role is not Role.OUTPUT:
+        return False
+    return golden.shape == candidate.shape and _call(golden) in given
+
+
+def _call(record: Record) -> _Call:
+    return record.rank, record.step, record.name, record.call
 
 
 @dataclass(frozen=True)

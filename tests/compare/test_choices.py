@@ -55,6 +55,22 @@ def test_other_values_of_the_same_shape_are_not_judged_where_rounding_changes_th
     assert answered(tmp_path, golden, other, kept(49)).answer is Answer.NOT_SURE
 
 
+@pytest.mark.parametrize(("fed", "expected"), [(True, Answer.BUG), (False, Answer.NOT_SURE)])
+def test_a_call_that_was_fed_where_the_baseline_could_not_be_is_judged_by_limits(tmp_path: Path, fed: bool, expected: Answer) -> None:
+    def head(count: int, dtype: str, scale: float = 1.0) -> list[Item]:
+        values = np.linspace(-1, 1, count * 4).reshape(count, 4).astype(np.float32)
+        given, gave = item("head", values, dtype, role="input"), item("head", scale * values, dtype)
+        return [kept(1, dtype)[0], item("", values[0], dtype, role="input", parent=None), given, gave]
+
+    golden = write(tmp_path / "golden", head(50, "float32"))
+    identity = ac.open_bundle(golden).identity()
+    feed = {"capture": {"feed": {"golden": "golden", "identity": identity, "not_fed": []}}} if fed else {}
+    candidate = write(tmp_path / "candidate", head(50, "bfloat16", 1.5), **feed)
+    baseline = write(tmp_path / "baseline", head(49, "bfloat16"), **feed)
+    comparison = ac.diff(golden, candidate, baseline=baseline)
+    assert comparison.answer is expected
+
+
 def called(times: int, dtype: str = "bfloat16") -> list[Item]:
     x = np.linspace(-1, 1, 64).astype(np.float32)
     calls = [item("f", x, dtype, role=role, call=call) for call in range(times) for role in ("input", "output")]
