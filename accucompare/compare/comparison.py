@@ -157,6 +157,7 @@ class Verdict:
         precision: the baseline's dtype, if its rounding was expected of a wider one; else ``""``.
         beyond: whether the baseline would pass it, but it is too large to be rounding, whatever the baseline.
         option: of a number or a string given to an operator, what the two sides give, if that differs.
+        chosen: whether rounding changes the shape here, or how often the call is made, as the baseline shows: nothing judges it.
     """
 
     reason: Reason
@@ -170,6 +171,7 @@ class Verdict:
     precision: str = ""
     beyond: bool = False
     option: Option | None = None
+    chosen: bool = False
 
     @property
     def status(self) -> Status:
@@ -469,11 +471,26 @@ class Comparison:
                 f"{self.place(beyond[0])} is off{error}, far beyond rounding, and so is the baseline: "
                 "it may have the fault too, or rounding changed a choice before; a fed capture tells"
             )
+        if hidden := self.unseen_words:
+            return hidden
         if self.refused is not None:
             return f"everything is within fixed limits, which miss small faults, and {self.refused}"
         if self.unseen:
             return f"what was compared agrees, but the optimizer's code differs ({self.unseen}), and no update was compared"
         return ""
+
+    @property
+    def unseen_words(self) -> str:
+        """How much could not be compared where an error could begin, and where first; ``""`` if nothing that hides one."""
+        from accucompare.compare.unseen import unseen
+
+        found = unseen(self.rows)
+        if found is None:
+            return ""
+        where = f"{self.place(found.first)} ({found.first.verdict.detail})"
+        return (
+            f"what was compared agrees, but {found.count} of {len(self.rows)} rows could not be, and an error may hide there: first {where}"
+        )
 
     @property
     def poor_baseline(self) -> str:

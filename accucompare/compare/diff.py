@@ -14,6 +14,7 @@ from accucompare.bundle.selection import Selection
 from accucompare.compare.align import Pair, Renaming, align, unused
 from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
 from accucompare.compare.brought import own_baseline
+from accucompare.compare.choices import Calls, given_otherwise, judged_by_limits
 from accucompare.compare.comparison import UNMATCHED, Comparison, Finding, Reason, RefusedBaseline, Row, Side, Status, Verdict
 from accucompare.compare.culprits import described, find_culprits
 from accucompare.compare.operators import OperatorOrigins, with_options
@@ -128,6 +129,10 @@ def diff(
             try:
                 check_dtypes(pairs, found, baseline_bundle.path)
                 tasks = [with_baseline(task, found) for task in tasks]
+                calls = Calls.of(golden_records, candidate_records, baseline_records, renamings)
+                tasks = [replace(task, chosen=calls.chosen(task.pair) or task.chosen) for task in tasks]
+                odd = set() if free else given_otherwise(golden_records, found)
+                tasks = [replace(task, chosen="") if judged_by_limits(task.pair, odd) else task for task in tasks]
             except UsageError as error:
                 if baseline is not None:
                     raise

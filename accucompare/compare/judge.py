@@ -10,6 +10,7 @@ from accucompare.bundle.dtypes import DTYPES, Kind
 from accucompare.bundle.records import Layout, Record
 from accucompare.compare.baseline import FEW, Expected, differing, excess, floor, is_half, limit
 from accucompare.compare.bounds import can_bound
+from accucompare.compare.choices import most_changed
 from accucompare.compare.comparison import Reason, Status, Verdict
 from accucompare.compare.measure import Metrics
 from accucompare.compare.tolerance import EXACT, SMALLEST_COSINE, Tolerance
@@ -150,7 +151,7 @@ def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
     by more than three times their joint standard deviation, and one, hardly ever.
     """
     found = differing(metrics)
-    most = expected.different + 3.0 * math.sqrt(2.0 * expected.different) + 1.0
+    most = most_changed(expected.different)
     reason = Reason.OK if found <= most else Reason.INTRODUCED
     detail = f"{found} of {metrics.compared} differ; so do {expected.different} in the baseline, by rounding alone"
     ratio = found / expected.different

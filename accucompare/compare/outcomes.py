@@ -16,6 +16,7 @@ from accucompare.bundle.statistics import Statistics
 from accucompare.compare.align import Pair
 from accucompare.compare.baseline import Expected, why_not
 from accucompare.compare.bounds import judge_bounds, lower_bounds
+from accucompare.compare.choices import chosen_shape
 from accucompare.compare.comparison import Option, Reason, Status, Verdict
 from accucompare.compare.judge import judge, judge_without_data, settle_noise
 from accucompare.compare.masks import may_hold_masks, may_say_the_same
@@ -43,6 +44,7 @@ class Task:
     tolerance: Tolerance
     baseline: Record | None = None
     repeat: Record | None = None
+    chosen: str = ""  # how rounding changes the shape or the number of calls, as the baseline shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
     why = why_not(golden, candidate, record)
     if not why:
         return replace(task, baseline=record)
+    task = replace(task, chosen=chosen_shape(golden, candidate, record))
     return replace(task, tolerance=_because(task.tolerance, why))
 
 
@@ -108,6 +111,14 @@ class Sides:
         return [outcomes[place] for place in range(len(tasks))]
 
     def _outcome(self, task: Task, run: Run = map) -> Outcome:
+        """What is found of a pair; over its limit, and rounding alone makes it another one, there is nothing to judge it by."""
+        found = self._found(task, run)
+        chosen = (Reason.SHAPE, Reason.INTRODUCED, Reason.MISSING, Reason.EXTRA)
+        if not task.chosen or isinstance(found, BundleError) or found.verdict.reason not in chosen:
+            return found
+        return Found(None, Verdict(Reason.NOT_COMPARABLE, detail=task.chosen, chosen=True))
+
+    def _found(self, task: Task, run: Run) -> Outcome:
         golden, candidate = task.pair.golden, task.pair.candidate
         if golden is None or candidate is None:
             if is_operator(golden or candidate):

@@ -1,7 +1,7 @@
 """The shape of an error in words: where it is, what was done to the values, and what such an error often comes from.
 
 First the slices that hold nearly all of the squared error are looked for (``marginals``); then, among these only, the simplest
-description of the candidate's values (``transforms``), or else what the error goes with, or that it is noise. Every claim has to
+description of the candidate's values (``transforms``), or else what the error goes with, or that no pattern was found. Every claim has to
 explain nearly all of the squared error and to be far beyond what noise does by chance.
 """
 
@@ -41,6 +41,9 @@ BINS = 64  # of golden's values, to see whether they alone decide the error
 #: sqrt(mean d^2 / mean golden^2) of rounding to p bits is this times 2^-p, for mantissas spread evenly in their logarithm.
 ROUNDING = math.sqrt(2 * math.log(2) / 9)
 
+#: Digits of the types that values are cast to, which is said of errors about as large.
+CAST_TO = {known.digits for known in DTYPES.values() if known.kind is Kind.FLOAT and 1 < known.digits <= 24}
+
 #: What slices are called (``marginals.NAMES``) that are made by one row of a weight.
 CHANNELS = ("channels", "channels or heads", "columns or features")
 
@@ -50,7 +53,7 @@ HINTS = {
     "saturated": "often: overflow in a narrow type, saturated in place of Inf",
     "zero": "often: a mask, pruning, or a buffer that was never written",
     "zero channel": "often: a zeroed weight row, or a pruned channel",
-    "token": "often: a dropped token, or an attention mask or a position that is off by one",
+    "token": "often: a dropped token, or an attention mask that is off by one",
     "part": "often: one attention head, or one shard of a split layer",
     "eps": "often: a wrong eps in a normalisation",
     "scale near 1": "often: a wrong eps in a normalisation, or a slightly wrong scale",
@@ -65,11 +68,11 @@ HINTS = {
     "shift": "often: an index or position off by as much, or other padding",
     "layout": "often: a transposed weight, or a layout taken for another (NCHW for NHWC)",
     "side": "often: another activation function, or the tanh approximation of GELU",
-    "function": "often: another activation function, or an approximation of it",
+    "function": "often: another activation function, an approximation of it, or a soft cap that one side lacks",
+    "softmax": "often: a softmax in the model and another around it",
     "steps": "often: quantisation to few bits",
     "low rank": "often: one wrong column of a weight, or one wrong input",
     "relative": "often: a cast to a type with fewer bits",
-    "absolute": "often: lower-precision accumulation, or rounded operands of a product",
     "unrelated": "often: another random seed, memory that was never written, or a layout taken for another",
 }
 
@@ -116,7 +119,7 @@ def describe_error(golden: Float64, candidate: Float64, *, dtype: str = "float32
         found = _findings(pair, golden.shape, dtype) if pair.golden.size > 1 else []
     if any(hint == "saturated" for _, hint in facts):
         found = [one for one in found if one[1] != "clip"]  # it says the same
-    hints = [HINTS[hint] for _, hint in (*facts, *reversed(found)) if hint]  # what was done tells more of the cause than where
+    hints = [HINTS[hint] for _, hint in (*facts, *reversed(found)) if hint in HINTS]  # what was done tells more of the cause than where
     return Shape(tuple(words for words, _ in (*facts, *found))[:3], tuple(dict.fromkeys(hints))[:2])
 
 
@@ -159,7 +162,8 @@ def _findings(whole: Pair, shape: tuple[int, ...], dtype: str) -> Found:
         return _spike(whole, shape) or _what(whole, sums, dtype)
     chosen, kind = [place for _, place in where], _kind([place for _, place in where])
     share = percent(min(share for share, _ in where))
-    found = [(f"{share} of the squared error is in {' of '.join(map(str, reversed(chosen)))}", kind if kind in HINTS else "")]
+    hint = "" if kind == "token" else kind  # what is wrong with a whole row tells of its cause, that it is one does not
+    found = [(f"{share} of the squared error is in {' of '.join(map(str, reversed(chosen)))}", hint if hint in HINTS else "")]
     part = whole.part(chosen)
     for words, hint in _what(part, sums_of(part), dtype):
         there = " there" if words.startswith(("the candidate", "a constant", "the sign")) else ""
@@ -223,16 +227,23 @@ def _by_golden(pair: Pair) -> Found:
         expected = max(float(where.mean()), float(golden[where] @ golden[where]) / (float(golden @ golden) or 1.0))
         if share >= SIDE and expected <= SHARE and beyond_chance(np.array(share), np.array(expected), carriers) >= CERTAIN:
             return [(f"{percent(share)} of the squared error is where golden is {words}", "side")]
-    one = _function_of_golden(golden, diff)
+    one = _function_of_golden(golden, candidate)
     return [(one.words, one.hint)] if carriers >= 4 * BINS and one.certain() else []
 
 
-def _function_of_golden(golden: Float64, diff: Float64) -> Description:
-    """Whether d is the same wherever golden is: by the means of d in bins of golden, too wide for the steps of rounding."""
+def _function_of_golden(golden: Float64, candidate: Float64) -> Description:
+    """Whether d is the same wherever golden is: by the means of d in bins of golden, too wide for the steps of rounding.
+
+    Where the candidate is small beside golden, any d is about -golden: what is left must be small beside what varies in the candidate, too.
+    """
+    diff = candidate - golden
     ordered = diff[np.argsort(golden, kind="stable")]
     starts = np.unique(np.arange(BINS) * len(ordered) // BINS)
     counts = np.diff(np.append(starts, len(ordered)))
-    left = max(0.0, 1 - float(np.sum(np.add.reduceat(ordered, starts) ** 2 / counts)) / float(ordered @ ordered))
+    total = float(ordered @ ordered)
+    left = max(0.0, 1 - float(np.sum(np.add.reduceat(ordered, starts) ** 2 / counts)) / total)
+    varies = float(np.var(candidate)) * len(candidate)
+    left = max(left, left * total / varies if varies else 1.0)
     return Description("function", "the error depends on golden's value alone", left, len(starts), carriers_of(diff))
 
 
@@ -269,14 +280,15 @@ def _noise(pair: Pair, sums: Sums) -> Found:
         return []
     golden, error = float(sums.leading[3].sum()), float(sums.leading[1].sum())
     if not golden:
-        return [("looks like noise", "")]
+        return [("no pattern was found", "")]
     ratio, slope = math.sqrt(error / golden), _slope(pair)
     bits = round(math.log2(min(max(ROUNDING / ratio, 1.0), 2.0**53)))
     if abs(slope - 1) < SLOPE:
         size = f"about as large as rounding to {bits} bits" if bits > 1 else f"{ratio:.1g} of it"
-        return [(f"looks like noise, in proportion to |golden|: {size}", "relative" if bits > 1 else "")]
+        known = any(abs(bits - digits) <= 1 for digits in CAST_TO)
+        return [(f"no pattern was found, in proportion to |golden|: {size}", "relative" if known else "")]
     alike = ", as large where golden is small" if abs(slope) < SLOPE else ""
-    return [(f"looks like noise, {ratio:.1e} of golden's RMS{alike}", "absolute" if alike and ratio < NOISE else "")]
+    return [(f"no pattern was found, {ratio:.1e} of golden's RMS{alike}", "")]  # any error is so behind a product: no hint
 
 
 def _explained(pair: Pair, sums: Sums) -> bool:

@@ -20,9 +20,12 @@ from accucompare.compare.marginals import CERTAIN, LISTED, LONGEST, Pair, Sums, 
 LEFT = 0.1  # of the squared error, the most that a description may leave: noise of a tenth of the error takes 1 %, the rest is margin
 FLOOR = 1e-4  # of the squared error left counts as all explained: among exact descriptions the shortest wins
 NEAR = 0.05  # a scale this near 1 is a slip, this near 0 or -1 is that
+SLIGHT = 1e-3  # factors of slices nearer to 1 may come from anything: wrong weights and scales are further off
+SLIP = 0.5  # a factor of each row further from 1 is no slip
 FAINT = 0.05  # of golden's RMS: a channel with less counts as this large, or its noise would count for more than others' errors
 TURNS = 4  # of fitting rows' factors and channels' biases in turn: after 2, what is left of a wrong eps changes no more
 FITTED = 1 << 22  # elements, the most that rows' factors are fitted to
+NEARLY_ZERO = "nearly zero"  # of which there is no hint: much makes values small
 ROW = "each row"  # along the last dimension: a token, where this holds channels
 
 
@@ -60,6 +63,7 @@ def describe(pair: Pair, sums: Sums) -> Description | None:
         scales_and_offsets(pair, sums),
         _row_scales(pair),
         _clipped(pair, sums),
+        _softmax_again(pair, sums),
         _moved_slices(pair, sums),
         _layouts(pair, sums),
     )
@@ -70,6 +74,13 @@ def _left(pair: Pair, guess: Float64) -> float:
     """The share of the squared error left, if candidate is guessed to be so."""
     missed, diff = (pair.candidate - guess).reshape(-1), (pair.candidate - pair.golden).reshape(-1)
     return float(missed @ missed) / float(diff @ diff)
+
+
+def _left_of_both(pair: Pair, guess: Float64) -> float:
+    """The larger share that is left of the error and of what varies in the candidate: where that is small, nearly any guess explains d."""
+    missed = (pair.candidate - guess).reshape(-1)
+    varies = float(np.var(pair.candidate)) * missed.size
+    return max(_left(pair, guess), float(missed @ missed) / varies if varies else 1.0)
 
 
 def _zero(pair: Pair, sums: Sums) -> Iterator[Description]:
@@ -94,8 +105,19 @@ def scales_and_offsets(pair: Pair, sums: Sums) -> Iterator[Description]:
         groups = over.shape[1]
         excess, offsets = _ratio(product, squares), diff * groups / size  # those that leave the least: scales are 1 + excess
         scaled, moved = (_unexplained(float(part.sum()) / error) for part in (product * excess, diff * offsets))
-        yield Description(*_scales_in_words(1 + excess, each), scaled, groups, sums.carriers)
+        hint, words = _scales_in_words(1 + excess, each)
+        if hint != NEARLY_ZERO:
+            scaled = max(scaled, _not_golden(scaled * error, error + float((2 * product + squares).sum())))
+        yield Description(hint, words, scaled, groups, sums.carriers)
         yield Description("offset", _offset_in_words(offsets, each, rms), moved, groups, sums.carriers)
+
+
+def _not_golden(missed: float, candidate: float) -> float:
+    """The share of the candidate's own squares that a multiple of golden misses.
+
+    What is small beside golden is nearly all error, of which nearly any multiple of golden explains nearly all.
+    """
+    return missed / candidate if candidate else 1.0
 
 
 def _unexplained(share: float) -> float:
@@ -136,11 +158,15 @@ def _scales_in_words(scales: Float64, each: str) -> tuple[str, str]:
         one_sided = 0 < low <= high < 1 or low > 1  # an eps that is too large shrinks every row, one that is too small grows it
         digits = max(2, math.ceil(-math.log10(high - low))) if 0 < high - low < 1 else 2  # as many as tell them apart
         words = f"{each} is scaled by a factor of its own, {low:.{digits}f} to {high:.{digits}f}"
-        return "eps" if each == ROW and one_sided else "scale by group", words
+        if not SLIP < low <= high < 1 / SLIP:
+            return "", words  # no slip of a normalisation does so much
+        if each == ROW and one_sided:
+            return "eps", words
+        return "scale by group" if max(1 - low, high - 1) >= SLIGHT else "", words
     if abs(low + 1) < NEAR:
         return "sign", "the sign is flipped"
     if abs(low) < NEAR:
-        return "zero", "the candidate is nearly zero"
+        return NEARLY_ZERO, "the candidate is nearly zero"
     return "scale near 1" if abs(low - 1) < NEAR else "scale", f"the candidate is about {_factor(low)} × golden"
 
 
@@ -171,23 +197,32 @@ def _row_scales(pair: Pair) -> Iterator[Description]:
     product, squares = np.einsum("ij,ij->i", diff, golden), np.einsum("ij,ij->i", golden, golden)
 
     together, apart = _ratio(product.sum(keepdims=True), squares.sum(keepdims=True)), _ratio(product, squares)
+    candidate = error + float(np.sum(2 * product + squares))
     for excess, each in ((together, ""), (apart, ROW)):
         left = _unexplained(float(np.sum(excess * product)) / error)
-        yield Description(*_scales_in_words(1 + excess, each), left, len(excess), carriers)
+        hint, words = _scales_in_words(1 + excess, each)
+        if hint != NEARLY_ZERO:
+            left = max(left, _not_golden(left * error, candidate))
+        yield Description(hint, words, left, len(excess), carriers)
 
     excess, bias = apart, np.zeros(length)  # the bias's sign is changed: d = excess * (golden + bias)
     for _ in range(TURNS):
         bias = np.nan_to_num((excess @ diff - excess**2 @ golden) / (excess @ excess)).clip(-1, 1)  # none is above golden's RMS
         excess = _ratio(product + diff @ bias, squares + 2 * (golden @ bias) + bias @ bias)
+    if np.abs(np.median(1 + excess)) < NEAR:  # every row is but the bias
+        return
     missed = diff - excess[:, None] * (golden + bias)
-    yield Description(*_scales_in_words(1 + excess, ROW), float(np.vdot(missed, missed)) / error, len(golden) + length, carriers)
+    left = float(np.vdot(missed, missed))
+    left = max(left / error, _not_golden(left, candidate))
+    yield Description(*_scales_in_words(1 + excess, ROW), left, len(golden) + length, carriers)
 
 
 def _clipped(pair: Pair, sums: Sums) -> Iterator[Description]:
     low, high = float(pair.candidate.min()), float(pair.candidate.max())
     below, above = float(pair.golden.min()) < low, float(pair.golden.max()) > high
     if high - low < NEAR * float(np.ptp(pair.golden)):
-        hint, words, numbers = "constant", f"the candidate is {'' if high == low else 'nearly '}constant", 1
+        exactly = high == low
+        hint, words, numbers = "constant" if exactly else "", f"the candidate is {'' if exactly else 'nearly '}constant", 1
     elif below and above:
         hint, words, numbers = "clip", "clipped on both sides", 3
     elif below or above:
@@ -195,7 +230,21 @@ def _clipped(pair: Pair, sums: Sums) -> Iterator[Description]:
         hint, words = "clip", f"clipped from {'below' if below else 'above'}{at}"
     else:
         return
-    yield Description(hint, words, _left(pair, np.clip(pair.golden, low, high)), numbers, sums.carriers)
+    guess = np.clip(pair.golden, low, high)
+    left = _left_of_both(pair, guess) if hint == "clip" else _left(pair, guess)
+    yield Description(hint, words, left, numbers, sums.carriers)
+
+
+def _softmax_again(pair: Pair, sums: Sums) -> Iterator[Description]:
+    """The softmax of what is one already along the last dimension; where golden has zeros, which were masked, they may be masked again."""
+    golden, last = pair.golden, pair.places[-1]
+    if len(last.chosen) != last.size or golden.min() < 0 or np.abs(golden.sum(-1) - 1).max() > NEAR:
+        return
+    powers = np.exp(golden)
+    for kept in (powers, np.where(golden > 0, powers, 0.0)):
+        guess = kept / kept.sum(-1, keepdims=True)
+        words = "the candidate is the softmax of golden, which is one already"
+        yield Description("softmax", words, _left_of_both(pair, guess), 1, sums.carriers)
 
 
 def _moved_slices(pair: Pair, sums: Sums) -> Iterator[Description]:

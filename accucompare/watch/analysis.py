@@ -121,6 +121,8 @@ def headline(found: Found, start: Start) -> str:
 def how(found: Found) -> str:
     """How it came to be there: made by which operator at which line, from what; or where it came from."""
     by = (f" by {printable(found.operator, 80)}" if found.operator else "") + (f" at {printable(found.line)}" if found.line else "")
+    if found.site is Site.LOSS and found.operator and not found.line:
+        by += " (at a line that is not known: the loss was computed otherwise than in the steps before; --level op notes every step)"
     sentence = {
         Site.WEIGHTS: f"in its weights before it was called: {_listed(list(map(described, found.weights)), _MOST['weights'])}".rstrip(": "),
         Site.INPUT: "the model was given it",

@@ -16,6 +16,8 @@ _ACCUMULATES = "torch::autograd::AccumulateGrad"
 _ENTRANCE = "_engine_run_backward"
 #: A loss has so many nodes at most.
 _MOST = 500
+#: For so many losses computed otherwise than those before, lines are noted once more, in the step after the one that shows it.
+_MOST_AGAIN = 8
 
 #: Those that are told of each backward of this process.
 _told: list[Callable[[Any, bool], None]] = []
@@ -73,7 +75,8 @@ def nodes_outside(roots: Iterable[Any], is_inside: Callable[[int], bool]) -> lis
 class Lines:
     """The source lines of operators outside of the model, which torch's anomaly mode notes.
 
-    It takes long. A loss is computed in the same way in each step, so that its first step is enough, if the graph is the same.
+    It takes long. A loss is computed in the same way in each step, so that its first step is enough, if the graph is the same; where it is
+    another, the next step is noted too, a few times.
 
     Attributes:
         always: note them in every step.
@@ -83,10 +86,12 @@ class Lines:
         self.always = False
         self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._on = False
+        self._again = False  # the last loss was a new one
+        self._left = _MOST_AGAIN
 
     def begin(self) -> None:
         """Operators that are called from now on are outside of the model."""
-        if (self.always or not self._known) and not torch.is_anomaly_enabled():
+        if (self.always or self._again or not self._known) and not torch.is_anomaly_enabled():
             torch.autograd.set_detect_anomaly(True, check_nan=False)
             self._on = True
 
@@ -105,7 +110,11 @@ class Lines:
     def of(self, nodes: list[Any], line: Callable[[Any], str]) -> tuple[str, ...]:
         """The line of each node, as ``line`` finds it if it was noted; empty if it is not known."""
         names = tuple(node.name() for node in nodes)
+        if nodes and not self._on and names not in self._known and self._left:
+            self._again = True
+            self._left -= 1
         if self._on:
+            self._again = False
             self._known[names] = tuple(map(line, nodes))
             if len(self._known) > 8:
                 del self._known[next(iter(self._known))]

@@ -20,6 +20,7 @@ from accucompare.bundle.dtypes import DTYPES, DType
 from accucompare.bundle.reader import open_bundle
 from accucompare.compare import outcomes
 from accucompare.compare.comparison import Reason, Status
+from accucompare.compare.unseen import unseen
 from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.report.terminal import print_comparison
 from tests.compare.builder import Item, compare, item, random_bits, set_lines, write
@@ -78,9 +79,8 @@ def test_every_record_is_in_exactly_one_row_and_counts_add_up(
     assert Counter(row.candidate.key for row in comparison.rows if row.candidate) == Counter(chosen[1])
     assert comparison.left_out == len(golden) + len(candidate) - len(chosen[0]) - len(chosen[1])
     assert sum(comparison.counts().values()) == sum(comparison.counts_by_status().values()) == len(comparison.rows)
-    assert comparison.passed == (
-        any(row.status is Status.PASS for row in comparison.rows) and all(row.status is not Status.FAIL for row in comparison.rows)
-    )
+    passing = any(row.status is Status.PASS for row in comparison.rows) and all(row.status is not Status.FAIL for row in comparison.rows)
+    assert comparison.passed == (passing and unseen(comparison.rows) is None)
 
 
 def test_missing_and_extra_records_fail_and_do_not_diverge(tmp_path: Path) -> None:

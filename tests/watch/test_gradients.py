@@ -268,6 +268,45 @@ def test_the_operator_of_a_loss_outside_of_the_model_is_named_with_its_line(
     assert not torch.is_anomaly_enabled()
 
 
+def test_a_loss_that_is_computed_otherwise_later_has_its_line_from_the_step_after(tmp_path: Path) -> None:
+    steps = []
+
+    def loss(output: Any, scale: float) -> Any:
+        steps.append(scale)
+        if len(steps) < 3:
+            return output.square().mean()
+        return (output * scale).log().sum()
+
+    found, said = _loss_of(tmp_path, loss, steps=5, bad=4)
+    assert (found.operator, found.line) == ("LogBackward0", f"test_gradients.py:{loss.__code__.co_firstlineno + 4}")
+    assert "not known" not in said
+
+
+def test_where_the_line_of_a_loss_is_not_known_the_answer_says_why(tmp_path: Path) -> None:
+    found, said = _loss_of(tmp_path, lambda output, scale: output.square().mean() if scale else output.mul(0).log().sum(), steps=4, bad=3)
+    assert (found.operator, found.line) == ("LogBackward0", "")
+    assert "LogBackward0 (at a line that is not known: the loss was computed otherwise" in said
+    found, said = _loss_of(
+        tmp_path / "op", lambda output, scale: output.mul(scale).log().sum() if not scale else output.sum(), 3, 2, level="op"
+    )
+    assert found.line
+    assert "not known" not in said
+
+
+def test_a_loss_computed_otherwise_in_every_step_is_noted_a_few_times_only(tmp_path: Path) -> None:
+    model: Any = nn.Linear(2, 2)
+    noted = []
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        for step in range(40):
+            output = model(torch.ones(1, 2))
+            noted.append(torch.is_anomaly_enabled())
+            for _ in range(step):
+                output = output.neg()
+            output.sum().backward()
+            watch.step()
+    assert sum(noted) == 9
+
+
 def test_lines_of_a_loss_are_noted_in_its_first_step_only(tmp_path: Path) -> None:
     model: Any = nn.Linear(2, 2)
     noted = []

@@ -1,0 +1,103 @@
+"""What could not be compared: where an error may hide in it there is no all-clear, and elsewhere it costs none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import accucompare as ac
+from accucompare.compare.comparison import Answer
+from tests.compare.builder import Item, compare, item, write
+
+WITHOUT_DATA = ("nested", "sparse", "quantized", "batched", "unreadable")
+X = np.linspace(-1, 1, 64)
+
+
+def value(name: str, by: float = 1e-7, **fields: object) -> tuple[Item, Item]:
+    """The same record on both sides, apart by rounding."""
+    return item(name, X.astype(np.float32), **fields), item(name, (X * (1 + by)).astype(np.float32), **fields)  # type: ignore[arg-type]
+
+
+def without(name: str, layout: str, **fields: object) -> tuple[Item, Item]:
+    one = item(name, dtype="" if layout == "opaque" else "float32", layout=layout, detail="odd.Thing", **fields)  # type: ignore[arg-type]
+    return one, one
+
+
+def answer(tmp_path: Path, *pairs: tuple[Item, Item]) -> ac.Comparison:
+    return compare(tmp_path, [ours for ours, _ in pairs], [theirs for _, theirs in pairs])
+
+
+@pytest.mark.parametrize("layout", WITHOUT_DATA)
+def test_an_output_between_compared_ones_that_could_not_be_compared_is_no_pass(tmp_path: Path, layout: str) -> None:
+    comparison = answer(tmp_path, value("a"), without("b", layout), without("c", layout), value("d"), value("e"))
+    assert (comparison.answer, comparison.passed) == (Answer.NOT_SURE, False)
+    assert "2 of 5 rows" in comparison.conclusion
+    assert "b output" in comparison.conclusion
+
+
+def test_the_last_output_that_could_not_be_compared_is_no_pass(tmp_path: Path) -> None:
+    comparison = answer(tmp_path, value("a"), value("b"), without("", "nested", parent=None))
+    assert comparison.answer is Answer.NOT_SURE
+
+
+def test_a_call_that_gives_nothing_but_an_object_between_compared_ones_is_no_pass(tmp_path: Path) -> None:
+    assert answer(tmp_path, value("a"), without("b", "opaque"), value("c")).answer is Answer.NOT_SURE
+
+
+def test_an_object_beside_what_a_call_gives_and_one_given_to_calls_cost_no_pass(tmp_path: Path) -> None:
+    calls = [
+        pair
+        for name in "abc"
+        for pair in (
+            without(name, "opaque", role="input", path="cache"),
+            without(name, "opaque", role="input", path="config"),
+            value(name, path="0"),
+            without(name, "opaque", path="1"),
+        )
+    ]
+    assert answer(tmp_path, *calls).answer is Answer.ROUNDING
+
+
+def test_an_object_that_the_model_gives_at_its_end_costs_no_pass(tmp_path: Path) -> None:
+    assert answer(tmp_path, value("a"), without("b", "opaque"), without("", "opaque", parent=None)).answer is Answer.ROUNDING
+
+
+def test_a_sparse_matrix_given_to_every_call_costs_no_pass(tmp_path: Path) -> None:
+    calls = [pair for name in "abc" for pair in (value(name, role="input"), without(name, "sparse", role="input", path="1"), value(name))]
+    assert answer(tmp_path, *calls).answer is Answer.ROUNDING
+
+
+def test_more_inputs_that_could_not_be_compared_than_compared_rows_are_no_pass(tmp_path: Path) -> None:
+    inputs = [without("a", "sparse", role="input", path=str(path)) for path in range(5)]
+    assert answer(tmp_path, *inputs, value("a"), value("b")).answer is Answer.NOT_SURE
+
+
+def test_a_meta_tensor_has_no_values_to_hide(tmp_path: Path) -> None:
+    assert answer(tmp_path, value("a"), without("b", "meta"), value("c")).answer is Answer.ROUNDING
+
+
+def test_what_the_call_around_it_gives_bit_for_bit_proves_what_is_inside(tmp_path: Path) -> None:
+    inside = value("a"), without("b", "nested"), value("c")
+    assert answer(tmp_path, *inside, value("", 0.0, parent=None)).answer is Answer.ROUNDING
+    assert answer(tmp_path, *inside, value("", parent=None)).answer is Answer.NOT_SURE
+
+
+def test_a_call_s_equal_output_proves_nothing_of_the_one_beside_it(tmp_path: Path) -> None:
+    beside = value("b", 0.0, path="0"), without("b", "nested", path="1")
+    assert answer(tmp_path, value("a"), *beside, value("c")).answer is Answer.NOT_SURE
+
+
+def test_a_failure_is_said_before_what_could_not_be_compared(tmp_path: Path) -> None:
+    comparison = answer(tmp_path, value("a", 1.0), without("b", "nested"), value("c"))
+    assert not comparison.trouble
+    assert comparison.first_divergence is not None
+
+
+def test_bundles_of_statistics_pass_as_far_as_these_tell(tmp_path: Path) -> None:
+    sides = []
+    for side, by in (("golden", 0.0), ("candidate", 1e-7)):
+        values = [item(name, (X * (1 + by)).astype(np.float32)) for name in "abc"]
+        sides.append(write(tmp_path / side, values, capture={"mode": "stats"}))
+    assert ac.diff(*sides).answer is Answer.ROUNDING
