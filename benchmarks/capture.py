@@ -38,8 +38,13 @@ def measure(plan: Plan) -> Iterator[Figure]:
         answer = in_child(plan, threads, plan.rounds, *modes)
         yield from _figures(answer, modes, threads)
     plan.say("capture: peak memory")
-    peaks = {mode: [in_child(plan, 1, 1, mode)["peak_mb"] for _ in range(plan.rounds)] for mode in ("plain", *modes)}
+    firsts = {mode: [in_child(plan, 1, 1, mode) for _ in range(plan.rounds)] for mode in ("plain", *modes)}
+    peaks = {mode: column(answers, "peak_mb") for mode, answers in firsts.items()}
     for mode in modes:
+        for key, what in (("forward", "extra time in the forward"), ("busy", "extra processor time of its thread")):
+            extra = [100 * (answer["first"][mode][0][key] / answer["first"]["plain"][0][key] - 1) for answer in firsts[mode]]
+            target = 10.0 if mode == "tensors" else None
+            yield Figure(_SECTION, f"1 thread, {mode}: first capture of a process: {what}", "%", extra, target)
         over = [captured - part for captured, part in zip(peaks[mode], peaks["plain"], strict=True)]
         yield Figure(_SECTION, f"{mode}: peak memory over the plain forward's", "MB", over)
 
@@ -73,9 +78,11 @@ def _figures(answer: Sample, modes: tuple[str, ...], threads: int) -> list[Figur
         taken = samples[mode]
         tensors, target = mode == "tensors", threads == 1  # with a thread on every core nothing is left for the writer
         extra = [100 * (ratio - 1) for ratio in ratios(column(taken, "forward"), alone)]
+        busy = [100 * (ratio - 1) for ratio in ratios(column(taken, "busy"), column(samples["plain"], "busy"))]
         added = [whole - part for whole, part in zip(column(taken, "whole"), alone, strict=True)]
         figures += [
             Figure(_SECTION, f"{on}, {mode}: extra time in the forward", "%", extra, 5.0 if target else None),
+            Figure(_SECTION, f"{on}, {mode}: extra processor time of its thread", "%", busy, 5.0 if target else None),
             Figure(_SECTION, f"{on}, {mode}: before the forward", "s", column(taken, "before")),
             Figure(_SECTION, f"{on}, {mode}: after the forward, until closed", "s", column(taken, "after")),
             Figure(_SECTION, f"{on}, {mode}: whole capture / plain forward", "x", ratios(column(taken, "whole"), alone)),
@@ -105,10 +112,10 @@ def _capture(model: nn.Module, inputs: torch.Tensor, folder: Path, mode: str) ->
     began = time.perf_counter()
     with ac.capture(model, folder, **options):
         entered = time.perf_counter()
-        seconds = forward(model, inputs)
+        taken = forward(model, inputs)
         done = time.perf_counter()
     ended = time.perf_counter()
-    return {"forward": seconds, "before": entered - began, "after": ended - done, "whole": ended - began, "bytes": bytes_in(folder)}
+    return {**taken, "before": entered - began, "after": ended - done, "whole": ended - began, "bytes": bytes_in(folder)}
 
 
 def _write(source: Path, target: Path) -> Sample:
@@ -161,12 +168,13 @@ def _child() -> None:
         captures = {mode: partial(_capture, model, inputs, folder / mode, mode) for mode in options.modes if mode != "plain"}
         arms: dict[str, Callable[[], Sample]] = {"plain": partial(plain, model, inputs), **captures}
         answer: Sample = {}
+        plain(model, inputs)  # what the first forward loads and allocates is start-up
+        answer["first"] = answer["samples"] = alternate(arms, 1)
         if options.rounds > 1:
-            alternate(arms, 1)  # what the first forward and the first capture load and allocate is start-up
             if "tensors" in captures:
                 answer["distinct_bytes"] = _distinct_bytes(folder / "tensors")
                 arms["write"] = partial(_write, folder / "tensors", folder / "written")
-        answer["samples"] = alternate(arms, options.rounds)
+            answer["samples"] = alternate(arms, options.rounds)
         if options.keep:
             shutil.move(folder / "tensors", options.keep)
     finally:

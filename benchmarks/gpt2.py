@@ -45,16 +45,16 @@ def disturb(model: nn.Module, relative: float = 1e-6) -> None:
 def plain(model: nn.Module, inputs: torch.Tensor) -> Sample:
     """A forward alone, after what was written before it has reached the disk."""
     os.sync()
-    return {"forward": forward(model, inputs)}
+    return forward(model, inputs)
 
 
-def forward(model: nn.Module, inputs: torch.Tensor) -> float:
-    """Run the model once and give the seconds it took."""
+def forward(model: nn.Module, inputs: torch.Tensor) -> Sample:
+    """Run the model once and give the seconds it took, and those for which this thread had a processor."""
     import torch
 
     with torch.no_grad():
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), time.thread_time()
         answer: Any = model(input_ids=inputs, use_cache=False)
-        seconds = time.perf_counter() - began
+        taken = {"forward": time.perf_counter() - began, "busy": time.thread_time() - busy}
     del answer
-    return seconds
+    return taken

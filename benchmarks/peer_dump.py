@@ -54,7 +54,7 @@ def main() -> None:
         os.sync()
         began = time.perf_counter()
         debugger.start(model=dumped)
-        seconds = forward(dumped, inputs)
+        seconds = forward(dumped, inputs)["forward"]
         debugger.stop()
         debugger.step()
         whole = time.perf_counter() - began

@@ -27,7 +27,7 @@ _SECTION = "watch"
 #: Options of ``accucompare.watch``, and how much longer than the plain step it may take.
 _ARMS: dict[str, tuple[dict[str, Any], float | None]] = {
     "flags only": ({"frames": 0}, 1.05),
-    "frames": ({}, 1.15),
+    "frames": ({}, 1.10),
     "idle": ({"every": 100}, 1.02),
 }
 _PLAIN, _NEIGHBOUR = "plain", "Hugging Face's class"
@@ -42,10 +42,13 @@ def measure(plan: Plan) -> Iterator[Figure]:
         plan.say("watch: on the GPU")
         yield from _figures(_in_child(plan, "cuda", plan.rounds, names), "GPU, ")
     plan.say("watch: peak memory")
-    peaks = {name: _in_child(plan, "cpu", 1, [name])["peak_mb"] for name in (_PLAIN, "flags only", "frames")}
-    for name, peak in peaks.items():
+    peaks: dict[str, list[float]] = {_PLAIN: [], "flags only": [], "frames": []}
+    for _ in range(plan.rounds):
+        for name, taken in peaks.items():
+            taken.append(_in_child(plan, "cpu", 1, [name])["peak_mb"])
+    for name, taken in peaks.items():
         if name != _PLAIN:
-            yield Figure(_SECTION, f"{name}: peak memory over the plain step's", "MB", [peak - peaks[_PLAIN]])
+            yield Figure(_SECTION, f"{name}: peak memory / the plain steps'", "x", ratios(taken, peaks[_PLAIN]), 1.1)
 
 
 def _in_child(plan: Plan, device: str, rounds: int, names: list[str]) -> Sample:
@@ -60,9 +63,14 @@ def _figures(answer: Sample, on: str) -> Iterator[Figure]:
     yield Figure(_SECTION, f"{on}plain step (forward, backward, AdamW)", "s", alone)
     for name, (_, target) in _ARMS.items():
         yield Figure(_SECTION, f"{on}{name}: step / plain step", "x", ratios(column(samples[name], "step"), alone), target)
-    for name in _ARMS:  # on a machine that others use as well, this can be trusted further
+    for name, (_, target) in _ARMS.items():  # on a machine that others use as well, this can be trusted further
         busy = ratios(column(samples[name], "busy"), column(samples[_PLAIN], "busy"))
-        yield Figure(_SECTION, f"{on}{name}: processor time / plain step's", "x", busy)
+        yield Figure(_SECTION, f"{on}{name}: processor time / plain step's", "x", busy, target)
+    for name in ("flags only", "frames"):
+        first = ratios(column(samples[name], "first"), alone)
+        yield Figure(_SECTION, f"{on}{name}: first step of a watch / plain step", "x", first)
+        first = ratios(column(samples[name], "first_busy"), column(samples[_PLAIN], "busy"))
+        yield Figure(_SECTION, f"{on}{name}: first step of a watch, processor time / plain step's", "x", first)
     yield Figure(_SECTION, f"{on}{_NEIGHBOUR}: step / plain step", "x", ratios(column(samples[_NEIGHBOUR], "step"), alone))
     for part in ("before", "after"):
         yield Figure(_SECTION, f"{on}frames: {part} the loop", "s", column(samples["frames"], part))
@@ -91,15 +99,21 @@ class _Training:
         began = time.perf_counter()
         with ac.watch(self.model, self.optimizer, out=folder, **options) as watch:
             entered = time.perf_counter()
-            watch.step()  # the first of a hundred is watched, and the first of ten looks for underflow, too
 
             def step() -> None:
                 self.step()
                 watch.step()
 
+            first = _timed(step)  # the first of a hundred is watched, and the first of ten looks for underflow, too
             taken = _timed(step)
             done = time.perf_counter()
-        return {**taken, "before": entered - began, "after": time.perf_counter() - done}
+        return {
+            **taken,
+            "first": first["step"],
+            "first_busy": first["busy"],
+            "before": entered - began,
+            "after": time.perf_counter() - done,
+        }
 
     def neighbour(self) -> Sample:
         from transformers.debug_utils import DebugUnderflowOverflow
@@ -147,7 +161,8 @@ def _child() -> None:
     known |= {name: partial(training.watched, options.folder / name, arm) for name, (arm, _) in _ARMS.items()}
     arms = {name: known[name] for name in options.arms}
     try:
-        alternate(arms, 1)  # what the first step and the first watch load and allocate is start-up
+        training.plain()  # what the first step loads and allocates is start-up
+        alternate(arms, 1)
         answer: Sample = {"samples": alternate(arms, options.rounds)}
     finally:
         shutil.rmtree(options.folder, ignore_errors=True)

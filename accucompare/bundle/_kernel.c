@@ -15,7 +15,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { STRIP = 512, LANES = 8, SUMS = 6 };
+enum { STRIP = 512, LANES = 8, SUMS = 8 };
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && !defined(ACCUCOMPARE_NO_CLONES)
 #define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -38,9 +38,10 @@ typedef struct {
     int golden, candidate;
 } Request;
 
+/* What was found so far; seen: how many positions that was. */
 typedef struct {
-    double max_abs, max_rel, used, needed, largest_golden, largest_candidate;
-    int64_t index, compared, over_tolerance, over_1e3, over_5e3;
+    double max_abs, max_rel, used, needed, largest_golden, largest_candidate, golden_at_max, candidate_at_max;
+    int64_t seen, index, first_mismatch, compared, over_tolerance, over_1e3, over_5e3;
     int64_t golden_nan, candidate_nan, golden_inf, candidate_inf, mismatch, saturated;
     uint64_t ulps;
 } Result;
@@ -176,6 +177,8 @@ INLINE void strip(const char *golden, const char *candidate, int type, int large
         PAIRS((void)aa; if (ad == strip_most && i + l < at) at = i + l;)
         r->max_abs = strip_most;
         r->index = start + at;
+        to_double(&r->golden_at_max, golden + (size_t)at * WIDTH[type], type, 1);
+        to_double(&r->candidate_at_max, candidate + (size_t)at * WIDTH[type], type, 1);
     }
     if (count(better)) {
         double share[LANES] = {0};
@@ -202,7 +205,7 @@ INLINE void strip(const char *golden, const char *candidate, int type, int large
 }
 
 /* Set aside what is not finite on both sides: counted, and zero from here on. */
-INLINE void set_aside(char *golden, char *candidate, int n, const Request *q, Result *r) {
+INLINE void set_aside(char *golden, char *candidate, int n, int64_t start, const Request *q, Result *r) {
     double x[STRIP], y[STRIP];
     size_t gw = WIDTH[q->golden], cw = WIDTH[q->candidate];
     to_double(x, golden, q->golden, n);
@@ -213,7 +216,9 @@ INLINE void set_aside(char *golden, char *candidate, int n, const Request *q, Re
         r->candidate_nan += isnan(y[i]) != 0;
         r->golden_inf += isinf(x[i]) != 0;
         r->candidate_inf += isinf(y[i]) != 0;
-        r->mismatch += !((isnan(x[i]) && isnan(y[i])) || x[i] == y[i]);
+        int differs = !((isnan(x[i]) && isnan(y[i])) || x[i] == y[i]);
+        if (differs && r->first_mismatch < 0) r->first_mismatch = start + i;
+        r->mismatch += differs;
         r->saturated += q->saturation > 0 && fabs(x[i]) > q->saturation && fabs(y[i]) == q->saturation;
         r->compared -= 1;
         memset(golden + (size_t)i * gw, 0, gw);
@@ -228,12 +233,46 @@ INLINE const char *padded(char *to, const char *from, int n, size_t width) {
     return to;
 }
 
+/* How a chunk's candidate lies to its golden: candidate = (1 + *excess) * golden + what is perpendicular to golden, of which *apart is
+   the sum of squares. Both follow from the sums, unless d lies so nearly along golden that little is left of their difference: then
+   what d differs by from a multiple of golden is summed itself, which keeps all digits of types that fit float. */
+INLINE void split(const char *golden, const char *candidate, int gt, int ct, int n, int careful, const double *out, double *excess,
+                  double *apart) {
+    double gg = out[0], cc = out[1], dd = out[2], along = (out[3] - dd) / 2, length = fabs(out[3]) / (sqrt(gg) + sqrt(cc));
+    *excess = gg > 0 ? along / gg : 0;
+    *apart = gg > 0 ? dd - along * *excess : dd;
+    if (!(gg > 0) || (dd - length * length > 1e-3 * dd && dd < 1e8 * gg)) return;
+    for (int turn = 0; turn < 3; turn++) {
+        double x[STRIP], y[STRIP], squares[LANES] = {0}, products[LANES] = {0};
+        double times = *excess, split_off = times * (0x1p29 + 1), high = split_off - (split_off - times), low = times - high;
+        for (int done = 0; done < n; done += STRIP) {
+            int m = n - done < STRIP ? n - done : STRIP;
+            to_double(x, golden + (size_t)done * WIDTH[gt], gt, m);
+            to_double(y, candidate + (size_t)done * WIDTH[ct], ct, m);
+            for (int i = careful ? 0 : m; i < m; i++)
+                if (!isfinite(x[i]) || !isfinite(y[i])) x[i] = y[i] = 0;
+            for (int i = m; i & (LANES - 1); i++) x[i] = y[i] = 0;
+            for (int i = 0; i < m; i += LANES)
+                EACH_LANE {
+                    double a = x[i + l], rest = ((y[i + l] - a) - high * a) - low * a; /* high * a is exact: 24 bits by 24 */
+                    squares[l] += rest * rest;
+                    products[l] += rest * a;
+                }
+        }
+        double left = sum(squares), more = sum(products) / gg, taken = more * sum(products);
+        *excess = times + more;
+        *apart = left - taken;
+        if (taken <= 1e-3 * left) return; /* else the multiple was not near enough */
+    }
+}
+
 CLONES static void chunk(const char *golden, const char *candidate, int n, int64_t start, const Request *q, Result *r, double *out) {
     union { char raw[STRIP * 8]; float single[STRIP]; double wide[STRIP]; } g, c, x, y;
     int gt = q->golden, ct = q->candidate, same = gt == ct && gt <= BF16;
     size_t gw = WIDTH[gt], cw = WIDTH[ct];
     const Result before = *r;
-    for (int careful = 0; careful < 2; careful++) {
+    int careful = 0;
+    for (; careful < 2; careful++) {
         Sums s;
         memset(&s, 0, sizeof s);
         *r = before;
@@ -245,7 +284,7 @@ CLONES static void chunk(const char *golden, const char *candidate, int n, int64
                 a = padded(g.raw, a, m, gw);
                 b = padded(c.raw, b, m, cw);
             }
-            if (careful) set_aside(g.raw, c.raw, m, q, r);
+            if (careful) set_aside(g.raw, c.raw, m, start + done, q, r);
             if (same) {
                 uint64_t most = ulps(a, b, gt, m);
                 r->ulps = most > r->ulps ? most : r->ulps;
@@ -265,6 +304,8 @@ CLONES static void chunk(const char *golden, const char *candidate, int n, int64
         out[3] = sum(s.cross); out[4] = sum(s.absolute); out[5] = sum(s.signed_);
         if (isfinite(out[0] + out[1] + out[2] + out[4])) break;
     }
+    out[6] = out[7] = NAN;
+    if (FITS_FLOAT[gt] && FITS_FLOAT[ct]) split(golden, candidate, gt, ct, n, careful, out, out + 6, out + 7);
 }
 
 /* Two vectors that are to be compared in direction: powers of two that bring each near length 1, and the lengths then. */
@@ -415,42 +456,74 @@ static PyObject *summarize_block(PyObject *self, PyObject *const *args, Py_ssize
     return found;
 }
 
+/* Memory that may be written, of at least so many bytes. */
+static int take_writable(PyObject *object, Py_ssize_t bytes, Py_buffer *memory) {
+    if (PyObject_GetBuffer(object, memory, PyBUF_WRITABLE)) return 0;
+    if (memory->len >= bytes) return 1;
+    PyBuffer_Release(memory);
+    PyErr_SetString(PyExc_ValueError, "there is no room for what is found");
+    return 0;
+}
+
+static PyObject *new_result(PyObject *self, PyObject *nothing) {
+    Result r;
+    (void)self, (void)nothing;
+    memset(&r, 0, sizeof r);
+    r.index = r.first_mismatch = -1;
+    return PyByteArray_FromStringAndSize((const char *)&r, sizeof r);
+}
+
+static PyObject *read_result(PyObject *self, PyObject *result) {
+    Py_buffer bytes;
+    Result r;
+    (void)self;
+    if (!take_writable(result, sizeof r, &bytes)) return NULL;
+    memcpy(&r, bytes.buf, sizeof r);
+    PyBuffer_Release(&bytes);
+    return Py_BuildValue("(LdLddLdddLLLKLLLLLLdd)", (long long)r.compared, r.max_abs, (long long)r.index, r.golden_at_max, r.candidate_at_max,
+                         (long long)r.first_mismatch, r.max_rel, r.used, r.needed, (long long)r.over_tolerance, (long long)r.over_1e3,
+                         (long long)r.over_5e3, (unsigned long long)r.ulps, (long long)r.golden_nan, (long long)r.candidate_nan,
+                         (long long)r.golden_inf, (long long)r.candidate_inf, (long long)r.mismatch, (long long)r.saturated, r.largest_golden,
+                         r.largest_candidate);
+}
+
 static PyObject *measure_block(PyObject *self, PyObject *const *args, Py_ssize_t given) {
     Operand golden, candidate;
+    Py_buffer result, sums;
     Result r;
-    PyObject *found = NULL;
-    double *sums = NULL;
     (void)self;
-    if (given != 8) return PyErr_SetString(PyExc_TypeError, "measure_block takes 8 arguments"), NULL;
+    if (given != 10) return PyErr_SetString(PyExc_TypeError, "measure_block takes 10 arguments"), NULL;
     Request q = {PyFloat_AsDouble(args[5]), PyFloat_AsDouble(args[6]), PyFloat_AsDouble(args[7]), 0, 0};
     int size = PyErr_Occurred() ? 0 : take_size(args[4]);
     if (!size || !take(args[0], args[2], &golden)) return NULL;
     if (!take(args[1], args[3], &candidate)) return PyBuffer_Release(&golden.bytes), NULL;
     q.golden = golden.type;
     q.candidate = candidate.type;
-    memset(&r, 0, sizeof r);
-    r.index = -1;
     Py_ssize_t n = golden.count, chunks = n / size + (n % size != 0);
     if (candidate.count != n) PyErr_SetString(PyExc_ValueError, "golden and candidate must hold equally many elements");
-    else if (!(sums = PyMem_New(double, chunks * SUMS))) PyErr_NoMemory();
-    else {
-        Py_BEGIN_ALLOW_THREADS
-        for (Py_ssize_t k = 0; k < chunks; k++)
-            chunk((const char *)golden.bytes.buf + (size_t)(k * size) * WIDTH[q.golden],
-                  (const char *)candidate.bytes.buf + (size_t)(k * size) * WIDTH[q.candidate],
-                  (int)(n - k * size < size ? n - k * size : size), k * size, &q, &r, sums + k * SUMS);
-        Py_END_ALLOW_THREADS
-        PyObject *listed = lists(sums, chunks, SUMS);
-        if (listed)
-            found = Py_BuildValue("(LdLdddLLLKLLLLLLdd)N", (long long)r.compared, r.max_abs, (long long)r.index, r.max_rel, r.used,
-                                  r.needed, (long long)r.over_tolerance, (long long)r.over_1e3, (long long)r.over_5e3, (unsigned long long)r.ulps,
-                                  (long long)r.golden_nan, (long long)r.candidate_nan, (long long)r.golden_inf, (long long)r.candidate_inf,
-                                  (long long)r.mismatch, (long long)r.saturated, r.largest_golden, r.largest_candidate, listed);
-        PyMem_Free(sums);
+    else if (take_writable(args[8], sizeof r, &result)) {
+        memcpy(&r, result.buf, sizeof r);
+        if (r.seen % size) PyErr_SetString(PyExc_ValueError, "only the last block may end inside a chunk");
+        else if (take_writable(args[9], (Py_ssize_t)(r.seen / size + chunks) * SUMS * (Py_ssize_t)sizeof(double), &sums)) {
+            Py_BEGIN_ALLOW_THREADS
+            for (Py_ssize_t k = 0; k < chunks; k++) {
+                double out[SUMS];
+                chunk((const char *)golden.bytes.buf + (size_t)(k * size) * WIDTH[q.golden],
+                      (const char *)candidate.bytes.buf + (size_t)(k * size) * WIDTH[q.candidate],
+                      (int)(n - k * size < size ? n - k * size : size), r.seen + k * size, &q, &r, out);
+                memcpy((char *)sums.buf + (size_t)(r.seen / size + k) * sizeof out, out, sizeof out);
+            }
+            r.seen += n;
+            memcpy(result.buf, &r, sizeof r);
+            Py_END_ALLOW_THREADS
+            PyBuffer_Release(&sums);
+        }
+        PyBuffer_Release(&result);
     }
     PyBuffer_Release(&golden.bytes);
     PyBuffer_Release(&candidate.bytes);
-    return found;
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
 }
 
 static PyObject *apart_block(PyObject *self, PyObject *const *args, Py_ssize_t given) {
@@ -486,7 +559,9 @@ static PyMethodDef methods[] = {
      "apart_block(golden, candidate, golden_type, candidate_type, chunk, golden_power, candidate_power, golden_length, candidate_length)"
      " -> [sums], see bundle/kernel.py"},
     {"measure_block", (PyCFunction)(void (*)(void))measure_block, METH_FASTCALL,
-     "measure_block(golden, candidate, golden_type, candidate_type, chunk, atol, rtol, saturation) -> (found, sums), see bundle/kernel.py"},
+     "measure_block(golden, candidate, golden_type, candidate_type, chunk, atol, rtol, saturation, result, sums), see bundle/kernel.py"},
+    {"new_result", new_result, METH_NOARGS, "new_result() -> bytearray, for measure_block"},
+    {"read_result", read_result, METH_O, "read_result(bytearray) -> found, see bundle/kernel.py"},
     {"summarize_block", (PyCFunction)(void (*)(void))summarize_block, METH_FASTCALL,
      "summarize_block(values, type, chunk) -> (min, max, nan, inf, sums), see bundle/kernel.py"},
     {NULL, NULL, 0, NULL},

@@ -1,8 +1,19 @@
 from typing import Any
 
 def measure_block(
-    golden: Any, candidate: Any, golden_type: int, candidate_type: int, chunk: int, atol: float, rtol: float, saturation: float
-) -> tuple[tuple[Any, ...], list[list[float]]]: ...
+    golden: Any,
+    candidate: Any,
+    golden_type: int,
+    candidate_type: int,
+    chunk: int,
+    atol: float,
+    rtol: float,
+    saturation: float,
+    result: bytearray,
+    sums: Any,
+) -> None: ...
+def new_result() -> bytearray: ...
+def read_result(result: bytearray) -> tuple[Any, ...]: ...
 def apart_block(
     golden: Any,
     candidate: Any,

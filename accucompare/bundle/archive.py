@@ -247,7 +247,7 @@ class Archive:
         done = 0
         while done < len(buffer):
             try:
-                count = os.preadv(self._file.fileno(), [buffer[done:]], offset + done)
+                count = os.preadv(self._file.fileno(), [buffer[done:] if done else buffer], offset + done)
             except OSError as error:
                 raise BundleError(f"{self.path}: cannot be read ({error.strerror})") from None
             if count == 0:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from accucompare.bundle import sums
-from accucompare.bundle.dtypes import Array, DType
+from accucompare.bundle.dtypes import Array, DType, Kind
 
 _kernel: Any = None
 _why_not = "switched off by ACCUCOMPARE_KERNEL"
@@ -31,15 +33,19 @@ def description() -> str:
     return f"NumPy ({_why_not})" if _kernel is None else "compiled"
 
 
-class BlockMeasure(NamedTuple):
-    """What one pass over a block of a pair finds; the names are those of ``compare.measure``.
+class Measured(NamedTuple):
+    """What is found of a pair; the names are those of ``compare.measure``.
 
-    ``place`` is the first position of ``max_abs`` in the block, -1 where there is no difference; NaN and Inf are set aside.
+    ``place`` is the first position of ``max_abs``, -1 where there is no difference, and the two values are those there;
+    ``mismatch_place`` is the first of ``nonfinite_mismatch``, or -1. NaN and Inf are set aside.
     """
 
     compared: int
     max_abs: float
     place: int
+    golden_at_max: float
+    candidate_at_max: float
+    mismatch_place: int
     max_rel: float
     tolerance_used: float
     needed_atol: float
@@ -69,35 +75,52 @@ def can_measure(golden: DType, candidate: DType) -> bool:
     return _kernel is not None and golden.name in _TYPES and candidate.name in _TYPES
 
 
-def measure_block(
-    golden: Array, candidate: Array, golden_dtype: DType, candidate_dtype: DType, atol: float | None, rtol: float | None
-) -> tuple[BlockMeasure, list[list[float]]]:
-    """Measure a block of a pair in one pass, without the interpreter's lock.
+class Measurement:
+    """Of a pair, one block after the other: each in one pass, without the interpreter's lock."""
 
-    Args:
-        golden, candidate: stored bits, contiguous and equally long, starting at a chunk's start.
-        golden_dtype, candidate_dtype: their true types, both of one kind, that ``can_measure``.
-        atol, rtol: as for ``compare.measure.measure``.
+    #: How many sums there are of each chunk.
+    SUMS = 8
 
-    Returns:
-        What was found, and the chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, in this order.
+    def __init__(self, golden: DType, candidate: DType, atol: float | None, rtol: float | None, elements: int) -> None:
+        """
+        Args:
+            golden, candidate: the true types, both of one kind, that ``can_measure``.
+            atol, rtol: as for ``compare.measure.measure``.
+            elements: how many there will be at most.
 
-    Raises:
-        ValueError: if the blocks are not equally long, not contiguous, not of the types' storage, or of two kinds.
-    """
-    if golden_dtype.kind is not candidate_dtype.kind:
-        raise ValueError(f"{golden_dtype.name} and {candidate_dtype.name} are numbers of different kinds")
-    found, chunk_sums = _kernel.measure_block(
-        golden,
-        candidate,
-        _number(golden, golden_dtype),
-        _number(candidate, candidate_dtype),
-        sums.CHUNK,
-        atol or 0.0,
-        -1.0 if atol is None and rtol is None else rtol or 0.0,
-        candidate_dtype.largest,
-    )
-    return BlockMeasure._make(found), chunk_sums
+        Raises:
+            ValueError: if the types are of two kinds.
+        """
+        if golden.kind is not candidate.kind:
+            raise ValueError(f"{golden.name} and {candidate.name} are numbers of different kinds")
+        self._golden = golden
+        self._candidate = candidate
+        self._limits = atol or 0.0, -1.0 if atol is None and rtol is None else rtol or 0.0, candidate.largest
+        self._result = _kernel.new_result()
+        reals = elements * (2 if golden.kind is Kind.COMPLEX else 1)
+        self._sums = np.empty((-(-reals // sums.CHUNK), self.SUMS))
+
+    def add(self, golden: Array, candidate: Array) -> None:
+        """Measure the next block.
+
+        Args:
+            golden, candidate: stored bits, contiguous and equally long, starting at a chunk's start.
+
+        Raises:
+            ValueError: if the blocks are not equally long, not contiguous, not of the types' storage, or more than there were to be.
+        """
+        types = _number(golden, self._golden), _number(candidate, self._candidate)
+        _kernel.measure_block(golden, candidate, *types, sums.CHUNK, *self._limits, self._result, self._sums)
+
+    def found(self) -> Measured:
+        """What was found in all blocks."""
+        return Measured._make(_kernel.read_result(self._result))
+
+    def chunk_sums(self) -> list[list[float]]:
+        """When all blocks were added: for each chunk the sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, and how
+        the candidate lies to golden: as (1 + excess) * golden + a rest that is perpendicular to it, excess and the rest's sum of
+        squares. These two are NaN for types that hold more than 24 bits."""
+        return self._sums.T.tolist()
 
 
 def apart_block(
@@ -111,12 +134,13 @@ def apart_block(
     """The chunk sums of (candidate * |golden| - golden * |candidate|)^2 over a block, without the interpreter's lock.
 
     Args:
-        golden, candidate, golden_dtype, candidate_dtype: as for ``measure_block``.
+        golden, candidate: as for ``Measurement.add``.
+        golden_dtype, candidate_dtype: their true types.
         powers: of two, that golden's and the candidate's values are multiplied by first.
         lengths: |golden| and |candidate| after that.
 
     Raises:
-        ValueError: as for ``measure_block``.
+        ValueError: as for ``Measurement.add``.
     """
     types = _number(golden, golden_dtype), _number(candidate, candidate_dtype)
     (squares,) = _kernel.apart_block(golden, candidate, *types, sums.CHUNK, *powers, *lengths)

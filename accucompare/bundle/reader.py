@@ -292,11 +292,14 @@ class StoredTensor:
         """
         size = self._storage.itemsize
         hasher = xxhash.xxh3_128()
+        buffer = self._bundle.buffer(min(elements, stop - start) * size)
+        memory, values = memoryview(buffer), buffer.view(self._storage)
         for first in range(start, stop, elements):
-            block = self._bundle.buffer(min(elements, stop - first) * size)
-            self._archive.read_into(memoryview(block), self._offset + first * size)
-            hasher.update(block)
-            yield block.view(self._storage)
+            count = stop - first
+            part = memory if count >= elements else memory[: count * size]
+            self._archive.read_into(part, self._offset + first * size)
+            hasher.update(part)
+            yield values if count >= elements else values[:count]
         if self._digests.setdefault(start, hasher.digest()) != hasher.digest():  # what is measured in two passes is read twice
             raise self._bundle.changed(self._record)
 

@@ -126,7 +126,7 @@ def measure(
         for part in run(lambda segment: _scaled_sums(pair, segment, scales), pair.segments()):
             sums.extend(part.chunks)
     total = sums.total()
-    angle = one_minus_cosine(total, pair, run)
+    angle = one_minus_cosine(sums, total, pair, run)
     return _metrics(scan, total, angle, (*shape, 2) if golden_dtype.kind is Kind.COMPLEX else shape)
 
 
@@ -174,14 +174,14 @@ def measure_masks(golden: Blocks, candidate: Blocks, golden_dtype: DType, candid
 @np.errstate(all="ignore")  # it holds for one thread only
 def _measure_segment(pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None) -> tuple[_Scan, Sums]:
     if pair.compiled:
-        scan, sums = _Scan(atol, rtol, segment.start * pair.reals), Sums()
+        measurement = kernel.Measurement(pair.golden_dtype, pair.candidate_dtype, atol, rtol, segment.stop - segment.start)
         for golden, candidate in pair.raw_blocks(segment):
-            found, chunks = kernel.measure_block(golden, candidate, pair.golden_dtype, pair.candidate_dtype, atol, rtol)
-            if math.isinf(found.max_abs):
-                break  # a difference beyond float64, which only NumPy's pass can compare
-            scan.merge(found, golden, candidate, pair)
-            sums.extend(chunks)
-        else:
+            measurement.add(golden, candidate)
+        found = measurement.found()
+        if not math.isinf(found.max_abs):  # a difference beyond float64 is one that only NumPy's pass can compare
+            scan, sums = _Scan(atol, rtol), Sums()
+            scan.take(found, segment, pair)
+            sums.extend(measurement.chunk_sums())
             return scan, sums
     scan, sums = _Scan(atol, rtol), Sums()
     for block in pair.blocks(segment):
@@ -204,7 +204,6 @@ class _Scan:
 
     atol: float | None
     rtol: float | None
-    position: int = 0  # of the next block that the compiled kernel has measured, in reals
     compared: int = 0
     max_abs: float = 0.0
     max_abs_index: int | None = None
@@ -257,19 +256,17 @@ class _Scan:
             distance = _ulps(block.golden_raw, block.candidate_raw, pair.golden_dtype, block.finite) if most > 0.0 else 0
             self.max_ulp = max(self.max_ulp or 0, distance)
 
-    def merge(self, found: kernel.BlockMeasure, golden: Array, candidate: Array, pair: PairOfTensors) -> None:
-        """Take in what the compiled kernel found in the next block."""
-        if found.max_abs > self.max_abs:
-            self.max_abs, self.max_abs_index = found.max_abs, self.position + found.place
-            element, part = divmod(found.place, pair.reals)
-            self.golden_at_max = as_reals(widen(golden[element : element + 1], pair.golden_dtype))[part].item()
-            self.candidate_at_max = as_reals(widen(candidate[element : element + 1], pair.candidate_dtype))[part].item()
+    def take(self, found: kernel.Measured, segment: Segment, pair: PairOfTensors) -> None:
+        """Take what the compiled kernel has found in a segment."""
+        start = segment.start * pair.reals
+        if found.max_abs > 0.0:
+            exact = {Kind.INT: int, Kind.BOOL: bool}.get(pair.golden_dtype.kind, float)
+            self.max_abs, self.max_abs_index = found.max_abs, start + found.place
+            self.golden_at_max, self.candidate_at_max = exact(found.golden_at_max), exact(found.candidate_at_max)
         if found.nonfinite_mismatch:
-            values = (as_reals(widen(golden, pair.golden_dtype)), as_reals(widen(candidate, pair.candidate_dtype)))
-            self._find_mismatch(_mismatch(*values), self.position)
-        self.position += golden.size * pair.reals
-        if pair.golden_dtype is pair.candidate_dtype and pair.golden_dtype.digits:
-            self.max_ulp = max(self.max_ulp or 0, found.max_ulp)
+            self.nonfinite_index = start + found.mismatch_place
+        if pair.golden_dtype is pair.candidate_dtype and pair.golden_dtype.digits and segment.stop > segment.start:
+            self.max_ulp = found.max_ulp
         self._add_up(found)
 
     def join(self, later: _Scan) -> None:
@@ -284,7 +281,7 @@ class _Scan:
         self.masked += later.masked
         self._add_up(later)
 
-    def _add_up(self, found: kernel.BlockMeasure | _Scan) -> None:
+    def _add_up(self, found: kernel.Measured | _Scan) -> None:
         self.max_rel = max(self.max_rel, found.max_rel)
         self.tolerance_used = max(self.tolerance_used, found.tolerance_used)
         self.needed_atol = max(self.needed_atol, found.needed_atol)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,11 @@ Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 _SPLITTER = 2.0**27 + 1.0
 
 
-#: Chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, in this order.
+#: Between these, |candidate| / |golden| leaves d all the digits that the candidate's direction is made of.
+_ALIKE = 1e-2, 1e6
+
+#: Chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, in this order; then, of the compiled kernel only, how
+#: each chunk's candidate lies to golden (see ``kernel.Measurement.chunk_sums``).
 Chunks = tuple[list[float], ...]
 
 
@@ -69,7 +74,7 @@ class Sums:
     """Chunk sums with values scaled by powers of two."""
 
     scales: Scales = Scales()
-    chunks: Chunks = field(default_factory=lambda: ([], [], [], [], [], []))
+    chunks: Chunks = field(default_factory=lambda: ([], [], [], [], [], [], [], []))
 
     def add(self, block: Block) -> None:
         golden, candidate, diff = block.golden, block.candidate, block.diff
@@ -91,8 +96,21 @@ class Sums:
             ours.extend(theirs)
 
     def total(self) -> Totals:
-        golden, candidate, diff, cross, absolute, signed = (_exact_sum(chunks) for chunks in self.chunks)
+        golden, candidate, diff, cross, absolute, signed = (_exact_sum(chunks) for chunks in self.chunks[:6])
         return Totals(self.scales, math.sqrt(golden), math.sqrt(candidate), math.sqrt(diff), cross, absolute, signed)
+
+    def parts(self) -> tuple[float, float] | None:
+        """The candidate as (1 + excess) * golden and a rest that is perpendicular to it: excess, and the rest's sum of squares.
+
+        The rest is that of each chunk, and what the chunk's own multiple of golden differs by from that of the whole. ``None`` if the
+        kernel has not told all of it.
+        """
+        squares, (excesses, rests) = self.chunks[0], self.chunks[6:]
+        if len(rests) != len(squares) or math.isnan(_exact_sum(rests)):
+            return None
+        total = _exact_sum(squares)
+        excess = _exact_sum(map(operator.mul, excesses, squares)) / total if total else 0.0
+        return excess, _exact_sum(rests) + _exact_sum((own - excess) ** 2 * square for own, square in zip(excesses, squares, strict=True))
 
 
 def _exact_sum(chunks: Iterable[float]) -> float:
@@ -102,11 +120,12 @@ def _exact_sum(chunks: Iterable[float]) -> float:
         return math.inf
 
 
-def one_minus_cosine(total: Totals, pair: PairOfTensors, run: Run) -> float:
+def one_minus_cosine(sums: Sums, total: Totals, pair: PairOfTensors, run: Run) -> float:
     """1 - cosine similarity, from the difference of the normalised vectors: |u - v|^2 / 2 with u, v of length 1.
 
     In terms of the sums at hand that is (|d|^2 - (|candidate| - |golden|)^2) / (2 |golden| |candidate|). Where the difference is
-    mostly one of length, that subtraction cancels, and the tensors are read once more to sum |u - v|^2 itself.
+    mostly one of length, that subtraction cancels; it then follows from the sine, if the kernel has summed what that is made of, or else
+    the tensors are read once more to sum |u - v|^2 itself.
     """
     if not total.golden or not total.candidate:
         return 0.0 if total.golden == total.candidate else 1.0
@@ -117,6 +136,15 @@ def one_minus_cosine(total: Totals, pair: PairOfTensors, run: Run) -> float:
         if (across - along) * (across + along) > 1e-3 * across * across:
             rescale = total.scales.golden / total.scales.diff
             return 0.5 * ((across - along) / total.golden * rescale) * ((across + along) / total.candidate * rescale)
+    parts = sums.parts()
+    if parts is not None and _ALIKE[0] <= total.candidate / total.golden <= _ALIKE[1]:
+        cosine, sine = (1 + parts[0]) * total.golden / total.candidate, math.sqrt(max(parts[1], 0.0)) / total.candidate
+        return sine**2 / (1 + cosine) if cosine > 0 else 1 - cosine
+    return 0.5 * _apart_squared(total, pair, run)
+
+
+def _apart_squared(total: Totals, pair: PairOfTensors, run: Run) -> float:
+    """|u - v|^2 with u, v of length 1, in a pass of its own."""
     golden_length, golden_exponent = math.frexp(total.golden)
     candidate_length, candidate_exponent = math.frexp(total.candidate)
     powers = math.ldexp(1.0, -golden_exponent), math.ldexp(1.0, -candidate_exponent)
@@ -139,7 +167,7 @@ def one_minus_cosine(total: Totals, pair: PairOfTensors, run: Run) -> float:
         return squares
 
     squares = itertools.chain.from_iterable(run(apart, pair.segments()))
-    return 0.5 * _exact_sum(squares) / (golden_length * candidate_length) ** 2
+    return _exact_sum(squares) / (golden_length * candidate_length) ** 2
 
 
 def _product(values: Float64, factor: float) -> tuple[Float64, Float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -14,6 +15,10 @@ import torch
 from accucompare.errors import UsageError
 
 REDUCED = None
+#: Bytes of one of the larger pages that a system may have.
+_HUGE_PAGE = 2 << 20
+#: From so many bytes on a block is made of those: such a block glibc always asks the system for, and gives it back to it.
+_LARGE = 32 << 20
 
 
 def open_device(index: int | None) -> torch.device:
@@ -82,7 +87,21 @@ def unsupported() -> tuple[str, ...]:
 
 def host_memory(nbytes: int) -> torch.Tensor:
     with torch.inference_mode(False):  # or nothing could be written into it later, outside of that mode
+        if nbytes >= _LARGE and (memory := _huge_pages(nbytes)) is not None:
+            return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes)
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+
+
+def _huge_pages(nbytes: int) -> mmap.mmap | None:
+    """Fresh memory in pages of 2 MiB, where the system has them: a copy into pages of 4 KiB takes up to five times as long."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    try:
+        memory = mmap.mmap(-1, -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except (OSError, ValueError):  # the kernel has none, or no more memory in one piece
+        return None
+    return memory
 
 
 def copy_to_host(source: torch.Tensor, target: torch.Tensor) -> None:

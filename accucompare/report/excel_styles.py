@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 from openpyxl import Workbook
 from openpyxl.cell import Cell, WriteOnlyCell
@@ -96,11 +98,19 @@ def styled(sheet: Worksheet, value: Value, look: Look = PLAIN, link: str = "", t
     cell = WriteOnlyCell(sheet, number_or_text(value))
     if isinstance(cell.value, str):
         cell.data_type = "s"
-    font, fill, alignment, border = _parts(look)
-    cell.font, cell.fill, cell.alignment, cell.border, cell.number_format = font, fill, alignment, border, look.format
+    known = _styles.setdefault(cast(Workbook, sheet.parent), {})
+    if look not in known:  # openpyxl finds each part by hashing and comparing all that it is made of
+        font, fill, alignment, border = _parts(look)
+        cell.font, cell.fill, cell.alignment, cell.border, cell.number_format = font, fill, alignment, border, look.format
+        known[look] = copy(cell._style)  # type: ignore[attr-defined]
+    cell._style = copy(known[look])  # type: ignore[attr-defined]
     if link:
         cell.hyperlink = Hyperlink(ref="A1", location=link, tooltip=tip or None)
     return cell
+
+
+#: By workbook: the numbers that it has given to the parts of each look.
+_styles: WeakKeyDictionary[Workbook, dict[Look, Any]] = WeakKeyDictionary()
 
 
 @lru_cache(maxsize=256)

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -87,6 +88,7 @@ class Gradients:
         self._task = -1  # autograd's number of that backward
         self._calls: list[tuple[int, int]] = []  # of outermost calls: the numbers of the nodes that they have made, from and to
         self._began: tuple[int, int] = -1, 0  # of a backward that makes a graph: its thread, and the number of the first node that it makes
+        self._entered: set[int] = set()  # numbers of the nodes at which the running backward comes in; empty if that is not known
         self.lines = Lines()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
@@ -129,6 +131,7 @@ class Gradients:
         """A step ends."""
         self.lines.give_up()
         self._calls.clear()
+        self._entered = set()
         self.norms = {}
         self.states = {}
         self.late = {}
@@ -172,7 +175,8 @@ class Gradients:
     def expect(self, place: Place, path: str, output: torch.Tensor, tell: Callable[[torch.Tensor], None]) -> None:
         """Hear the gradient of what an outermost call gave."""
         if output.grad_fn is not None:
-            hook = functools.partial(self._guarded, self._arrived, place, path, tell)
+            came_in = functools.partial(self._came_in, output.grad_fn._sequence_nr(), weakref.ref(output))
+            hook = functools.partial(self._guarded, self._arrived, place, path, tell, came_in)
             output.register_hook(_Returning(hook))  # type: ignore[no-untyped-call]
 
     def _backward_begins(self, roots: Any, makes_graph: bool) -> None:
@@ -185,6 +189,8 @@ class Gradients:
             if node.name() not in _PASSING_ON:
                 node.register_hook(functools.partial(self._guarded, self._of_loss, node.name(), line))
         self.lines.end()
+        if torch._C._current_graph_task_id() < 0:  # else it is a checkpoint's, inside another
+            self._entered = loss.entered(roots, nodes, self._is_the_models) if len(self._calls) == 1 else set()
         if makes_graph:
             self._began = threading.get_ident(), torch._C._autograd._get_sequence_nr()
 
@@ -277,9 +283,18 @@ class Gradients:
         name = ".".join(parts[0] for parts in shared) if paths else place.name
         return Place(name, 0, self._types.get(name, ""), None)
 
-    def _arrived(self, place: Place, path: str, tell: Callable[[torch.Tensor], None], grad: torch.Tensor) -> None:
+    def _arrived(
+        self, place: Place, path: str, tell: Callable[[torch.Tensor], None], came_in: Callable[[], bool], grad: torch.Tensor
+    ) -> None:
         self._watcher.note(What.ARRIVED, place, [("grad", path, grad)])
-        tell(grad)
+        if came_in():  # else what is kept for a second run would be as large as logits are, and comes about there again
+            tell(grad)
+
+    def _came_in(self, number: int, output: weakref.ref[torch.Tensor]) -> bool:
+        """Whether an output's gradient may be made of one from outside the model, or of a hook of the user's."""
+        tensor = output()
+        hooks: Any = getattr(tensor, "_backward_hooks", None) or {}
+        return not self._entered or number in self._entered or any(not isinstance(hook, _Returning) for hook in hooks.values())
 
     def _own_gradient(self, parameter: Parameter, grad: torch.Tensor) -> None:
         self.order[parameter.name] = None

@@ -72,6 +72,14 @@ def nodes_outside(roots: Iterable[Any], is_inside: Callable[[int], bool]) -> lis
     return list(found.values()) if reached and len(found) <= _MOST else []
 
 
+def entered(roots: Iterable[Any], outside: Iterable[Any], is_inside: Callable[[int], bool]) -> set[int]:
+    """The numbers of the model's nodes that a backward comes to from outside of it: at its roots, and behind the nodes outside."""
+    nodes = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
+    nodes += [following for node in outside for following, _ in node.next_functions]
+    numbers = {node._sequence_nr() for node in nodes if node is not None and node.name() != _ACCUMULATES}
+    return {number for number in numbers if is_inside(number)}
+
+
 class Lines:
     """The source lines of operators outside of the model, which torch's anomaly mode notes.
 

@@ -105,9 +105,13 @@ def main(path: str, memory: Malloc | Guard) -> None:
             golden = memory.hold(filled(count, WIDTHS[golden_type], how, seed), seed % 4)
             candidate = memory.hold(filled(count, WIDTHS[candidate_type], how, seed + 1), seed % 3)
             for rtol in (-1.0, 1e-3):
-                found, sums = kernel.measure_block(golden, candidate, golden_type, candidate_type, chunk, 1e-3, rtol, 65504.0)
-                assert found[0] + max(found[10:14]) <= count <= found[0] + sum(found[10:14])
-                assert [len(each) for each in sums] == [-(-count // chunk)] * 6
+                found, sums = kernel.new_result(), bytearray(8 * 8 * -(-count // chunk))
+                kernel.measure_block(golden, candidate, golden_type, candidate_type, chunk, 1e-3, rtol, 65504.0, found, sums)
+                compared, *_ = read = kernel.read_result(found)
+                assert compared + max(read[13:17]) <= count <= compared + sum(read[13:17])
+                if count:
+                    types = (golden_type, candidate_type)
+                    refused(kernel.measure_block, golden, candidate, *types, chunk, 1e-3, rtol, 65504.0, kernel.new_result(), sums[:-1])
             (squares,) = kernel.apart_block(golden, candidate, golden_type, candidate_type, chunk, 0.5, 0.25, 0.7, 0.9)
             assert len(squares) == -(-count // chunk)
             if alike:
@@ -117,16 +121,18 @@ def main(path: str, memory: Malloc | Guard) -> None:
             calls += 1
     eight, nine, odd = bytearray(32), bytearray(36), bytearray(33)
     for wrong in ((eight, nine, 1, 1, 8), (eight, eight, 1, 2, 8), (odd, odd, 1, 1, 8), (eight, odd, 1, 1, 8)):
-        refused(kernel.measure_block, *wrong, 0.0, -1.0, 0.0)
+        refused(kernel.measure_block, *wrong, 0.0, -1.0, 0.0, kernel.new_result(), bytearray(640))
         refused(kernel.apart_block, *wrong, 1.0, 1.0, 1.0, 1.0)
     for number in (-1, 10, 2**31):
-        refused(kernel.measure_block, eight, eight, number, 1, 8, 0.0, -1.0, 0.0)
-        refused(kernel.measure_block, eight, eight, 1, number, 8, 0.0, -1.0, 0.0)
+        refused(kernel.measure_block, eight, eight, number, 1, 8, 0.0, -1.0, 0.0, kernel.new_result(), bytearray(640))
+        refused(kernel.measure_block, eight, eight, 1, number, 8, 0.0, -1.0, 0.0, kernel.new_result(), bytearray(640))
         refused(kernel.summarize_block, eight, number, 8)
     for chunk in (0, -1, 2**31, -(2**31)):
-        refused(kernel.measure_block, eight, eight, 1, 1, chunk, 0.0, -1.0, 0.0)
+        refused(kernel.measure_block, eight, eight, 1, 1, chunk, 0.0, -1.0, 0.0, kernel.new_result(), bytearray(640))
         refused(kernel.summarize_block, eight, 1, chunk)
     refused(kernel.summarize_block, odd, 1, 8)
+    refused(kernel.read_result, eight)
+    refused(kernel.measure_block, eight, eight, 1, 1, 8, 0.0, -1.0, 0.0, eight, bytearray(640))
     for missing in (kernel.measure_block, kernel.summarize_block, kernel.apart_block):
         try:
             missing(eight)

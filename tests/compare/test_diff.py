@@ -291,12 +291,12 @@ def test_what_is_said_of_identical_tensors_unread_is_what_reading_them_says(
 
 @pytest.mark.parametrize("first_is_right", [True, False])
 def test_a_bundle_that_changes_between_two_passes_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_is_right: bool) -> None:
-    """The angle between tensors that differ by a factor is measured in a second pass."""
-    values = np.linspace(1, 2, 1000, dtype=np.float32)
-    golden, candidate = (write(tmp_path / side, [item("a", values * factor)]) for side, factor in (("g", 1), ("c", np.float32(1.5))))
+    """The angle between float64 tensors that differ by a factor is measured in a second pass."""
+    values = np.linspace(1, 2, 1000)
+    golden, candidate = (write(tmp_path / side, [item("a", values * factor)]) for side, factor in (("g", 1.0), ("c", 1.5)))
     path = candidate / "rank0/step0.npz"
     right = path.read_bytes()
-    wrong = right.replace((values * np.float32(1.5)).tobytes(), (values * np.float32(1.00001)).tobytes())
+    wrong = right.replace((values * 1.5).tobytes(), (values * 1.00001).tobytes())
     first, second = (right, wrong) if first_is_right else (wrong, right)
     path.write_bytes(first)
     read_into, reads = Archive.read_into, []

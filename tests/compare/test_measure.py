@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -13,8 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accucompare.bundle import sums
-from accucompare.bundle.dtypes import DTYPES, DType, round_to, widen
+from accucompare.bundle import kernel, sums
+from accucompare.bundle.dtypes import DTYPES, Array, DType, round_to, widen
+from accucompare.bundle.sums import BLOCK, SEGMENT
+from accucompare.compare.blocks import Blocks
 from accucompare.compare.measure import Metrics, measure
 from tests.bundle.both_kernels import both_kernels  # noqa: F401
 from tests.compare.builder import in_blocks, random_bits
@@ -190,6 +193,43 @@ def test_one_minus_cosine_of_1e_13_between_float32_tensors_keeps_nine_digits() -
     expected = reference(golden.tolist(), candidate.tolist())["one_minus_cosine"]
     assert 1e-16 < expected < 1e-12
     assert same(measured(golden, candidate, "float32").one_minus_cosine, expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("factor", [1.0, 1.01, 3.0, 8.0, 1 / 3, 0.02, 1e-20, 1e15])
+@pytest.mark.parametrize("noise", [1e-2, 1e-5, 4e-8, 0.0])
+def test_one_minus_cosine_of_narrow_types_is_right_too(factor: float, noise: float, dtype: str) -> None:
+    known, rng = DTYPES[dtype], np.random.default_rng(14)
+    for _ in range(5):
+        golden = rng.normal(size=40)
+        sides = [round_to(side, known) for side in (golden, (golden + noise * rng.normal(size=40)) * factor)]
+        expected = reference(*(widen(side, known).tolist() for side in sides))["one_minus_cosine"]
+        assert same(measured(*sides, dtype).one_minus_cosine, expected, rel=1e-9, floor=1e-26)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_tensors_that_differ_by_a_factor_are_read_once(dtype: str) -> None:
+    """The angle between them is what d leaves beside golden; summing it must not take a pass of its own over what may be gigabytes."""
+    if kernel._kernel is None:
+        pytest.skip("NumPy's form takes a second pass")
+    known = DTYPES[dtype]
+    golden = np.random.default_rng(5).normal(size=3 * SEGMENT // 2).astype(np.float32)
+    sides = [round_to(golden * factor, known) if dtype != "float32" else golden * np.float32(factor) for factor in (1.0, 1.1)]
+    reads: list[int] = []
+
+    def counted(array: Array) -> Blocks:
+        def blocks(start: int, stop: int) -> Iterator[Array]:
+            reads.append(start)
+            return in_blocks(array, BLOCK)(start, stop)
+
+        return blocks
+
+    metrics = measure(*map(counted, sides), known, known, golden.shape)
+    assert sorted(reads) == [0, 0, SEGMENT, SEGMENT]
+    wide = [widen(side, known).astype(np.longdouble) for side in sides]
+    unit = [side / np.sqrt(side @ side) for side in wide]
+    expected = float(((unit[0] - unit[1]) ** 2).sum() / 2)
+    assert metrics.one_minus_cosine == pytest.approx(expected, rel=1e-8)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from openpyxl import load_workbook
+from openpyxl import Workbook, load_workbook
+from openpyxl.utils.indexed_list import IndexedList
 
 from accucompare.bundle.manifest import Manifest, StepEntry
 from accucompare.bundle.records import Layout, Record, Role
@@ -29,6 +30,7 @@ from accucompare.errors import ReportError
 from accucompare.report import excel_divergence, excel_layers
 from accucompare.report.columns import COLUMNS
 from accucompare.report.excel import write_excel
+from accucompare.report.excel_styles import HEADER, styled
 
 LIMIT = 1e-4
 NASTY = {
@@ -779,3 +781,16 @@ def test_a_number_is_read_back_as_it_was(tmp_path: Path, value: float) -> None:
     sheet = opened(tmp_path, comparison(pair("a", bias=value)))["Layers"]
     place = [cell.value for cell in sheet[1]].index("bias")
     assert sheet[2][place].value == value
+
+
+def test_a_look_is_put_into_a_workbook_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """openpyxl hashes and compares every part of a style for each cell, which took longer than all the rest of a report."""
+    workbook = Workbook(write_only=True)
+    sheet = workbook.create_sheet()
+    first = styled(sheet, "a", HEADER)
+    put: list[object] = []
+    monkeypatch.setattr(IndexedList, "add", lambda self, value: put.append(value))
+    others = [styled(sheet, value, HEADER) for value in range(100)]
+    assert put == []
+    assert {cell.style_id for cell in others} == {first.style_id}
+    assert others[0].font.bold

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
@@ -378,6 +379,30 @@ def test_gradients_near_the_limit_are_not_doubled_into_an_overflow_elsewhere(tmp
         watch.step()
     (found,) = origins(watch)
     assert (found.place, found.notes) == ("layers.0, backward", [])
+
+
+class _Remembered(torch.autograd.Function):
+    """Twice a tensor; ``gone`` says later whether the memory of the gradient that it was given is free again."""
+
+    gone: Callable[[], bool]
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        _Remembered.gone = StorageWeakRef(grads[0].untyped_storage()).expired
+        return grads[0] * 2
+
+
+def test_a_gradient_that_comes_about_inside_the_model_is_not_kept(tmp_path: Path) -> None:
+    """Of a model that gives its loss and its logits: these are the largest tensors of a step, and plain training frees their gradient."""
+    model = _Answer(Glue(lambda self, x: _Remembered.apply(x)), nn.Linear(2, 2))  # type: ignore[no-untyped-call]
+    with ac.watch(model, out=tmp_path, quiet=True) as watch:
+        model(torch.ones(1, 2))["loss"].backward()
+        assert _Remembered.gone()
+        watch.step()
 
 
 def test_outputs_of_a_reproduced_module_that_depend_on_each_other_have_the_gradients_that_they_had(tmp_path: Path) -> None:
