@@ -14,6 +14,7 @@ from accucompare.bundle.digests import digest, same_fingerprint
 from accucompare.bundle.dtypes import DTYPES, Kind
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, display_name
+from accucompare.capture import nested
 from accucompare.capture.lending import Lent, contents
 from accucompare.capture.names import Modules
 from accucompare.capture.tensors import dtype_name, from_bits, layout_of, other_to_host, scalar_to_host
@@ -183,7 +184,7 @@ class Feed:
             golden = from_bits(self._golden.raw(record), record.dtype)
             if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(golden.to(value.dtype).to(golden.dtype), golden):
                 return f"golden's {record.dtype} are too large for {dtype_name(value.dtype)}"
-            memory[key] = value, _copy_like(value, golden)
+            memory[key] = value, _like(value, golden)
         return memory[key][1]
 
     def _by_argument(self, place: Place, path: str, seen: Mapping[str, int]) -> Record | None:
@@ -246,20 +247,42 @@ Memory = dict[tuple[int, str, str | None], tuple[torch.Tensor, torch.Tensor]]
 
 def _misfit(record: Record, tensor: torch.Tensor) -> str | None:
     """Why golden's record cannot take a tensor's place; ``None`` if it can."""
+    layout = layout_of(tensor)
+    if layout is Layout.NESTED:
+        return _nested_misfit(record, tensor) or _kind_misfit(record, tensor)
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return f"it is a {type(tensor).__name__}"
-    layout = layout_of(tensor)
     if layout is not Layout.STRIDED or tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return f"it has no plain data ({layout.value})"
     if record.layout is not Layout.STRIDED or record.member is None:
         return f"golden has no tensor of it ({record.layout.value})"
     if record.shape != tuple(tensor.shape):
         return f"golden's shape is {list(record.shape)}, this one's {list(tensor.shape)}"
+    return _kind_misfit(record, tensor)
+
+
+def _nested_misfit(record: Record, tensor: torch.Tensor) -> str | None:
+    if record.layout is not Layout.NESTED or record.member is None:
+        return f"it is nested, and golden has no nested tensor of it ({record.layout.value})"
+    if record.components != nested.shapes_of(tensor):
+        return "the tensors nested in it have other shapes than golden's"
+    return None
+
+
+def _kind_misfit(record: Record, tensor: torch.Tensor) -> str | None:
     name = dtype_name(tensor.dtype)
     ours, theirs = DTYPES.get(name), DTYPES[record.dtype]
     if ours is None or ours.kind is not theirs.kind:
         return f"golden's is {record.dtype}, this one {name}"
     return None
+
+
+def _like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
+    """Golden's values in a tensor like another, which is nested or plain."""
+    if not tensor.is_nested:
+        return _copy_like(tensor, golden)
+    with torch.inference_mode(False), torch.no_grad():
+        return nested.like(tensor, _cast(golden, tensor.dtype))
 
 
 def _copy_like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:

@@ -195,6 +195,7 @@ class Recorder(Listener[_Call]):
             digest=host.digest,
             statistics=host.statistics,
             detail=f"{host.detail} at {line}" if host.detail and line else host.detail or line,
+            components=host.components,
         )
         self.records += 1
         self._writer.add(record, host.array, given, host.lease, host.ready)

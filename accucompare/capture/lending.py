@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from accucompare.capture import nested
+
 
 @dataclass
 class Lent:
@@ -64,7 +66,7 @@ class Lent:
         found: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
         for computed, golden in exchanged:
             for arrived, given, version in self.tensors:
-                if computed.untyped_storage()._cdata == given.untyped_storage()._cdata:
+                if _memory(computed) == _memory(given):
                     own = _same_part(computed, given, arrived)
                     if given._version == version:
                         if _same(computed, golden):
@@ -83,8 +85,20 @@ class Lent:
 _ALIKE = 0.1
 
 
+def _memory(tensor: torch.Tensor) -> int:
+    """What tells whether two tensors lie in one piece of memory."""
+    held: torch.Tensor = tensor.values() if tensor.layout is torch.jagged else tensor
+    return held.untyped_storage()._cdata
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's values, also of a nested one, as one that is not nested."""
+    return nested.joined(tensor)[0] if tensor.is_nested else tensor
+
+
 def _about(own: torch.Tensor, golden: torch.Tensor) -> bool:
     """Whether two tensors hold the same but for rounding."""
+    own, golden = _values(own), _values(golden)
     if _same(own, golden):
         return True
     if not (own.is_floating_point() or own.is_complex()):
@@ -101,11 +115,14 @@ def contents(container: Any) -> list[Any]:
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors hold the same values, NaN being NaN."""
+    one, other = _values(one), _values(other)
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _same_part(part: torch.Tensor, given: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor | None:
     """What ``part`` is of ``given``, of ``arrived``; ``None`` if that cannot be told."""
+    if given.is_nested:  # whose parts are no views that could be told
+        return arrived if part is given else None
     if part is given:
         return arrived if part.shape == arrived.shape else None
     alike = (given.shape, given.stride(), part.dtype) == (arrived.shape, arrived.stride(), arrived.dtype)

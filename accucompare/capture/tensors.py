@@ -18,6 +18,7 @@ from accucompare.bundle.memory import Lease
 from accucompare.bundle.records import Layout
 from accucompare.bundle.statistics import Statistics, summarize
 from accucompare.bundle.writer import BundleWriter
+from accucompare.capture.nested import Shapes, joined
 from accucompare.capture.values import describe
 
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -34,6 +35,7 @@ class HostValue(NamedTuple):
         statistics: of the bits, if they are known already.
         lease: the memory of the writer's that the array is in.
         ready: to be called before the array is read, if a device is still filling it in.
+        components: of a nested tensor, whose values are one array: the shapes of its parts.
     """
 
     array: Array | None
@@ -45,6 +47,7 @@ class HostValue(NamedTuple):
     statistics: Statistics | None = None
     lease: Lease | None = None
     ready: Callable[[], None] | None = None
+    components: Shapes | None = None
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -59,12 +62,15 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
     content decides, whichever tensor holds it. For a writer that keeps no tensors they are summarized there too, unless the array is
     ``needed``. Without a writer, the array may be the tensor's own memory.
 
-    A tensor that has no plain data (sparse, meta, quantized, nested, inside vmap) or cannot be copied comes without an array.
+    A nested tensor comes as its values in one array, and the shapes of its components. A tensor that has no plain data (sparse, meta,
+    quantized, inside vmap) or cannot be copied comes without an array.
     """
     dtype = dtype_name(tensor.dtype)
     try:
         layout = layout_of(tensor)
-        if layout in (Layout.NESTED, Layout.BATCHED):
+        if layout is Layout.NESTED:
+            return _nested(tensor, writer, needed)
+        if layout is Layout.BATCHED:
             return HostValue(None, (), dtype, layout)
         shape = tuple(tensor.shape)
         if layout is not Layout.STRIDED:
@@ -91,6 +97,15 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
         return HostValue(kept, shape, dtype, layout, digest=checksum, lease=lease)
     except Exception as error:  # a tensor subclass may raise anything; the record then says so, and the model runs on
         return HostValue(None, (), dtype, Layout.UNREADABLE, f"{type(error).__name__}: {error}"[:200])
+
+
+def _nested(tensor: torch.Tensor, writer: BundleWriter | None, needed: bool) -> HostValue:
+    """A nested tensor's values in one array; without one where those have no plain data."""
+    with torch.no_grad():
+        values, components = joined(tensor)
+    host = to_host(values, writer, needed)
+    known = host.layout is Layout.STRIDED
+    return host._replace(layout=Layout.NESTED if known else host.layout, components=components if known else None)
 
 
 def _copied(tensor: torch.Tensor, writer: BundleWriter | None) -> HostValue:

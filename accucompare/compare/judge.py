@@ -24,6 +24,11 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
         return Verdict(Reason.DTYPE, detail=_both(golden, candidate))
     if _kind(golden) is not _kind(candidate):
         return Verdict(Reason.DTYPE, detail=_both(golden, candidate))
+    if golden.layout is Layout.NESTED and None in (golden.components, candidate.components):  # an older bundle has no values of it
+        return Verdict(Reason.NOT_COMPARABLE, detail=_described(golden))
+    if golden.components != candidate.components:
+        both = " and ".join(str([list(shape) for shape in (record.components or ())[:5]]) for record in (golden, candidate))
+        return Verdict(Reason.SHAPE, detail=f"the tensors nested in it have other shapes: {both}")
     if golden.shape != candidate.shape:
         return Verdict(Reason.SHAPE, detail=f"golden is {list(golden.shape)}, the candidate {list(candidate.shape)}")
     if (golden.member is not None and candidate.member is not None) or can_bound(golden, candidate):
