@@ -88,7 +88,7 @@ _ALIKE = 0.1
 def _memory(tensor: torch.Tensor) -> int:
     """What tells whether two tensors lie in one piece of memory."""
     held: torch.Tensor = tensor.values() if tensor.layout is torch.jagged else tensor
-    return held.untyped_storage()._cdata
+    return int(held.untyped_storage()._cdata)
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
