@@ -277,12 +277,27 @@ def _kind_misfit(record: Record, tensor: torch.Tensor) -> str | None:
     return None
 
 
+class _InPlaceOf(torch.autograd.Function):
+    """Golden's values to whoever computes with them, and to autograd the tensor whose place they take: gradients go on to that."""
+
+    @staticmethod
+    def forward(ctx: Any, arrived: torch.Tensor, golden: list[torch.Tensor]) -> torch.Tensor:
+        return golden[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
 def _like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
-    """Golden's values in a tensor like another, which is nested or plain."""
-    if not tensor.is_nested:
-        return _copy_like(tensor, golden)
+    """Golden's values in a tensor like another, which is nested or plain; gradients of it are gradients of the other."""
     with torch.inference_mode(False), torch.no_grad():
-        return nested.like(tensor, _cast(golden, tensor.dtype))
+        new = nested.like(tensor, _cast(golden, tensor.dtype)) if tensor.is_nested else _copy_like(tensor, golden)
+    if not tensor.requires_grad:
+        return new
+    with torch.enable_grad():  # a forward may turn it on later, and ask for gradients with respect to what it was given
+        connected: torch.Tensor = _InPlaceOf.apply(tensor, [new])  # type: ignore[no-untyped-call]
+    return connected
 
 
 def _copy_like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
