@@ -17,6 +17,7 @@ from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, dis
 from accucompare.capture import nested
 from accucompare.capture.lending import Lent, contents
 from accucompare.capture.names import Modules
+from accucompare.capture.subclasses import dressed_as, is_plain_class, plainly
 from accucompare.capture.tensors import dtype_name, from_bits, layout_of, other_to_host, scalar_to_host
 from accucompare.capture.values import Scalar, describe, leaves, replaced
 from accucompare.compare.align import Renaming, argument_path, counterparts
@@ -250,7 +251,7 @@ def _misfit(record: Record, tensor: torch.Tensor) -> str | None:
     layout = layout_of(tensor)
     if layout is Layout.NESTED:
         return _nested_misfit(record, tensor) or _kind_misfit(record, tensor)
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if not is_plain_class(tensor):
         return f"it is a {type(tensor).__name__}"
     if layout is not Layout.STRIDED or tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return f"it has no plain data ({layout.value})"
@@ -290,14 +291,18 @@ class _InPlaceOf(torch.autograd.Function):
 
 
 def _like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
-    """Golden's values in a tensor like another, which is nested or plain; gradients of it are gradients of the other."""
+    """Golden's values in a tensor of another's class, which is nested or plain; gradients of it are gradients of the other."""
     with torch.inference_mode(False), torch.no_grad():
-        new = nested.like(tensor, _cast(golden, tensor.dtype)) if tensor.is_nested else _copy_like(tensor, golden)
-    if not tensor.requires_grad:
-        return new
-    with torch.enable_grad():  # a forward may turn it on later, and ask for gradients with respect to what it was given
-        connected: torch.Tensor = _InPlaceOf.apply(tensor, [new])  # type: ignore[no-untyped-call]
-    return connected
+        if tensor.is_nested:
+            new = nested.like(tensor, _cast(golden, tensor.dtype))
+        else:
+            with plainly():
+                new = _copy_like(tensor, golden)
+    if tensor.requires_grad:
+        with torch.enable_grad():  # a forward may turn it on later, and ask for gradients with respect to what it was given
+            new = _InPlaceOf.apply(tensor, [new])  # type: ignore[no-untyped-call]
+    with plainly():
+        return dressed_as(tensor, new)
 
 
 def _copy_like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from accucompare.capture import nested
+from accucompare.capture.subclasses import dressed_as, plainly
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Lent:
         """
         for arrived, given, version in self.tensors:
             if given._version != version:
-                with torch.no_grad():
+                with torch.no_grad(), plainly():
                     arrived.copy_(exchanged.get(id(given), given))
         own = {id(given): arrived for arrived, given, *_ in (*self.tensors, *self.containers)}
         for (arrived, given), before in zip(self.containers, self.contents, strict=True):
@@ -63,6 +64,10 @@ class Lent:
         Returns:
             By the id of golden's value; ``None`` where the caller's own does not hold it.
         """
+        with plainly():
+            return self._aliases(exchanged)
+
+    def _aliases(self, exchanged: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor | None]:
         found: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
         for computed, golden in exchanged:
             for arrived, given, version in self.tensors:
@@ -128,4 +133,5 @@ def _same_part(part: torch.Tensor, given: torch.Tensor, arrived: torch.Tensor) -
     alike = (given.shape, given.stride(), part.dtype) == (arrived.shape, arrived.stride(), arrived.dtype)
     if not alike or any(each.is_conj() or each.is_neg() for each in (part, given, arrived)):
         return None
-    return arrived.as_strided(part.shape, part.stride(), arrived.storage_offset() + part.storage_offset() - given.storage_offset())
+    own = arrived.as_strided(part.shape, part.stride(), arrived.storage_offset() + part.storage_offset() - given.storage_offset())
+    return dressed_as(part, own)
