@@ -91,15 +91,13 @@ class Listener(Generic[C]):
         for name, module in self._modules.named.items():
             before = _Hook(self, functools.partial(self._before, name), name)
             after = _Hook(self, functools.partial(self._after, name), name)
-            try:
-                self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            except RuntimeError:  # a scripted module takes none; its caller shows what it gives
-                continue
-            self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+            # by the class, since a scripted module refuses what it is asked itself; it calls the hooks all the same, where Python calls it
+            self._handles.append(nn.Module.register_forward_pre_hook(module, before, with_kwargs=True))
+            self._handles.append(nn.Module.register_forward_hook(module, after, with_kwargs=True, always_call=True))
             self._last[name] = self._handles[-1].id
             if self.sees_returns:
                 returned = _Hook(self, self._returned, name)
-                self._handles.append(module.register_forward_hook(returned, prepend=True))
+                self._handles.append(nn.Module.register_forward_hook(module, returned, prepend=True))
 
     def remove(self) -> None:
         """Take every hook off again."""
