@@ -73,6 +73,11 @@ class Recorder(Listener[_Call]):
         return self._functions.files
 
     @property
+    def called_compiled(self) -> bool:
+        """Whether one of those functions was compiled by ``torch.compile``."""
+        return self._functions.compiled
+
+    @property
     def all_files_seen(self) -> bool:
         """Whether no other profiler kept them from being seen."""
         return not self._functions.disturbed

@@ -18,7 +18,7 @@ from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.selection import Selection
 from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter, forget_previous, prepare_directory, restore_previous
-from accucompare.capture.environment import describe_autocast, describe_environment, describe_model, device_of, notes_on
+from accucompare.capture.environment import describe_autocast, describe_environment, describe_model, device_of, notes_on, notes_on_what_ran
 from accucompare.capture.feeding import Feed, check_golden, check_model
 from accucompare.capture.hooks import Recorder
 from accucompare.capture.names import Modules, name_modules
@@ -61,15 +61,24 @@ class Session:
         draws: Draws | None,
         steps: int | None,
         numerics: Numerics,
+        modules: Modules,
+        eager: bool,
         sources: Iterable[str] = (),
     ) -> None:
-        """``sources``: Python modules whose files the manifest shall name if they are loaded, whether or not they run."""
+        """What the running capture is made of.
+
+        Args:
+            eager: whether compiled code runs eagerly.
+            sources: Python modules whose files the manifest shall name if they are loaded, whether or not they run.
+        """
         self.path = path
         self._recorder = recorder
         self._writer = writer
         self._draws = draws
         self._steps = steps
         self._numerics = numerics
+        self._modules = modules
+        self._eager = eager
         self._sources = sources
 
     @property
@@ -109,6 +118,7 @@ class Session:
         if self._draws is not None:
             manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]
         manifest.notes += self._numerics.notes()
+        manifest.notes += notes_on_what_ran(self._modules, self._eager and recorder.called_compiled)
         if error is not None:
             reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
             manifest.stopped = {"step": recorder.step, "module": recorder.failing_call(), "error": reason}
@@ -301,7 +311,8 @@ def capture(
             draws = stack.enter_context(matched_randomness(seed))
             if draws is None:
                 manifest.notes.append("this version of torch does not let random operations be matched across devices")
-            if "torch._dynamo" in sys.modules:  # inner hooks of a compiled model stop firing after its first call
+            eager = "torch._dynamo" in sys.modules
+            if eager:  # inner hooks of a compiled model stop firing after its first call
                 stack.enter_context(eager_stance())
             recorder = Recorder(modules, selection, writer, _on_first_call(manifest, model, device), feeding, level == Level.OP)
             stack.callback(recorder.remove)
@@ -312,7 +323,7 @@ def capture(
                 writer.close()
             raise
         of_golden = () if feed is None else golden.manifest.model.get("sources") or ()  # functions that are cached do not run again
-        session = Session(directory, recorder, writer, draws, steps, numerics, of_golden)
+        session = Session(directory, recorder, writer, draws, steps, numerics, modules, eager, of_golden)
         try:
             with numerics.emulation():
                 yield session
