@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ class Lent:
 
     Attributes:
         tensors: (arrived, given, the number of writes into it until then).
-        containers: lists and mappings: (arrived, given).
+        containers: lists, mappings and objects: (arrived, given).
         contents: those of the given containers, as they were.
     """
 
@@ -47,9 +47,10 @@ class Lent:
             if isinstance(given, list):
                 arrived[:] = [own.get(id(part), part) for part in given]
             else:
-                parts = {key: own.get(id(part), part) for key, part in given.items()}
-                arrived.clear()
-                arrived.update(parts)
+                ours, theirs = (each if isinstance(each, MutableMapping) else vars(each) for each in (arrived, given))
+                parts = {key: own.get(id(part), part) for key, part in theirs.items()}
+                ours.clear()
+                ours.update(parts)
 
     def aliases(self, exchanged: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor | None]:
         """The caller's own tensors behind outputs that lie in the memory of what the module was given.
@@ -114,8 +115,10 @@ def _about(own: torch.Tensor, golden: torch.Tensor) -> bool:
 
 
 def contents(container: Any) -> list[Any]:
-    """The parts of a list; the keys and the values of a mapping."""
-    return list(container) if isinstance(container, list) else [part for item in container.items() for part in item]
+    """The parts of a list; the keys and the values of a mapping, or of an object's attributes."""
+    if isinstance(container, list):
+        return list(container)
+    return [part for item in (container if isinstance(container, MutableMapping) else vars(container)).items() for part in item]
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
