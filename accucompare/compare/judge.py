@@ -172,6 +172,21 @@ def settle_noise(verdict: Verdict, tolerance: Tolerance, metrics: Metrics | None
     return replace(verdict, detail="; ".join(part for part in (verdict.detail, detail) if part))
 
 
+def settle_unsteady(verdict: Verdict, tolerance: Tolerance, metrics: Metrics | None, apart: float | None) -> Verdict:
+    """The verdict on a pair whose golden was captured twice; ``apart`` is how far its two are apart, relative to the first's norm.
+
+    Where that is far, golden is no number to compare with, such as memory that nobody has written into.
+    """
+    if verdict.status is not Status.FAIL or metrics is None or not apart or not tolerance.by_default:
+        return verdict
+    if apart <= _UNSTEADY and not is_noise(metrics, apart):
+        return verdict
+    return replace(verdict, reason=Reason.NOT_DETERMINISTIC, detail=f"two captures of golden differ by {apart:.2e} from each other")
+
+
+#: Relative L2 distance of golden's two captures beyond which neither is to be compared with.
+_UNSTEADY = 0.1
+
 #: Two runs that are each so far from the truth are apart by about this much less.
 _RUNS = 2.0
 
