@@ -145,15 +145,16 @@ class Listener(Generic[C]):
 
     def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
         """Do what a hook does, one thread at a time."""
+        thread = threading.get_ident()
         with self._lock:
-            self._busy.add(threading.get_ident())
+            self._busy.add(thread)
             try:
                 return act(*arguments)
             except Exception as error:
                 self.failed(error, name)
                 return None
             finally:
-                self._busy.discard(threading.get_ident())
+                self._busy.discard(thread)
 
     def come_last(self, call: C) -> None:
         """Let the hook at a call's end come after those that the user has added since."""
@@ -163,8 +164,9 @@ class Listener(Generic[C]):
 
     def number(self, name: str) -> int:
         """The index of the call of a module that begins now."""
-        self._indices[name] += 1
-        return self._indices[name] - 1
+        index = self._indices.get(name, 0)  # a Counter's own way takes long
+        self._indices[name] = index + 1
+        return index
 
     def indices(self) -> Counter[str]:
         """How often each module has been called in this step."""
@@ -215,7 +217,10 @@ class _Hook:
         self._name = name
 
     def __call__(self, *arguments: Any) -> Any:
-        return None if self._listener.idle() else self._listener.run(self._act, self._name, arguments)
+        listener = self._listener
+        if not listener.listening or _graph_task() != -1:  # ``idle``, which is asked at every call
+            return None
+        return listener.run(self._act, self._name, arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (_nothing,)
@@ -228,13 +233,17 @@ def listens(module: nn.Module, kind: type[Listener[Any]]) -> bool:
 
 def in_backward() -> bool:
     """Whether this thread is inside a backward."""
-    return torch._C._current_graph_task_id() != -1
+    return _graph_task() != -1
+
+
+_graph_task = torch._C._current_graph_task_id
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Every part of what a module is given, with its path."""
     yield from leaves(args)
-    yield from leaves(kwargs)
+    if kwargs:
+        yield from leaves(kwargs)
 
 
 def _nothing(*arguments: Any) -> None:

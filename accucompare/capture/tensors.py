@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from accucompare.capture.values import describe
 
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _UNKNOWN_TO_NUMPY = {name for name, dtype in DTYPES.items() if dtype.ml_dtype or name == "complex32"}
+_SMALL = 4 << 10  # bytes; a block of memory to use again takes longer to find than one of them to copy
 _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
 
 
@@ -50,6 +52,7 @@ class HostValue(NamedTuple):
     components: Shapes | None = None
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """PyTorch's name without ``torch.``"""
     return str(dtype).removeprefix("torch.")
@@ -67,18 +70,20 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
     """
     dtype = dtype_name(tensor.dtype)
     try:
-        layout = layout_of(tensor)
-        if layout is Layout.NESTED:
-            return _nested(tensor, writer, needed)
-        if layout is Layout.BATCHED:
-            return HostValue(None, (), dtype, layout)
-        shape = tuple(tensor.shape)
-        if layout is not Layout.STRIDED:
-            return HostValue(None, shape, dtype, layout)
-        if dtype not in DTYPES:
-            return HostValue(None, shape, dtype, Layout.UNREADABLE, "accucompare does not know this dtype")
-        array = _in_place(tensor)
-        if array is None:
+        layout, array = Layout.STRIDED, _in_place(tensor)
+        if array is not None:
+            shape = array.shape
+        else:
+            layout = layout_of(tensor)
+            if layout is Layout.NESTED:
+                return _nested(tensor, writer, needed)
+            if layout is Layout.BATCHED:
+                return HostValue(None, (), dtype, layout)
+            shape = tuple(tensor.shape)
+            if layout is not Layout.STRIDED:
+                return HostValue(None, shape, dtype, layout)
+            if dtype not in DTYPES:
+                return HostValue(None, shape, dtype, Layout.UNREADABLE, "accucompare does not know this dtype")
             with torch.no_grad():
                 tensor = _plain(tensor.detach())
                 array = _in_place(tensor)
@@ -91,6 +96,8 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
             return HostValue(None, shape, dtype, layout, digest=checksum)
         if not (writer.tensors or needed):
             return HostValue(None, shape, dtype, layout, digest=checksum, statistics=summarize(array, DTYPES[dtype]))
+        if array.nbytes <= _SMALL:
+            return HostValue(array.copy(), shape, dtype, layout, digest=checksum)
         lease = writer.take(array.nbytes, devices.backend("cpu").host_memory)
         kept = _as_array(lease.block, dtype, shape)
         _copy(array, kept)
@@ -181,14 +188,17 @@ def _in_place(tensor: torch.Tensor) -> Array | None:
     plain = (
         type(tensor) is torch.Tensor  # else its data may be anywhere
         and not tensor.requires_grad
-        and tensor.device.type == "cpu"
+        and tensor.is_cpu
         and tensor.layout is torch.strided
+        and not tensor.is_nested
         and tensor.is_contiguous()
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
     if not plain:
         return None
     name = dtype_name(tensor.dtype)
+    if name not in DTYPES:
+        return None
     if name in _UNKNOWN_TO_NUMPY:
         if tensor.is_conj() or tensor.is_neg():
             return None

@@ -19,6 +19,8 @@ _DEPTH = 4
 #: Python numbers, which are recorded as 0-d arrays.
 Scalar = (bool, int, float, complex)
 
+_LEAVES = (torch.Tensor, str, bytes, *Scalar)
+
 
 def leaves(value: Any, path: str = "", inside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Every part of a value that holds no further parts, with its path.
@@ -28,14 +30,21 @@ def leaves(value: Any, path: str = "", inside: tuple[int, ...] = ()) -> Iterator
     nothing; nor do dtypes and devices, which differ between captures that are to be compared. Whatever else cannot be taken apart is
     yielded as it is, and so is a container inside itself (``inside`` holds the ids of those around it).
     """
+    if type(value) is torch.Tensor:  # most of all there is, in every call
+        yield path, value
+        return
     if value is None or isinstance(value, _NO_VALUES):
         return
     children = None if id(value) in inside else _children(value)
     if children is None:
         yield path, value
-    else:
-        for part, child in children:
-            yield from leaves(child, f"{path}.{part}" if path else part, (*inside, id(value)))
+        return
+    for part, child in children:
+        place = f"{path}.{part}" if path else part
+        if type(child) is torch.Tensor:
+            yield place, child
+        elif child is not None:
+            yield from leaves(child, place, (*inside, id(value)))
 
 
 def replaced(value: Any, by_path: Mapping[str, Any], rebuilt: list[tuple[Any, Any]] | None = None) -> Any:
@@ -111,9 +120,11 @@ def _rebuilt(value: Any, children: list[Any]) -> Any:
 
 def _children(value: Any) -> list[tuple[str, Any]] | None:
     """The parts of a container with their names; ``None`` if it is none."""
-    if isinstance(value, (torch.Tensor, str, bytes, *Scalar)):
+    if type(value) is tuple:
+        return [(str(index), child) for index, child in enumerate(value)]
+    if isinstance(value, _LEAVES):
         return None
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         return [(_part(key), child) for key, child in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [(str(name), child) for name, child in zip(value._fields, value, strict=True)]
