@@ -217,10 +217,7 @@ class _Hook:
         self._name = name
 
     def __call__(self, *arguments: Any) -> Any:
-        listener = self._listener
-        if not listener.listening or _graph_task() != -1:  # ``idle``, which is asked at every call
-            return None
-        return listener.run(self._act, self._name, arguments)
+        return None if self._listener.idle() else self._listener.run(self._act, self._name, arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (_nothing,)
@@ -233,10 +230,7 @@ def listens(module: nn.Module, kind: type[Listener[Any]]) -> bool:
 
 def in_backward() -> bool:
     """Whether this thread is inside a backward."""
-    return _graph_task() != -1
-
-
-_graph_task = torch._C._current_graph_task_id
+    return torch._C._current_graph_task_id() != -1
 
 
 def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
