@@ -278,7 +278,11 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
 @click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), help="Seed of weights and random operations.  [default: golden's, or 0]")
 @click.option("--steps", type=click.IntRange(1), help="Steps to run.  [default: golden's, or one for each of the case's inputs]")
 @click.option(
-    "--repeat", type=click.IntRange(1, 9), default=1, show_default=True, help="Run the device so often: does it agree with itself?"
+    "--repeat",
+    type=click.IntRange(1, 9),
+    default=1,
+    show_default=True,
+    help="Run the device, and golden if it is made, so often: does each agree with itself?",
 )
 @shared.compared_only
 @shared.compared_skip

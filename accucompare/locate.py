@@ -69,7 +69,7 @@ def locate(
         hf32, tf32: let the device round the operands of float32 products; otherwise it is forbidden while this runs, for what it does to
             every layer would hide small faults.
         deterministic, seed, steps, overwrite, force: as for ``accucompare.capture``.
-        repeat: how often to run the candidate, to see whether it agrees with itself.
+        repeat: how often to run the candidate, and golden if that is made here, to see whether each agrees with itself.
         only, skip: globs of the layers to compare and to leave out.
         announce: called with each thing that is done.
         progress: of the comparison.
@@ -101,6 +101,7 @@ def locate(
             seed=seed,
             steps=steps,
             save_state=golden_python is not None,  # another release may draw other weights
+            repeat=repeat,
             overwrite=overwrite,
         )
     candidate = {"dtype": dtype, "hf32": hf32, "tf32": tf32, "deterministic": deterministic}

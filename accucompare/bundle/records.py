@@ -38,14 +38,14 @@ OPERATOR_ROLES = (Role.OP_INPUT, Role.OP_OUTPUT)
 
 
 class Layout(str, Enum):
-    """How a value was held; all but STRIDED and SCALAR are listed without data."""
+    """How a value was held; all but STRIDED, SCALAR and NESTED are listed without data."""
 
     STRIDED = "strided"
     SCALAR = "scalar"  # a Python int, float or bool, kept as a 0-d array
     SPARSE = "sparse"
     META = "meta"
     QUANTIZED = "quantized"
-    NESTED = "nested"
+    NESTED = "nested"  # its values joined into one array
     BATCHED = "batched"  # inside torch.func.vmap
     OPAQUE = "opaque"  # an object that is neither a tensor nor a container of tensors
     UNREADABLE = "unreadable"  # a tensor that could not be copied; `detail` says why
@@ -106,6 +106,8 @@ class Record:
         digest: of the member's bytes, or of an opaque string (xxh3, 128 bits, hexadecimal); ``None`` where there is neither.
         statistics: of the finite values; ``None`` without data.
         error: of a baseline that keeps no tensors: the distance from golden; ``None`` where that could not be measured.
+        components: of a nested tensor: the shapes of its parts, whose values are one array of the record's shape; ``None`` of any other,
+            and in older bundles, which keep none of its values.
         detail: what an opaque value was, or why a tensor could not be read; of an operator, the source line that called it.
     """
 
@@ -126,6 +128,7 @@ class Record:
     statistics: Statistics | None = None
     detail: str = ""
     error: Error | None = None
+    components: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def key(self) -> Key:
@@ -170,6 +173,7 @@ class Record:
             "statistics": self.statistics.to_json() if self.statistics else None,
             "detail": self.detail,
             **({} if self.error is None else {"error": msgspec.structs.asdict(self.error)}),
+            **({} if self.components is None else {"components": self.components}),
         }
 
     @classmethod
@@ -209,6 +213,7 @@ class _Line(msgspec.Struct):
     statistics: Statistics | None
     detail: str
     error: Error | None = None
+    components: tuple[tuple[Count, ...], ...] | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Line)

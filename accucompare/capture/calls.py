@@ -91,15 +91,13 @@ class Listener(Generic[C]):
         for name, module in self._modules.named.items():
             before = _Hook(self, functools.partial(self._before, name), name)
             after = _Hook(self, functools.partial(self._after, name), name)
-            try:
-                self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            except RuntimeError:  # a scripted module takes none; its caller shows what it gives
-                continue
-            self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+            # by the class, since a scripted module refuses what it is asked itself; it calls the hooks all the same, where Python calls it
+            self._handles.append(nn.Module.register_forward_pre_hook(module, before, with_kwargs=True))
+            self._handles.append(nn.Module.register_forward_hook(module, after, with_kwargs=True, always_call=True))
             self._last[name] = self._handles[-1].id
             if self.sees_returns:
                 returned = _Hook(self, self._returned, name)
-                self._handles.append(module.register_forward_hook(returned, prepend=True))
+                self._handles.append(nn.Module.register_forward_hook(module, returned, prepend=True))
 
     def remove(self) -> None:
         """Take every hook off again."""
@@ -147,15 +145,16 @@ class Listener(Generic[C]):
 
     def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
         """Do what a hook does, one thread at a time."""
+        thread = threading.get_ident()
         with self._lock:
-            self._busy.add(threading.get_ident())
+            self._busy.add(thread)
             try:
                 return act(*arguments)
             except Exception as error:
                 self.failed(error, name)
                 return None
             finally:
-                self._busy.discard(threading.get_ident())
+                self._busy.discard(thread)
 
     def come_last(self, call: C) -> None:
         """Let the hook at a call's end come after those that the user has added since."""
@@ -165,8 +164,9 @@ class Listener(Generic[C]):
 
     def number(self, name: str) -> int:
         """The index of the call of a module that begins now."""
-        self._indices[name] += 1
-        return self._indices[name] - 1
+        index = self._indices.get(name, 0)  # a Counter's own way takes long
+        self._indices[name] = index + 1
+        return index
 
     def indices(self) -> Counter[str]:
         """How often each module has been called in this step."""
@@ -236,7 +236,8 @@ def in_backward() -> bool:
 def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Every part of what a module is given, with its path."""
     yield from leaves(args)
-    yield from leaves(kwargs)
+    if kwargs:
+        yield from leaves(kwargs)
 
 
 def _nothing(*arguments: Any) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from accucompare import devices
 from accucompare.bundle.digests import fingerprint
 from accucompare.bundle.dtypes import DTYPES
-from accucompare.capture.names import Modules
+from accucompare.capture.names import Modules, name_modules
 from accucompare.capture.sources import class_sources, configuration, digests_of, homes_of_classes, version_of
 from accucompare.capture.tensors import round_to, to_host
 
@@ -102,9 +103,34 @@ def notes_on(modules: Modules) -> list[str]:
     scripted = [name or "(root)" for name, module in modules.named.items() if isinstance(module, torch.jit.ScriptModule)]
     if scripted:
         notes.append(f"{len(scripted)} scripted or traced module(s) hide what happens inside them: {', '.join(scripted[:3])}")
+    lazy = [
+        name for name, module in modules.named.items() if any(is_lazy(each) for each in module._parameters.values() if each is not None)
+    ]
+    if lazy:
+        notes.append(
+            f"{len(lazy)} lazy module(s) draw their weights in their first call, inside the capture, so not those of a plain run: "
+            f"{', '.join(lazy[:3])}; call the model once before the capture"
+        )
     fused = [name for name, module in modules.named.items() if isinstance(module, nn.TransformerEncoderLayer) and not _training(module)]
     if fused:
         notes.append(f"{len(fused)} nn.TransformerEncoderLayer(s) take their unfused path while hooked")
+    return notes
+
+
+def notes_on_what_ran(before: Modules, compiled: bool) -> list[str]:
+    """What a capture has done to a model, or has not seen of it.
+
+    Args:
+        before: its modules when the capture began.
+        compiled: whether compiled code was called, and ran eagerly.
+    """
+    notes = ["compiled code (torch.compile) was called in the forward; it ran eagerly"] if compiled else []
+    new = [name for name in name_modules(before.named[""]).named if name not in before.named]
+    if new:
+        notes.append(
+            f"{len(new)} module(s) were added to the model while it ran, so nothing of them is recorded, and weights that they drew are "
+            f"not those of a plain run: {', '.join(new[:3])}; call the model once before the capture"
+        )
     return notes
 
 

@@ -14,8 +14,10 @@ from accucompare.bundle.digests import digest, same_fingerprint
 from accucompare.bundle.dtypes import DTYPES, Kind
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, display_name
+from accucompare.capture import nested
 from accucompare.capture.lending import Lent, contents
 from accucompare.capture.names import Modules
+from accucompare.capture.subclasses import dressed_as, is_plain_class, plainly
 from accucompare.capture.tensors import dtype_name, from_bits, layout_of, other_to_host, scalar_to_host
 from accucompare.capture.values import Scalar, describe, leaves, replaced
 from accucompare.compare.align import Renaming, argument_path, counterparts
@@ -183,7 +185,7 @@ class Feed:
             golden = from_bits(self._golden.raw(record), record.dtype)
             if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(golden.to(value.dtype).to(golden.dtype), golden):
                 return f"golden's {record.dtype} are too large for {dtype_name(value.dtype)}"
-            memory[key] = value, _copy_like(value, golden)
+            memory[key] = value, _like(value, golden)
         return memory[key][1]
 
     def _by_argument(self, place: Place, path: str, seen: Mapping[str, int]) -> Record | None:
@@ -246,20 +248,61 @@ Memory = dict[tuple[int, str, str | None], tuple[torch.Tensor, torch.Tensor]]
 
 def _misfit(record: Record, tensor: torch.Tensor) -> str | None:
     """Why golden's record cannot take a tensor's place; ``None`` if it can."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return f"it is a {type(tensor).__name__}"
     layout = layout_of(tensor)
+    if layout is Layout.NESTED:
+        return _nested_misfit(record, tensor) or _kind_misfit(record, tensor)
+    if not is_plain_class(tensor):
+        return f"it is a {type(tensor).__name__}"
     if layout is not Layout.STRIDED or tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return f"it has no plain data ({layout.value})"
     if record.layout is not Layout.STRIDED or record.member is None:
         return f"golden has no tensor of it ({record.layout.value})"
     if record.shape != tuple(tensor.shape):
         return f"golden's shape is {list(record.shape)}, this one's {list(tensor.shape)}"
+    return _kind_misfit(record, tensor)
+
+
+def _nested_misfit(record: Record, tensor: torch.Tensor) -> str | None:
+    if record.layout is not Layout.NESTED or record.member is None:
+        return f"it is nested, and golden has no nested tensor of it ({record.layout.value})"
+    if record.components != nested.shapes_of(tensor):
+        return "the tensors nested in it have other shapes than golden's"
+    return None
+
+
+def _kind_misfit(record: Record, tensor: torch.Tensor) -> str | None:
     name = dtype_name(tensor.dtype)
     ours, theirs = DTYPES.get(name), DTYPES[record.dtype]
     if ours is None or ours.kind is not theirs.kind:
         return f"golden's is {record.dtype}, this one {name}"
     return None
+
+
+class _InPlaceOf(torch.autograd.Function):
+    """Golden's values to whoever computes with them, and to autograd the tensor whose place they take: gradients go on to that."""
+
+    @staticmethod
+    def forward(ctx: Any, arrived: torch.Tensor, golden: list[torch.Tensor]) -> torch.Tensor:
+        return golden[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+def _like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
+    """Golden's values in a tensor of another's class, which is nested or plain; gradients of it are gradients of the other."""
+    with torch.inference_mode(False), torch.no_grad():
+        if tensor.is_nested:
+            new = nested.like(tensor, _cast(golden, tensor.dtype))
+        else:
+            with plainly():
+                new = _copy_like(tensor, golden)
+    if tensor.requires_grad:
+        with torch.enable_grad():  # a forward may turn it on later, and ask for gradients with respect to what it was given
+            new = _InPlaceOf.apply(tensor, [new])  # type: ignore[no-untyped-call]
+    with plainly():
+        return dressed_as(tensor, new)
 
 
 def _copy_like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:

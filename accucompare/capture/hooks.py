@@ -73,6 +73,11 @@ class Recorder(Listener[_Call]):
         return self._functions.files
 
     @property
+    def called_compiled(self) -> bool:
+        """Whether one of those functions was compiled by ``torch.compile``."""
+        return self._functions.compiled
+
+    @property
     def all_files_seen(self) -> bool:
         """Whether no other profiler kept them from being seen."""
         return not self._functions.disturbed
@@ -176,25 +181,26 @@ class Recorder(Listener[_Call]):
     def _record_value(self, call: _Call, role: Role, path: str, value: Any, given: bool, operator: str = "", line: str = "") -> None:
         host = self._host_value(value, given)
         place = (call.name, call.index, role, path)
-        self._seen[place] += 1
-        if self._seen[place] > 1:
-            path = f"{path}#{self._seen[place]}"
-        record = Record(
-            rank=0,
-            step=self.step,
-            name=call.name,
-            call=call.index,
-            role=role,
-            path=path,
-            order=self.records,
-            type=operator or type(call.module).__name__,
-            parent=(call.name, call.index) if operator else call.parent,
-            shape=host.shape,
-            dtype=host.dtype,
-            layout=host.layout,
+        seen = self._seen[place] = self._seen.get(place, 0) + 1
+        if seen > 1:
+            path = f"{path}#{seen}"
+        record = Record(  # by position as far as they are all given: it takes half as long
+            0,
+            self.step,
+            call.name,
+            call.index,
+            role,
+            path,
+            self.records,
+            operator or type(call.module).__name__,
+            (call.name, call.index) if operator else call.parent,
+            host.shape,
+            host.dtype,
+            host.layout,
             digest=host.digest,
             statistics=host.statistics,
             detail=f"{host.detail} at {line}" if host.detail and line else host.detail or line,
+            components=host.components,
         )
         self.records += 1
         self._writer.add(record, host.array, given, host.lease, host.ready)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from accucompare.capture import nested
+from accucompare.capture.subclasses import dressed_as, plainly
 
 
 @dataclass
@@ -18,7 +21,7 @@ class Lent:
 
     Attributes:
         tensors: (arrived, given, the number of writes into it until then).
-        containers: lists and mappings: (arrived, given).
+        containers: lists, mappings and objects: (arrived, given).
         contents: those of the given containers, as they were.
     """
 
@@ -34,7 +37,7 @@ class Lent:
         """
         for arrived, given, version in self.tensors:
             if given._version != version:
-                with torch.no_grad():
+                with torch.no_grad(), plainly():
                     arrived.copy_(exchanged.get(id(given), given))
         own = {id(given): arrived for arrived, given, *_ in (*self.tensors, *self.containers)}
         for (arrived, given), before in zip(self.containers, self.contents, strict=True):
@@ -44,9 +47,10 @@ class Lent:
             if isinstance(given, list):
                 arrived[:] = [own.get(id(part), part) for part in given]
             else:
-                parts = {key: own.get(id(part), part) for key, part in given.items()}
-                arrived.clear()
-                arrived.update(parts)
+                ours, theirs = (each if isinstance(each, MutableMapping) else vars(each) for each in (arrived, given))
+                parts = {key: own.get(id(part), part) for key, part in theirs.items()}
+                ours.clear()
+                ours.update(parts)
 
     def aliases(self, exchanged: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor | None]:
         """The caller's own tensors behind outputs that lie in the memory of what the module was given.
@@ -61,10 +65,14 @@ class Lent:
         Returns:
             By the id of golden's value; ``None`` where the caller's own does not hold it.
         """
+        with plainly():
+            return self._aliases(exchanged)
+
+    def _aliases(self, exchanged: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor | None]:
         found: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
         for computed, golden in exchanged:
             for arrived, given, version in self.tensors:
-                if computed.untyped_storage()._cdata == given.untyped_storage()._cdata:
+                if _memory(computed) == _memory(given):
                     own = _same_part(computed, given, arrived)
                     if given._version == version:
                         if _same(computed, golden):
@@ -83,8 +91,20 @@ class Lent:
 _ALIKE = 0.1
 
 
+def _memory(tensor: torch.Tensor) -> int:
+    """What tells whether two tensors lie in one piece of memory."""
+    held: torch.Tensor = tensor.values() if tensor.layout is torch.jagged else tensor
+    return int(held.untyped_storage()._cdata)
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's values, also of a nested one, as one that is not nested."""
+    return nested.joined(tensor)[0] if tensor.is_nested else tensor
+
+
 def _about(own: torch.Tensor, golden: torch.Tensor) -> bool:
     """Whether two tensors hold the same but for rounding."""
+    own, golden = _values(own), _values(golden)
     if _same(own, golden):
         return True
     if not (own.is_floating_point() or own.is_complex()):
@@ -95,20 +115,26 @@ def _about(own: torch.Tensor, golden: torch.Tensor) -> bool:
 
 
 def contents(container: Any) -> list[Any]:
-    """The parts of a list; the keys and the values of a mapping."""
-    return list(container) if isinstance(container, list) else [part for item in container.items() for part in item]
+    """The parts of a list; the keys and the values of a mapping, or of an object's attributes."""
+    if isinstance(container, list):
+        return list(container)
+    return [part for item in (container if isinstance(container, MutableMapping) else vars(container)).items() for part in item]
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors hold the same values, NaN being NaN."""
+    one, other = _values(one), _values(other)
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _same_part(part: torch.Tensor, given: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor | None:
     """What ``part`` is of ``given``, of ``arrived``; ``None`` if that cannot be told."""
+    if given.is_nested:  # whose parts are no views that could be told
+        return arrived if part is given else None
     if part is given:
         return arrived if part.shape == arrived.shape else None
     alike = (given.shape, given.stride(), part.dtype) == (arrived.shape, arrived.stride(), arrived.dtype)
     if not alike or any(each.is_conj() or each.is_neg() for each in (part, given, arrived)):
         return None
-    return arrived.as_strided(part.shape, part.stride(), arrived.storage_offset() + part.storage_offset() - given.storage_offset())
+    own = arrived.as_strided(part.shape, part.stride(), arrived.storage_offset() + part.storage_offset() - given.storage_offset())
+    return dressed_as(part, own)

@@ -169,15 +169,19 @@ def capture_case(
                 progress(run * count + done, repeat * count)
 
         narrowed: set[str] = set()
+        grad = False
         while True:
             try:
-                _capture_once(target, repeat_of(Path(out), run), place, casting, steps, options, note_step, narrowed)
+                _capture_once(target, repeat_of(Path(out), run), place, casting, steps, options, note_step, narrowed, grad)
                 break
-            except _ModuleFailedError as error:
-                no_kernel = isinstance(error.__cause__, RuntimeError) and feed is not None and dtype is FloatType.FLOAT64
-                if not no_kernel or error.module in narrowed:
-                    raise
-                narrowed.add(error.module)
+            except CaptureError as error:
+                if not grad and _wanted_gradients(error.__cause__):
+                    grad = True
+                else:
+                    no_kernel = isinstance(error.__cause__, RuntimeError) and feed is not None and dtype is FloatType.FLOAT64
+                    if not isinstance(error, _ModuleFailedError) or not no_kernel or error.module in narrowed:
+                        raise
+                    narrowed.add(error.module)
                 options["overwrite"] = True  # what was recorded until then
     return Path(out)
 
@@ -191,12 +195,14 @@ def _capture_once(
     options: dict[str, Any],
     progress: Callable[[int, int], None],
     narrowed: Collection[str] = (),
+    grad: bool = False,
 ) -> None:
     """Build the case and capture it.
 
     Args:
         options: those of ``accucompare.capture``.
         narrowed: qualified names of the classes of modules that compute in float32, whatever the model's type.
+        grad: run a case without a loss with gradients on; fed, they are on also where golden's forward asked for some.
     """
     built = build(target, place, casting, options["seed"] or 0, options["like"])
     case, name, inputs = built.case, built.name, built.inputs
@@ -226,7 +232,7 @@ def _capture_once(
     ):
         for step in range(count):
             args, kwargs = moved(inputs[step % len(inputs)], place, casting)
-            run_step(model, args, kwargs, None if fed else case.loss, case.optimizer)
+            run_step(model, args, kwargs, None if fed else case.loss, case.optimizer, grad or (fed and torch.is_grad_enabled()))
             session.step()
             progress(step + 1, count)
 
@@ -272,14 +278,18 @@ def build(target: str | None, place: torch.device, casting: Casting, seed: int, 
     return Built(case, name, model, inputs)
 
 
-def run_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Any] | None, optimizer: Any) -> Any:
+def run_step(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Any] | None, optimizer: Any, grad: bool = False
+) -> Any:
     """One step: the forward, and with a loss its backward, and with an optimizer its update.
+
+    Without a loss, gradients are off, unless ``grad``.
 
     Returns:
         The loss, a tensor of one element; ``None`` without one.
     """
     if loss is None:
-        with torch.no_grad():
+        with torch.set_grad_enabled(grad):
             model(*args, **kwargs)
         return None
     value = loss(model(*args, **kwargs))
@@ -322,6 +332,16 @@ def _seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def _wanted_gradients(error: BaseException | None) -> bool:
+    """Whether a model failed when it asked autograd for gradients in its forward, as force fields do; there are none without a graph."""
+    place = None if error is None else error.__traceback__
+    while place is not None:
+        if place.tb_frame.f_code.co_filename == torch.autograd.__file__:
+            return True
+        place = place.tb_next
+    return False
 
 
 def _name_of(kind: type) -> str:

@@ -15,10 +15,10 @@ from torch import nn
 
 from accucompare.bundle.lock import locked
 from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.reader import open_bundle
+from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.selection import Selection
 from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter, forget_previous, prepare_directory, restore_previous
-from accucompare.capture.environment import describe_autocast, describe_environment, describe_model, device_of, notes_on
+from accucompare.capture.environment import describe_autocast, describe_environment, describe_model, device_of, notes_on, notes_on_what_ran
 from accucompare.capture.feeding import Feed, check_golden, check_model
 from accucompare.capture.hooks import Recorder
 from accucompare.capture.names import Modules, name_modules
@@ -61,15 +61,24 @@ class Session:
         draws: Draws | None,
         steps: int | None,
         numerics: Numerics,
+        modules: Modules,
+        eager: bool,
         sources: Iterable[str] = (),
     ) -> None:
-        """``sources``: Python modules whose files the manifest shall name if they are loaded, whether or not they run."""
+        """What the running capture is made of.
+
+        Args:
+            eager: whether compiled code runs eagerly.
+            sources: Python modules whose files the manifest shall name if they are loaded, whether or not they run.
+        """
         self.path = path
         self._recorder = recorder
         self._writer = writer
         self._draws = draws
         self._steps = steps
         self._numerics = numerics
+        self._modules = modules
+        self._eager = eager
         self._sources = sources
 
     @property
@@ -102,12 +111,14 @@ class Session:
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
         ran = {*manifest.model["sources"], *modules_in(recorder.files_run), *self._sources, optimizer} - {""}
         manifest.model["sources"] = digests_of(ran)
+        manifest.model["differentiates"] = torch.autograd.__file__ in recorder.files_run
         manifest.model["functions_seen"] = recorder.all_files_seen
         manifest.environment["versions"] = {**manifest.environment["versions"], **versions_of(ran)}
         manifest.environment["random"] = "drawn on the device" if self._draws is None else "drawn on the CPU"
         if self._draws is not None:
             manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]
         manifest.notes += self._numerics.notes()
+        manifest.notes += notes_on_what_ran(self._modules, self._eager and recorder.called_compiled)
         if error is not None:
             reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
             manifest.stopped = {"step": recorder.step, "module": recorder.failing_call(), "error": reason}
@@ -178,9 +189,10 @@ def capture(
             train or eval mode is set, and its seed and selection are taken over.
         feed: a golden bundle: every module call is given golden's inputs in place of those that arrive, and its caller golden's outputs
             in place of those computed (fresh copies in the same dtype and on the same device), after what arrived and what was computed
-            is recorded. So each record shows the error of one module, or of the code of one parent before it. Without gradients:
-            leave out backward and optimizer. Golden's seed, number of steps and selection are taken over where not given. What golden
-            lacks, and objects that cannot be looked into, are passed on as they come and listed in the manifest.
+            is recorded. So each record shows the error of one module, or of the code of one parent before it. Without gradients, unless
+            golden's forward itself asked for some (``autograd.grad``): leave out backward and optimizer. Golden's seed, number of steps
+            and selection are taken over where not given. What golden lacks, and objects that cannot be looked into, are passed on as they
+            come and listed in the manifest.
         map: ``OLD=NEW`` renamings of the layers of ``like`` and ``feed``, see ``accucompare.compare.align.Renaming``: what is saved for,
             or recorded of, the layer OLD goes to the model's NEW. ``"auto"`` finds them, and notes what it took.
         force: feed from a golden of other weights, or of another class of model, too.
@@ -254,7 +266,7 @@ def capture(
             if not (selection.only or selection.skip):
                 selection = selection_of(golden.manifest, modules, renamings)
             feeding = Feed(golden, rank, modules, renamings)
-            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch.set_grad_enabled(_differentiates(golden)))
             if level == Level.OP and options.get("level") != Level.OP:
                 raise UsageError(
                     f"{feed}: holds no operators; capture it with --level op --only {' --only '.join(selection.only) or 'NAME'}"
@@ -280,6 +292,7 @@ def capture(
                 "map": [renaming.text for renaming in renamings],
                 "inputs": None,
                 "feed": feeding and {"golden": str(feed), "identity": golden.identity(), "not_fed": feeding.not_fed},
+                "grad": None,
                 "dtype": None,
                 "round_weights": None,
                 **(made or {}),
@@ -287,7 +300,7 @@ def capture(
             },
             # every key is there from the start: the writer's thread reads these tables while they are filled in
             environment={**describe_environment(device, case), "autocast": None, "random": None},
-            model={**description, "not_called": [], "functions_seen": True},
+            model={**description, "not_called": [], "functions_seen": True, "differentiates": False},
             notes=sentences,
         )
         writer = BundleWriter(directory, manifest, rank, queue_bytes, tensors=mode == Mode.TENSORS)
@@ -298,7 +311,8 @@ def capture(
             draws = stack.enter_context(matched_randomness(seed))
             if draws is None:
                 manifest.notes.append("this version of torch does not let random operations be matched across devices")
-            if "torch._dynamo" in sys.modules:  # inner hooks of a compiled model stop firing after its first call
+            eager = "torch._dynamo" in sys.modules
+            if eager:  # inner hooks of a compiled model stop firing after its first call
                 stack.enter_context(eager_stance())
             recorder = Recorder(modules, selection, writer, _on_first_call(manifest, model, device), feeding, level == Level.OP)
             stack.callback(recorder.remove)
@@ -309,7 +323,7 @@ def capture(
                 writer.close()
             raise
         of_golden = () if feed is None else golden.manifest.model.get("sources") or ()  # functions that are cached do not run again
-        session = Session(directory, recorder, writer, draws, steps, numerics, of_golden)
+        session = Session(directory, recorder, writer, draws, steps, numerics, modules, eager, of_golden)
         try:
             with numerics.emulation():
                 yield session
@@ -333,10 +347,12 @@ def capture(
 
 
 def _on_first_call(manifest: Manifest, model: nn.Module, device: torch.device) -> Callable[[], None]:
-    """What to do when the model is called: note the autocast in force, and that it is no longer where it was."""
+    """What to do when the model is called: note the autocast in force, whether gradients are on, and that it is no longer where it was."""
     moved: list[torch.device] = []
 
     def note() -> None:
+        if manifest.capture["grad"] is None:
+            manifest.capture["grad"] = torch.is_grad_enabled()
         manifest.environment["autocast"] = manifest.environment["autocast"] or describe_autocast(device)
         now = device_of(model)
         if not moved and now.type not in (device.type, "cpu"):
@@ -344,6 +360,11 @@ def _on_first_call(manifest: Manifest, model: nn.Module, device: torch.device) -
             manifest.notes.append(f"the model was called on {now.type}, and was on {device.type} when the capture began: move it before")
 
     return note
+
+
+def _differentiates(golden: Bundle) -> bool:
+    """Whether golden's forward asked autograd for gradients, and left it to its caller to turn them on: a force field, a PINN."""
+    return bool(golden.manifest.capture.get("grad") and golden.manifest.model.get("differentiates"))
 
 
 def eager_stance() -> contextlib.AbstractContextManager[Any]:

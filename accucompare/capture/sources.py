@@ -15,12 +15,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 import xxhash
 from torch import nn
 
 #: Functions in these folders are not noted: Python's own library, whose version is in the manifest, and accucompare's own code.
 _OWN = str(Path(__file__).parents[1])
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+
+#: Where what ``torch.compile`` gives is written: a function that closes over the compiler, which it calls back.
+_COMPILER = str(Path(torch.__file__).parent / "_dynamo" / "eval_frame.py")
 
 #: Attributes that name where, in which type, or of which file a module is: what differs between two captures of one model.
 _NOT_CONFIGURED = {"training", "device", "dtype", "name_or_path"}
@@ -34,12 +38,14 @@ class FunctionsRun:
     Attributes:
         files: of the functions that were called.
         running: the thread that collects now; ``None`` if none does.
+        compiled: whether a function of ``torch.compile`` was called.
         disturbed: whether another profiler was at work.
     """
 
     def __init__(self) -> None:
         self.files: set[str] = set()
         self.running: int | None = None
+        self.compiled = False
         self.disturbed = False
 
     def start(self) -> None:
@@ -67,7 +73,10 @@ class FunctionsRun:
 
     def _note(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":
-            self.files.add(frame.f_code.co_filename)
+            file = frame.f_code.co_filename
+            self.files.add(file)
+            if file == _COMPILER and "callback" in frame.f_code.co_freevars:
+                self.compiled = True
 
 
 def class_sources(modules: Mapping[str, nn.Module]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +19,12 @@ from accucompare.bundle.memory import Lease
 from accucompare.bundle.records import Layout
 from accucompare.bundle.statistics import Statistics, summarize
 from accucompare.bundle.writer import BundleWriter
+from accucompare.capture.nested import Shapes, joined
 from accucompare.capture.values import describe
 
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _UNKNOWN_TO_NUMPY = {name for name, dtype in DTYPES.items() if dtype.ml_dtype or name == "complex32"}
+_SMALL = 4 << 10  # bytes; a block of memory to use again takes longer to find than one of them to copy
 _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
 
 
@@ -34,6 +37,7 @@ class HostValue(NamedTuple):
         statistics: of the bits, if they are known already.
         lease: the memory of the writer's that the array is in.
         ready: to be called before the array is read, if a device is still filling it in.
+        components: of a nested tensor, whose values are one array: the shapes of its parts.
     """
 
     array: Array | None
@@ -45,8 +49,10 @@ class HostValue(NamedTuple):
     statistics: Statistics | None = None
     lease: Lease | None = None
     ready: Callable[[], None] | None = None
+    components: Shapes | None = None
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """PyTorch's name without ``torch.``"""
     return str(dtype).removeprefix("torch.")
@@ -59,20 +65,25 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
     content decides, whichever tensor holds it. For a writer that keeps no tensors they are summarized there too, unless the array is
     ``needed``. Without a writer, the array may be the tensor's own memory.
 
-    A tensor that has no plain data (sparse, meta, quantized, nested, inside vmap) or cannot be copied comes without an array.
+    A nested tensor comes as its values in one array, and the shapes of its components. A tensor that has no plain data (sparse, meta,
+    quantized, inside vmap) or cannot be copied comes without an array.
     """
     dtype = dtype_name(tensor.dtype)
     try:
-        layout = layout_of(tensor)
-        if layout in (Layout.NESTED, Layout.BATCHED):
-            return HostValue(None, (), dtype, layout)
-        shape = tuple(tensor.shape)
-        if layout is not Layout.STRIDED:
-            return HostValue(None, shape, dtype, layout)
-        if dtype not in DTYPES:
-            return HostValue(None, shape, dtype, Layout.UNREADABLE, "accucompare does not know this dtype")
-        array = _in_place(tensor)
-        if array is None:
+        layout, array = Layout.STRIDED, _in_place(tensor)
+        if array is not None:
+            shape = array.shape
+        else:
+            layout = layout_of(tensor)
+            if layout is Layout.NESTED:
+                return _nested(tensor, writer, needed)
+            if layout is Layout.BATCHED:
+                return HostValue(None, (), dtype, layout)
+            shape = tuple(tensor.shape)
+            if layout is not Layout.STRIDED:
+                return HostValue(None, shape, dtype, layout)
+            if dtype not in DTYPES:
+                return HostValue(None, shape, dtype, Layout.UNREADABLE, "accucompare does not know this dtype")
             with torch.no_grad():
                 tensor = _plain(tensor.detach())
                 array = _in_place(tensor)
@@ -85,12 +96,23 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
             return HostValue(None, shape, dtype, layout, digest=checksum)
         if not (writer.tensors or needed):
             return HostValue(None, shape, dtype, layout, digest=checksum, statistics=summarize(array, DTYPES[dtype]))
+        if array.nbytes <= _SMALL:
+            return HostValue(array.copy(), shape, dtype, layout, digest=checksum)
         lease = writer.take(array.nbytes, devices.backend("cpu").host_memory)
         kept = _as_array(lease.block, dtype, shape)
         _copy(array, kept)
         return HostValue(kept, shape, dtype, layout, digest=checksum, lease=lease)
     except Exception as error:  # a tensor subclass may raise anything; the record then says so, and the model runs on
         return HostValue(None, (), dtype, Layout.UNREADABLE, f"{type(error).__name__}: {error}"[:200])
+
+
+def _nested(tensor: torch.Tensor, writer: BundleWriter | None, needed: bool) -> HostValue:
+    """A nested tensor's values in one array; without one where those have no plain data."""
+    with torch.no_grad():
+        values, components = joined(tensor)
+    host = to_host(values, writer, needed)
+    known = host.layout is Layout.STRIDED
+    return host._replace(layout=Layout.NESTED if known else host.layout, components=components if known else None)
 
 
 def _copied(tensor: torch.Tensor, writer: BundleWriter | None) -> HostValue:
@@ -166,14 +188,17 @@ def _in_place(tensor: torch.Tensor) -> Array | None:
     plain = (
         type(tensor) is torch.Tensor  # else its data may be anywhere
         and not tensor.requires_grad
-        and tensor.device.type == "cpu"
+        and tensor.is_cpu
         and tensor.layout is torch.strided
+        and not tensor.is_nested
         and tensor.is_contiguous()
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
     if not plain:
         return None
     name = dtype_name(tensor.dtype)
+    if name not in DTYPES:
+        return None
     if name in _UNKNOWN_TO_NUMPY:
         if tensor.is_conj() or tensor.is_neg():
             return None

@@ -5,30 +5,46 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, MutableMapping
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+_NO_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+#: How deep in an object's attributes tensors are looked for.
+_DEPTH = 4
+
 #: Python numbers, which are recorded as 0-d arrays.
 Scalar = (bool, int, float, complex)
+
+_LEAVES = (torch.Tensor, str, bytes, *Scalar)
 
 
 def leaves(value: Any, path: str = "", inside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Every part of a value that holds no further parts, with its path.
 
-    Goes into tuples, lists, mappings (``ModelOutput`` is one), dataclasses, named tuples, and types registered with PyTorch's
-    pytree. ``None`` is no value and yields nothing; whatever else cannot be taken apart is yielded as it is, and so is a container
-    inside itself (``inside`` holds the ids of those around it).
+    Goes into tuples, lists, mappings (``ModelOutput`` is one), dataclasses, named tuples, types registered with PyTorch's pytree, and
+    other objects that keep tensors among their attributes (a batch of graphs, a list of images). ``None`` is no value and yields
+    nothing; nor do dtypes and devices, which differ between captures that are to be compared. Whatever else cannot be taken apart is
+    yielded as it is, and so is a container inside itself (``inside`` holds the ids of those around it).
     """
-    if value is None:
+    if type(value) is torch.Tensor:  # most of all there is, in every call
+        yield path, value
+        return
+    if value is None or isinstance(value, _NO_VALUES):
         return
     children = None if id(value) in inside else _children(value)
     if children is None:
         yield path, value
-    else:
-        for part, child in children:
-            yield from leaves(child, f"{path}.{part}" if path else part, (*inside, id(value)))
+        return
+    for part, child in children:
+        place = f"{path}.{part}" if path else part
+        if type(child) is torch.Tensor:
+            yield place, child
+        elif child is not None:
+            yield from leaves(child, place, (*inside, id(value)))
 
 
 def replaced(value: Any, by_path: Mapping[str, Any], rebuilt: list[tuple[Any, Any]] | None = None) -> Any:
@@ -37,7 +53,7 @@ def replaced(value: Any, by_path: Mapping[str, Any], rebuilt: list[tuple[Any, An
     Args:
         value: it is not changed; what holds no exchanged part is in the result as it is.
         by_path: new parts by the paths that ``leaves`` gives.
-        rebuilt: is given the (old, new) pairs of the lists and mappings that were built anew, since somebody may write into them.
+        rebuilt: is given the (old, new) pairs of the lists, mappings and objects that were built anew, since somebody may write into them.
 
     Returns:
         The new value, or the old one if nothing in it is exchanged. A cache of keys and values, which the calls of a model share, and a
@@ -63,7 +79,7 @@ def _replaced(part: Any, path: str, inside: tuple[int, ...], by_path: Mapping[st
         result = _rebuilt(part, new)
     except Exception:  # a class of the user's may refuse in any way
         return part
-    if rebuilt is not None and isinstance(part, (list, MutableMapping)):
+    if rebuilt is not None and (isinstance(part, (list, MutableMapping)) or has_attributes(part)):
         rebuilt.append((part, result))
     return result
 
@@ -94,15 +110,21 @@ def _rebuilt(value: Any, children: list[Any]) -> Any:
             if child is not getattr(value, field.name, None):
                 object.__setattr__(instance, field.name, child)  # also where it is frozen
         return instance
-    node = pytree.SUPPORTED_NODES[type(value)]
+    node = pytree.SUPPORTED_NODES.get(type(value))
+    if node is None:
+        made = copy.copy(value)
+        vars(made).update((name, child) for name, child in zip(_attributes(value), children, strict=True) if child is not vars(value)[name])
+        return made
     return node.unflatten_fn(children, node.flatten_fn(value)[1])
 
 
 def _children(value: Any) -> list[tuple[str, Any]] | None:
     """The parts of a container with their names; ``None`` if it is none."""
-    if isinstance(value, (torch.Tensor, str, bytes, *Scalar)):
+    if type(value) is tuple:
+        return [(str(index), child) for index, child in enumerate(value)]
+    if isinstance(value, _LEAVES):
         return None
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         return [(_part(key), child) for key, child in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [(str(name), child) for name, child in zip(value._fields, value, strict=True)]
@@ -113,7 +135,38 @@ def _children(value: Any) -> list[tuple[str, Any]] | None:
     node = pytree.SUPPORTED_NODES.get(type(value))
     if node is not None:
         return [(str(index), child) for index, child in enumerate(node.flatten_fn(value)[0])]
+    if has_attributes(value) and not is_cache(value) and _holds_tensor(value, _DEPTH):
+        return [(name, vars(value)[name]) for name in _attributes(value)]
     return None
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether a value is an object of a class of somebody's own that may keep tensors; no function, module, class, nor anything called."""
+    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, (torch.Tensor, ModuleType))
+
+
+def _attributes(value: Any) -> list[str]:
+    """Those attributes of an object that hold tensors, and those public ones that are numbers, or tuples and lists of numbers."""
+    found = vars(value).items()
+    return [name for name, child in found if _holds_tensor(child, _DEPTH - 1) or (not name.startswith("_") and _is_number(child, _DEPTH))]
+
+
+def _holds_tensor(value: Any, depth: int) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if depth == 0 or value is None or isinstance(value, (str, bytes, *Scalar)):
+        return False
+    if isinstance(value, Mapping):
+        return any(_holds_tensor(child, depth - 1) for child in value.values())
+    if isinstance(value, (tuple, list)):
+        return any(_holds_tensor(child, depth - 1) for child in value)
+    return has_attributes(value) and any(_holds_tensor(child, depth - 1) for child in list(vars(value).values()))
+
+
+def _is_number(value: Any, depth: int) -> bool:
+    if isinstance(value, (tuple, list)):
+        return depth > 0 and all(_is_number(child, depth - 1) for child in value)
+    return isinstance(value, Scalar)
 
 
 def _part(key: Any) -> str:

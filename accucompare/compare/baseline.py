@@ -166,7 +166,7 @@ def why_not(golden: Record, candidate: Record, baseline: Record | None) -> str:
         return "the baseline has no such record"
     if None in (golden.member, candidate.member) or (baseline.member is None and baseline.error is None):
         return "values to compare with the baseline were not recorded"
-    if baseline.shape != golden.shape:
+    if (baseline.shape, baseline.components) != (golden.shape, golden.components):
         return f"the baseline's shape is {list(baseline.shape)}"
     if not matches(golden, candidate, baseline) and not is_wider(candidate, baseline):
         return f"the baseline's dtype is {baseline.dtype}"

@@ -101,7 +101,7 @@ def _with_errors(golden: Bundle, baseline: Bundle, records: Iterable[Record], pa
 
 def _error(golden: Bundle, ours: Record, baseline: Bundle, theirs: Record) -> Error | None:
     """The distance between two records; ``None`` if they cannot be compared."""
-    if ours.member is None or theirs.member is None or ours.shape != theirs.shape:
+    if ours.member is None or theirs.member is None or (ours.shape, ours.components) != (theirs.shape, theirs.components):
         return None
     dtypes = DTYPES[ours.dtype], DTYPES[theirs.dtype]
     if dtypes[0].kind is not dtypes[1].kind:

@@ -50,7 +50,7 @@ def diff(
     """Compare two bundles.
 
     Args:
-        golden: the trusted bundle's directory.
+        golden: the trusted bundle's directory; if it was captured with ``--repeat 2``, values in which its two runs differ are told.
         candidate: the directory of the bundle under test; if it was captured with ``--repeat 2``, its second run shows its noise.
         baseline: the directory of a bundle in the candidate's precision from a device that is trusted, captured as the candidate was
             (fed or not) with golden's code: errors are then judged by how many times as large they are as the baseline's. Without it,
@@ -88,8 +88,10 @@ def diff(
     with contextlib.ExitStack() as stack:
         golden_bundle, candidate_bundle = (stack.enter_context(open_bundle(path)) for path in (golden, candidate))
         baseline_bundle = None if baseline is None else stack.enter_context(open_bundle(baseline))
-        repeat = Path(candidate) / REPEAT
-        repeat_bundle = stack.enter_context(open_bundle(repeat)) if (repeat / "manifest.json").is_file() else None
+        repeat_bundle, golden_repeat = (
+            stack.enter_context(open_bundle(path / REPEAT)) if (path / REPEAT / "manifest.json").is_file() else None
+            for path in (Path(candidate), Path(golden))
+        )
         check_feed(golden_bundle, candidate_bundle)
         refused, unfit = None, ""
         if baseline_bundle is None:
@@ -140,8 +142,11 @@ def diff(
         if repeat_bundle is not None:
             again = {record.key: record for record in _records(repeat_bundle, keep_going, damage)}
             tasks = [task if task.pair.candidate is None else replace(task, repeat=again.get(task.pair.candidate.key)) for task in tasks]
+        if golden_repeat is not None:
+            again = {record.key: record for record in _records(golden_repeat, keep_going, damage)}
+            tasks = [task if task.pair.golden is None else replace(task, golden_repeat=again.get(task.pair.golden.key)) for task in tasks]
         run = {(rank, entry.step) for rank, entry in candidate_bundle.steps()}
-        sides = Sides(golden_bundle, candidate_bundle, baseline_bundle, repeat_bundle, verify, keep_going)
+        sides = Sides(golden_bundle, candidate_bundle, baseline_bundle, repeat_bundle, verify, keep_going, golden_repeat)
         outcomes = sides.outcomes(tasks, workers, progress or _silent)
         if not free:
             outcomes = [_not_run(pair, run) or found for pair, found in zip(chosen, outcomes, strict=True)]

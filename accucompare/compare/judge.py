@@ -25,6 +25,11 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
         return Verdict(Reason.DTYPE, detail=_both(golden, candidate))
     if _kind(golden) is not _kind(candidate):
         return Verdict(Reason.DTYPE, detail=_both(golden, candidate))
+    if golden.layout is Layout.NESTED and None in (golden.components, candidate.components):  # an older bundle has no values of it
+        return Verdict(Reason.NOT_COMPARABLE, detail=_described(golden))
+    if golden.components != candidate.components:
+        both = " and ".join(str([list(shape) for shape in (record.components or ())[:5]]) for record in (golden, candidate))
+        return Verdict(Reason.SHAPE, detail=f"the tensors nested in it have other shapes: {both}")
     if golden.shape != candidate.shape:
         return Verdict(Reason.SHAPE, detail=f"golden is {list(golden.shape)}, the candidate {list(candidate.shape)}")
     if (golden.member is not None and candidate.member is not None) or can_bound(golden, candidate):
@@ -167,6 +172,21 @@ def settle_noise(verdict: Verdict, tolerance: Tolerance, metrics: Metrics | None
         return replace(verdict, reason=Reason.NOT_DETERMINISTIC, detail=detail)
     return replace(verdict, detail="; ".join(part for part in (verdict.detail, detail) if part))
 
+
+def settle_unsteady(verdict: Verdict, tolerance: Tolerance, metrics: Metrics | None, apart: float | None) -> Verdict:
+    """The verdict on a pair whose golden was captured twice; ``apart`` is how far its two are apart, relative to the first's norm.
+
+    Where that is far, golden is no number to compare with, such as memory that nobody has written into.
+    """
+    if verdict.status is not Status.FAIL or metrics is None or not apart or not tolerance.by_default:
+        return verdict
+    if apart <= _UNSTEADY and not is_noise(metrics, apart):
+        return verdict
+    return replace(verdict, reason=Reason.NOT_DETERMINISTIC, detail=f"two captures of golden differ by {apart:.2e} from each other")
+
+
+#: Relative L2 distance of golden's two captures beyond which neither is to be compared with.
+_UNSTEADY = 0.1
 
 #: Two runs that are each so far from the truth are apart by about this much less.
 _RUNS = 2.0

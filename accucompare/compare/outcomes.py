@@ -18,7 +18,7 @@ from accucompare.compare.baseline import Expected, why_not
 from accucompare.compare.bounds import judge_bounds, lower_bounds
 from accucompare.compare.choices import chosen_shape
 from accucompare.compare.comparison import Option, Reason, Status, Verdict
-from accucompare.compare.judge import judge, judge_without_data, settle_noise
+from accucompare.compare.judge import judge, judge_without_data, settle_noise, settle_unsteady
 from accucompare.compare.masks import may_hold_masks, may_say_the_same
 from accucompare.compare.measure import Metrics, measure, measure_identical, measure_masks
 from accucompare.compare.norms import Run
@@ -38,13 +38,14 @@ SPLIT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A pair to compare: the limits, and the records of the baseline and of the candidate's second run that belong to it."""
+    """A pair to compare: the limits, and the records of the baseline and of both sides' second runs that belong to it."""
 
     pair: Pair
     tolerance: Tolerance
     baseline: Record | None = None
     repeat: Record | None = None
     chosen: str = ""  # how rounding changes the shape or the number of calls, as the baseline shows
+    golden_repeat: Record | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class Sides:
     repeat: Bundle | None
     verify: bool
     keep_going: bool
+    golden_repeat: Bundle | None = None
 
     def outcomes(self, tasks: list[Task], workers: int | None, progress: Progress) -> list[Outcome]:
         """What is found of each pair: large tensors come first, each split among the threads, then batches of the others.
@@ -156,6 +158,8 @@ class Sides:
             tolerance = _because(tolerance, "the baseline has NaN or Inf where golden has not, or the other way round")
         noise = self._noise(candidate, task.repeat, metrics, run)
         verdict = settle_noise(judge(golden, candidate, metrics, tolerance, expected), tolerance, metrics, noise)
+        if verdict.status is Status.FAIL:
+            verdict = settle_unsteady(verdict, tolerance, metrics, self._unsteadiness(golden, task.golden_repeat, run))
         return Found(metrics, verdict, None if expected is None else expected.rel_l2, noise)
 
     def _masks_of_two_kinds(self, golden: Record, candidate: Record) -> Found | None:
@@ -216,6 +220,15 @@ class Sides:
         if not apart.rmse or not error.rmse:  # where the candidate is golden, so is its norm
             return apart.rel_l2
         return apart.rmse / error.rmse * error.rel_l2
+
+    def _unsteadiness(self, golden: Record, repeat: Record | None, run: Run) -> float | None:
+        """How far golden's two captures are apart, relative to the first's norm; ``None`` if that cannot be told."""
+        if self.golden_repeat is None or repeat is None or golden.member is None or repeat.member is None:
+            return None
+        if (golden.shape, golden.dtype) != (repeat.shape, repeat.dtype):
+            return None
+        apart = self._measure(self.golden, golden, self.golden_repeat, repeat, EXACT, run)
+        return math.inf if apart.nonfinite_mismatch else apart.rel_l2
 
     def _measure(self, ours: Bundle, left: Record, theirs: Bundle, right: Record, tolerance: Tolerance, run: Run) -> Metrics:
         """Two records that have data, read only if their digests differ, or if all is to be verified."""

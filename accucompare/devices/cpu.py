@@ -55,14 +55,19 @@ def flags() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def numerics(deterministic: bool, reduced: bool | None) -> Iterator[None]:
-    """Deterministic algorithms, on every device: torch has one switch for all. Operators that have none warn, and run."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    if deterministic and not before[0]:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    """Deterministic algorithms, on every device: torch has one switch for all. Operators that have none warn, and run.
+
+    It is set by its debug mode, and only where it is to change: ``use_deterministic_algorithms`` sets inductor's switch, too, and imports
+    inductor for it, which takes seconds; a model that is captured runs eagerly.
+    """
+    before = torch.get_deterministic_debug_mode()
+    if deterministic and not before:
+        torch.set_deterministic_debug_mode("warn")
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        if torch.get_deterministic_debug_mode() != before:  # the model may have set it, too
+            torch.set_deterministic_debug_mode(before)
 
 
 def synchronize(device: torch.device) -> None:

@@ -694,9 +694,11 @@ def test_integers_that_do_not_fit_are_passed_on(feed_into: FeedInto) -> None:
     assert not_fed(fed) == [" input 0: golden's int64 are too large for int32"]
 
 
-def test_sparse_tensors_and_subclasses_are_passed_on(feed_into: FeedInto) -> None:
+def test_sparse_tensors_and_subclasses_that_act_by_themselves_are_passed_on(feed_into: FeedInto) -> None:
     class Marked(torch.Tensor):
-        pass
+        @classmethod
+        def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise TypeError("not with me")
 
     model = Glue(lambda self, x: self.a(x.to_sparse(), x.as_subclass(Marked)), a=Glue(lambda self, *parts: None))
     assert not_fed(feed_into(model, torch.eye(2))) == ["a input 0: it has no plain data (sparse)", "a input 1: it is a Marked"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -244,3 +245,31 @@ def test_a_model_that_moves_while_it_is_captured_is_noted(tmp_path: Path, monkey
     monkeypatch.setattr(sys.modules["accucompare.capture.session"], "device_of", lambda _: next(places))
     with captured(nn.Linear(3, 3), tmp_path / "golden") as bundle:
         assert "the model was called on cuda, and was on cpu when the capture began: move it before" in bundle.manifest.notes
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_capture_does_not_import_the_compiler(deterministic: bool, tmp_path: Path) -> None:
+    """It takes seconds, which is long beside a small model's forward."""
+    program = f"""
+import sys, torch, accucompare as ac
+with ac.capture(torch.nn.Identity(), "golden", deterministic={deterministic}) as session:
+    session.step()
+print(torch.are_deterministic_algorithms_enabled(), "torch._inductor" in sys.modules, "torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert done.stdout.decode().split() == ["False", "False", "False"], done.stderr.decode()
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["off", "warn", "error"])
+def test_the_users_own_setting_of_determinism_is_as_before(mode: int, tmp_path: Path) -> None:
+    class Sets(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.set_deterministic_debug_mode(2 - mode)
+            return x
+
+    torch.set_deterministic_debug_mode(mode)
+    try:
+        captured(Sets(), tmp_path / "golden", deterministic=True).close()
+        assert torch.get_deterministic_debug_mode() == mode
+    finally:
+        torch.set_deterministic_debug_mode(0)

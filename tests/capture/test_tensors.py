@@ -100,13 +100,6 @@ LISTED = {
     "meta": (lambda: torch.ones(2, 3, device="meta"), Layout.META, (2, 3), "float32"),
     "fake": (fake, Layout.META, (2, 3), "float32"),
     "quantized": (lambda: torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8), Layout.QUANTIZED, (2, 3), "qint8"),
-    "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), Layout.NESTED, (), "float32"),
-    "jagged": (
-        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-        Layout.NESTED,
-        (),
-        "float32",
-    ),
 }
 
 

@@ -393,6 +393,28 @@ def test_an_output_that_collapsed_to_jitter_is_no_noise(tmp_path: Path) -> None:
     assert (row.reason, row.noise) == (Reason.INTRODUCED, pytest.approx(jitter, rel=1e-3))
 
 
+def of_golden(tmp_path: Path, golden: np.ndarray, again: np.ndarray, candidate: np.ndarray, **options: Any) -> Row:
+    path = write(tmp_path / "golden", [item(values=golden.astype(np.float32))])
+    write(path / "repeat1", [item(values=again.astype(np.float32))])
+    (row,) = ac.diff(path, write(tmp_path / "candidate", [item(values=candidate.astype(np.float32))]), **options).rows
+    return row
+
+
+@pytest.mark.parametrize("again", [NOISE, np.zeros_like(NOISE), np.full_like(NOISE, np.nan)], ids=["noise", "zeros", "nan"])
+def test_a_value_that_golden_itself_does_not_hold_steady_is_no_culprit(tmp_path: Path, again: np.ndarray) -> None:
+    row = of_golden(tmp_path, VALUES, again, VALUES * 1e6)
+    assert (row.reason, row.status) == (Reason.NOT_DETERMINISTIC, Status.NOT_COMPARED)
+    assert row.verdict.detail.startswith("two captures of golden differ by ")
+
+
+def test_an_error_larger_than_what_goldens_two_captures_differ_by_fails(tmp_path: Path) -> None:
+    assert of_golden(tmp_path, VALUES, VALUES * (1 + 1e-6), off(1e-2)).reason is Reason.INTRODUCED
+
+
+def test_a_limit_that_the_user_gave_judges_also_where_golden_is_not_steady(tmp_path: Path) -> None:
+    assert of_golden(tmp_path, VALUES, NOISE, off(1e-2), rel_l2=1e-3).reason is Reason.INTRODUCED
+
+
 def test_two_runs_that_are_not_finite_in_other_places_explain_nothing(tmp_path: Path) -> None:
     row = repeated(tmp_path, off(1e-2), np.where(np.arange(400) == 7, np.nan, off(1e-2)))
     assert (row.reason, row.noise) == (Reason.INTRODUCED, math.inf)
