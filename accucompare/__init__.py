@@ -13,16 +13,16 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from accucompare.bundle.reader import Bundle, open_bundle
     from accucompare.bundle.records import Record
-    from accucompare.capture.session import Session, capture
+    from accucompare.recorder.session import Session, capture
     from accucompare.case import Case
     from accucompare.compare.comparison import Comparison
     from accucompare.compare.diff import diff
     from accucompare.compare.suggest import suggest_baseline
     from accucompare.compare.tolerance import Tolerance
     from accucompare.errors import AccucompareError, NonFiniteError, WatchEndedError
-    from accucompare.watch.points import check_finite
-    from accucompare.watch.running import Watch
-    from accucompare.watch.session import watch
+    from accucompare.live.points import check_finite
+    from accucompare.watcher.steps import Watch
+    from accucompare.watcher.watch import watch
 
 _HOMES = {
     "AccucompareError": "accucompare.errors",
@@ -31,11 +31,11 @@ _HOMES = {
     "Comparison": "accucompare.compare.comparison",
     "NonFiniteError": "accucompare.errors",
     "Record": "accucompare.bundle.records",
-    "Session": "accucompare.capture.session",
+    "Session": "accucompare.recorder.session",
     "Tolerance": "accucompare.compare.tolerance",
-    "Watch": "accucompare.watch.running",
+    "Watch": "accucompare.watcher.steps",
     "WatchEndedError": "accucompare.errors",
-    "check_finite": "accucompare.watch.points",
+    "check_finite": "accucompare.live.points",
     "diff": "accucompare.compare.diff",
     "open_bundle": "accucompare.bundle.reader",
     "suggest_baseline": "accucompare.compare.suggest",

@@ -157,7 +157,9 @@ def _memory() -> int | None:
 def _parts() -> tuple[dict[str, str | None], list[Problem]]:
     """What does the heavy work in bundles, and what is wrong with it."""
     try:
-        from accucompare.bundle import archive, digests, kernel
+        from accucompare.bundle import archive
+        from accucompare.numbers import digests
+        from accucompare.numbers import kernel
     except Exception as error:
         message = f"bundles can neither be read nor written ({type(error).__name__}: {_first_line(error)})"
         return dict.fromkeys(("kernel", "crc", "digests")), [Problem("bundle", message, _REINSTALL, serious=True)]

@@ -218,7 +218,7 @@ class _Trusted:
     def capture(self, case: str | None, out: Path, **options: Any) -> Path:
         """Capture a case on the CPU, in this process, or by the other interpreter in one of its own; options as for ``capture_case``."""
         if self.python is None:
-            from accucompare.capture.run import FloatType, RoundedType, capture_case
+            from accucompare.recorder.capture_case import FloatType, RoundedType, capture_case
 
             for name, kind in (("dtype", FloatType), ("round_weights", RoundedType)):
                 options[name] = kind(options[name]) if options.get(name) else None
@@ -258,7 +258,7 @@ def _compared(
         of_candidate, options: of ``capture_case``, for the candidate and for both; what the former has counts.
         compared: of ``diff``.
     """
-    from accucompare.capture.run import FloatType, capture_case
+    from accucompare.recorder.capture_case import FloatType, capture_case
 
     with open_bundle(golden) as bundle:
         manifest = bundle.manifest

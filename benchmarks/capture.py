@@ -134,7 +134,7 @@ def _write(source: Path, target: Path) -> Sample:
 
 def _distinct_bytes(folder: Path) -> int:
     import accucompare as ac
-    from accucompare.bundle.dtypes import DTYPES
+    from accucompare.numbers.dtypes import DTYPES
 
     with ac.open_bundle(folder) as bundle:
         return sum(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from accucompare.watch.events import Direction, Site
+from accucompare.findings.events import Direction, Site
 from benchmarks import origins_modules as planted
 from benchmarks.origins_catalogue import DOWN, NAN, ORIGINS, UP, Plant, Right, checkpointed, first, inside, instead, into_leaf, origin
 from benchmarks.origins_models import Subject, answer

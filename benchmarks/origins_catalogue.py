@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 
 from accucompare.bundle.records import display_name
-from accucompare.watch.events import Direction, Site
+from accucompare.findings.events import Direction, Site
 from benchmarks import origins_modules as planted
 from benchmarks.origins_models import DTYPES, PLACES, Subject
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
-from accucompare.watch.events import Direction, Site
+from accucompare.findings.events import Direction, Site
 from benchmarks.origins_backward import _with_weight
 from benchmarks.origins_catalogue import DOWN, NAN, UP, Right, into_leaf, origin
 from benchmarks.origins_legal import legal

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from accucompare.bundle.records import display_name
-from accucompare.watch.events import Found, Site
+from accucompare.findings.events import Found, Site
 from benchmarks import origins_backward, origins_legal, origins_odd
 from benchmarks.origins_catalogue import ORIGINS, Right
 from benchmarks.origins_models import Subject, fresh

@@ -110,7 +110,7 @@ class Plan:
 if __name__ == "__main__":
     import accucompare as ac
 
-    name = "accucompare.bundle.kernel"
+    name = "accucompare.numbers.kernel"
     found = {
         "workers": "workers" in inspect.signature(ac.diff).parameters,
         "mode": "mode" in inspect.signature(ac.capture).parameters,

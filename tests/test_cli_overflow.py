@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from openpyxl import load_workbook
 
-from accucompare.watch.events import Event, log_path
+from accucompare.findings.events import Event, log_path
 from tests.conftest import Run
-from tests.watch.logs import encoded, end, found, passed, start, step, training, write
+from tests.findings.logs import encoded, end, found, passed, start, step, training, write
 
 
 def test_a_directory_of_two_ranks_is_told_and_reported(cli: Run, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.mark.parametrize("module", ["accucompare.watch.analysis", "accucompare.report.watch", "accucompare.report.excel_watch"])
+@pytest.mark.parametrize("module", ["accucompare.findings.analysis", "accucompare.report.terminal_watch", "accucompare.report.excel_watch"])
 def test_reading_imports_no_torch(module: str) -> None:
     subprocess.run([sys.executable, "-c", f"import sys; sys.modules['torch'] = None; import {module}"], check=True)
 
@@ -84,7 +84,7 @@ def test_help_is_instant_and_has_examples(cli: Run, command: str) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("module", ["accucompare.cli", "accucompare.cli_watch"])
+@pytest.mark.parametrize("module", ["accucompare.cli", "accucompare.cli.watch"])
 def test_the_commands_are_there_whichever_module_is_imported_first(module: str) -> None:
     code = f"import {module}, sys; from accucompare.cli import cli; assert {{'watch', 'overflow'}} <= set(cli.commands)"
     subprocess.run([sys.executable, "-c", f"{code}; assert 'rich' not in sys.modules"], check=True)

@@ -15,9 +15,9 @@ from pathlib import Path
 import openpyxl
 import pytest
 
-from accucompare.watch.events import End, Event, Found, Frames, Start, Step, read_log
+from accucompare.findings.events import End, Event, Found, Frames, Start, Step, read_log
 from tests.conftest import ROOT, Run, run_cli
-from tests.watch.served import Served
+from tests.watcher.served import Served
 
 CASE = """
 import torch

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from accucompare import doctor
-from accucompare.bundle import kernel
+from accucompare.numbers import kernel
 from accucompare.devices import DeviceName
 from accucompare.doctor import DeviceFound, Examination, Problem, examine
 from accucompare.report.doctor import print_examination

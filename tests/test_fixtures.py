@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 import accucompare as ac
 from accucompare.bundle.records import Role
-from accucompare.capture.run import FloatType, capture_case
+from accucompare.recorder.capture_case import FloatType, capture_case
 from accucompare.case import Case, load_case, steps_of
 from accucompare.devices import DeviceName
 from tests.conftest import ROOT

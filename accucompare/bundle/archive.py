@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from isal.isal_zlib import crc32
 
-from accucompare.bundle.dtypes import DTYPES, Array
+from accucompare.numbers.dtypes import DTYPES, Array
 from accucompare.errors import BundleError, RecordError
 
 ALIGNMENT = 64

@@ -9,8 +9,8 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from accucompare.bundle.dtypes import DTYPES
-from accucompare.bundle.statistics import Count, Statistics
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers.statistics import Count, Statistics
 from accucompare.errors import BundleError
 from accucompare.text import printable
 

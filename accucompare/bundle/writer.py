@@ -16,12 +16,12 @@ from typing import IO
 import xxhash
 
 from accucompare.bundle.archive import ArchiveWriter, member_name
-from accucompare.bundle.digests import digest, fingerprint
-from accucompare.bundle.dtypes import DTYPES, Array
+from accucompare.numbers.digests import digest, fingerprint
+from accucompare.numbers.dtypes import DTYPES, Array
 from accucompare.bundle.manifest import BASELINES, PREVIOUS, Manifest, StepEntry, holds_bundle
 from accucompare.bundle.memory import Allocate, HostMemory, Lease
 from accucompare.bundle.records import Record
-from accucompare.bundle.statistics import Statistics, summarize
+from accucompare.numbers.statistics import Statistics, summarize
 from accucompare.errors import CaptureError
 from accucompare.text import storable
 

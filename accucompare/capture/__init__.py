@@ -12,7 +12,7 @@ from typing import Any
 
 class _CallablePackage(ModuleType):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from accucompare.capture.session import capture
+        from accucompare.recorder.session import capture
 
         return capture(*args, **kwargs)
 
@@ -20,7 +20,7 @@ class _CallablePackage(ModuleType):
     def __signature__(self) -> Any:
         import inspect
 
-        from accucompare.capture.session import capture
+        from accucompare.recorder.session import capture
 
         return inspect.signature(capture)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from accucompare.bundle.dtypes import DTYPES
+from accucompare.numbers.dtypes import DTYPES
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Error, Key, Record, Role
 from accucompare.compare.align import Pair, Renaming, Signatures, by_argument, rename

@@ -44,10 +44,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from accucompare.bundle.dtypes import DTYPES, Kind
+from accucompare.numbers.dtypes import DTYPES, Kind
 from accucompare.bundle.records import Record
-from accucompare.bundle.statistics import Statistics
-from accucompare.bundle.sums import CHUNK
+from accucompare.numbers.statistics import Statistics
+from accucompare.numbers.sums import CHUNK
 from accucompare.compare.comparison import Reason, Verdict
 from accucompare.compare.masks import masks_may_explain
 from accucompare.compare.measure import Metrics

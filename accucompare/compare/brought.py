@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
-from accucompare.bundle.dtypes import DTYPES
+from accucompare.numbers.dtypes import DTYPES
 from accucompare.bundle.manifest import BASELINES, Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Error, Key, Record

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from accucompare.bundle.dtypes import DTYPES, Kind
+from accucompare.numbers.dtypes import DTYPES, Kind
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Record, Role
 from accucompare.compare.align import Renaming
@@ -38,8 +38,8 @@ from accucompare.compare.comparison import (
 )
 from accucompare.compare.judge import is_noise
 from accucompare.compare.masks import is_masked
-from accucompare.compare.operators import blame, is_operator
-from accucompare.compare.origins import Call
+from accucompare.compare.operator_rows import blame, is_operator
+from accucompare.compare.trace import Call
 from accucompare.compare.provenance import other_configuration
 
 #: Excesses within this factor of each other count as equal.

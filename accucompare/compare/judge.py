@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
-from accucompare.bundle.dtypes import DTYPES, Kind
+from accucompare.numbers.dtypes import DTYPES, Kind
 from accucompare.bundle.records import Layout, Record
 from accucompare.compare.baseline import FEW, Expected, differing, excess, floor, is_half, limit
 from accucompare.compare.bounds import can_bound

@@ -1,6 +1,6 @@
 """The metrics of a pair of tensors, block by block, in float64.
 
-Sums are taken as ``accucompare.bundle.sums`` describes, so no result depends on the block size. Values are widened to float64
+Sums are taken as ``accucompare.numbers.sums`` describes, so no result depends on the block size. Values are widened to float64
 first, which is exact for every type but 64-bit integers, whose differences are taken in integers. Complex tensors are
 compared as pairs of reals. Positions that are not finite on both sides are counted, judged, and left out of every sum; so are those
 that are masked on both sides (see ``compare.masks``), which are equal.
@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from accucompare.bundle import kernel
-from accucompare.bundle.dtypes import Array, DType, Kind, widen
-from accucompare.bundle.statistics import Statistics
-from accucompare.bundle.sums import Float64, as_reals
+from accucompare.numbers import kernel
+from accucompare.numbers.dtypes import Array, DType, Kind, widen
+from accucompare.numbers.statistics import Statistics
+from accucompare.numbers.sums import Float64, as_reals
 from accucompare.compare.blocks import Block, Blocks, PairOfTensors, Segment, scratch
 from accucompare.compare.masks import same_masks
 from accucompare.compare.norms import Run, Scales, Sums, Totals, one_minus_cosine

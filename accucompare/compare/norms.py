@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from accucompare.bundle import kernel
-from accucompare.bundle.sums import Float64, chunk_dots, chunk_sums, power_of_two_near
+from accucompare.numbers import kernel
+from accucompare.numbers.sums import Float64, chunk_dots, chunk_sums, power_of_two_near
 from accucompare.compare.blocks import Block, PairOfTensors, Segment, scratch
 
 #: Calls a function with each item and gives the results in order, as ``map`` does; a thread pool's ``map`` does it in parallel.

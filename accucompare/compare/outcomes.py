@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from accucompare.bundle.dtypes import DTYPES
+from accucompare.numbers.dtypes import DTYPES
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Key, Layout, Record, Role
-from accucompare.bundle.statistics import Statistics
+from accucompare.numbers.statistics import Statistics
 from accucompare.compare.align import Pair
 from accucompare.compare.baseline import Expected, why_not
 from accucompare.compare.bounds import judge_bounds, lower_bounds
@@ -22,7 +22,7 @@ from accucompare.compare.judge import judge, judge_without_data, settle_noise, s
 from accucompare.compare.masks import may_hold_masks, may_say_the_same
 from accucompare.compare.measure import Metrics, measure, measure_identical, measure_masks
 from accucompare.compare.norms import Run
-from accucompare.compare.operators import is_operator, is_option, options_differ, without_partner
+from accucompare.compare.operator_rows import is_operator, is_option, options_differ, without_partner
 from accucompare.compare.tolerance import EXACT, Tolerance
 from accucompare.errors import BundleError
 

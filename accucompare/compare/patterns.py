@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accucompare.bundle.dtypes import DTYPES, Kind, round_to, widen
-from accucompare.bundle.sums import Float64
+from accucompare.numbers.dtypes import DTYPES, Kind, round_to, widen
+from accucompare.numbers.sums import Float64
 from accucompare.compare.marginals import (
     CERTAIN,
     SHARE,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accucompare.bundle.digests import same_fingerprint
+from accucompare.numbers.digests import same_fingerprint
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle
 from accucompare.compare.align import Renaming, counterparts, rename_parameter

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from accucompare.bundle.dtypes import DTYPES
+from accucompare.numbers.dtypes import DTYPES
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role
 from accucompare.compare.align import Pair, Renaming, Signatures, align, rename
 

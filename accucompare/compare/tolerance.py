@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from accucompare.bundle.dtypes import DTYPES
+from accucompare.numbers.dtypes import DTYPES
 from accucompare.bundle.records import Record, Role
 from accucompare.errors import UsageError
 from accucompare.files import bounded

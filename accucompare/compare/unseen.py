@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.compare.comparison import Reason, Row, Status
-from accucompare.compare.operators import is_operator
-from accucompare.compare.origins import Call
+from accucompare.compare.operator_rows import is_operator
+from accucompare.compare.trace import Call
 
 #: How tensors are held that are listed without data. A meta tensor has no values to be wrong.
 _WITHOUT_DATA = (Layout.NESTED, Layout.SPARSE, Layout.QUANTIZED, Layout.BATCHED, Layout.UNREADABLE)

@@ -15,7 +15,7 @@ from openpyxl import Workbook
 from accucompare import __version__
 from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Reason, Row, Status
 from accucompare.compare.suggest import float_dtype
-from accucompare.report import culprits
+from accucompare.report import culprit_words as culprits
 from accucompare.report.columns import Value, layer
 from accucompare.report.excel_environment import entries, important
 from accucompare.report.excel_layers import location

@@ -34,9 +34,9 @@ from accucompare.report.excel_styles import (
     styled,
 )
 from accucompare.report.excel_watch_charts import add_charts
-from accucompare.report.watch import verdict_line
-from accucompare.watch.analysis import Analysis, Ranks, answer, called, described, hints, smallest
-from accucompare.watch.events import Cause, Found, Number, Seen, Step, Warned
+from accucompare.report.terminal_watch import verdict_line
+from accucompare.findings.analysis import Analysis, Ranks, answer, called, described, hints, smallest
+from accucompare.findings.events import Cause, Found, Number, Seen, Step, Warned
 
 LINES_PER_SHEET = 1_048_576  # Excel's limit
 MAX_RANKS = 8  # columns of the sheet Environment

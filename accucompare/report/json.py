@@ -15,7 +15,7 @@ from accucompare.compare.comparison import Comparison, Culprit, Row
 from accucompare.compare.measure import Metrics
 from accucompare.files import written_whole
 from accucompare.report.columns import excess_limit
-from accucompare.report.culprits import place, verdict
+from accucompare.report.culprit_words import place, verdict
 
 
 def write_json(comparison: Comparison, path: Path) -> Path:

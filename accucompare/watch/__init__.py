@@ -12,7 +12,7 @@ from typing import Any
 
 class _CallablePackage(ModuleType):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from accucompare.watch.session import watch
+        from accucompare.watcher.watch import watch
 
         return watch(*args, **kwargs)
 
@@ -20,7 +20,7 @@ class _CallablePackage(ModuleType):
     def __signature__(self) -> Any:
         import inspect
 
-        from accucompare.watch.session import watch
+        from accucompare.watcher.watch import watch
 
         return inspect.signature(watch)
 

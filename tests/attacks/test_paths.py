@@ -17,8 +17,8 @@ import pytest
 from accucompare.bundle.writer import forget_previous, prepare_directory
 from tests.attacks.conftest import Command, Done
 from tests.compare.builder import item, write
-from tests.watch.logs import end, found, start, step
-from tests.watch.logs import write as write_log
+from tests.findings.logs import end, found, start, step
+from tests.findings.logs import write as write_log
 
 
 def whole_json(path: Path) -> None:

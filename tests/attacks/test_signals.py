@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import accucompare as ac
-from accucompare.capture import calls, hooks
+from accucompare.live import hooks as calls
+from accucompare.recorder import recorder as hooks
 from tests.attacks.conftest import Command
 from tests.compare.builder import item, write
 from tests.conftest import ROOT

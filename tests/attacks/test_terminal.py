@@ -19,8 +19,8 @@ import pytest
 from accucompare.text import cut, printable, printable_lines
 from tests.attacks.conftest import Command
 from tests.compare.builder import item, write
-from tests.watch.logs import end, found, frames, seen, start, step
-from tests.watch.logs import write as write_log
+from tests.findings.logs import end, found, frames, seen, start, step
+from tests.findings.logs import write as write_log
 
 ATTACKS = {
     "paint": "\x1b[1;32mPASS\x1b[0m",

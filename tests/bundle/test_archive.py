@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from accucompare.bundle import archive as archive_module
 from accucompare.bundle.archive import Archive, ArchiveWriter, Member, member_name
-from accucompare.bundle.dtypes import DTYPES
+from accucompare.numbers.dtypes import DTYPES
 from accucompare.errors import BundleError, RecordError
 
 STORAGES = sorted({dtype.storage.str for dtype in DTYPES.values()})

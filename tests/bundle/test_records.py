@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accucompare.bundle.records import Key, Layout, Record, Role
-from accucompare.bundle.statistics import Statistics
+from accucompare.numbers.statistics import Statistics
 from accucompare.errors import BundleError
 
 GOOD: dict[str, Any] = Record(

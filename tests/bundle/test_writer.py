@@ -17,7 +17,7 @@ import pytest
 
 import accucompare as ac
 from accucompare.bundle.archive import ArchiveWriter
-from accucompare.bundle.digests import digest
+from accucompare.numbers.digests import digest
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Record
 from accucompare.bundle.writer import BundleWriter, RecordFile, forget_previous, prepare_directory

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 import accucompare as ac
-from accucompare.bundle.dtypes import DTYPES, DType, round_to
+from accucompare.numbers.dtypes import DTYPES, DType, round_to
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.bundle.writer import BundleWriter

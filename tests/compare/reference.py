@@ -11,7 +11,7 @@ import mpmath
 import numpy as np
 import torch
 
-from accucompare.bundle.dtypes import DTYPES, DType
+from accucompare.numbers.dtypes import DTYPES, DType
 
 Number = int | float
 

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accucompare.bundle import kernel
-from accucompare.bundle.digests import digest
-from accucompare.bundle.dtypes import DTYPES, DType
+from accucompare.numbers import kernel
+from accucompare.numbers.digests import digest
+from accucompare.numbers.dtypes import DTYPES, DType
 from accucompare.bundle.records import Record
-from accucompare.bundle.statistics import Statistics, summarize
+from accucompare.numbers.statistics import Statistics, summarize
 from accucompare.compare.bounds import can_bound, judge_bounds, lower_bounds
 from accucompare.compare.comparison import Reason, Status, Verdict
 from accucompare.compare.judge import judge
 from accucompare.compare.measure import Metrics
 from accucompare.compare.tolerance import EXACT, Tolerance
-from tests.bundle.both_kernels import both_kernels  # noqa: F401
+from tests.numbers.both_kernels import both_kernels  # noqa: F401
 from tests.compare.builder import item
 from tests.compare.reference import ALL, reference, values_of
 from tests.compare.test_measure import measured, near, random_bits

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import accucompare as ac
-from accucompare.bundle import sums
+from accucompare.numbers import sums
 from accucompare.bundle.archive import Archive
-from accucompare.bundle.dtypes import DTYPES, DType
+from accucompare.numbers.dtypes import DTYPES, DType
 from accucompare.bundle.reader import open_bundle
 from accucompare.compare import outcomes
 from accucompare.compare.comparison import Reason, Status

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import accucompare as ac
-from accucompare.bundle import sums
-from accucompare.bundle.dtypes import DTYPES, DType, round_to
+from accucompare.numbers import sums
+from accucompare.numbers.dtypes import DTYPES, DType, round_to
 from accucompare.compare.comparison import Reason, Row
 from accucompare.compare.measure import Metrics
-from tests.bundle.both_kernels import both_kernels  # noqa: F401
+from tests.numbers.both_kernels import both_kernels  # noqa: F401
 from tests.compare.builder import compare, item, write
 from tests.compare.reference import disagreements, reference, values_of
 from tests.compare.test_diff import without_values

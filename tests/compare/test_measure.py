@@ -14,12 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accucompare.bundle import kernel, sums
-from accucompare.bundle.dtypes import DTYPES, Array, DType, round_to, widen
-from accucompare.bundle.sums import BLOCK, SEGMENT
+from accucompare.numbers import kernel
+
+from accucompare.numbers import sums
+from accucompare.numbers.dtypes import DTYPES, Array, DType, round_to, widen
+from accucompare.numbers.sums import BLOCK, SEGMENT
 from accucompare.compare.blocks import Blocks
 from accucompare.compare.measure import Metrics, measure
-from tests.bundle.both_kernels import both_kernels  # noqa: F401
+from tests.numbers.both_kernels import both_kernels  # noqa: F401
 from tests.compare.builder import in_blocks, random_bits
 from tests.compare.reference import ALL, COMPLEXES, FLOATS, INTS, disagreements, reference, same, values_of
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from accucompare.bundle.dtypes import DTYPES, round_to, widen
-from accucompare.bundle.sums import Float64
+from accucompare.numbers.dtypes import DTYPES, round_to, widen
+from accucompare.numbers.sums import Float64
 from accucompare.case import load_case
 from accucompare.compare.patterns import HINTS, Shape, describe_error
 from tests.conftest import ROOT

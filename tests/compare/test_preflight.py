@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.digests import fingerprint
-from accucompare.bundle.dtypes import DTYPES, round_to
+from accucompare.numbers.digests import fingerprint
+from accucompare.numbers.dtypes import DTYPES, round_to
 from accucompare.compare.comparison import Finding
 from tests.compare.builder import item, write
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.digests import fingerprint
-from accucompare.bundle.dtypes import DTYPES, round_to
+from accucompare.numbers.digests import fingerprint
+from accucompare.numbers.dtypes import DTYPES, round_to
 from accucompare.bundle.manifest import Manifest
 from accucompare.compare.align import Renaming
 from accucompare.compare.renames import advice, check_maps, propose

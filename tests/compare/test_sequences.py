@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import accucompare as ac
-from accucompare.bundle.dtypes import DTYPES
+from accucompare.numbers.dtypes import DTYPES
 from accucompare.bundle.records import Record
-from accucompare.bundle.statistics import summarize
+from accucompare.numbers.statistics import summarize
 from accucompare.compare import sequences
 from accucompare.compare.align import Renaming
 from accucompare.compare.sequences import align_operators, numbered_as

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accucompare.bundle.dtypes import DTYPES, Kind
+from accucompare.numbers.dtypes import DTYPES, Kind
 from accucompare.bundle.records import Record
 from accucompare.compare.tolerance import DEFAULT_REL_L2, Tolerance, Tolerances, read_rules
 from accucompare.errors import UsageError

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import accucompare as ac
-from accucompare.capture.run import FloatType, capture_case
+from accucompare.recorder.capture_case import FloatType, capture_case
 from accucompare.devices import DeviceName, cuda
 from tests.conftest import ROOT
 

@@ -18,7 +18,7 @@ import torch
 
 import accucompare as ac
 from accucompare.bundle.records import Role
-from accucompare.capture.run import capture_case
+from accucompare.recorder.capture_case import capture_case
 from accucompare.compare.comparison import Comparison, Reason, Row
 from accucompare.devices import DeviceName
 from tests.conftest import ROOT, run_cli

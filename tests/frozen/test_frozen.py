@@ -21,14 +21,14 @@ import torch
 from click.testing import CliRunner
 
 import accucompare as ac
-from accucompare.bundle.digests import digest
-from accucompare.bundle.dtypes import DTYPES
-from accucompare.bundle.statistics import summarize
+from accucompare.numbers.digests import digest
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers.statistics import summarize
 from accucompare.cli import cli
 from tests.compare.builder import Item, item, write
 from tests.conftest import ROOT
-from tests.watch.logs import end, found, frames, passed, start, step, training
-from tests.watch.logs import write as write_log
+from tests.findings.logs import end, found, frames, passed, start, step, training
+from tests.findings.logs import write as write_log
 
 HERE = Path(__file__).parent
 

@@ -23,7 +23,7 @@ from openpyxl.utils.indexed_list import IndexedList
 
 from accucompare.bundle.manifest import Manifest, StepEntry
 from accucompare.bundle.records import Layout, Record, Role
-from accucompare.bundle.statistics import Statistics
+from accucompare.numbers.statistics import Statistics
 from accucompare.compare.comparison import MEANING, Comparison, Finding, Reason, Row, Side, Verdict
 from accucompare.compare.measure import Metrics
 from accucompare.errors import ReportError

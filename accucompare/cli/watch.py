@@ -1,0 +1,170 @@
+"""The commands `watch` and `overflow`; ``accucompare.cli`` registers them by importing this."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from accucompare.cli import options as shared
+from accucompare.cli import DIFFERENT, PASS, TROUBLE, cli
+
+if TYPE_CHECKING:
+    from accucompare.findings.analysis import Ranks
+
+
+@cli.command(
+    epilog=shared.examples(
+        "accucompare watch model.py --device npu --steps 100",
+        "accucompare watch model.py --device npu --level op            # which operator, on which line?",
+        "accucompare watch model.py --dtype float16 --on-finding warn  # go on after a finding",
+        "accucompare watch model.py --trace-step 0 --trace-step 7      # every call of these steps",
+        "accucompare watch model.py --device npu --flag-per-module --kernel-dump dump/",
+        "accucompare watch model.py --allow '*.relative_bias'          # may give an infinity",
+        "accucompare overflow watch/                                   # then: analysis and Excel report",
+        "",
+        "Exit code: 0 everything was finite, 1 something was not, 2 trouble.",
+    )
+)
+@click.argument("case", required=False)
+@shared.device
+@shared.dtype
+@shared.steps
+@shared.seed
+@click.option("--out", type=click.Path(path_type=Path), default="watch", show_default=True, metavar="DIR", help="Directory to write.")
+@click.option(
+    "--on-finding",
+    type=click.Choice(["raise", "warn", "snapshot"]),
+    default="raise",
+    show_default=True,
+    help="Stop at the first finding; print it and go on; or save its reproducer and go on.",
+)
+@click.option("--frames", type=click.IntRange(0), default=21, show_default=True, help="How many of the last calls to show with a finding.")
+@click.option("--trace-step", "trace_steps", type=click.IntRange(0), multiple=True, help="Show every call of this step; may be repeated.")
+@click.option("--abort-after-step", type=click.IntRange(0), help="Stop after this step, whatever was found.")
+@click.option("--every", type=click.IntRange(1), default=1, show_default=True, help="Watch only every Nth step; the others cost nothing.")
+@click.option(
+    "--level",
+    type=click.Choice(["module", "op"]),
+    default="module",
+    show_default=True,
+    help="op: look at every operator, wherever it is called.",
+)
+@click.option("--allow", multiple=True, metavar="GLOB", help="Layers that may give an infinity, by name; may be repeated.")
+@click.option(
+    "--near",
+    type=click.FloatRange(1),
+    default=4.0,
+    show_default=True,
+    help="Warn of values within this factor of the largest number of their dtype.",
+)
+@click.option("--flag-per-module", is_flag=True, help="Read a saturating NPU's overflow flag after each module; slow.")
+@click.option("--agree", is_flag=True, help="Let ranks ask each other before each update, so that all stop at a finding.")
+@click.option(
+    "--kernel-dump",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Have an NPU dump what all kernels of the first step take and give into this directory.",
+)
+@shared.deterministic
+@shared.hf32
+@shared.tf32
+@shared.verdict_only
+def watch(case: str | None, device: str, out: Path, quiet: bool, **options: Any) -> int:
+    """Run CASE, with its loss and optimizer if it has them, and say where NaN, Inf or an overflow begins.
+
+    CASE is file.py[:callable] or package.module[:callable]; the callable, `case` if not named, returns an accucompare.Case.
+    Without CASE, [tool.accucompare] case of the nearest pyproject.toml is run, or else ./case.py.
+    """
+    from accucompare.devices import DeviceName, open_device
+
+    name = DeviceName.parse(device)
+    open_device(name)  # before anything else imports torch
+    from accucompare.recorder.capture_case import FloatType
+    from accucompare.recorder.session import rank_and_ranks
+    from accucompare.report.terminal import progress_bar, reader_may_leave
+    from accucompare.report.terminal_watch import print_watched
+    from accucompare.findings.analysis import read
+    from accucompare.findings.events import log_path
+    from accucompare.watcher.watch_case import watch_case
+
+    options["dtype"] = FloatType(options["dtype"]) if options["dtype"] else None
+    with progress_bar("watching", "steps", quiet) as progress, _bare_warnings():
+        found = watch_case(case, name, out=out, quiet=quiet, progress=progress, **options)
+    if not quiet and (found or options["trace_steps"]):
+        click.echo(err=True)  # between the frames that were shown meanwhile and the verdict
+    rank, several = rank_and_ranks()
+    ranks = read(out if several == 1 else log_path(out, rank))  # the others may still be running
+    with reader_may_leave():
+        print_watched(ranks, quiet)
+    return DIFFERENT if found else _code(ranks)
+
+
+@cli.command(
+    epilog=shared.examples(
+        "accucompare overflow watch/                     # all ranks; writes reports/watch-overflow.xlsx",
+        "accucompare overflow watch/rank3.jsonl --report rank3.xlsx",
+        "accucompare overflow watch/ --quiet             # one line",
+        "",
+        "Exit code: 0 everything was finite, 1 something was not, 2 trouble. Silence proves nothing,",
+        "and is trouble, if no step was watched, the log has no end, or a rank's log is missing.",
+    )
+)
+@click.argument("log", type=click.Path(path_type=Path))
+@click.option("--report", type=click.Path(path_type=Path), metavar="XLSX", help="Excel report.  [default: reports/LOG-overflow.xlsx]")
+@shared.verdict_only
+def overflow(log: Path, report: Path | None, quiet: bool) -> int:
+    """Say what a watch found, where it began and what to try, and write it as an Excel report.
+
+    LOG is the directory that `accucompare watch` or accucompare.watch() wrote, with a log of each rank, or one of those logs. Of each
+    log, the last run is told.
+    """
+    report = (
+        report if report is not None else Path("reports") / f"{shared.stem(log.with_suffix('') if log.is_file() else log)}-overflow.xlsx"
+    )
+    shared.refuse_other_than_xlsx(report)
+    shared.refuse_places({"--report": report})
+    from accucompare.findings.analysis import read
+
+    ranks = read(log)
+    from accucompare.report.excel_watch import write_watch
+    from accucompare.report.terminal import reader_may_leave
+    from accucompare.report.terminal_watch import print_analysis
+
+    try:
+        write_watch(ranks, report)
+    except Exception:
+        with reader_may_leave():
+            print_analysis(ranks, None, quiet)  # what was found stands, though it cannot be written
+        raise
+    with reader_may_leave():
+        print_analysis(ranks, report, quiet)
+    return _code(ranks)
+
+
+@contextlib.contextmanager
+def _bare_warnings() -> Iterator[None]:
+    """Show a watch's findings without the source line that called it, which is none of the user's; what it logs comes at the end."""
+    logging.getLogger("accucompare.watch").addHandler(logging.NullHandler())
+    usual = warnings.formatwarning
+
+    def bare(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+        text = str(message)
+        return f"\n{text}\n" if text.startswith("accucompare: ") else usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = bare
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
+
+
+def _code(ranks: Ranks) -> int:
+    if ranks.trouble:
+        return TROUBLE
+    return DIFFERENT if ranks.findings or ranks.unexplained else PASS

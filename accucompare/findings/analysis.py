@@ -1,0 +1,470 @@
+"""Reading what a watch wrote: the answer to one finding, a run's analysis, and all ranks' together. Without torch."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from accucompare.bundle.records import display_name
+from accucompare.errors import UsageError
+from accucompare.text import printable as shown
+from accucompare.findings.events import (
+    Cause,
+    Direction,
+    End,
+    Event,
+    Found,
+    Frames,
+    Number,
+    Scaled,
+    Seen,
+    Site,
+    Start,
+    Step,
+    Warned,
+    log_path,
+    read_log,
+)
+from accucompare.findings.hints import hints as hints
+
+#: So many steps skipped without one between that was not are an alarm: the loss scale was halved as often.
+MANY_IN_A_ROW = 8
+#: A grad_norm so many times the median of those before it has jumped.
+JUMP = 10.0
+_BEFORE = 10  # so many norms before make that median; with fewer than _FEWEST there is none
+_FEWEST = 3
+_MOST = {"in": 3, "out": 2, "weights": 2, "parameters": 3, "hints": 2}  # that the answer shows
+
+
+def printable(text: str, most: int = 160) -> str:
+    """A text in one line that a terminal can show (see ``accucompare.text``), the middle left out of a long one."""
+    text = shown(text)
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
+
+
+def short(value: Number | None) -> str:
+    """A number in few characters; nothing for none."""
+    return "" if value is None else f"{float(value):.5g}"
+
+
+def smallest(seen: Seen) -> float | None:
+    """The smallest magnitude, as far as it is known."""
+    low, high = float(seen.low), float(seen.high)
+    if seen.abs_min is not None:
+        return float(seen.abs_min)
+    return max(low, -high) if low > 0 or high < 0 else None
+
+
+def called(seen: Seen) -> str:
+    """What a tensor was to its call: ``input 0``, ``output``, ``weight bias``."""
+    return printable(seen.role if seen.path in ("", seen.role) else f"{seen.role} {seen.path}", 60)
+
+
+def described(seen: Seen) -> str:
+    """One tensor in words: ``input 0 float16 [2, 16] |x| 0.001..3.2, 5 NaN``."""
+    name = called(seen)
+    least = smallest(seen)
+    size = "" if math.isnan(seen.abs_max) else f" |x| {'up to ' if least is None else short(least) + '..'}{short(seen.abs_max)}"
+    counts = [f"{count:,} {kind}" for count, kind in ((seen.nan, "NaN"), (seen.inf, "Inf")) if count]
+    if not counts and not seen.finite:
+        counts = ["NaN"] if math.isnan(seen.abs_max) else ["Inf"]
+    return f"{name} {printable(seen.dtype, 40)} {list(seen.shape)}{size}" + (
+        f"{',' if size else ':'} {', '.join(counts)}" if counts else ""
+    )
+
+
+def where(start: Start) -> str:
+    """The rank and its coordinates: ``rank 3 (tp 1, pp 0, dp 3)``."""
+    coordinates = ", ".join(f"{printable(axis, 20)} {index}" for axis, index in start.coordinates.items())
+    return f"rank {start.rank}" + (f" ({coordinates})" if coordinates else "")
+
+
+def answer(found: Found, start: Start, directory: Path | None = None, scale: float | None = None) -> str:
+    """What was found, in five lines at most.
+
+    Args:
+        found: the finding.
+        start: of its run.
+        directory: of the watch, where its log and reproducer are; ``None`` if nothing was written.
+        scale: the loss scale in its step, if there is one.
+
+    Returns:
+        What and where; made how; what went in and came out; what to try; the reproducer and the log.
+    """
+    tried = "; ".join(printable(hint, 300) for hint in hints(found, start, scale)[: _MOST["hints"]])
+    values = " → ".join(part for part in (_in(found), _out(found)) if part)
+    lines = [headline(found, start), how(found), values, tried and f"try: {tried}", _files(found, start, directory)]
+    return "\n".join(line for line in lines if line)
+
+
+def kinds(found: Found) -> str:
+    """What kind of values: ``NaN and +Inf``."""
+    return printable(" and ".join(found.kinds) or "not finite", 60)
+
+
+def headline(found: Found, start: Start) -> str:
+    """What was found, and where."""
+    direction = "" if found.site is Site.LOSS or found.direction is Direction.BACKWARD else ", forward"
+    of_class = f" ({printable(found.type, 60)})" if found.type and found.site is not Site.LOSS else ""
+    rank = f", {where(start)}" if start.ranks > 1 or start.coordinates else ""
+    return f"{kinds(found)} in {printable(found.place)}{of_class}{direction}, step {found.step}{rank}"
+
+
+def how(found: Found) -> str:
+    """How it came to be there: made by which operator at which line, from what; or where it came from."""
+    by = (f" by {printable(found.operator, 80)}" if found.operator else "") + (f" at {printable(found.line)}" if found.line else "")
+    if found.site is Site.LOSS and found.operator and not found.line:
+        by += " (at a line that is not known: the loss was computed otherwise than in the steps before; --level op notes every step)"
+    sentence = {
+        Site.WEIGHTS: f"in its weights before it was called: {_listed(list(map(described, found.weights)), _MOST['weights'])}".rstrip(": "),
+        Site.INPUT: "the model was given it",
+        Site.LOSS: f"it came from outside of the model, from the loss{by}"
+        if found.direction is Direction.BACKWARD
+        else "made outside of the model",
+        Site.RANK: "another rank has found it, and its log names where; this one stops with it, before the update",
+        Site.HOOK: "made by a hook of your own on the parameter: the gradient that it was given was finite",
+        Site.GRADIENTS: "finite when the backward ended, and not when the update began: made in between, as by clipping",
+        Site.UPDATE: f"made by the last update: {_listed(list(map(described, found.weights)), _MOST['weights'])}",
+        Site.SUM: f"a sum of gradients{by}: of several places, micro-batches, steps or ranks",
+        Site.POINT: f"made{by} between the call before this point and here{_aside(found)}",
+    }.get(found.site, f"made inside{by}{_aside(found)}")
+    if found.site is Site.LOSS and found.direction is Direction.FORWARD:
+        sentence = "made outside of the model, from finite values"
+    if found.second:
+        sentence += ", in a second backward, through gradients"
+    if not found.origin and found.site is not Site.RANK:
+        sentence = "it came in and passed through; it did not begin here"
+    if found.parameters:
+        sentence += f"; gradients not finite: {_listed([printable(name) for name in found.parameters], _MOST['parameters'])}"
+    return "; ".join([sentence, *(printable(note, 300) for note in found.notes if not _is_of_reproducer(note))])
+
+
+def _is_of_reproducer(note: str) -> bool:
+    return note.startswith("reproducer: ")
+
+
+def _aside(found: Found) -> str:
+    """What is said of what went in."""
+    if found.cause is Cause.INPUTS:
+        return ""
+    if found.cause is Cause.RANKS:
+        return ", or given to it by another rank: what went in here was finite"
+    if found.unseen:
+        return f": what was looked at of what went in was finite; not looked at: {_listed([printable(each) for each in found.unseen], 2)}"
+    if found.cause is Cause.NEAR:
+        return ": what went in was finite, but near the limit of its dtype"
+    legal = _listed([printable(path, 40) for path in found.legal], 2)
+    return ": what went in was finite" + (f", but for an Inf that is legal ({legal})" if legal else "")
+
+
+def _in(found: Found) -> str:
+    tensors = found.operator_tensors or found.tensors
+    taken = [described(seen) for seen in tensors if seen.role in ("input", "weight", "buffer")]
+    return f"in: {_listed(taken, _MOST['in'])}" if taken else ""
+
+
+def _out(found: Found) -> str:
+    tensors = found.operator_tensors or found.tensors
+    given = [described(seen) for seen in tensors if seen.role not in ("input", "weight", "buffer")]
+    return f"out: {_listed(given, _MOST['out'])}" if given else ""
+
+
+def _listed(texts: Sequence[str], most: int) -> str:
+    return "; ".join(texts[:most]) + (f"; and {len(texts) - most:,} more" if len(texts) > most else "")
+
+
+def _files(found: Found, start: Start, directory: Path | None) -> str:
+    place = directory or Path()
+    parts = [f"reproducer: {printable(str(place / found.reproducer), 400)}"] if found.reproducer else []
+    parts += [printable(note.removeprefix("reproducer: "), 400) for note in found.notes if _is_of_reproducer(note)]
+    parts += [f"log: {printable(str(log_path(directory, start.rank)), 400)}"] if directory is not None else []
+    return "; ".join(parts)
+
+
+class Trail(NamedTuple):
+    """An origin, and the findings after it that it passed through, up to the next origin; ``None`` if the log names no origin."""
+
+    run: Analysis
+    origin: Found | None
+    passed: list[Found]
+
+    @property
+    def first(self) -> Found:
+        return self.origin or self.passed[0]
+
+
+class Jump(NamedTuple):
+    """A step in which grad_norm jumped: to what, and from which median of the steps before."""
+
+    step: Step
+    before: float
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """One rank's run.
+
+    Attributes:
+        start: of the run.
+        findings: in execution order: by step, then by their place in it.
+        warnings, frames, scaled, steps: as they were written.
+        end: ``None`` if the process was killed, or the run is not over.
+        path: the log, if it was read from one.
+    """
+
+    start: Start
+    findings: list[Found]
+    warnings: list[Warned]
+    frames: list[Frames]
+    scaled: list[Scaled]
+    steps: list[Step]
+    end: End | None
+    path: Path | None = None
+
+    @cached_property
+    def origins(self) -> list[Found]:
+        """The findings that began where they were found."""
+        return [found for found in self.findings if found.origin]
+
+    @cached_property
+    def trails(self) -> list[Trail]:
+        """The findings, each origin with those after it that only passed something on."""
+        trails: list[Trail] = []
+        for found in self.findings:
+            if found.origin:
+                trails.append(Trail(self, found, []))
+            elif trails and trails[-1].first.step == found.step:
+                trails[-1].passed.append(found)
+            else:
+                trails.append(Trail(self, None, [found]))
+        return trails
+
+    @cached_property
+    def causes(self) -> dict[Cause, int]:
+        """How many findings are of each cause; those of none are left out."""
+        counts = Counter(found.cause for found in self.findings)
+        return {cause: counts[cause] for cause in Cause if counts[cause]}
+
+    @cached_property
+    def jumps(self) -> list[Jump]:
+        """The steps in which grad_norm jumped: to ten times the median of the ten before it, or to no number at all."""
+        jumps: list[Jump] = []
+        before: list[float] = []
+        was_finite = True
+        skipped = {scaled.step for scaled in self.scaled if scaled.skipped}
+        for step in self.steps:
+            if step.grad_norm is None or step.step in skipped:
+                continue
+            norm = float(step.grad_norm)
+            usual = statistics.median(before[-_BEFORE:]) if len(before) >= _FEWEST else math.inf
+            if (norm > JUMP * usual) if math.isfinite(norm) else was_finite:
+                jumps.append(Jump(step, usual if math.isfinite(usual) else math.nan))
+            was_finite = math.isfinite(norm)
+            if was_finite:
+                before.append(norm)
+        return jumps
+
+    @cached_property
+    def alarms(self) -> list[Scaled]:
+        """The changes of the loss scale that are no longer normal: many skipped steps in a row, or a scale at 1."""
+        return [each for each in self.scaled if each.alarm or each.in_a_row >= MANY_IN_A_ROW or (each.skipped and each.scale <= 1)]
+
+    @cached_property
+    def unexplained(self) -> list[Step]:
+        """Steps that something was wrong in, without a finding, such as that the device's overflow flag was up; none that was skipped."""
+        explained = {found.step for found in self.findings}
+        wrong = [step for step in self.steps if (step.overflowed or not step.finite) and not step.skipped]
+        return [step for step in wrong if step.step not in explained]
+
+    @cached_property
+    def last_step(self) -> int:
+        """The last step in the log; -1 if there is none."""
+        return max([step.step for step in self.steps[-1:]] + [found.step for found in self.findings[-1:]], default=-1)
+
+    @property
+    def ending(self) -> str:
+        """How the run ended, in a sentence."""
+        if self.end is None:
+            return "the log has no end: the process was killed, or is still running"
+        plural = "" if self.end.steps == 1 else "s"
+        watched = "all" if self.end.watched == self.end.steps else f"{self.end.watched:,}"
+        return f"ended after {self.end.steps:,} step{plural}, {watched} watched: {printable(self.end.reason, 300)}"
+
+    def scale_at(self, step: int) -> float | None:
+        """The loss scale in a step, if there was one."""
+        return self._scales.get(step)
+
+    @cached_property
+    def _scales(self) -> dict[int, float | None]:
+        return {step.step: step.scale for step in self.steps}
+
+    def frames_of(self, found: Found) -> Frames | None:
+        """The last frames before a finding, if they were kept; of its step."""
+        return next((frames for frames in self.frames if frames.step == found.step and not frames.traced), None)
+
+
+def analyse(run: list[Event], path: Path | None = None) -> Analysis:
+    """Sort out a run.
+
+    Args:
+        run: its events, the ``Start`` first, as ``read_log`` gives them.
+        path: the log that they are from.
+    """
+    start = run[0]
+    assert isinstance(start, Start)
+    ends = [event for event in run if isinstance(event, End)]
+    findings = [event for event in run if isinstance(event, Found)]
+    return Analysis(
+        start=start,
+        findings=sorted(findings, key=lambda found: (found.step, found.order)),
+        warnings=[event for event in run if isinstance(event, Warned)],
+        frames=[event for event in run if isinstance(event, Frames)],
+        scaled=[event for event in run if isinstance(event, Scaled)],
+        steps=[event for event in run if isinstance(event, Step)],
+        end=ends[-1] if ends else None,
+        path=path,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """The last run of every rank.
+
+    Attributes:
+        path: the log, or the directory of the logs.
+        ranks: by number.
+        notes: what is missing or unequal: logs that cannot be read, ranks without one, ranks that end before the others.
+        incomplete: whether a log is missing or cannot be read.
+    """
+
+    path: Path
+    ranks: list[Analysis]
+    notes: list[str] = field(default_factory=list)
+    incomplete: bool = False
+
+    @cached_property
+    def trails(self) -> list[Trail]:
+        """All ranks' trails in execution order: by step, place in the step, and rank."""
+        return sorted(self._trails(), key=lambda trail: (trail.first.step, trail.first.order, trail.run.start.rank))
+
+    def _trails(self) -> Iterator[Trail]:
+        for run in self.ranks:
+            yield from run.trails
+
+    @cached_property
+    def findings(self) -> list[tuple[Analysis, Found]]:
+        """All ranks' findings in execution order: by step, place in the step, and rank."""
+        every = [(run, found) for run in self.ranks for found in run.findings]
+        return sorted(every, key=lambda pair: (pair[1].step, pair[1].order, pair[0].start.rank))
+
+    @cached_property
+    def first(self) -> tuple[Analysis, Found] | None:
+        """The first origin of any rank, and that rank; if the logs name no origin, the first finding; ``None`` if there is none."""
+        return next((pair for pair in self.findings if pair[1].origin), self.findings[0] if self.findings else None)
+
+    @property
+    def directory(self) -> Path:
+        """Where the logs and reproducers are."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def several(self) -> bool:
+        """Whether it matters which rank something is of."""
+        return len(self.ranks) > 1 or self.ranks[0].start.ranks > 1
+
+    @property
+    def watched(self) -> int:
+        """How many steps were watched, of the rank with the most."""
+        return max(len(run.steps) for run in self.ranks)
+
+    @property
+    def unexplained(self) -> list[tuple[Analysis, Step]]:
+        """Steps that something was wrong in, without a finding of any rank."""
+        explained = {found.step for _, found in self.findings}
+        return [(run, step) for run in self.ranks for step in run.unexplained if step.step not in explained]
+
+    @property
+    def trouble(self) -> str:
+        """Why silence proves nothing; empty if something was found, or if it proves something."""
+        if self.findings or self.unexplained:
+            return ""
+        if not self.watched:
+            return f"no step was watched; {self.ranks[0].ending}"
+        if self.incomplete:
+            return "nothing was found, but not in every rank's log: " + "; ".join(self.notes)
+        unseen = {name: what for run in self.ranks for step in run.steps for name, what in step.unseen.items()}
+        if unseen:
+            name, what = next(iter(unseen.items()))
+            more = f", and {len(unseen) - 1:,} more" if len(unseen) > 1 else ""
+            return f"nothing was found, but not all was seen: {what}, of {display_name(name)}{more}"
+        unended = [run for run in self.ranks if run.end is None]
+        unended += [run for run in self.ranks if run.end is not None and not run.end.as_meant]
+        return f"nothing was found, but {unended[0].ending}" if unended else ""
+
+
+def read(path: Path) -> Ranks:
+    """Read a log, or a directory with the logs of all ranks; of each its last run.
+
+    Raises:
+        UsageError: if there is no log, or none of them can be read.
+    """
+    if not path.is_dir():
+        return Ranks(path, [analyse(read_log(path)[-1], path)])
+    numbered = [(int(match[1]), log) for log in path.iterdir() if (match := re.fullmatch(r"rank(\d{1,9})\.jsonl", log.name))]
+    if not numbered:
+        raise UsageError(f"{path}: holds no log of a watch (rank0.jsonl); name the directory that `watch` wrote, or a log in it")
+    runs, notes = _last_runs([log for _, log in sorted(numbered)])
+    runs, earlier = _of_one_start(runs)
+    missing = sorted(set(range(runs[0].start.ranks)) - {run.start.rank for run in runs})
+    absent = [f"no log of rank {_ranges(missing)} of {runs[0].start.ranks}"] if missing else []
+    return Ranks(path, runs, [*notes, *absent, *earlier, *_shorter(runs)], bool(notes or absent))
+
+
+def _last_runs(logs: list[Path]) -> tuple[list[Analysis], list[str]]:
+    runs, errors = [], []
+    for log in logs:
+        try:
+            runs.append(analyse(read_log(log)[-1], log))
+        except UsageError as error:
+            errors.append(error)
+    if not runs:
+        raise errors[0]
+    return runs, [str(error) for error in errors]
+
+
+def _of_one_start(runs: list[Analysis]) -> tuple[list[Analysis], list[str]]:
+    """The runs of the newest start, and what is said of those of an earlier one with more ranks, whose logs are still there."""
+    ranks = max(runs, key=lambda run: run.start.time).start.ranks
+    kept = [run for run in runs if run.start.ranks == ranks]
+    return kept, [f"{run.path}: left out, of a run with {run.start.ranks} ranks" for run in runs if run.start.ranks != ranks]
+
+
+def _shorter(runs: list[Analysis]) -> list[str]:
+    """What is said of ranks whose log ends before the others' do."""
+    last = max(run.last_step for run in runs)
+    return [
+        f"rank {run.start.rank} ends at step {run.last_step}, others go on to step {last}; {run.ending}"
+        if run.last_step >= 0
+        else f"rank {run.start.rank} has no step, others go on to step {last}; {run.ending}"
+        for run in runs
+        if run.last_step < last
+    ]
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Numbers in few characters: ``0, 2-7``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)

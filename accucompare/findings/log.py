@@ -1,0 +1,87 @@
+"""Writing a watch's log, event by event."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from enum import Enum
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from accucompare.errors import UsageError
+from accucompare.text import storable
+from accucompare.findings.events import Event
+
+_ENCODER = msgspec.json.Encoder()
+
+#: Logs that are being written by this process.
+_open: set[Path] = set()
+
+
+def _encoded(event: Event) -> bytes:
+    try:
+        return _ENCODER.encode(event)
+    except UnicodeEncodeError:  # a lone surrogate, as of a file name in another encoding
+        return _ENCODER.encode(_storable(event))
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return storable(value)
+    if isinstance(value, msgspec.Struct):
+        return type(value)(**{name: _storable(each) for name, each in msgspec.structs.asdict(value).items()})
+    if isinstance(value, dict):
+        return {_storable(key): _storable(each) for key, each in value.items()}
+    return [_storable(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+class Log:
+    """A file that events are added to, each at once, so that a killed process leaves those that were.
+
+    A full disk ends the log with a warning, and never what is watched.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            UsageError: if it cannot be written, or another watch of this process is writing it.
+        """
+        self.path = path
+        self._place = path.resolve()
+        if self._place in _open:
+            raise UsageError(f"{path}: another watch is writing its log there; give this one a directory of its own (out=)")
+        self._file: IO[bytes] | None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b", buffering=0)
+            self._mend(self._file)
+        except OSError as error:
+            raise UsageError(f"{path}: the log of the watch cannot be written ({error.strerror}); choose another directory") from None
+        _open.add(self._place)
+
+    def write(self, event: Event) -> None:
+        if self._file is None:
+            return
+        try:
+            rest = memoryview(_encoded(event) + b"\n")
+            while rest:  # a disk that is nearly full takes a part
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self.close()
+            warnings.warn(f"{self.path}: the log of the watch ends here ({error.strerror}); the watch goes on", stacklevel=2)
+
+    def close(self) -> None:
+        _open.discard(self._place)
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+    def _mend(self, file: IO[bytes]) -> None:
+        """Cut off a last line that a killed process has left unfinished."""
+        file.seek(0)
+        content = file.read()
+        if content and not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)

@@ -1,0 +1,84 @@
+"""Which process of a distributed run this is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from accucompare.live.names import Modules
+
+#: Megatron's functions for a rank's coordinates, where ``megatron.core`` is loaded.
+_MEGATRON = {
+    "tp": "get_tensor_model_parallel_rank",
+    "pp": "get_pipeline_model_parallel_rank",
+    "dp": "get_data_parallel_rank",
+    "cp": "get_context_parallel_rank",
+    "ep": "get_expert_model_parallel_rank",
+}
+
+
+def coordinates(modules: Modules, mesh: Any = None) -> dict[str, int]:
+    """This rank's place along each axis of parallelism, as far as it can be known.
+
+    Args:
+        modules: of the model; where its parameters are DTensors, these know their mesh.
+        mesh: a ``torch.distributed.device_mesh.DeviceMesh``, if the user has given one.
+
+    Returns:
+        Such as ``{"dp": 1, "tp": 0}``; empty without parallelism.
+    """
+    mesh = mesh if mesh is not None else next(_meshes(modules), None)
+    if mesh is not None:
+        place = mesh.get_coordinate() or ()
+        names = mesh.mesh_dim_names or tuple(f"axis {axis}" for axis in range(len(place)))
+        return {str(name): int(index) for name, index in zip(names, place, strict=True)}
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is None:
+        return {}
+    found = {axis: _ask(getattr(state, name, None)) for axis, name in _MEGATRON.items()}
+    return {axis: rank for axis, rank in found.items() if rank is not None}
+
+
+def has_sharded_parameters(modules: Modules) -> bool:
+    """Whether a forward gathers parameters from other ranks."""
+    wrapped = any(type(wrapper).__name__ == "FullyShardedDataParallel" for wrapper in modules.wrappers)
+    return wrapped or next(_meshes(modules), None) is not None
+
+
+def any_has(found: bool, device: torch.device) -> bool:
+    """Whether any rank says so: one reduction of one number, which waits for all of them.
+
+    Args:
+        found: what this rank says.
+        device: where the model computes; the number goes there, if the ranks can talk of nothing on the CPU.
+    """
+    distributed = torch.distributed
+    flag = torch.tensor([int(found)], device="cpu" if "gloo" in distributed.get_backend() else device)
+    distributed.all_reduce(flag, distributed.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+def collectives() -> int:
+    """How often this process has talked to other ranks until now; what it asks costs a microsecond, and no rank waits."""
+    from torch.distributed import distributed_c10d
+
+    try:
+        groups: list[Any] = list(distributed_c10d._world.pg_map)
+        return sum(group._get_sequence_number_for_group() for group in groups)
+    except (AttributeError, RuntimeError):  # a group that does not count
+        return 0
+
+
+def _meshes(modules: Modules) -> Any:
+    return (tensor.device_mesh for *_, tensor in modules.tensors() if hasattr(tensor, "device_mesh") and isinstance(tensor, torch.Tensor))
+
+
+def _ask(question: Callable[[], int] | None) -> int | None:
+    """An answer of Megatron's; ``None`` where it is not initialised, or too old to know the axis."""
+    try:
+        return None if question is None else int(question())
+    except (AssertionError, RuntimeError, TypeError):
+        return None

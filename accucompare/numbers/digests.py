@@ -1,0 +1,96 @@
+"""Digests of tensors: equal digests, equal bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from accucompare.numbers import sums
+from accucompare.numbers.dtypes import DTYPES, ROUNDS_TO, Array, DType, Kind, round_to, widen
+from accucompare.numbers.sums import BLOCK
+
+
+def digest(raw: Array) -> str:
+    """The digest of a contiguous array's bytes: xxh3, 128 bits, as 32 hexadecimal digits.
+
+    That of more than SEGMENT elements is the digest of its segments' digests, so that several threads can verify one tensor.
+    """
+    flat, size = raw.reshape(-1), sums.SEGMENT
+    return digest_of_segments(segment_digest(flat[start : start + size]) for start in range(0, flat.size or 1, size))
+
+
+def segment_digest(segment: Array) -> bytes:
+    """The digest of at most SEGMENT elements."""
+    return xxhash.xxh3_128_digest(segment.view("u1"))
+
+
+def digest_of_segments(digests: Iterable[bytes]) -> str:
+    """A tensor's digest from those of its segments, in order."""
+    first, *others = digests
+    return (xxhash.xxh3_128_digest(b"".join((first, *others))) if others else first).hex()
+
+
+def fingerprint(raw: Array, dtype: DType, rounded: Callable[[Array, DType], Array] = round_to) -> dict[str, str]:
+    """A tensor's digest under its own type and under each type that it may be compared in.
+
+    Two captures in different precision have the same weights exactly if the digests agree under the narrower type, and the same
+    integers if they agree as int64. All NaN count as one.
+
+    Args:
+        raw: contiguous array of ``dtype.storage``, any shape.
+        dtype: its true type.
+        rounded: does what ``round_to`` does, perhaps faster.
+
+    Returns:
+        Digests by dtype name.
+    """
+    flat = raw.reshape(-1)
+    names = [dtype.name, *ROUNDS_TO.get(dtype.name, ())]
+    if dtype.kind is Kind.INT and dtype.name not in ("int64", "uint64"):
+        names.append("int64")
+    hashers = {name: xxhash.xxh3_128() for name in names}
+    for start in range(0, flat.size, BLOCK):
+        block = flat[start : start + BLOCK]
+        values = widen(block, dtype)
+        nan = _where_nan(values)
+        for name, hasher in hashers.items():
+            bits = block if name == dtype.name else values.astype(np.int64) if name == "int64" else rounded(values, DTYPES[name])
+            if nan is not None:
+                bits = np.where(nan, _nan(name), bits)
+            hasher.update(bits.view("u1"))
+    return {name: hasher.hexdigest() for name, hasher in hashers.items()}
+
+
+def same_fingerprint(golden: dict[str, Any], candidate: dict[str, Any]) -> bool | None:
+    """Whether two tensors of manifests agree, under a type that both were rounded to; ``None`` if there is no such type.
+
+    Args:
+        golden, candidate: as in a manifest: ``{"dtype", "shape", "digests"}``, the last from ``fingerprint``.
+    """
+    if golden["shape"] != candidate["shape"]:
+        return False
+    if golden["dtype"] == candidate["dtype"]:
+        shared = [golden["dtype"]]
+    else:
+        both = golden["digests"].keys() & candidate["digests"].keys()
+        shared = [name for name in (candidate["dtype"], golden["dtype"], "int64") if name in both]
+    found = [golden["digests"].get(name) == candidate["digests"].get(name) for name in shared[:1]]
+    return found[0] if found else None
+
+
+def _where_nan(values: Array) -> Array | None:
+    """Which values are NaN; ``None`` if none is."""
+    with np.errstate(all="ignore"):
+        if values.dtype.kind != "f" or not np.isnan(np.add.reduce(values)):  # cheaper than asking each of them
+            return None
+    return np.isnan(values)
+
+
+@cache
+def _nan(name: str) -> Any:
+    """The bits that stand for every NaN of a floating type."""
+    return np.array([np.nan])[0] if name == "float64" else round_to(np.array([np.nan]), DTYPES[name])[0]

@@ -1,0 +1,170 @@
+"""The compiled pass over a block of tensors, where it could be built; every caller has its NumPy form beside it.
+
+``ACCUCOMPARE_KERNEL=numpy`` in the environment switches it off.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from accucompare.numbers import sums
+from accucompare.numbers.dtypes import Array, DType, Kind
+
+_kernel: Any = None
+_why_not = "switched off by ACCUCOMPARE_KERNEL"
+if os.environ.get("ACCUCOMPARE_KERNEL", "").lower() != "numpy":
+    try:
+        from accucompare.numbers import _kernel
+    except ImportError as error:
+        _why_not = f"not built: {error}"
+
+#: The kernel's numbers for element types, by dtype name; complex types are pairs of their real type.
+_TYPES = {
+    "float64": 0, "complex128": 0, "float32": 1, "complex64": 1, "float16": 2, "bfloat16": 3,
+    "int8": 4, "int16": 5, "int32": 6, "uint8": 7, "bool": 7, "uint16": 8, "uint32": 9,
+}  # fmt: skip
+
+
+def description() -> str:
+    """Which form is in use, in words."""
+    return f"NumPy ({_why_not})" if _kernel is None else "compiled"
+
+
+class Measured(NamedTuple):
+    """What is found of a pair; the names are those of ``compare.measure``.
+
+    ``place`` is the first position of ``max_abs``, -1 where there is no difference, and the two values are those there;
+    ``mismatch_place`` is the first of ``nonfinite_mismatch``, or -1. NaN and Inf are set aside.
+    """
+
+    compared: int
+    max_abs: float
+    place: int
+    golden_at_max: float
+    candidate_at_max: float
+    mismatch_place: int
+    max_rel: float
+    tolerance_used: float
+    needed_atol: float
+    over_tolerance: int
+    over_1e3: int
+    over_5e3: int
+    max_ulp: int
+    golden_nan: int
+    candidate_nan: int
+    golden_inf: int
+    candidate_inf: int
+    nonfinite_mismatch: int
+    saturated: int
+    largest_golden: float
+    largest_candidate: float
+
+
+def _number(values: Array, dtype: DType) -> int:
+    """The kernel's number of a type, after a look at whether an array holds it; -1, which the kernel refuses, for one it lacks."""
+    if values.dtype != dtype.storage:
+        raise ValueError(f"a block of {dtype.name} must be an array of {dtype.storage}, not {values.dtype}")
+    return _TYPES.get(dtype.name, -1)
+
+
+def can_measure(golden: DType, candidate: DType) -> bool:
+    """Whether the compiled pass is there and knows both types."""
+    return _kernel is not None and golden.name in _TYPES and candidate.name in _TYPES
+
+
+class Measurement:
+    """Of a pair, one block after the other: each in one pass, without the interpreter's lock."""
+
+    #: How many sums there are of each chunk.
+    SUMS = 8
+
+    def __init__(self, golden: DType, candidate: DType, atol: float | None, rtol: float | None, elements: int) -> None:
+        """
+        Args:
+            golden, candidate: the true types, both of one kind, that ``can_measure``.
+            atol, rtol: as for ``compare.measure.measure``.
+            elements: how many there will be at most.
+
+        Raises:
+            ValueError: if the types are of two kinds.
+        """
+        if golden.kind is not candidate.kind:
+            raise ValueError(f"{golden.name} and {candidate.name} are numbers of different kinds")
+        self._golden = golden
+        self._candidate = candidate
+        self._limits = atol or 0.0, -1.0 if atol is None and rtol is None else rtol or 0.0, candidate.largest
+        self._result = _kernel.new_result()
+        reals = elements * (2 if golden.kind is Kind.COMPLEX else 1)
+        self._sums = np.empty((-(-reals // sums.CHUNK), self.SUMS))
+
+    def add(self, golden: Array, candidate: Array) -> None:
+        """Measure the next block.
+
+        Args:
+            golden, candidate: stored bits, contiguous and equally long, starting at a chunk's start.
+
+        Raises:
+            ValueError: if the blocks are not equally long, not contiguous, not of the types' storage, or more than there were to be.
+        """
+        types = _number(golden, self._golden), _number(candidate, self._candidate)
+        _kernel.measure_block(golden, candidate, *types, sums.CHUNK, *self._limits, self._result, self._sums)
+
+    def found(self) -> Measured:
+        """What was found in all blocks."""
+        return Measured._make(_kernel.read_result(self._result))
+
+    def chunk_sums(self) -> list[list[float]]:
+        """When all blocks were added: for each chunk the sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, and how
+        the candidate lies to golden: as (1 + excess) * golden + a rest that is perpendicular to it, excess and the rest's sum of
+        squares. These two are NaN for types that hold more than 24 bits."""
+        return self._sums.T.tolist()
+
+
+def apart_block(
+    golden: Array,
+    candidate: Array,
+    golden_dtype: DType,
+    candidate_dtype: DType,
+    powers: tuple[float, float],
+    lengths: tuple[float, float],
+) -> list[float]:
+    """The chunk sums of (candidate * |golden| - golden * |candidate|)^2 over a block, without the interpreter's lock.
+
+    Args:
+        golden, candidate: as for ``Measurement.add``.
+        golden_dtype, candidate_dtype: their true types.
+        powers: of two, that golden's and the candidate's values are multiplied by first.
+        lengths: |golden| and |candidate| after that.
+
+    Raises:
+        ValueError: as for ``Measurement.add``.
+    """
+    types = _number(golden, golden_dtype), _number(candidate, candidate_dtype)
+    (squares,) = _kernel.apart_block(golden, candidate, *types, sums.CHUNK, *powers, *lengths)
+    return squares  # type: ignore[no-any-return]
+
+
+def can_summarize(dtype: DType) -> bool:
+    """Whether the compiled pass is there and knows the type."""
+    return _kernel is not None and dtype.name in _TYPES
+
+
+def summarize_block(values: Array, dtype: DType) -> tuple[float, float, int, int, list[float], list[float]]:
+    """Summarize a block in one pass, without the interpreter's lock.
+
+    Args:
+        values: stored bits, contiguous, starting at a chunk's start.
+        dtype: their true type, one that ``can_summarize``.
+
+    Returns:
+        Smallest and largest finite value (inf and -inf where there is none), numbers of NaN and Inf, and the chunk sums of the
+        finite values and of their squares.
+
+    Raises:
+        ValueError: if the block is not contiguous or not of the type's storage.
+    """
+    low, high, nan, inf, (totals, squares) = _kernel.summarize_block(values, _number(values, dtype), sums.CHUNK)
+    return low, high, nan, inf, totals, squares

@@ -1,0 +1,111 @@
+"""What is said of one tensor alone: extrema, mean, L2 norm and how many values are not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from accucompare.numbers import kernel
+from accucompare.numbers.dtypes import Array, DType, Kind, widen
+from accucompare.numbers.sums import BLOCK, as_reals, chunk_dots, chunk_sums, power_of_two_near
+
+#: A number of things, as a record's line may hold it.
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+#: A number of any type; integers and booleans stay what they are.
+Number = int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Statistics over a tensor's finite values; complex tensors count as pairs of reals.
+
+    Attributes:
+        min, max: extrema, exact; ``None`` where no value is finite.
+        mean: arithmetic mean; ``None`` likewise.
+        l2: Euclidean norm; ``None`` where it exceeds float64.
+        nan: how many values are NaN.
+        inf: how many are +Inf or -Inf.
+    """
+
+    min: Number | None
+    max: Number | None
+    mean: float | None
+    l2: float | None
+    nan: Count
+    inf: Count
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@np.errstate(invalid="ignore")  # a signalling NaN is a value like any other here
+def summarize(raw: Array, dtype: DType) -> Statistics:
+    """Statistics of one tensor, in float64 and block by block.
+
+    Args:
+        raw: contiguous array of ``dtype.storage``, any shape.
+        dtype: its true type.
+    """
+    stored = raw.reshape(-1)
+    compiled = kernel.can_summarize(dtype)
+    low, high, nan, inf, *sums = _compiled(stored, dtype) if compiled else _extrema(stored, dtype)
+    if low is None or high is None:
+        return Statistics(None, None, None, 0.0, nan, inf)
+    scale = power_of_two_near(max(abs(float(low)), abs(float(high))))
+    values, squares = sums if sums and scale == 1.0 else _sums(stored, dtype, scale)
+    count = stored.size * (2 if dtype.kind is Kind.COMPLEX else 1) - nan - inf
+    l2 = math.sqrt(math.fsum(squares)) / scale
+    return Statistics(low, high, math.fsum(values) / count / scale, l2 if math.isfinite(l2) else None, nan, inf)
+
+
+def _compiled(stored: Array, dtype: DType) -> tuple[float | None, float | None, int, int, list[float], list[float]]:
+    low, high, nan, inf, sums, squares = kernel.summarize_block(stored, dtype)
+    if low > high:
+        return None, None, nan, inf, sums, squares
+    exact = {Kind.INT: int, Kind.BOOL: bool}.get(dtype.kind, float)
+    return exact(low), exact(high), nan, inf, sums, squares
+
+
+def _sums(stored: Array, dtype: DType, scale: float) -> tuple[list[float], list[float]]:
+    """Chunk sums of the finite values and of their squares."""
+    sums: list[float] = []
+    squares: list[float] = []
+    for block in _blocks(stored, dtype):
+        values = block.astype(np.float64)
+        if block.dtype.kind == "f":
+            values[~np.isfinite(values)] = 0.0
+        if scale != 1.0:
+            values *= scale
+        sums += chunk_sums(values)
+        squares += chunk_dots(values, values)
+    return sums, squares
+
+
+def _blocks(stored: Array, dtype: DType) -> Iterator[Array]:
+    step = BLOCK // 2 if dtype.kind is Kind.COMPLEX else BLOCK
+    for start in range(0, stored.size, step):
+        yield as_reals(widen(stored[start : start + step], dtype))
+
+
+def _extrema(stored: Array, dtype: DType) -> tuple[float | None, float | None, int, int]:
+    low: float | None = None
+    high: float | None = None
+    nan = inf = 0
+    for values in _blocks(stored, dtype):
+        if values.dtype.kind == "f":
+            least, most = values.min(), values.max()
+            if not (np.isfinite(least) and np.isfinite(most)):
+                nan += int(np.isnan(values).sum())
+                inf += int(np.isinf(values).sum())
+                values = values[np.isfinite(values)]
+                if not values.size:
+                    continue
+        least, most = values.min().item(), values.max().item()
+        low = least if low is None else min(low, least)
+        high = most if high is None else max(high, most)
+    return low, high, nan, inf

@@ -1,0 +1,78 @@
+"""The baselines that golden brings along: fed runs of golden's own case, made where its code is (``capture --with-baseline``)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from accucompare.bundle.manifest import BASELINES, Manifest
+from accucompare.bundle.reader import open_bundle
+from accucompare.recorder.capture_case import FloatType, capture_case
+from accucompare.compare.brought import PRECISIONS, keep_errors
+from accucompare.compare.suggest import float_dtype
+from accucompare.devices import DeviceName
+from accucompare.errors import UsageError
+
+
+def capture_baselines(
+    target: str | None,
+    golden: str | Path,
+    device: DeviceName,
+    precisions: Iterable[str],
+    *,
+    tensors: bool = False,
+    announce: Callable[[str], None] = lambda doing: None,
+) -> list[Path]:
+    """Capture golden's case once for each precision of a candidate, fed with golden, and keep the errors beside golden.
+
+    Args:
+        target: golden's case.
+        golden: its bundle's directory; the baselines go to ``baselines/<precision>`` in it.
+        device: golden's own, which is trusted. Products are rounded to HF32 or TF32 on the CPU.
+        precisions: names of ``compare.brought.PRECISIONS``.
+        tensors: keep what each module computed, too: as much as golden itself, each time.
+        announce: called with what is done, before it begins.
+
+    Returns:
+        The baselines' directories.
+
+    Raises:
+        UsageError: if golden was captured by several processes.
+        CaseError, DeviceError, CaptureError, BundleError: as ``capture_case``.
+    """
+    golden = Path(golden)
+    with open_bundle(golden) as bundle:
+        trusted = bundle.manifest
+    if trusted.ranks > 1:
+        raise UsageError("--with-baseline: golden is of several ranks; capture its baselines by hand (--feed)")
+    made = []
+    for precision in precisions:
+        dtype, emulate = baseline_dtype(trusted, precision)
+        announce(f"baseline for {precision}: {dtype}{f' with products in {emulate}' if emulate else ''}")
+        out = golden / BASELINES / precision
+        options: dict[str, Any] = {
+            "dtype": FloatType(dtype),
+            "emulate": emulate,
+            "feed": golden,
+            "like": golden if trusted.state is not None else trusted.capture.get("like"),
+            "level": trusted.capture.get("level") or "module",
+            "overwrite": True,
+        }
+        place = DeviceName("cpu") if emulate else device
+        if tensors:
+            made.append(capture_case(target, out, place, **options))
+            continue
+        with tempfile.TemporaryDirectory(prefix=".baseline-", dir=golden) as folder:
+            made.append(keep_errors(golden, capture_case(target, Path(folder) / precision, place, **options), out))
+    return made
+
+
+def baseline_dtype(golden: Manifest, precision: str) -> tuple[str, str | None]:
+    """What the baseline for candidates of a precision computes in: a floating type, and what its products are rounded to.
+
+    In golden's own type a device would give golden itself; float64 then shows golden's rounding, which is the candidate's.
+    """
+    dtype, emulate = PRECISIONS[precision]
+    return ("float64" if emulate is None and dtype == float_dtype(golden) else dtype), emulate

@@ -1,0 +1,408 @@
+"""Running a case under capture: what ``accucompare capture`` does."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from accucompare.bundle.manifest import PREVIOUS
+from accucompare.bundle.reader import open_bundle
+from accucompare.bundle.writer import QUEUE_BYTES
+from accucompare.recorder.feeding import check_golden
+from accucompare.live.names import name_modules
+from accucompare.recorder.renaming import check_given
+from accucompare.recorder.session import Level, Mode, capture
+from accucompare.recorder.state import Arguments, saved_inputs
+from accucompare.case import Case, load_case, steps_of
+from accucompare.devices import DeviceName, explain, open_device
+from accucompare.errors import AccucompareError, CaptureError, CaseError, DeviceError, UsageError
+
+
+class FloatType(str, Enum):
+    """What ``--dtype`` can be."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class RoundedType(str, Enum):
+    """What ``--round-weights`` can be."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Casting:
+    """What is done to floating tensors of a model and its inputs, on the CPU.
+
+    Attributes:
+        needed: whether it does anything.
+        options: for the manifest.
+    """
+
+    def __init__(self, rounded: RoundedType | None, final: FloatType | None) -> None:
+        self.options = {"round_weights": rounded and rounded.value, "dtype": final and final.value}
+        self.needed = rounded is not None or final is not None
+        self._rounded: torch.dtype | None = None if rounded is None else getattr(torch, rounded.value)
+        self._final: torch.dtype | None = None if final is None else getattr(torch, final.value)
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        exact = tensor if self._rounded is None else tensor.to(self._rounded).to(tensor.dtype)
+        return exact.to(self._final)
+
+
+def repeat_of(directory: Path, run: int) -> Path:
+    """Where a run of ``--repeat`` is, numbered from 0: the first in the directory itself, then ``repeat1``, ``repeat2``, … in it."""
+    return directory / f"repeat{run}" if run else directory
+
+
+def capture_case(
+    target: str | None,
+    out: str | Path,
+    device: DeviceName,
+    *,
+    mode: str = Mode.TENSORS,
+    level: str = Level.MODULE,
+    dtype: FloatType | None = None,
+    round_weights: RoundedType | None = None,
+    seed: int | None = None,
+    steps: int | None = None,
+    only: Iterable[str] = (),
+    skip: Iterable[str] = (),
+    overwrite: bool = False,
+    save_state: bool = False,
+    like: str | Path | None = None,
+    feed: str | Path | None = None,
+    map: str | Iterable[str] = (),
+    force: bool = False,
+    repeat: int = 1,
+    deterministic: bool = False,
+    hf32: bool | None = None,
+    tf32: bool | None = None,
+    emulate: str | None = None,
+    queue_bytes: int = QUEUE_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Build a case on the CPU under the seed, move it to the device, and capture its steps.
+
+    Args:
+        target: the case, see ``accucompare.case.load_case``.
+        out: directory to write the bundle to.
+        device: where to run.
+        dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
+        round_weights: what to round floating parameters, buffers and inputs to, before they are cast; they keep their types.
+        steps: how many; as many as the case has inputs if not given, or as ``like`` or ``feed`` has. Inputs are used again from the first
+            if there are fewer.
+        mode, level, seed, only, skip, overwrite, save_state, like, map, force, deterministic, hf32, tf32, emulate, queue_bytes: as
+            for ``accucompare.capture``.
+        feed: likewise. With ``dtype`` float64, modules that do not run in it compute in float32, and the manifest lists them
+            (``fallback``). Loss and optimizer are left out; of a case with an optimizer only step 0 is run, since golden's later steps had
+            other weights.
+        repeat: how many times to run the case from scratch; the runs after the first one go to ``repeat1``, … in its directory.
+        progress: called with the steps done and the steps to do.
+
+    Returns:
+        The bundle's directory.
+
+    Raises:
+        CaseError: if the case cannot be found or built, or lacks inputs.
+        DeviceError: if the device is not there.
+        CaptureError: if the model raised, or the bundle cannot be written.
+        UsageError: as for ``accucompare.capture``.
+    """
+    maps = [map] if isinstance(map, str) else list(map)
+    check_given(maps, like, feed)
+    if emulate is not None and dtype not in (None, FloatType.FLOAT32):
+        raise UsageError(f"--emulate {emulate}: rounds what goes into float32 products; with --dtype {dtype.value} there are none")
+    place = open_device(device)
+    for source in (like, feed):
+        if source is not None:
+            with open_bundle(source) as bundle:
+                if source is feed:
+                    check_golden(bundle, out, steps)  # before the model is built
+                seed = bundle.manifest.capture.get("seed") if seed is None else seed
+                steps = steps or len(bundle.manifest.steps) or None
+                rounded = bundle.manifest.capture.get("round_weights")
+                if source is like and round_weights not in (None, rounded):
+                    raise UsageError(
+                        f"--round-weights {round_weights.value}: the weights are those of --like {like}; round them where that is captured"
+                    )
+                round_weights = round_weights or (rounded and RoundedType(rounded))
+    casting = Casting(round_weights, dtype)
+    options: dict[str, Any] = {
+        "mode": mode,
+        "level": level,
+        "seed": seed,
+        "only": only,
+        "skip": skip,
+        "overwrite": overwrite,
+        "save_state": save_state,
+        "like": like,
+        "feed": feed,
+        "map": maps,
+        "force": force,
+        "deterministic": deterministic,
+        "hf32": hf32,
+        "tf32": tf32,
+        "emulate": emulate,
+        "queue_bytes": queue_bytes,
+    }
+    for run in range(repeat):
+
+        def note_step(done: int, count: int, run: int = run) -> None:
+            if progress is not None:
+                progress(run * count + done, repeat * count)
+
+        narrowed: set[str] = set()
+        grad = False
+        while True:
+            try:
+                _capture_once(target, repeat_of(Path(out), run), place, casting, steps, options, note_step, narrowed, grad)
+                break
+            except CaptureError as error:
+                if not grad and _wanted_gradients(error.__cause__):
+                    grad = True
+                else:
+                    no_kernel = isinstance(error.__cause__, RuntimeError) and feed is not None and dtype is FloatType.FLOAT64
+                    if not isinstance(error, _ModuleFailedError) or not no_kernel or error.module in narrowed:
+                        raise
+                    narrowed.add(error.module)
+                options["overwrite"] = True  # what was recorded until then
+    return Path(out)
+
+
+def _capture_once(
+    target: str | None,
+    out: Path,
+    place: torch.device,
+    casting: Casting,
+    steps: int | None,
+    options: dict[str, Any],
+    progress: Callable[[int, int], None],
+    narrowed: Collection[str] = (),
+    grad: bool = False,
+) -> None:
+    """Build the case and capture it.
+
+    Args:
+        options: those of ``accucompare.capture``.
+        narrowed: qualified names of the classes of modules that compute in float32, whatever the model's type.
+        grad: run a case without a loss with gradients on; fed, they are on also where golden's forward asked for some.
+    """
+    built = build(target, place, casting, options["seed"] or 0, options["like"])
+    case, name, inputs = built.case, built.name, built.inputs
+    count = steps if steps is not None else len(inputs)
+    fed = options["feed"] is not None
+    notes = []
+    if fed and case.optimizer is not None and count > 1:
+        notes.append(f"fed: only step 0 of {count} was run, since golden's later steps had the weights that its optimizer made")
+        count = 1
+    model = built.model
+    made: dict[str, Any] = {
+        **casting.options,
+        "loss": case.loss is not None,
+        "optimizer": None if case.optimizer is None else _name_of(type(case.optimizer)),
+    }
+    named = name_modules(model).named
+    narrow = [name for name, module in named.items() if _name_of(type(module)) in narrowed]
+    if narrow:
+        for name in narrow:
+            _compute_in_float32(named[name])
+        made["fallback"] = {"dtype": "float32", "modules": narrow}
+        notes.append(f"{len(narrow)} module(s) do not run in float64 and ran in float32: {', '.join(narrow[:3])}")
+    saved = inputs if options["save_state"] else None
+    with (
+        _naming_the_model(name, out, place.type, model),
+        capture(model, out, device=place, case=name, inputs=saved, made=made, notes=notes, **options) as session,
+    ):
+        for step in range(count):
+            args, kwargs = moved(inputs[step % len(inputs)], place, casting)
+            run_step(model, args, kwargs, None if fed else case.loss, case.optimizer, grad or (fed and torch.is_grad_enabled()))
+            session.step()
+            progress(step + 1, count)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A case that is ready to run.
+
+    Attributes:
+        case: as its callable returned it.
+        name: the target that it was found under.
+        model: cast, and on the device.
+        inputs: one entry of positional and keyword arguments a step, on the CPU.
+    """
+
+    case: Case
+    name: str
+    model: nn.Module
+    inputs: list[Arguments]
+
+
+def build(target: str | None, place: torch.device, casting: Casting, seed: int, like: str | Path | None = None) -> Built:
+    """Build a case on the CPU under a seed, cast its model, and move it to the device.
+
+    Raises:
+        CaseError: if the case cannot be found or built, or lacks inputs.
+        DeviceError: if the model cannot be moved.
+    """
+    _seed_everything(seed)
+    case, name = load_case(target)
+    model = case.model
+    if not isinstance(model, nn.Module):
+        raise CaseError(f"{name}: the case's model must be a torch.nn.Module, but is a {type(model).__name__}")
+    if case.optimizer is not None and case.loss is None:
+        raise CaseError(f"{name}: the case has an optimizer but no loss to send backward; give Case(…, loss=…)")
+    inputs = _inputs(case.inputs, like, name)
+    if casting.needed:  # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
+        model._apply(casting)  # type: ignore[no-untyped-call]
+    try:
+        model = model.to(device=place)  # cast already: no operator runs on the device before its flags are set
+    except RuntimeError as error:
+        raise DeviceError(f"{name}: the model cannot be moved to {place}: {explain(place.type, error)}") from error
+    return Built(case, name, model, inputs)
+
+
+def run_step(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Any] | None, optimizer: Any, grad: bool = False
+) -> Any:
+    """One step: the forward, and with a loss its backward, and with an optimizer its update.
+
+    Without a loss, gradients are off, unless ``grad``.
+
+    Returns:
+        The loss, a tensor of one element; ``None`` without one.
+    """
+    if loss is None:
+        with torch.set_grad_enabled(grad):
+            model(*args, **kwargs)
+        return None
+    value = loss(model(*args, **kwargs))
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+        raise CaseError(f"the case's loss must return a tensor of one element, but returned {found}")
+    value.backward()  # type: ignore[no-untyped-call]
+    if optimizer is not None:
+        optimizer.step()
+        optimizer.zero_grad()
+    return value.detach()
+
+
+def _inputs(inputs: Any, like: str | Path | None, name: str) -> list[Arguments]:
+    saved = None
+    if like is not None:
+        with open_bundle(like) as source:
+            saved = saved_inputs(source)
+    if saved is None and inputs is None:
+        raise CaseError(f"{name}: the case has no inputs; give Case(model, inputs), or start from a bundle that has (--like)")
+    steps = saved if saved is not None else steps_of(inputs)
+    if not steps:
+        raise CaseError(f"{name}: the case's list of inputs is empty")
+    return steps
+
+
+def moved(arguments: Arguments, device: torch.device, casting: Casting) -> Arguments:
+    """Fresh copies on the device, floating ones cast where they are; the model may write into what it is given."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        return casting(tensor).clone().to(device)
+
+    copies: Arguments = pytree.tree_map_only(torch.Tensor, move, arguments)
+    return copies
+
+
+def _seed_everything(seed: int) -> None:
+    if not 0 <= seed < 1 << 32:
+        raise UsageError(f"--seed {seed}: must be between 0 and 2**32 - 1")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _wanted_gradients(error: BaseException | None) -> bool:
+    """Whether a model failed when it asked autograd for gradients in its forward, as force fields do; there are none without a graph."""
+    place = None if error is None else error.__traceback__
+    while place is not None:
+        if place.tb_frame.f_code.co_filename == torch.autograd.__file__:
+            return True
+        place = place.tb_next
+    return False
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _compute_in_float32(module: nn.Module) -> None:
+    """Let a module of a float64 model compute in float32: its parameters, and what it is given; what it gives is float64 again."""
+    forward = module.forward
+
+    def cast(value: Any, source: torch.dtype, target: torch.dtype) -> Any:
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(target) if tensor.dtype == source else tensor, value)
+
+    @functools.wraps(forward)
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = cast((args, kwargs), torch.float64, torch.float32)
+        return cast(forward(*args, **kwargs), torch.float32, torch.float64)
+
+    module._apply(lambda tensor: tensor.float() if tensor.dtype == torch.float64 else tensor)  # type: ignore[no-untyped-call]
+    module.forward = computed
+
+
+class _ModuleFailedError(CaptureError):
+    """The model raised in a module of the class of this name: the class itself is another one each time that a case is loaded."""
+
+    def __init__(self, message: str, module: str) -> None:
+        super().__init__(message)
+        self.module = module
+
+
+@contextlib.contextmanager
+def _naming_the_model(name: str, out: Path, device: str, model: nn.Module) -> Any:
+    """Turn what the model raised into a CaptureError that names the module."""
+    try:
+        yield
+    except AccucompareError:
+        raise
+    except (Exception, SystemExit) as error:  # a sys.exit(0) in the user's code is no success of the capture
+        stopped = _stopped(out)
+        module, step = stopped.get("module"), stopped.get("step")
+        what = "the model raised while it was set up" if not stopped else f"the model raised in {module or '(root)'}, step {step}"
+        if stopped and module is None:
+            what = f"the case raised outside of the model's forward, step {step}"
+        message = f"{name}: {what}: {explain(device, error)}\nW{_kept(out)[1:]}; --debug shows the traceback"
+        failing = name_modules(model).named.get(module or "")
+        if failing is not None and module:
+            raise _ModuleFailedError(message, _name_of(type(failing))) from error
+        raise CaptureError(message) from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_kept(out)) from None
+
+
+def _kept(out: Path) -> str:
+    """Where what a stopped capture has recorded is, and what it was to replace."""
+    previous = f"; the bundle that it was to replace is in {out / PREVIOUS}" if (out / PREVIOUS).exists() else ""
+    return f"what was recorded until then is in {out}, marked incomplete{previous}"
+
+
+def _stopped(out: Path) -> dict[str, Any]:
+    try:
+        with open_bundle(out) as bundle:
+            return bundle.manifest.stopped or {}
+    except AccucompareError:
+        return {}

@@ -1,0 +1,438 @@
+"""The fed capture: every module call is given golden's inputs, and its caller golden's outputs, so that each error is the module's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accucompare.numbers.digests import digest, same_fingerprint
+from accucompare.numbers.dtypes import DTYPES, Kind
+from accucompare.bundle.reader import Bundle
+from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, display_name
+from accucompare.live import nested
+from accucompare.recorder.lending import Lent, contents
+from accucompare.live.names import Modules
+from accucompare.live.subclasses import dressed_as, is_plain_class, plainly
+from accucompare.live.tensors import dtype_name, from_bits, layout_of, other_to_host, scalar_to_host
+from accucompare.live.values import Scalar, describe, leaves, replaced
+from accucompare.compare.align import Renaming, argument_path, counterparts
+from accucompare.compare.renames import advice, propose, renamed_model
+from accucompare.errors import CaptureError, UsageError
+
+_MOST_NOTES = 5  # of what was not fed
+
+
+@dataclass(frozen=True)
+class Place:
+    """One role of one module call."""
+
+    step: int
+    name: str
+    call: int
+    role: Role
+
+
+class Feed:
+    """Golden's values, read from disk as they are asked for.
+
+    A module that writes into what it is given by ``.data``, or that returns nothing, has no output to exchange: its error shows at the
+    next input, as glue.
+
+    Attributes:
+        fed: how many values were exchanged.
+        not_fed: the values that were passed on as they came, or as copies where the model has one tensor, and why.
+    """
+
+    def __init__(self, golden: Bundle, rank: int, modules: Modules, renamings: Sequence[Renaming] = ()) -> None:
+        """``renamings``: of golden's layers, see ``accucompare.compare.align.counterparts``."""
+        self.fed = 0
+        self.not_fed: list[dict[str, Any]] = []
+        self._golden = golden
+        self._rank = rank
+        self._modules = modules
+        self._step: int | None = None
+        theirs = golden.manifests[rank].model
+        self._names = counterparts(theirs.get("modules") or (), modules.named.keys(), renamings)
+        self._signatures = modules.signatures(), theirs.get("signatures") or {}
+        self._records: dict[tuple[str, int, Role, str], Record] = {}  # of that step, under the model's names
+        self._arguments: dict[tuple[str, int, str], Record] = {}  # of these the inputs, by the argument's name
+        self._calls: set[tuple[str, int, Role]] = set()
+        self._operators: dict[tuple[str, int], list[Record]] = {}  # of that step, by module call
+
+    def inputs(self, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Lent]:
+        """A call's arguments with golden's values in them, and what was lent so.
+
+        Raises:
+            CaptureError: if golden does not have the step.
+            BundleError: if golden is damaged.
+        """
+        lent, memory, seen = Lent(), Memory(), Counter[str]()
+        new = [self._put(place, given, self._find(place, given, memory, seen), lent.containers) for given in (args, kwargs)]
+        lent.tensors = [(arrived, given, given._version) for arrived, given in memory.values()]
+        lent.contents = [contents(given) for _, given in lent.containers]
+        return new[0], new[1], lent
+
+    def outputs(self, place: Place, output: Any, lent: Lent | None) -> Any:
+        """What a call returns, with golden's values in it; errors as ``inputs``.
+
+        Where a module returns what it was given, or a view of it, its caller gets back its own, for it may write into the one and read
+        the other.
+
+        Args:
+            place: the call's outputs.
+            output: what it returned.
+            lent: what it was given; ``None`` if it was not fed.
+        """
+        memory = Memory()
+        by_path = self._find(place, output, memory, Counter())
+        if lent is not None:
+            lent.give_back({id(computed): golden for computed, golden in memory.values()})
+            aliases = lent.aliases(memory.values())
+            for path, golden in by_path.items():
+                own = aliases.get(id(golden), golden)
+                if own is None:
+                    self.pass_on(place, path, "it shares memory with an input; a copy was passed on")
+                else:
+                    by_path[path] = own
+        return self._put(place, output, by_path, [])
+
+    def value(self, place: Place, path: str, tensor: torch.Tensor, memory: Memory) -> torch.Tensor | None:
+        """Golden's value for one tensor, a fresh copy; ``None`` if it has none, which is noted. Errors as ``inputs``."""
+        self._load(place.step)
+        found = self._golden_value(place, path, tensor, memory)
+        if isinstance(found, torch.Tensor):
+            self.fed += 1
+            return found
+        self.pass_on(place, path, found if isinstance(found, str) else "it is no tensor")
+        return None
+
+    def operators_of(self, step: int, name: str, call: int) -> list[Record]:
+        """The records of the operators that golden ran in a module call, in their order; errors as ``inputs``."""
+        self._load(step)
+        return self._operators.get((name, call), [])
+
+    def golden_tensor(self, record: Record) -> torch.Tensor | None:
+        """A record of golden's as it is, on the CPU; ``None`` if it holds no tensor."""
+        return None if record.member is None else from_bits(self._golden.raw(record), record.dtype)
+
+    def notes(self) -> list[str]:
+        """What was not fed, in one sentence for each reason."""
+        reasons: dict[str, list[str]] = {}
+        for value in self.not_fed:
+            reasons.setdefault(value["why"], []).append(f"{display_name(value['name'])} {value['role']} {value['path']}".rstrip())
+        sentences = [f"{len(places)} value(s) were not fed: {why} (such as {places[0]})" for why, places in reasons.items()]
+        rest = sum(len(places) for places in list(reasons.values())[_MOST_NOTES:])
+        return sentences[:_MOST_NOTES] + ([f"{rest} further value(s) were not fed; the manifest lists them"] if rest else [])
+
+    def end_step(self) -> None:
+        """Forget the step."""
+        self._step = None
+        self._records.clear()
+        self._arguments.clear()
+        self._calls.clear()
+        self._operators.clear()
+        self._golden.close()
+
+    def _find(self, place: Place, value: Any, memory: Memory, seen: Counter[str]) -> dict[str, Any]:
+        """Golden's values for the parts of a value, by path; what has none is noted."""
+        self._load(place.step)
+        by_path: dict[str, Any] = {}
+        for path, part in leaves(value):
+            seen[path] += 1
+            recorded = path if seen[path] == 1 else f"{path}#{seen[path]}"
+            found = self._golden_value(place, recorded, part, memory, seen)
+            if isinstance(found, str):
+                self.pass_on(place, recorded, found)
+            elif found is not None and by_path.setdefault(path, found) is not found:
+                self.pass_on(place, recorded, "another value has the same path")
+        return by_path
+
+    def _put(self, place: Place, value: Any, by_path: Mapping[str, Any], rebuilt: list[tuple[Any, Any]]) -> Any:
+        """A value with golden's in place of its parts; what cannot be put there is noted."""
+        if not by_path:
+            return value
+        new = replaced(value, by_path, rebuilt)
+        given = dict(leaves(new))
+        for path in (path for path, golden in by_path.items() if given.get(path) is not golden):
+            self.pass_on(place, path, "it is in a cache that calls share, or in a class that cannot be built anew")
+            self.fed -= 1
+        self.fed += len(by_path)
+        return new
+
+    def _golden_value(
+        self, place: Place, path: str, value: Any, memory: Memory, seen: Mapping[str, int] | None = None
+    ) -> torch.Tensor | complex | str | None:
+        """Golden's value for one part, or why it has none; ``None`` for what is no tensor and the same in golden.
+
+        ``seen``: the paths of the call's other parts, as far as they are known, which have golden's values of the same path.
+        """
+        if not isinstance(value, (torch.Tensor, str, bytes, *Scalar)):
+            return f"it is a {describe(value)}, which cannot be looked into"
+        record = self._records.get((place.name, place.call, place.role, path)) or self._by_argument(place, path, seen or {})
+        if record is None:
+            return "golden has no such value" if (place.name, place.call, place.role) in self._calls else "golden has no such call"
+        if not isinstance(value, torch.Tensor):
+            return self._golden_number(record, value)
+        if (why := _misfit(record, value)) is not None:
+            return why
+        key = (id(value), record.dtype, record.digest)
+        if key not in memory:  # of what is one tensor here and in golden, one copy: modules ask whether key is value
+            golden = from_bits(self._golden.raw(record), record.dtype)
+            if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(golden.to(value.dtype).to(golden.dtype), golden):
+                return f"golden's {record.dtype} are too large for {dtype_name(value.dtype)}"
+            memory[key] = value, _like(value, golden)
+        return memory[key][1]
+
+    def _by_argument(self, place: Place, path: str, seen: Mapping[str, int]) -> Record | None:
+        """Golden's record of an input that only one of the two is given by position."""
+        if place.role is not Role.INPUT:
+            return None
+        ours, theirs = self._signatures
+        kind = type(self._modules.named[place.name]).__name__
+        record = self._arguments.get((place.name, place.call, argument_path(path, ours.get(kind) or theirs.get(kind) or ())))
+        return None if record is None or record.path in seen else record
+
+    def _golden_number(self, record: Record, value: Any) -> complex | str | None:
+        """Golden's in place of a Python number, of its type; why there is none, also for strings; ``None`` if it is the same."""
+        host = scalar_to_host(value) if isinstance(value, Scalar) else other_to_host(value)
+        if host.array is None:
+            return None if host.digest == record.digest else f"golden's {type(value).__name__} is another, which cannot be fed"
+        if record.layout is not Layout.SCALAR:
+            return f"golden has no number of it ({record.layout.value})"
+        if record.dtype != host.dtype:
+            return f"golden's is {record.dtype}, this one {host.dtype}"
+        golden = None if digest(host.array) == record.digest else self.golden_tensor(record)
+        try:
+            return None if golden is None else type(value)(golden.item())
+        except Exception:  # a class of the user's may refuse in any way
+            return f"no {type(value).__name__} can be made of golden's"
+
+    def pass_on(self, place: Place, path: str, why: str) -> None:
+        """Note that a value was left as it came."""
+        self.not_fed.append(
+            {"step": place.step, "name": place.name, "call": place.call, "role": place.role.value, "path": path, "why": why}
+        )
+
+    def _load(self, step: int) -> None:
+        """Read the step's list of records, if it is not the one that was read last."""
+        if self._step == step:
+            return
+        entries = [entry for rank, entry in self._golden.steps() if (rank, entry.step) == (self._rank, step)]
+        if not entries:
+            raise CaptureError(f"{self._golden.path}: has no step {step} to feed (rank {self._rank}); end the capture before (--steps)")
+        found = self._golden.step_records(self._rank, entries[0])
+        new = {record.name: self._names.get(record.name) for record in found}
+        records = [(name, record) for record in found if (name := new[record.name]) is not None]
+        self._records = {(name, record.call, record.role, record.path): record for name, record in records}
+        self._calls = {(name, record.call, record.role) for name, record in records}
+        self._arguments = {}
+        self._operators = {}
+        ours, theirs = self._signatures
+        for name, record in records:
+            if record.role in OPERATOR_ROLES:
+                self._operators.setdefault((name, record.call), []).append(record)
+            elif record.role is Role.INPUT:
+                path = argument_path(record.path, theirs.get(record.type) or ours.get(record.type) or ())
+                self._arguments[name, record.call, path] = record
+        self._step = step
+
+
+#: (arrived, given) by what makes copies equal: the id of the tensor that arrived, golden's dtype and digest.
+Memory = dict[tuple[int, str, str | None], tuple[torch.Tensor, torch.Tensor]]
+
+
+def _misfit(record: Record, tensor: torch.Tensor) -> str | None:
+    """Why golden's record cannot take a tensor's place; ``None`` if it can."""
+    layout = layout_of(tensor)
+    if layout is Layout.NESTED:
+        return _nested_misfit(record, tensor) or _kind_misfit(record, tensor)
+    if not is_plain_class(tensor):
+        return f"it is a {type(tensor).__name__}"
+    if layout is not Layout.STRIDED or tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return f"it has no plain data ({layout.value})"
+    if record.layout is not Layout.STRIDED or record.member is None:
+        return f"golden has no tensor of it ({record.layout.value})"
+    if record.shape != tuple(tensor.shape):
+        return f"golden's shape is {list(record.shape)}, this one's {list(tensor.shape)}"
+    return _kind_misfit(record, tensor)
+
+
+def _nested_misfit(record: Record, tensor: torch.Tensor) -> str | None:
+    if record.layout is not Layout.NESTED or record.member is None:
+        return f"it is nested, and golden has no nested tensor of it ({record.layout.value})"
+    if record.components != nested.shapes_of(tensor):
+        return "the tensors nested in it have other shapes than golden's"
+    return None
+
+
+def _kind_misfit(record: Record, tensor: torch.Tensor) -> str | None:
+    name = dtype_name(tensor.dtype)
+    ours, theirs = DTYPES.get(name), DTYPES[record.dtype]
+    if ours is None or ours.kind is not theirs.kind:
+        return f"golden's is {record.dtype}, this one {name}"
+    return None
+
+
+class _InPlaceOf(torch.autograd.Function):
+    """Golden's values to whoever computes with them, and to autograd the tensor whose place they take: gradients go on to that."""
+
+    @staticmethod
+    def forward(ctx: Any, arrived: torch.Tensor, golden: list[torch.Tensor]) -> torch.Tensor:
+        return golden[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+def _like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
+    """Golden's values in a tensor of another's class, which is nested or plain; gradients of it are gradients of the other."""
+    with torch.inference_mode(False), torch.no_grad():
+        if tensor.is_nested:
+            new = nested.like(tensor, _cast(golden, tensor.dtype))
+        else:
+            with plainly():
+                new = _copy_like(tensor, golden)
+    if tensor.requires_grad:
+        with torch.enable_grad():  # a forward may turn it on later, and ask for gradients with respect to what it was given
+            new = _InPlaceOf.apply(tensor, [new])  # type: ignore[no-untyped-call]
+    with plainly():
+        return dressed_as(tensor, new)
+
+
+def _copy_like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
+    """Golden's values in a tensor of its own: of the dtype, the device and the strides of another, by which kernels choose their ways.
+
+    Args:
+        tensor: the one whose place it takes.
+        golden: of the same shape, on the CPU.
+    """
+    with torch.inference_mode(False), torch.no_grad():  # outside of it, tensors count the writes into them
+        values = _cast(golden, tensor.dtype)
+        like, single = tensor.detach(), values
+        for dim in range(tensor.dim()):
+            if tensor.stride(dim) == 0 and tensor.size(dim) > 1:  # expanded
+                like, single = like.narrow(dim, 0, 1), single.narrow(dim, 0, 1)
+        if single is not values and not torch.equal(single.expand_as(values), values):
+            like, single = tensor.detach(), values
+        strides = like.stride() if _apart(like.shape, like.stride()) else torch.empty_like(like, device="meta").stride()
+        copy = torch.empty_strided(like.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(single)
+        return copy if copy.shape == tensor.shape else copy.expand(tensor.shape)
+
+
+def _apart(shape: Iterable[int], strides: Iterable[int]) -> bool:
+    """Whether no two elements share their memory; ``False`` also where that takes more than a look."""
+    reach = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
+        if stride < reach:
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+def _cast(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Golden's values in another type of the same kind; what is finite stays finite, as a mask of float32's lowest numbers has to."""
+    ours, theirs = DTYPES[dtype_name(dtype)], DTYPES[dtype_name(golden.dtype)]
+    if ours.kind is Kind.FLOAT and ours.largest < theirs.largest:
+        wide = golden if golden.itemsize > 1 else golden.float()
+        golden = torch.where(wide.isinf(), wide, wide.clamp(-ours.largest, ours.largest))
+    return golden.to(dtype)
+
+
+def check_golden(golden: Bundle, out: str | Path, steps: int | None = None, ranks: int | None = None) -> None:
+    """Refuse a golden that cannot feed a capture.
+
+    Args:
+        golden: the bundle.
+        out: where the capture writes.
+        steps: how many it is to have, if that was said.
+        ranks: how many processes capture, if that is known.
+
+    Raises:
+        UsageError: if it is what the capture writes, holds no tensors or no inputs, or is of other steps or ranks.
+    """
+    own, target = golden.path.resolve(), Path(out).resolve()
+    finished = len({entry.step for _, entry in golden.steps()})
+    if target in (own, *own.parents):
+        raise UsageError(f"{out}: --feed cannot read what the capture overwrites; choose another --out")
+    if golden.manifest.capture.get("mode") == "stats":
+        raise UsageError(f"{golden.path}: holds statistics only, which nothing can be fed from; capture it without --mode stats")
+    if not finished:
+        raise UsageError(f"{golden.path}: holds no finished step to feed; capture it again")
+    if steps is not None and steps > finished:
+        raise UsageError(f"--steps {steps}: {golden.path} holds only {finished} step(s) to feed")
+    if ranks is not None and (golden.manifest.ranks != ranks or golden.missing_ranks):
+        had = f"{golden.manifest.ranks} rank(s)" + (f" and lacks rank {golden.missing_ranks[0]}" if golden.missing_ranks else "")
+        raise UsageError(f"{golden.path}: was captured by {had}, but this capture has {ranks}; a rank is fed from the same rank")
+
+
+def check_model(
+    golden: Bundle,
+    rank: int,
+    model: dict[str, Any],
+    force: bool,
+    renamings: Sequence[Renaming] = (),
+    like: str | Path | None = None,
+) -> None:
+    """Refuse a golden of another model or of other weights.
+
+    Args:
+        golden: the bundle.
+        rank: whose records will be fed.
+        model: what the manifest will say of the model.
+        force: feed all the same if only the class or the weights differ.
+        renamings: of golden's layers.
+        like: the bundle that the model's weights were taken from, if they were.
+
+    Raises:
+        UsageError: if it is one.
+        BundleError: if its first step is damaged.
+    """
+    described = golden.manifests[rank].model
+    theirs, new = renamed_model(described, model, renamings), counterparts(described.get("modules") or (), model["modules"], renamings)
+    ours_named, theirs_named = ({name for name in table.get("modules", ()) if name} for table in (model, theirs))
+    if (ours_named or theirs_named) and not ours_named & theirs_named:
+        names = " and ".join(f"{sorted(named)[0]!r}" if named else "nothing" for named in (theirs_named, ours_named))
+        cure = advice(propose(described, model, renamings))
+        raise UsageError(
+            f"{golden.path}: is of another model: no module has the same name (golden and this model have such as {names}){cure}"
+        )
+    entry = next(entry for number, entry in golden.steps() if number == rank)
+    records = golden.step_records(rank, entry)
+    if not any(new.get(record.name) is not None and (record.parent is not None or record.role is Role.OUTPUT) for record in records):
+        raise UsageError(f"{golden.path}: recorded no module that this model has (--only, --skip); capture it without them")
+    if force:
+        return
+    classes = [str(table.get("class")).rpartition(".")[2] for table in (theirs, model)]
+    if classes[0] != classes[1]:
+        raise UsageError(f"{golden.path}: is of another model, a {classes[0]}; this one is a {classes[1]} (--force feeds it all the same)")
+    for kind, word in (("parameters", "parameter"), ("buffers", "buffer")):
+        computed = {name for table in (model, theirs) for name, entry in table.get(kind, {}).items() if entry.get("computed")}
+        ours, golden_ones = (
+            {name: entry for name, entry in table.get(kind, {}).items() if name not in computed} for table in (model, theirs)
+        )
+        for name in (*golden_ones, *(name for name in ours if name not in golden_ones)):
+            cure = f"; {_cure(golden, like)}"
+            if name not in ours or name not in golden_ones:
+                which = "golden has it, the model lacks it" if name in golden_ones else "the model has it, golden lacks it"
+                cure = advice(propose(described, model, renamings)) or cure
+            elif same_fingerprint(golden_ones[name], ours[name]) is False:
+                which = "it differs"
+            else:
+                continue
+            raise UsageError(f"{golden.path}: is of other weights: {word} {name!r}: {which}{cure}")
+
+
+def _cure(golden: Bundle, like: str | Path | None) -> str:
+    if like is not None:
+        return f"although they were taken from {like}: the model sets them anew, or golden is of others (--force feeds it all the same)"
+    rounded = golden.manifest.capture.get("round_weights")
+    if rounded is not None:
+        return f"golden's were rounded: give --round-weights {rounded} (or --force)"
+    same = f"--like {golden.path} takes them over" if golden.manifest.state is not None else "use the same seed and checkpoint"
+    return f"{same} (--force feeds it all the same)"

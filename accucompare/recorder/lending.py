@@ -1,0 +1,140 @@
+"""What a fed module call is given in place of its caller's own, and how the caller's own follows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from accucompare.live import nested
+from accucompare.live.subclasses import dressed_as, plainly
+
+
+@dataclass
+class Lent:
+    """What a module call was given in place of what arrived.
+
+    A module may write into what it is given, so that its caller sees it: the caller's own then has to change too.
+
+    Attributes:
+        tensors: (arrived, given, the number of writes into it until then).
+        containers: lists, mappings and objects: (arrived, given).
+        contents: those of the given containers, as they were.
+    """
+
+    tensors: list[tuple[torch.Tensor, torch.Tensor, int]] = field(default_factory=list)
+    containers: list[tuple[Any, Any]] = field(default_factory=list)
+    contents: list[list[Any]] = field(default_factory=list)
+
+    def give_back(self, exchanged: Mapping[int, torch.Tensor]) -> None:
+        """Write into what arrived whatever the module wrote into what it was given.
+
+        Args:
+            exchanged: golden's values by the ids of the outputs that they took the place of.
+        """
+        for arrived, given, version in self.tensors:
+            if given._version != version:
+                with torch.no_grad(), plainly():
+                    arrived.copy_(exchanged.get(id(given), given))
+        own = {id(given): arrived for arrived, given, *_ in (*self.tensors, *self.containers)}
+        for (arrived, given), before in zip(self.containers, self.contents, strict=True):
+            now = contents(given)
+            if len(now) == len(before) and all(one is other for one, other in zip(now, before, strict=True)):
+                continue
+            if isinstance(given, list):
+                arrived[:] = [own.get(id(part), part) for part in given]
+            else:
+                ours, theirs = (each if isinstance(each, MutableMapping) else vars(each) for each in (arrived, given))
+                parts = {key: own.get(id(part), part) for key, part in theirs.items()}
+                ours.clear()
+                ours.update(parts)
+
+    def aliases(self, exchanged: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor | None]:
+        """The caller's own tensors behind outputs that lie in the memory of what the module was given.
+
+        Where the module wrote there, as it would have into the caller's own, golden's values are written there. Where it did not, nothing
+        is, for that may be anything of the user's; it stands for golden's if it holds about the same. An output that differs from
+        golden's then is left out: golden's is another part of its input.
+
+        Args:
+            exchanged: (computed, golden's value).
+
+        Returns:
+            By the id of golden's value; ``None`` where the caller's own does not hold it.
+        """
+        with plainly():
+            return self._aliases(exchanged)
+
+    def _aliases(self, exchanged: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor | None]:
+        found: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        for computed, golden in exchanged:
+            for arrived, given, version in self.tensors:
+                if _memory(computed) == _memory(given):
+                    own = _same_part(computed, given, arrived)
+                    if given._version == version:
+                        if _same(computed, golden):
+                            found[id(golden)] = own if own is not None and _about(own, golden) else None, golden
+                    else:
+                        found[id(golden)] = own, golden
+                        if own is not None and not _same(own, golden):
+                            with torch.no_grad(), contextlib.suppress(RuntimeError):  # memory that can be written into only here and there
+                                own.copy_(golden)
+                    break
+        # only now, since one may have been written over by another
+        return {key: own if own is not None and _about(own, golden) else None for key, (own, golden) in found.items()}
+
+
+#: Relative L2 difference up to which a caller's own tensor stands for golden's: far more than rounding, far less than most faults.
+_ALIKE = 0.1
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """What tells whether two tensors lie in one piece of memory."""
+    held: torch.Tensor = tensor.values() if tensor.layout is torch.jagged else tensor
+    return int(held.untyped_storage()._cdata)
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's values, also of a nested one, as one that is not nested."""
+    return nested.joined(tensor)[0] if tensor.is_nested else tensor
+
+
+def _about(own: torch.Tensor, golden: torch.Tensor) -> bool:
+    """Whether two tensors hold the same but for rounding."""
+    own, golden = _values(own), _values(golden)
+    if _same(own, golden):
+        return True
+    if not (own.is_floating_point() or own.is_complex()):
+        return False
+    finite = golden.isfinite() & own.isfinite()
+    difference, norm = (torch.where(finite, each, 0).double().norm() for each in (own - golden, golden))
+    return bool(difference <= _ALIKE * norm) and _same(torch.where(finite, 0, own), torch.where(finite, 0, golden))
+
+
+def contents(container: Any) -> list[Any]:
+    """The parts of a list; the keys and the values of a mapping, or of an object's attributes."""
+    if isinstance(container, list):
+        return list(container)
+    return [part for item in (container if isinstance(container, MutableMapping) else vars(container)).items() for part in item]
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same values, NaN being NaN."""
+    one, other = _values(one), _values(other)
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _same_part(part: torch.Tensor, given: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor | None:
+    """What ``part`` is of ``given``, of ``arrived``; ``None`` if that cannot be told."""
+    if given.is_nested:  # whose parts are no views that could be told
+        return arrived if part is given else None
+    if part is given:
+        return arrived if part.shape == arrived.shape else None
+    alike = (given.shape, given.stride(), part.dtype) == (arrived.shape, arrived.stride(), arrived.dtype)
+    if not alike or any(each.is_conj() or each.is_neg() for each in (part, given, arrived)):
+        return None
+    own = arrived.as_strided(part.shape, part.stride(), arrived.storage_offset() + part.storage_offset() - given.storage_offset())
+    return dressed_as(part, own)

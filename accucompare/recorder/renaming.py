@@ -1,0 +1,63 @@
+"""The maps of a capture that starts from, or is fed with, a bundle of a model that calls its layers otherwise."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from pathlib import Path
+
+from accucompare.bundle.manifest import Manifest
+from accucompare.selection import Selection
+from accucompare.live.environment import describe_model
+from accucompare.live.names import Modules
+from accucompare.compare.align import Renaming, counterparts
+from accucompare.compare.renames import check_maps, options, propose, read_maps
+from accucompare.errors import UsageError
+
+
+def check_given(maps: Sequence[str], like: str | Path | None, feed: str | Path | None) -> None:
+    """Refuse what is no map, or without a bundle whose layers it could rename.
+
+    Raises:
+        UsageError: if it is.
+    """
+    renamings, auto = read_maps(maps)
+    if (renamings or auto) and like is None and feed is None:
+        raise UsageError("--map: renames the layers of the bundle that --like or --feed names; give one of them, or --map to diff")
+
+
+def maps_in_force(
+    maps: Sequence[str], like: str | Path | None, feed: str | Path | None, modules: Modules
+) -> tuple[list[Renaming], list[str]]:
+    """The renamings of golden's layers, those that ``auto`` finds among them; and notes that tell these.
+
+    Raises:
+        UsageError: as ``check_given``; if a map matches nothing or leads nowhere, or two layers become one.
+        BundleError: if there is no such bundle.
+    """
+    check_given(maps, like, feed)
+    renamings, auto = read_maps(maps)
+    notes = []
+    goldens = [Manifest.read(Path(source) / "manifest.json").model for source in (like, feed) if source is not None]
+    if auto:
+        own = modules.outline() if like is not None else describe_model(modules)  # of the former the weights will be replaced
+        taken: list[str] = []
+        for golden in goldens:
+            new = propose(golden, own, renamings, fingerprints=like is None)
+            renamings += [Renaming.parse(text) for text in new]
+            taken += new
+        notes.append(f"--map auto took {options(taken)}" if taken else "--map auto found nothing to rename")
+    if renamings:
+        outline = modules.outline()
+        check_maps(renamings, [(golden, outline) for golden in goldens])
+    return renamings, notes
+
+
+def selection_of(golden: Manifest, modules: Modules, renamings: Sequence[Renaming]) -> Selection:
+    """The layers that golden recorded, under the model's own names."""
+    chosen = Selection.of(golden.capture.get("only") or (), golden.capture.get("skip") or ())
+    if not renamings or not (chosen.only or chosen.skip):
+        return chosen
+    new = counterparts(golden.model.get("modules") or (), modules.named.keys(), renamings)
+    allowed = [glob.escape(name) for old, name in new.items() if chosen.allows(old)]
+    return Selection.of(allowed, ()) if allowed else chosen

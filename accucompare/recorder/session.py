@@ -1,0 +1,422 @@
+"""A capture from beginning to end: ``with accucompare.capture(model, "golden") as session``."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from accucompare.bundle.lock import locked
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.reader import Bundle, open_bundle
+from accucompare.selection import Selection
+from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter, forget_previous, prepare_directory, restore_previous
+from accucompare.live.environment import describe_autocast, describe_environment, describe_model, device_of, notes_on, notes_on_what_ran
+from accucompare.recorder.feeding import Feed, check_golden, check_model
+from accucompare.recorder.recorder import Recorder
+from accucompare.live.names import Modules, name_modules
+from accucompare.live.numerics import Numerics
+from accucompare.live.randomness import Draws, matched_randomness
+from accucompare.recorder.renaming import check_given, maps_in_force, selection_of
+from accucompare.live.sources import digests_of, modules_in, versions_of
+from accucompare.recorder.state import Arguments, restore_weights, state_records
+from accucompare.compare.align import Renaming, counterparts
+from accucompare.errors import CaptureError, UsageError
+
+
+class Mode(str, Enum):
+    """What ``mode`` can be: what a capture keeps of a tensor."""
+
+    TENSORS = "tensors"
+    STATS = "stats"
+
+
+class Level(str, Enum):
+    """What ``level`` can be: whose inputs and outputs a capture records."""
+
+    MODULE = "module"
+    OP = "op"
+
+
+class Session:
+    """A running capture. Made by ``capture``.
+
+    Attributes:
+        path: the bundle's directory.
+        step_number: of the step being recorded, from 0.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        recorder: Recorder,
+        writer: BundleWriter,
+        draws: Draws | None,
+        steps: int | None,
+        numerics: Numerics,
+        modules: Modules,
+        eager: bool,
+        sources: Iterable[str] = (),
+    ) -> None:
+        """What the running capture is made of.
+
+        Args:
+            eager: whether compiled code runs eagerly.
+            sources: Python modules whose files the manifest shall name if they are loaded, whether or not they run.
+        """
+        self.path = path
+        self._recorder = recorder
+        self._writer = writer
+        self._draws = draws
+        self._steps = steps
+        self._numerics = numerics
+        self._modules = modules
+        self._eager = eager
+        self._sources = sources
+
+    @property
+    def step_number(self) -> int:
+        return self._recorder.step
+
+    def step(self) -> None:
+        """End a step: what was recorded since the last one becomes readable, and calls are numbered from 0 again.
+
+        Raises:
+            CaptureError: if recording failed, for example on a full disk.
+        """
+        failure = self._writer.failure or self._recorder.failure
+        if failure is not None:
+            raise failure
+        if not self._recorder.listening:
+            return
+        self._numerics.end_step(self._recorder.step)
+        self._writer.end_step(self._recorder.step)
+        self._recorder.next_step()
+        if self._draws is not None:
+            self._draws.end_step()
+        if self._steps is not None and self._recorder.step >= self._steps:
+            self._recorder.listening = False
+
+    def _end(self, error: BaseException | None) -> None:
+        """Write the last step and the manifest."""
+        recorder, manifest = self._recorder, self._writer.manifest
+        manifest.model["not_called"] = recorder.not_called()
+        optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
+        ran = {*manifest.model["sources"], *modules_in(recorder.files_run), *self._sources, optimizer} - {""}
+        manifest.model["sources"] = digests_of(ran)
+        manifest.model["differentiates"] = torch.autograd.__file__ in recorder.files_run
+        manifest.model["functions_seen"] = recorder.all_files_seen
+        manifest.environment["versions"] = {**manifest.environment["versions"], **versions_of(ran)}
+        manifest.environment["random"] = "drawn on the device" if self._draws is None else "drawn on the CPU"
+        if self._draws is not None:
+            manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]
+        manifest.notes += self._numerics.notes()
+        manifest.notes += notes_on_what_ran(self._modules, self._eager and recorder.called_compiled)
+        if error is not None:
+            reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+            manifest.stopped = {"step": recorder.step, "module": recorder.failing_call(), "error": reason}
+        if recorder.errors:
+            manifest.notes += [f"recording failed: {failure}" for failure in recorder.errors[:100]]
+            manifest.stopped = manifest.stopped or {
+                "error": f"{len(recorder.errors)} module call(s) could not be recorded; the first: {recorder.errors[0]}"
+            }
+        manifest.complete = manifest.stopped is None
+        if recorder.records:
+            self._writer.end_step(recorder.step, partial=error is not None)
+        self._writer.close()
+        if recorder.errors:
+            warnings.warn(
+                f"accucompare could not record {len(recorder.errors)} module call(s), so {self.path} is incomplete; "
+                f"the first: {recorder.errors[0]}",
+                stacklevel=4,
+            )
+
+
+@contextlib.contextmanager
+def capture(
+    model: nn.Module,
+    out: str | Path,
+    *,
+    mode: str = Mode.TENSORS,
+    level: str = Level.MODULE,
+    seed: int | None = None,
+    steps: int | None = None,
+    only: str | Iterable[str] = (),
+    skip: str | Iterable[str] = (),
+    overwrite: bool = False,
+    save_state: bool = False,
+    like: str | Path | None = None,
+    feed: str | Path | None = None,
+    map: str | Iterable[str] = (),
+    force: bool = False,
+    deterministic: bool = False,
+    hf32: bool | None = None,
+    tf32: bool | None = None,
+    emulate: str | None = None,
+    queue_bytes: int = QUEUE_BYTES,
+    device: torch.device | None = None,
+    case: str | None = None,
+    inputs: list[Arguments] | None = None,
+    made: Mapping[str, Any] | None = None,
+    notes: Iterable[str] = (),
+) -> Iterator[Session]:
+    """Record the inputs and outputs of every module call while the context lasts.
+
+    Random operations draw from a CPU generator under ``seed``, so that dropout agrees on every device; the global generators,
+    the model, its mode, its hooks and its parameters are left as a plain run would leave them. Where activation checkpointing
+    runs a forward again, let the backward run inside the context too, so that dropout finds its numbers again.
+
+    Args:
+        model: any module, on any device, wrapped or not.
+        out: directory to write the bundle to.
+        mode: ``"tensors"`` keeps every distinct tensor; ``"stats"`` only its digest and statistics, in a bundle of a few kilobytes.
+        level: ``"op"`` records the operators called in the code of the modules that ``only`` selects, too, with their source lines, and
+            the calls that these modules make. With ``feed``, operators are fed as well; golden must be of this level then.
+        seed: of the random operations; 0 if not given, or that of ``like``.
+        steps: record this many steps and no more; without it, all.
+        only, skip: globs of qualified names to record and to leave out; those of ``like`` if neither is given. The outermost
+            call's inputs are always recorded.
+        overwrite: replace an earlier bundle in ``out``.
+        save_state: save parameters, buffers and ``inputs`` too, for ``like``.
+        like: a bundle captured with ``save_state``: its weights and buffers are copied into the model before it runs, its
+            train or eval mode is set, and its seed and selection are taken over.
+        feed: a golden bundle: every module call is given golden's inputs in place of those that arrive, and its caller golden's outputs
+            in place of those computed (fresh copies in the same dtype and on the same device), after what arrived and what was computed
+            is recorded. So each record shows the error of one module, or of the code of one parent before it. Without gradients, unless
+            golden's forward itself asked for some (``autograd.grad``): leave out backward and optimizer. Golden's seed, number of steps
+            and selection are taken over where not given. What golden lacks, and objects that cannot be looked into, are passed on as they
+            come and listed in the manifest.
+        map: ``OLD=NEW`` renamings of the layers of ``like`` and ``feed``, see ``accucompare.compare.align.Renaming``: what is saved for,
+            or recorded of, the layer OLD goes to the model's NEW. ``"auto"`` finds them, and notes what it took.
+        force: feed from a golden of other weights, or of another class of model, too.
+        deterministic: use deterministic algorithms where there are such.
+        hf32, tf32: whether an NPU or a GPU may round the operands of float32 matrix products and convolutions to HF32 or TF32;
+            ``None`` leaves that as it is. As with ``deterministic``, all is as before afterwards.
+        emulate: ``"hf32"``, ``"tf32"``, ``"bf16"`` or ``"fp16"``: on the CPU, round the operands of matrix products and convolutions
+            to that format, to see the size of error that it is expected to make.
+        queue_bytes: how many bytes of tensors may wait to be written; the model waits when there are more.
+        device: where the model computes; where its first parameter or buffer is, if not given.
+        case: how the manifest shall call what is run.
+        inputs: the inputs to save with ``save_state``, one entry of positional and keyword arguments a step.
+        made: options by which the model was made, for the manifest: dtype, round_weights.
+        notes: sentences more for the manifest.
+
+    Yields:
+        The session; call its ``step()`` at the end of each step, if there are several.
+
+    Raises:
+        CaptureError: if the bundle cannot be written; what was finished stays readable. In a fed capture also if a call cannot be
+            fed: a damaged record of golden, a hook of the user's that replaces what a module returns.
+        UsageError: if an option makes no sense, or ``feed`` is of another model, of other weights, or holds nothing to feed; if a
+            renaming matches nothing, leads to no layer of the model, or makes two layers one.
+
+    Example:
+        >>> with capture(model, "golden", seed=0) as session:           # doctest: +SKIP
+        ...     for batch in loader:
+        ...         model(**batch)
+        ...         session.step()
+    """
+    if steps is not None and steps < 1:
+        raise UsageError(f"steps must be at least 1, but is {steps}")
+    if queue_bytes < 1:
+        raise UsageError(f"queue_bytes must be at least 1, but is {queue_bytes}")
+    if like is not None and Path(like).resolve() == Path(out).resolve():
+        raise UsageError(f"{out}: cannot be both what the capture starts from and what it writes; choose another --out")
+    if mode not in list(Mode):
+        raise UsageError(f"mode must be 'tensors' or 'stats', but is {mode!r}")
+    if level not in list(Level):
+        raise UsageError(f"level must be 'module' or 'op', but is {level!r}")
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
+    maps = [map] if isinstance(map, str) else list(map)
+    check_given(maps, like, feed)
+    modules = name_modules(model)
+    selection = Selection.of(only, skip)
+    sentences = [*notes_on(modules), *notes]
+    device, rank, ranks = device or device_of(model), *rank_and_ranks()
+    numerics = Numerics(device, deterministic=deterministic, hf32=hf32, tf32=tf32, emulate=emulate)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(numerics.in_force())
+        renamings, told = maps_in_force(maps, like, feed, modules) if maps else ([], [])
+        sentences += told
+        if like is not None:
+            with open_bundle(like) as source:
+                sentences += restore_weights(source, modules, renamings)
+                options = source.manifest.capture
+                _set_mode(model, modules, source.manifest.model, renamings)
+                seed = options.get("seed") if seed is None else seed
+                if not (selection.only or selection.skip):
+                    selection = selection_of(source.manifest, modules, renamings)
+        description = describe_model(modules)
+        feeding = None
+        if feed is not None:
+            golden = stack.enter_context(open_bundle(feed))
+            check_golden(golden, out, steps, ranks)
+            check_model(golden, rank, description, force, renamings, like)
+            options = golden.manifest.capture
+            seed = options.get("seed") if seed is None else seed
+            steps = steps or len(golden.manifests[rank].steps)
+            if not (selection.only or selection.skip):
+                selection = selection_of(golden.manifest, modules, renamings)
+            feeding = Feed(golden, rank, modules, renamings)
+            stack.enter_context(torch.set_grad_enabled(_differentiates(golden)))
+            if level == Level.OP and options.get("level") != Level.OP:
+                raise UsageError(
+                    f"{feed}: holds no operators; capture it with --level op --only {' --only '.join(selection.only) or 'NAME'}"
+                )
+        if level == Level.OP and not selection.only:
+            raise UsageError(
+                "--level op: give the modules whose operators are to be recorded (--only NAME); those of all would be too many"
+            )
+        seed = seed or 0
+        _check_selection(selection, modules)
+        directory = Path(out)
+        stack.enter_context(_prepared(directory, overwrite, rank, ranks))
+        manifest = Manifest(
+            ranks=ranks,
+            capture={
+                "mode": Mode(mode).value,
+                "level": Level(level).value,
+                "seed": seed,
+                "steps": steps,
+                "only": list(selection.only),
+                "skip": list(selection.skip),
+                "like": like and str(like),
+                "map": [renaming.text for renaming in renamings],
+                "inputs": None,
+                "feed": feeding and {"golden": str(feed), "identity": golden.identity(), "not_fed": feeding.not_fed},
+                "grad": None,
+                "dtype": None,
+                "round_weights": None,
+                **(made or {}),
+                **numerics.options,
+            },
+            # every key is there from the start: the writer's thread reads these tables while they are filled in
+            environment={**describe_environment(device, case), "autocast": None, "random": None},
+            model={**description, "not_called": [], "functions_seen": True, "differentiates": False},
+            notes=sentences,
+        )
+        writer = BundleWriter(directory, manifest, rank, queue_bytes, tensors=mode == Mode.TENSORS)
+        try:
+            if save_state:
+                records, manifest.capture["inputs"] = state_records(modules, inputs)
+                writer.write_state(records)
+            draws = stack.enter_context(matched_randomness(seed))
+            if draws is None:
+                manifest.notes.append("this version of torch does not let random operations be matched across devices")
+            eager = "torch._dynamo" in sys.modules
+            if eager:  # inner hooks of a compiled model stop firing after its first call
+                stack.enter_context(eager_stance())
+            recorder = Recorder(modules, selection, writer, _on_first_call(manifest, model, device), feeding, level == Level.OP)
+            stack.callback(recorder.remove)
+            recorder.record_computed()
+            recorder.install()
+        except BaseException:
+            with contextlib.suppress(CaptureError):
+                writer.close()
+            raise
+        of_golden = () if feed is None else golden.manifest.model.get("sources") or ()  # functions that are cached do not run again
+        session = Session(directory, recorder, writer, draws, steps, numerics, modules, eager, of_golden)
+        try:
+            with numerics.emulation():
+                yield session
+            if recorder.failure is not None:  # the model has caught it
+                raise recorder.failure
+            if recorder.records:
+                numerics.end_step(recorder.step)
+            if feeding is not None:
+                manifest.notes += feeding.notes()
+                if not feeding.fed:
+                    raise CaptureError(f"{feed}: nothing of it was fed; {'; '.join(feeding.notes()) or 'no module was called'}")
+        except BaseException as error:
+            recorder.remove()
+            with contextlib.suppress(CaptureError, Warning):  # the model's own error matters more
+                session._end(error)
+            raise
+        recorder.remove()
+        session._end(None)
+        if rank == 0:
+            forget_previous(directory)
+
+
+def _on_first_call(manifest: Manifest, model: nn.Module, device: torch.device) -> Callable[[], None]:
+    """What to do when the model is called: note the autocast in force, whether gradients are on, and that it is no longer where it was."""
+    moved: list[torch.device] = []
+
+    def note() -> None:
+        if manifest.capture["grad"] is None:
+            manifest.capture["grad"] = torch.is_grad_enabled()
+        manifest.environment["autocast"] = manifest.environment["autocast"] or describe_autocast(device)
+        now = device_of(model)
+        if not moved and now.type not in (device.type, "cpu"):
+            moved.append(now)
+            manifest.notes.append(f"the model was called on {now.type}, and was on {device.type} when the capture began: move it before")
+
+    return note
+
+
+def _differentiates(golden: Bundle) -> bool:
+    """Whether golden's forward asked autograd for gradients, and left it to its caller to turn them on: a force field, a PINN."""
+    return bool(golden.manifest.capture.get("grad") and golden.manifest.model.get("differentiates"))
+
+
+def eager_stance() -> contextlib.AbstractContextManager[Any]:
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    if set_stance is None:  # before torch 2.6
+        return torch._dynamo.config.patch(disable=True)  # type: ignore[no-any-return]
+    stance: contextlib.AbstractContextManager[Any] = set_stance("force_eager")
+    return stance
+
+
+def _check_selection(selection: Selection, modules: Modules) -> None:
+    if not any(selection.allows(name) for name in modules.named):
+        globs = ", ".join(f"--only {glob}" for glob in selection.only) + "".join(f" --skip {glob}" for glob in selection.skip)
+        names = [name for name in modules.named if name][:5]
+        raise UsageError(f"{globs}: leaves no module to record; the model has {', '.join(names)}, … ({len(modules.named)} in all)")
+
+
+def _set_mode(model: nn.Module, modules: Modules, saved: dict[str, Any], renamings: Sequence[Renaming]) -> None:
+    """Set train or eval mode as in a saved model, on each module."""
+    model.train(bool(saved.get("training")))
+    for name in counterparts(saved.get("other_mode") or (), modules.named.keys(), renamings).values():
+        modules.named[name].training = not saved.get("training")
+
+
+@contextlib.contextmanager
+def _prepared(directory: Path, overwrite: bool, rank: int, ranks: int) -> Iterator[None]:
+    """Let rank 0 lock and clear the directory, and all ranks wait for it, or fail with it."""
+    problem: list[str | None] = [None]
+    with contextlib.ExitStack() as stack:
+        if rank == 0:
+            try:
+                stack.enter_context(locked(directory))
+                stack.callback(_put_back, directory)
+                prepare_directory(directory, overwrite)
+            except CaptureError as error:
+                problem = [str(error)]
+        if ranks > 1:
+            torch.distributed.broadcast_object_list(problem, src=0)
+        if problem[0] is not None:
+            raise CaptureError(problem[0])
+        yield
+
+
+def _put_back(directory: Path) -> None:
+    """Restore the bundle that was moved aside by a capture that did not get as far as to begin its own."""
+    with contextlib.suppress(OSError):
+        restore_previous(directory)
+
+
+def rank_and_ranks() -> tuple[int, int]:
+    """This process's rank and the number of ranks; (0, 1) unless torch.distributed is in use."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1

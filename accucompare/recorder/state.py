@@ -1,0 +1,200 @@
+"""The state that ``--like`` starts from: weights, buffers and inputs, saved in a bundle and put back into a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from rapidfuzz import fuzz, process
+
+from accucompare.numbers.dtypes import Array
+from accucompare.bundle.reader import Bundle
+from accucompare.bundle.records import Layout, Record, Role
+from accucompare.live.names import Modules
+from accucompare.live.tensors import dtype_name, from_bits, to_host
+from accucompare.compare.align import Renaming, counterparts, rename_parameter
+from accucompare.compare.renames import advice, propose
+from accucompare.errors import CaptureError
+
+_ROLES = {"parameters": Role.PARAM, "buffers": Role.BUFFER}
+
+#: Positional and keyword arguments of one step.
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def state_records(modules: Modules, steps: list[Arguments] | None) -> tuple[list[tuple[Record, Callable[[], Array]]], list[Any] | None]:
+    """What to save of a model and its inputs.
+
+    Returns:
+        Records, each with a function that brings its data to the host; and the structure of the inputs, as JSON.
+
+    Raises:
+        CaptureError: if an input holds something that cannot be saved.
+    """
+    records = [state_record(_ROLES[kind], name, tensor) for kind, name, tensor in modules.tensors()]
+    if steps is None:
+        return records, None
+    tensors: list[torch.Tensor] = []
+    structure = [take_apart(list(arguments), tensors, f"inputs of step {step}") for step, arguments in enumerate(steps)]
+    records += [state_record(Role.CASE_INPUT, str(number), tensor) for number, tensor in enumerate(tensors)]
+    return records, structure
+
+
+def restore_weights(bundle: Bundle, modules: Modules, renamings: Sequence[Renaming] = ()) -> list[str]:
+    """Copy a bundle's saved parameters and buffers into a model, casting to the model's dtypes.
+
+    Buffers that the model computes itself (``persistent=False``) stay its own: they are part of what is under test.
+
+    Args:
+        bundle: it has saved state.
+        modules: the model's.
+        renamings: of the bundle's layers; what is renamed to a name that the model has goes there.
+
+    Returns:
+        Notes: buffers that only one of the two has.
+
+    Raises:
+        CaptureError: if a parameter is missing on either side or has another shape.
+        BundleError: if the bundle has no saved state, or it is damaged.
+    """
+    computed = {f"{module}.{buffer}" if module else buffer for module, buffer, _ in modules.computed()}
+    targets = {(_ROLES[kind], name): tensor for kind, name, tensor in modules.tensors()}
+    saved = _under_names_of(targets, [record for record in bundle.state() if record.role is not Role.CASE_INPUT], renamings)
+    only_saved = [name for role, name in saved.keys() - targets.keys() if role is Role.PARAM]
+    only_model = [name for role, name in targets.keys() - saved.keys() if role is Role.PARAM]
+    for names, others, words in (
+        (only_saved, only_model, f"{bundle.path} has a parameter that the model lacks"),
+        (only_model, only_saved, f"the model has a parameter that {bundle.path} lacks"),
+    ):
+        if names:
+            name = min(names)
+            found = process.extractOne(name, others, scorer=fuzz.ratio, score_cutoff=50)
+            hint = f"; the nearest is {found[0]!r}" if found else ""
+            cure = advice(propose(bundle.manifest.model, modules.outline(), renamings, fingerprints=False)) or "; is it the same model?"
+            raise CaptureError(f"--like: {words}: {name!r} ({len(names)} in all{hint}){cure}")
+    own = {(Role.BUFFER, name) for name in computed}
+    pairs = [(saved[key], targets[key]) for key in sorted((saved.keys() & targets.keys()) - own)]
+    for record, target in pairs:  # all of them before any is copied: a model that does not fit stays as it is
+        if tuple(target.shape) != record.shape:
+            raise CaptureError(f"--like: {record.name!r} is {list(target.shape)} in the model but {list(record.shape)} in {bundle.path}")
+    with torch.no_grad():
+        for record, target in pairs:
+            target.copy_(from_bits(bundle.raw(record), record.dtype))
+    return [
+        f"buffer {name!r} is only in {'the saved state' if (role, name) in saved else 'the model'}"
+        for role, name in sorted(saved.keys() ^ targets.keys())
+    ]
+
+
+def _under_names_of(
+    targets: Mapping[tuple[Role, str], torch.Tensor], records: list[Record], renamings: Sequence[Renaming]
+) -> dict[tuple[Role, str], Record]:
+    """Saved parameters and buffers by the model's names; what the model has not keeps its own."""
+    found: dict[tuple[Role, str], Record] = {}
+    for role in _ROLES.values():
+        saved = {record.name: record for record in records if record.role is role}
+        new = counterparts(saved, {name for kind, name in targets if kind is role}, renamings, rename_parameter)
+        found.update({(role, name): record for name, record in saved.items() if name not in new})
+        found.update({(role, new[name]): saved[name] for name in new})
+    return found
+
+
+def saved_inputs(bundle: Bundle) -> list[Arguments] | None:
+    """The inputs that a bundle was saved with, one entry a step; ``None`` if it was captured around a loop of the user's own.
+
+    Raises:
+        BundleError: if the bundle has no saved state, or it is damaged.
+    """
+    structure = bundle.manifest.capture.get("inputs")
+    records = {record.name: record for record in bundle.state() if record.role is Role.CASE_INPUT}
+    if structure is None:
+        return None
+
+    def load(name: str) -> torch.Tensor:
+        record = records[name]
+        return from_bits(bundle.raw(record), record.dtype)
+
+    try:
+        return [(tuple(arguments[0]), arguments[1]) for arguments in (put_together(part, load) for part in structure)]
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise CaptureError(f"--like: the inputs saved in {bundle.path} are damaged ({type(error).__name__})") from None
+
+
+def take_apart(value: Any, tensors: list[torch.Tensor], place: str, lost: Callable[[Any, str], bool] | None = None) -> dict[str, Any]:
+    """A nested value as JSON, its tensors by number: ``put_together``'s inverse.
+
+    Args:
+        value: tensors, numbers, strings, dtypes, None, and tuples, lists and dicts of those.
+        tensors: those found are added to it; one that is there already keeps its number.
+        place: what messages call the value.
+        lost: asked of each tensor, and of whatever else cannot be saved, with its place: whether to leave it out.
+
+    Raises:
+        CaptureError: if the value holds something that cannot be saved, and ``lost`` does not say to leave it out.
+    """
+    if isinstance(value, torch.Tensor):
+        if lost is not None and lost(value, place):
+            return {"lost": place}
+        number = next((index for index, tensor in enumerate(tensors) if tensor is value), len(tensors))
+        if number == len(tensors):
+            tensors.append(value)
+        return {"tensor": str(number)}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {"dict": [[key, take_apart(child, tensors, f"{place}, {key!r}", lost)] for key, child in value.items()]}
+    if type(value) in (list, tuple, torch.Size):
+        kind = "list" if type(value) is list else "tuple"
+        return {kind: [take_apart(child, tensors, f"{place}, {index}", lost) for index, child in enumerate(value)]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return {"value": value}
+    if isinstance(value, torch.dtype):
+        return {"dtype": dtype_name(value)}
+    if lost is not None and lost(value, place):
+        return {"lost": place}
+    raise CaptureError(
+        f"--save-state: {place}: cannot save a {type(value).__name__}; "
+        "inputs may hold tensors, numbers, strings, None, and tuples, lists and dicts of those"
+    )
+
+
+def put_together(part: Any, load: Callable[[str], Any], lost: Callable[[str], Any] | None = None) -> Any:
+    """The value that ``take_apart`` took apart.
+
+    Args:
+        part: its JSON.
+        load: gives the tensor of a number.
+        lost: gives what to put in a place that was left out.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: if the JSON is damaged.
+    """
+    (kind, content), *_ = part.items()
+    if kind == "tensor":
+        return load(content)
+    if kind == "dict":
+        return {key: put_together(child, load, lost) for key, child in content}
+    if kind in ("list", "tuple"):
+        return {"list": list, "tuple": tuple}[kind](put_together(child, load, lost) for child in content)
+    if kind == "dtype":
+        dtype = getattr(torch, content)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{content} is no dtype")
+        return dtype
+    if kind == "lost":
+        if lost is None:
+            raise ValueError(f"{content} was not saved")
+        return lost(content)
+    return content
+
+
+def state_record(role: Role, name: str, tensor: torch.Tensor) -> tuple[Record, Callable[[], Array]]:
+    """A record of the state, and the function that brings its data to the host, which raises CaptureError if it cannot be saved."""
+    record = Record(0, 0, name, 0, role, "", 0, "", None, tuple(tensor.shape), dtype_name(tensor.dtype), Layout.STRIDED)
+
+    def bits() -> Array:
+        host = to_host(tensor)
+        if host.array is None:
+            raise CaptureError(f"--save-state: {role.value} {name!r} is {host.layout.value} and cannot be saved ({host.detail})")
+        return host.array
+
+    return record, bits

@@ -1,0 +1,111 @@
+"""What every report says of the culprits: where, how far beyond what is expected, and how certain that is."""
+
+from __future__ import annotations
+
+import math
+
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.compare.baseline import differing
+from accucompare.compare.comparison import Answer, Comparison, Culprit, Row
+from accucompare.compare.culprits import is_choice, trust
+
+#: What a culprit is, and what the two measures of its error say, as the heading of the culprits has it.
+_CULPRIT = "where errors are made, the most certain first"
+_EXCESS = "excess: the relative L2 error as a multiple of the baseline's, which rounding alone makes"
+_OPTIONS_SHOWN = 5  # of what is configured otherwise
+_OVER_LIMIT = "x limit: the error as a multiple of its limit"
+
+
+def verdict(comparison: Comparison) -> str:
+    """The verdict in one word: IDENTICAL, PASS, FAIL or TROUBLE."""
+    if comparison.trouble:
+        return "TROUBLE"
+    if not comparison.passed:
+        return "FAIL"
+    return "IDENTICAL" if comparison.answer is Answer.IDENTICAL else "PASS"
+
+
+def agreement(comparison: Comparison) -> str:
+    """How far the rows agree of a comparison that passes."""
+    return "bit for bit identical" if comparison.answer is Answer.IDENTICAL else "within tolerance"
+
+
+def judged(comparison: Comparison) -> bool:
+    """Whether there is something to tell rounding from a bug by, so that its conclusion says more than its verdict."""
+    return comparison.fed or comparison.baseline is not None
+
+
+def tolerance(comparison: Comparison) -> str:
+    """What judged: what the user gave, then the baseline, then the table by dtype."""
+    limits = comparison.tolerances
+    if comparison.baseline is None or limits.otherwise.given:
+        return str(limits)
+    given, default = str(limits).rpartition(", then ")[::2]
+    return f"{given + ', then ' if given else ''}the baseline; where it has no such record, {default}"
+
+
+def note(comparison: Comparison) -> str:
+    """How to read the list of culprits, and how far to trust it."""
+    parts = [_CULPRIT, *([] if comparison.baseline is None else [_EXCESS]), _OVER_LIMIT]
+    if any(culprit.site == "glue" for culprit in comparison.culprits):
+        parts.append("glue: code of a module's own, between its children")
+    if comparison.fed:
+        parts.append("every call was given golden's values, so each error is its own")
+    if caution := trust(comparison):
+        parts.append(f"not certain: {caution}")
+    return "; ".join(parts)
+
+
+def identical_until(comparison: Comparison) -> str:
+    """``bit for bit identical until encoder.1.norm output: relative L2 4.50e-06``; ``""`` where there is no such row."""
+    row = comparison.identical_until
+    return "" if row is None else f"bit for bit identical until {comparison.place(row)}: {_difference(row)}"
+
+
+def _difference(row: Row) -> str:
+    metrics = row.metrics
+    if metrics is None or metrics.nonfinite_mismatch:
+        return row.verdict.detail or row.reason.value
+    if not metrics.max_abs:
+        return row.verdict.detail or "other bits of equal value"
+    if different := differing(metrics) if row.golden is not None and not DTYPES[row.golden.dtype].digits else 0:
+        return f"{different:,} of {metrics.compared:,} values different"
+    return f"relative L2 {'at least ' if row.by_statistics else ''}{metrics.rel_l2:.2e}"
+
+
+def place(comparison: Comparison, culprit: Culprit) -> str:
+    """Where a culprit is, with step and rank where there are several: ``encoder.0 (glue, before fc1) (step 2)``."""
+    return culprit.place + comparison.place(culprit.row).removeprefix(culprit.row.place)
+
+
+def excess(culprit: Culprit) -> float | None:
+    """Its excess; ``None`` without a baseline, where another shape or kind of number says it all, and of integers, of which some differ."""
+    return None if is_choice(culprit.row) else culprit.excess or None
+
+
+def over_limit(culprit: Culprit) -> float | None:
+    """Its error as a multiple of its limit, likewise."""
+    return None if is_choice(culprit.row) else culprit.over_limit or None
+
+
+def error(culprit: Culprit) -> float | None:
+    """Its relative L2 error; ``None`` where that was not measured."""
+    metrics = culprit.row.metrics
+    return None if metrics is None or metrics.nothing_finite else metrics.rel_l2
+
+
+def configuration(culprit: Culprit) -> str:
+    """What its module keeps that is not golden's: ``configured otherwise: eps is 1e-12 in golden, 0.01 in the candidate``; or ``""``."""
+    told = [f"{option.name} is {option.golden} in golden, {option.candidate} in the candidate" for option in culprit.configured]
+    more = [f"and {len(told) - _OPTIONS_SHOWN} more"] if len(told) > _OPTIONS_SHOWN else []
+    return f"configured otherwise: {'; '.join(told[:_OPTIONS_SHOWN] + more)}" if told else ""
+
+
+def kind(culprit: Culprit) -> str:
+    """Site and reason in words: ``module, introduced, 14 times what went in, in 3 calls``."""
+    parts = [culprit.site] if culprit.site == culprit.reason.value else [culprit.site, culprit.reason.value]
+    if culprit.jump is not None and math.isfinite(culprit.jump):
+        parts.append(f"{culprit.jump:.3g} times what went in")
+    if culprit.seen > 1:
+        parts.append(f"in {culprit.seen:,} calls")
+    return ", ".join(parts)

@@ -1,0 +1,322 @@
+"""What a watch prints: a finding and the last frames as they are found, on stderr; the analysis of a log, on stdout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from accucompare.bundle.records import display_name
+from accucompare.report.terminal import WIDTH
+from accucompare.findings.analysis import Analysis, Ranks, Trail, answer, called, headline, kinds, printable, short, smallest, where
+from accucompare.findings.events import Cause, Direction, Found, Frame, Frames, Seen, Start, Step
+
+_TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
+_NORMS_SHOWN = 10
+_INPUTS = {Cause.RANKS: "finite, of this rank", Cause.INSIDE: "finite", Cause.NEAR: "near the limit", Cause.INPUTS: "already bad"}
+_TENSOR_WIDTHS = (5, 26, 9, 18, 10, 10, 7, 7)  # with a space between them, 99
+_TENSOR_TITLES = ("#", "call, tensor", "dtype", "shape", "abs min", "abs max", "NaN", "Inf")
+
+
+def _console(stderr: bool = False) -> Console:
+    console = Console(highlight=False, markup=False, emoji=False, stderr=stderr)
+    console.width = console.width if console.is_terminal else WIDTH
+    return console
+
+
+def print_finding(
+    found: Found,
+    start: Start,
+    frames: Frames | None,
+    directory: Path | None = None,
+    *,
+    scale: float | None = None,
+    with_answer: bool = True,
+    console: Console | None = None,
+) -> None:
+    """Print the answer and the last frames, the guilty one marked; to stderr, for a training loop's own output stays its own.
+
+    Args:
+        found: the finding.
+        start: of its run.
+        frames: the last ones before it, if they were kept.
+        directory: of the watch, where its log and reproducer are.
+        scale: the loss scale in its step, if there is one.
+        with_answer: false if an exception will say it.
+        console: where to print, if not to stderr.
+    """
+    console = console or _console(stderr=True)
+    if with_answer:
+        _print_answer(console, f"accucompare: {answer(found, start, directory, scale)}")
+    if frames is not None and frames.frames:
+        console.print()
+        plural = "the last call" if len(frames.frames) == 1 else f"the last {len(frames.frames)} calls"
+        console.print(Text(f"{plural}, as {'they' if len(frames.frames) > 1 else 'it'} ended", "bold"))
+        _print_frames(console, frames.frames, _guilty(found, frames.frames))
+
+
+def print_frames(frames: Frames, *, console: Console | None = None) -> None:
+    """Print all frames of a traced step; to stderr, if no console is given."""
+    console = console or _console(stderr=True)
+    title = f"step {frames.step}: {'all' if frames.traced else 'the last'} {len(frames.frames):,} calls, as they ended"
+    console.print(Text(title, "bold"))
+    _print_frames(console, frames.frames, None)
+
+
+def print_analysis(ranks: Ranks, report: Path | None, quiet: bool = False) -> None:
+    """Print the verdict, the answer to the first origin, the findings, the frames, what led to it, and the report's path.
+
+    Args:
+        ranks: the last run of every rank.
+        report: the Excel report, if there is one.
+        quiet: print the verdict line only.
+    """
+    console = _console()
+    console.print(verdict_line(ranks, quiet), soft_wrap=True)
+    if quiet:
+        return
+    first = ranks.first
+    if first is not None:
+        run, found = first
+        console.print()
+        _print_answer(console, answer(found, run.start, ranks.directory, run.scale_at(found.step)))
+        _print_findings(console, ranks)
+        frames = run.frames_of(found)
+        if frames is not None and frames.frames:
+            console.print()
+            console.print(Text("The last calls before the first finding", "bold"))
+            _print_frames(console, frames.frames, _guilty(found, frames.frames))
+    for run, step in ranks.unexplained[:_LISTED]:
+        console.print(Text(f"{_rank(ranks, run)}step {step.step}: {_unexplained(step)}, and no call was found", "yellow"))
+    for run in _told(ranks):
+        _print_history(console, ranks, run)
+    _print_warnings(console, ranks)
+    console.print()
+    for run in _told(ranks):
+        console.print(Text(f"{_rank(ranks, run)}{run.ending}", "" if run.end else "yellow"), soft_wrap=True)
+    for note in ranks.notes[:_LISTED]:
+        console.print(Text(f"note: {printable(note, 400)}", "yellow"), soft_wrap=True)
+    if report is not None:
+        console.print(f"report: {printable(str(report), 400)}", soft_wrap=True)
+
+
+def print_watched(ranks: Ranks, quiet: bool) -> None:
+    """Print the verdict and the answer to the first origin, after a run, what was warned of, and where there is more.
+
+    Args:
+        ranks: what the run wrote.
+        quiet: print the verdict line only.
+    """
+    console = _console()
+    console.print(verdict_line(ranks, quiet), soft_wrap=True)
+    if quiet:
+        return
+    if ranks.first is not None:
+        run, found = ranks.first
+        _print_answer(console, answer(found, run.start, ranks.directory, run.scale_at(found.step)))
+    _print_warnings(console, ranks)
+    for run in _told(ranks):
+        if run.end is not None and run.end.reason not in ("finished", "a finding"):
+            console.print(Text(f"{_rank(ranks, run)}{run.ending}"), soft_wrap=True)
+    console.print(f"more: accucompare overflow {printable(str(ranks.path), 400)}", soft_wrap=True)
+
+
+def verdict_line(ranks: Ranks, alone: bool = True) -> Text:
+    """The verdict in a line: ``NOT FINITE``, ``FINITE`` or ``TROUBLE``; and what and where, if it stands alone."""
+    path = printable(str(ranks.path), 400)
+    if ranks.trouble:
+        return Text.assemble(("TROUBLE", "bold red"), f"  {path}: {printable(ranks.trouble, 600)}")
+    if ranks.first is not None:
+        run, found = ranks.first
+        origins = sum(trail.origin is not None for trail in ranks.trails)
+        passed = len(ranks.findings) - origins
+        counts = f"{origins:,} {'origin' if origins == 1 else 'origins'}" + (f", {passed:,} passed on" if passed else "")
+        told = f"{headline(found, run.start)}; " if alone else ""
+        return Text.assemble(("NOT FINITE", "bold red"), f"  {path}: {told}{counts}")
+    if ranks.unexplained:
+        count = len(ranks.unexplained)
+        flag = f"{_unexplained(ranks.unexplained[0][1])} in {count:,} {'step' if count == 1 else 'steps'}, and no call was found"
+        return Text.assemble(("NOT FINITE", "bold red"), f"  {path}: {flag}")
+    warned = sum(len(run.warnings) for run in ranks.ranks)
+    but = f"; {warned:,} {'warning' if warned == 1 else 'warnings'}" if warned else ""
+    steps = f"{ranks.watched:,} {'step' if ranks.watched == 1 else 'steps'}"
+    return Text.assemble(("FINITE", "bold green"), f"  {path}: everything was finite in {steps} that were watched{but}")
+
+
+def _unexplained(step: Step) -> str:
+    return "the device's overflow flag was up" if step.overflowed else "something was not finite"
+
+
+def _print_answer(console: Console, text: str) -> None:
+    for number, line in enumerate(text.splitlines()):
+        console.print(Text(line if not number else f"  {line}", "bold red" if not number else ""), soft_wrap=True)
+
+
+def _told(ranks: Ranks) -> list[Analysis]:
+    """The ranks whose histories are told: the one with the first origin, or the first; all would be too many."""
+    return [ranks.first[0] if ranks.first is not None else ranks.ranks[0]]
+
+
+def _rank(ranks: Ranks, run: Analysis) -> str:
+    return f"{where(run.start)}: " if ranks.several else ""
+
+
+def _print_findings(console: Console, ranks: Ranks) -> None:
+    """In execution order: origins, and below each the first few calls that it passed through."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for title in ("step", *(["rank"] if ranks.several else []), "#"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("place", overflow="fold", ratio=3, min_width=24)
+    table.add_column("class", overflow="fold", ratio=1, min_width=12)
+    for title in ("what", "its inputs"):
+        table.add_column(title, overflow="fold", max_width=14)
+    for trail in ranks.trails[:_TRAILS_SHOWN]:
+        for row in _rows(ranks, trail):
+            table.add_row(*row)
+    console.print()
+    console.print(Text("Findings, in execution order", "bold"))
+    console.print(table)
+    if len(ranks.trails) > _TRAILS_SHOWN:
+        console.print(f"… and {len(ranks.trails) - _TRAILS_SHOWN:,} more in the report")
+
+
+def _rows(ranks: Ranks, trail: Trail) -> Iterator[list[Text]]:
+    if trail.origin is not None:
+        yield _row(ranks, trail, trail.origin, "bold red")
+    for found in trail.passed[:_PASSED_SHOWN]:
+        yield _row(ranks, trail, found, "")
+    if len(trail.passed) > _PASSED_SHOWN:
+        more = len(trail.passed) - _PASSED_SHOWN
+        empty = [Text()] * (3 if ranks.several else 2)
+        yield [*empty, Text(f"… and passed through {more:,} more", "bright_black"), Text(), Text(), Text()]
+
+
+def _row(ranks: Ranks, trail: Trail, found: Found, style: str) -> list[Text]:
+    numbers = [str(found.step), *([str(trail.run.start.rank)] if ranks.several else []), str(found.order)]
+    cells = [*numbers, printable(found.place), printable(found.type, 60), kinds(found), inputs_of(found)]
+    return [Text(cell, style) for cell in cells]
+
+
+def inputs_of(found: Found) -> str:
+    """What is said of what went in, in a word or two."""
+    return "not all looked at" if found.unseen and found.cause is not Cause.INPUTS else _INPUTS[found.cause]
+
+
+def _guilty(found: Found, frames: Sequence[Frame]) -> int | None:
+    """The index of the frame that the finding is of, if it is among them."""
+    same = [
+        index
+        for index, frame in enumerate(frames)
+        if (frame.name, frame.call, frame.direction) == (found.name, found.call, found.direction)
+    ]
+    exact = [index for index in same if frames[index].order == found.order]
+    return next(reversed(exact or same), None)
+
+
+def _print_frames(console: Console, frames: Sequence[Frame], guilty: int | None) -> None:
+    """A line for each frame, over the whole width so that names stay in one piece, and below it a line for each tensor."""
+    console.print(_tensor_table([[Text(title, "bright_black") for title in _TENSOR_TITLES]]))
+    for index, frame in enumerate(frames):
+        console.print(_frame_line(frame, index == guilty), soft_wrap=True)
+        if frame.tensors:
+            console.print(_tensor_table([_tensor(seen) for seen in frame.tensors]))
+
+
+def _frame_line(frame: Frame, guilty: bool) -> Text:
+    style = "bold red" if guilty else "bold"
+    line = Text(f"{frame.order:>5} ", style)
+    line.append(printable(display_name(frame.name)))
+    about = [printable(frame.operator, 80)] if frame.operator else []
+    about += [printable(frame.type, 60)] if frame.type else []
+    about += [f"call {frame.call}"] if frame.call else []
+    about += ["backward"] if frame.direction is Direction.BACKWARD else []
+    line.append(f"  {', '.join(about)}" if about else "", "not bold")
+    line.append("  ◀ here" if guilty else "")
+    return line
+
+
+def _tensor_table(rows: list[list[Text]]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=False)
+    for number, width in enumerate(_TENSOR_WIDTHS):
+        table.add_column(width=width, overflow="fold", justify="right" if number in (0, 4, 5, 6, 7) else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _tensor(seen: Seen) -> list[Text]:
+    wrong = "" if seen.finite else "red"
+    largest = "nan" if math.isnan(seen.abs_max) else short(seen.abs_max)
+    cells = [
+        "",
+        called(seen),
+        printable(seen.dtype, 40),
+        str(list(seen.shape)),
+        short(smallest(seen)),
+        largest,
+        _count(seen.nan),
+        _count(seen.inf),
+    ]
+    return [Text(cell, wrong) for cell in cells]
+
+
+def _count(number: int | None) -> str:
+    if number is None:
+        return ""
+    return str(number) if number < 10_000_000 else f"{number:.1e}"
+
+
+def _print_history(console: Console, ranks: Ranks, run: Analysis) -> None:
+    """What led to it: grad_norm and the loss scale."""
+    norms = [step for step in run.steps if step.grad_norm is not None]
+    if norms:
+        console.print()
+        console.print(Text(f"{_rank(ranks, run)}grad_norm", "bold"))
+        last = norms[-_NORMS_SHOWN:]
+        told = " ".join(short(step.grad_norm) for step in last)
+        console.print(Text(f"  steps {last[0].step} to {last[-1].step}: {told}" if len(last) > 1 else f"  step {last[0].step}: {told}"))
+    for jump in run.jumps[:_LISTED]:
+        before = "" if math.isnan(jump.before) else f" from about {short(jump.before)}"
+        most = "; most of it: " + ", ".join(f"{printable(name, 60)} {short(norm)}" for name, norm in jump.step.largest[:3])
+        console.print(
+            Text(f"  jumped in step {jump.step.step}{before} to {short(jump.step.grad_norm)}{most if jump.step.largest else ''}", "yellow")
+        )
+    if len(run.jumps) > _LISTED:
+        console.print(f"  … and {len(run.jumps) - _LISTED:,} more jumps in the report")
+    _print_scale(console, ranks, run)
+
+
+def _print_scale(console: Console, ranks: Ranks, run: Analysis) -> None:
+    scales = [step.scale for step in run.steps if step.scale is not None]
+    if not scales and not run.scaled:
+        return
+    skipped = sum(each.skipped for each in run.scaled)
+    scales += [each.scale for each in run.scaled[-1:]] if not scales else []
+    console.print()
+    console.print(Text(f"{_rank(ranks, run)}loss scale", "bold"))
+    told = f"  {scales[0]:g} at first, {scales[-1]:g} at last, {min(scales):g} at least; {skipped:,} of {len(run.steps):,} steps skipped"
+    console.print(Text(told))
+    if not run.alarms:
+        console.print(Text("  a skipped step now and then is normal: the scale was too large" if skipped else "  never too large"))
+        return
+    worst = max(each.in_a_row for each in run.alarms)
+    first = run.alarms[0]
+    text = printable(first.text, 300) or f"the scale fell to {first.scale:g}, {worst} steps were skipped in a row: this is not normal"
+    console.print(Text(f"  alarm in step {first.step}: {text}", "bold red"))
+
+
+def _print_warnings(console: Console, ranks: Ranks) -> None:
+    warned = [(run, warning) for run in ranks.ranks for warning in run.warnings]
+    if not warned:
+        return
+    warned.sort(key=lambda pair: pair[1].step)
+    console.print()
+    console.print(Text("Warnings", "bold"))
+    for run, warning in warned[:_LISTED]:
+        console.print(Text(f"  {_rank(ranks, run)}step {warning.step}: {printable(warning.text, 300)}", "yellow"), soft_wrap=True)
+    if len(warned) > _LISTED:
+        console.print(f"  … and {len(warned) - _LISTED:,} more in the report")

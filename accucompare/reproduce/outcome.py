@@ -1,0 +1,114 @@
+"""What came of running a module again: which tensors there were, and what is said of each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from accucompare.live.hooks import arguments_of
+from accucompare.live.tensors import dtype_name
+from accucompare.live.values import leaves
+from accucompare.live import points
+
+#: (what it is, its name or path, the value), as the table of a run lists them.
+Row = tuple[str, str, Any]
+
+
+@dataclass
+class Outcome:
+    """What a module gave.
+
+    Attributes:
+        device: where it ran.
+        inputs, outputs: every tensor and number, by path.
+        gradients: of the inputs and the parameters, of a finding in the backward.
+        inside: the first tensor that was not finite among its children's inputs and outputs.
+        stand_ins: the inputs that had not been saved, for which None was passed.
+    """
+
+    device: torch.device
+    inputs: list[Row] = field(default_factory=list)
+    outputs: list[Row] = field(default_factory=list)
+    gradients: list[Row] = field(default_factory=list)
+    inside: Row | None = None
+    stand_ins: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def looking_inside(module: nn.Module, outcome: Outcome) -> Iterator[None]:
+    """Note the first tensor that is not finite among the children's inputs and outputs, and at points of the user's own."""
+
+    def look(name: str, what: str, parts: Iterable[tuple[str, Any]]) -> None:
+        for path, part in parts:
+            if outcome.inside is None and isinstance(part, torch.Tensor) and is_bad(part):
+                outcome.inside = (f"{what} {path}".rstrip() + ("" if what == "point" else " of"), name, part.detach().clone())
+
+    hooks = []
+    for name, child in module.named_modules():
+        if child is not module and not isinstance(child, torch.jit.ScriptModule):
+
+            def before(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                look(name, "input", arguments_of(args, kwargs))
+
+            def after(_: nn.Module, args: Any, output: Any, name: str = name) -> None:
+                look(name, "output", leaves(output))
+
+            hooks += [child.register_forward_pre_hook(before, with_kwargs=True), child.register_forward_hook(after)]
+    seen = points.Listening(lambda tensor, label: look(label, "point", [("", tensor)]))
+    points.active.append(seen)
+    try:
+        yield
+    finally:
+        points.active.remove(seen)
+        for hook in hooks:
+            hook.remove()
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the CPU in a type that can be reckoned with: an NPU has no float64, and nothing computes in float8."""
+    host = tensor.detach()
+    host = (host.to_padded_tensor(0.0) if host.is_nested else host.to_dense() if host.layout is not torch.strided else host).to("cpu")
+    if host.dtype in (torch.float32, torch.float64):
+        return host
+    return host.to(torch.complex128 if host.is_complex() else torch.float32 if host.is_floating_point() else torch.float64)
+
+
+def counts(value: Any) -> str:
+    """How many NaN and Inf there are, such as ``3 NaN and 1 +Inf of 128 values``."""
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    values = torch.view_as_real(wide(value)) if value.is_complex() else wide(value)
+    kinds = (("NaN", values.isnan()), ("+Inf", values == float("inf")), ("-Inf", values == -float("inf")))
+    said = " and ".join(f"{int(found.sum())} {kind}" for kind, found in kinds if bool(found.any()))
+    return f"{said or 'the largest number'} of {values.numel()} values"
+
+
+def cells(what: str, path: str, value: Any) -> list[str]:
+    """A row's cells: what, path, dtype, shape, the finite values' magnitudes, how many are not finite."""
+    if not isinstance(value, torch.Tensor):
+        return [what, path, type(value).__name__, "", repr(value)[:60]]
+    cells = [what, path, dtype_name(value.dtype), f"[{', '.join(map(str, value.shape))}]"]
+    if value.is_meta or value.is_nested or value.is_quantized:
+        return cells
+    values = wide(value).abs()
+    finite = values[torch.isfinite(values)]
+    sizes = f"|x| {finite.min():.3g} … {finite.max():.3g}" if finite.numel() else "|x| none finite" if values.numel() else "empty"
+    nan, inf = int(values.isnan().sum()), int(values.isinf().sum())
+    return [*cells, f"{sizes:<28}", f"{nan} NaN", f"{inf} Inf"]
+
+
+def is_bad(value: Any, saturated: bool = False) -> bool:
+    """Whether a value is not finite, or holds one that is not; with ``saturated``, also one that is as large as its type allows."""
+    if not isinstance(value, torch.Tensor):
+        return isinstance(value, (float, complex)) and not abs(value) < float("inf")
+    if not (value.is_floating_point() or value.is_complex()) or value.is_meta:
+        return False
+    values = wide(value)
+    if not bool(torch.isfinite(values).all()):
+        return True
+    return saturated and value.is_floating_point() and bool((values.abs() == torch.finfo(value.dtype).max).any())

@@ -1,0 +1,421 @@
+"""Writing down how a live module is made, as Python that a person can read; and what that Python needs when it is run.
+
+A constructor does not keep its arguments, so they are guessed from attributes of the same name. A guess is believed only after it was
+evaluated and what it made was compared with the live module: classes, names, shapes and plain attributes of every part. Where no guess
+holds, the module is put together of its parts, without its constructor, each part made in one of the two ways.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import logging
+import random
+import re
+import sys
+import textwrap
+import types
+import warnings
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from accucompare.live.names import unwrapped
+from accucompare.reproduce.imports import CannotRebuildError, import_lines
+from accucompare.reproduce.likeness import attributes, difference, is_transformers_config, same
+
+_WIDTH = 100
+_MISSING = object()
+#: Constructors' parameters that say where and in what type; both are restored from the saved tensors.
+_RESTORED = {"device", "dtype"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How a module is made.
+
+    Attributes:
+        imports: lines to run first.
+        text: an expression, perhaps of several lines.
+    """
+
+    imports: list[str]
+    text: str
+
+
+def recipe(module: nn.Module, directory: Path | None = None) -> Recipe:
+    """How to make a module like this one; its tensors' values are left to be restored.
+
+    Args:
+        module: the live one.
+        directory: of the script that it is for, which paths in it are relative to.
+
+    The text was evaluated, and gave a module of the same parts, names and shapes.
+
+    Raises:
+        CannotRebuildError: if no such text was found.
+    """
+    writer = _Writer(directory)
+    muted, state, state_of_numpy = logging.root.manager.disable, random.getstate(), np.random.get_state()
+    logging.disable()  # transformers warns of what it has warned of when the model was made
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")
+            text = writer.module(module)
+    finally:
+        logging.disable(muted)
+        random.setstate(state)
+        np.random.set_state(state_of_numpy)
+    return Recipe(writer.imports_of(text), text)
+
+
+# -- what the written Python calls ------------------------------------------------------------------------------------------------
+
+
+def assemble(kind: type[nn.Module], parts: Mapping[str, Any]) -> nn.Module:
+    """A module made of its parts, without its constructor: children, parameters, buffers (tensors) and plain attributes, by name."""
+    module: nn.Module = kind.__new__(kind)
+    nn.Module.__init__(module)
+    for name, part in parts.items():
+        if isinstance(part, nn.Module):
+            module._modules[name] = part
+        elif isinstance(part, nn.Parameter):
+            module._parameters[name] = part
+        elif isinstance(part, torch.Tensor):
+            module._buffers[name] = part
+        else:
+            module.__dict__[name] = part
+    return module
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    """A parameter whose values are to be restored."""
+    return nn.Parameter(torch.zeros(shape))
+
+
+def buffer(*shape: int) -> torch.Tensor:
+    """A buffer whose values are to be restored."""
+    return torch.zeros(shape)
+
+
+# -- writing modules --------------------------------------------------------------------------------------------------------------
+
+
+class _Writer:
+    """Writes expressions, and remembers what they need imported.
+
+    Attributes:
+        names: what the names in the expressions stand for.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self.names: dict[str, Any] = {"nn": nn, "torch": torch}
+        self._imports: dict[str, list[str]] = {"nn": ["from torch import nn"], "torch": ["import torch"]}
+
+    def imports_of(self, text: str) -> list[str]:
+        """The lines that an expression needs, each once: paths, imports, and what is got of them. They use ``sys``."""
+        words = set(re.findall(r"\w+", re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "", text)))
+        lines = list(dict.fromkeys(line for name, needed in self._imports.items() if name in words for line in needed))
+        named: dict[str, list[str]] = {}
+        for line in lines:
+            if line.startswith("from "):
+                home, _, name = line.partition(" import ")
+                named.setdefault(home, []).append(name)
+        return [
+            *(line for line in lines if line.startswith("sys.path")),
+            *sorted(line for line in lines if line.startswith("import ")),
+            *(f"{home} import {', '.join(sorted(set(names)))}" for home, names in sorted(named.items())),
+            *(line for line in lines if not line.startswith(("sys.path", "import ", "from "))),
+        ]
+
+    def module(self, live: nn.Module) -> str:
+        """An expression for a module. Errors as ``recipe``."""
+        live = unwrapped(live)
+        if isinstance(live, torch.jit.ScriptModule):
+            raise CannotRebuildError("it is a scripted or traced module")
+        self.reference(parametrize.type_before_parametrizations(live))  # without its class nothing can be done
+        reasons = []
+        for write in _WAYS:
+            try:
+                text = write(self, live)
+                reason = difference(live, self._evaluated(text))
+            except CannotRebuildError as error:
+                reason = str(error)
+            except Exception as error:  # a constructor that was given a wrong guess may raise anything
+                reason = f"its constructor raised {type(error).__name__}: {str(error)[:200]}"
+            if reason is None:
+                return text
+            reasons.append(reason)
+        raise CannotRebuildError(f"{type(live).__name__}: {reasons[-1]}")
+
+    def _evaluated(self, text: str) -> nn.Module:
+        """What an expression makes; without memory for its tensors, if its constructors can do without."""
+        try:
+            with torch.device("meta"):
+                made: nn.Module = eval(text, dict(self.names))
+        except Exception:
+            made = eval(text, dict(self.names))
+        return made
+
+    def _wrapped_in_norms(self, live: nn.Module, text: str) -> str:
+        """The expression with what ``parametrize``, ``weight_norm`` or ``spectral_norm`` has done to the module since."""
+        if parametrize.is_parametrized(live):
+            self._use("parametrize", parametrize, "from torch.nn.utils import parametrize")
+            for name, applied in live.parametrizations.items():  # type: ignore[union-attr, operator]
+                for one in applied:
+                    if type(one).__name__ == "_SpectralNorm":  # its constructor takes the weight
+                        arguments = [text, repr(name), repr(one.n_power_iterations), repr(one.eps), repr(one.dim)]
+                        text = _call("nn.utils.parametrizations.spectral_norm", arguments)
+                        continue
+                    text = _call("parametrize.register_parametrization", [text, repr(name), self.module(one), "unsafe=True"])
+        for hook in live._forward_pre_hooks.values():
+            kind: str = type(hook).__module__
+            if kind == "torch.nn.utils.weight_norm":
+                text = _call("nn.utils.weight_norm", [text, repr(hook.name), repr(hook.dim)])  # type: ignore[attr-defined]
+            elif kind == "torch.nn.utils.spectral_norm":
+                text = _call("nn.utils.spectral_norm", [text, *(repr(getattr(hook, key)) for key in _SPECTRAL)])
+        return text
+
+    def constructed(self, live: nn.Module, searched: bool) -> str:
+        """A call of the constructor. ``searched``: whether optional parameters are also looked for in the module's children."""
+        kind = parametrize.type_before_parametrizations(live)
+        if kind in (nn.Sequential, nn.ModuleList):
+            if list(live._modules) != [str(index) for index in range(len(live._modules))]:
+                raise CannotRebuildError("its children have names of their own")
+            children = [self.module(child) for child in live._modules.values() if child is not None]
+            return _call(self.reference(kind), children) if kind is nn.Sequential else f"nn.ModuleList({self._list(children)})"
+        arguments, by_name = [], False
+        for given in _parameters_of(kind):
+            value = _guess(live, given, searched)
+            required = given.default is inspect.Parameter.empty
+            if value is _MISSING and required:
+                raise CannotRebuildError(f"its constructor takes {given.name!r}, which the module does not keep")
+            by_name = by_name or not required or given.kind is given.KEYWORD_ONLY
+            if value is _MISSING or (not required and _is_default(value, given.default)):
+                continue
+            text = self.module(value) if isinstance(value, nn.Module) else self.value(value, given.name)
+            arguments.append(f"{given.name}={text}" if by_name else text)
+        return self._wrapped_in_norms(live, _call(self.reference(kind), arguments))
+
+    def assembled(self, live: nn.Module) -> str:
+        """A call of ``assemble``."""
+        if parametrize.is_parametrized(live):
+            raise CannotRebuildError("it is parametrized, and its constructor's arguments are not known")
+        parts: dict[str, str] = {}
+        for name, value in attributes(live).items():
+            parts[name] = self.value(value, name)
+        if "gradient_checkpointing" in vars(live):  # transformers asks for it; whoever runs a module alone needs none
+            parts["gradient_checkpointing"] = "False"
+        for kind, table in (("parameter", live._parameters), ("buffer", live._buffers)):
+            for name, tensor in table.items():
+                parts[name] = "None" if tensor is None else f"{kind}({', '.join(map(str, tensor.shape))})"
+                self._use(kind, globals()[kind], f"from accucompare.reproduce.recipe import {kind}")
+        for name, child in live._modules.items():
+            parts[name] = "None" if child is None else self.module(child)
+        self._use("assemble", assemble, "from accucompare.reproduce.recipe import assemble")
+        items = [f"{name!r}: {text}" for name, text in parts.items()]
+        return _call("assemble", [self.reference(type(live)), _enclosed("{", items, "}")])
+
+    def _list(self, items: list[str]) -> str:
+        return _enclosed("[", items, "]")
+
+    # -- values -----------------------------------------------------------------------------------------------------------------------
+
+    def value(self, value: Any, name: str) -> str:
+        """An expression for an attribute's value.
+
+        Raises:
+            CannotRebuildError: if it is no simple one, and nothing that can be imported.
+        """
+        kind = type(value)
+        if value is None or kind in (bool, int, str, bytes) or value is ...:
+            return "..." if value is ... else repr(value)
+        if kind is float:
+            return repr(value) if abs(value) < float("inf") else f"float({str(value)!r})"
+        if kind in (complex, range, slice):
+            return repr(value)
+        if isinstance(value, np.generic):
+            return self.value(value.item(), name)
+        if isinstance(value, torch.dtype):
+            return str(value)
+        if isinstance(value, torch.device):
+            return "torch.device('cpu')"  # and moved with the module
+        if isinstance(value, Enum):
+            return f"{self.reference(kind)}.{value.name}"
+        if isinstance(value, (list, set, frozenset, tuple, dict)):
+            return self._container(value, name)
+        if isinstance(value, functools.partial):
+            self._use("functools", functools, "import functools")
+            keywords = [f"{key}={self.value(child, name)}" for key, child in value.keywords.items()]
+            return _call("functools.partial", [self.value(value.func, name), *(self.value(arg, name) for arg in value.args), *keywords])
+        if isinstance(value, type) or inspect.isroutine(value):
+            return self.reference(value)
+        if is_transformers_config(value):
+            return self._config(value, name)
+        if dataclasses.is_dataclass(value):
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+            return _call(self.reference(kind), [f"{key}={self.value(child, name)}" for key, child in fields.items()])
+        if kind in (Namespace, types.SimpleNamespace):
+            return _call(self.reference(kind), [f"{key}={self.value(child, name)}" for key, child in vars(value).items()])
+        raise CannotRebuildError(f"its attribute {name!r} is a {kind.__module__}.{kind.__qualname__}, which cannot be written down")
+
+    def _container(self, value: list[Any] | set[Any] | frozenset[Any] | tuple[Any, ...] | dict[Any, Any], name: str) -> str:
+        kind = type(value)
+        if isinstance(value, dict):
+            items = [f"{self.value(key, name)}: {self.value(child, name)}" for key, child in value.items()]
+            text = _enclosed("{", items, "}")
+            return text if kind is dict else _call(self.reference(kind), [text])
+        items = [self.value(child, name) for child in value]
+        if kind is list:
+            return self._list(items)
+        if kind in (tuple, torch.Size):
+            return _enclosed("(", items, ",)" if len(items) == 1 else ")")
+        if hasattr(value, "_fields"):  # a named tuple
+            return _call(self.reference(kind), items)
+        return _call(self.reference(kind), [self._list(items)])
+
+    def _config(self, value: Any, name: str) -> str:
+        """A transformers configuration: its class, and what differs from the class's defaults."""
+        kind = type(value)
+        attention = getattr(value, "_attn_implementation", None)
+        extra = {"attn_implementation": attention} if attention is not None else {}
+        every = {key: child for key, child in value.to_dict().items() if key not in ("transformers_version", "model_type", "dtype")}
+        usual = kind().to_dict()
+        for fields in ({key: child for key, child in every.items() if key not in usual or usual[key] != child}, every):
+            if same(value, kind(**fields, **extra)):
+                return _call(self.reference(kind), [f"{key}={self.value(child, name)}" for key, child in {**fields, **extra}.items()])
+        raise CannotRebuildError(f"its {kind.__name__} cannot be made again of what to_dict() gives")
+
+    def reference(self, thing: Any) -> str:
+        """The name of a class or function, which its import brings in.
+
+        Raises:
+            CannotRebuildError: if it cannot be imported without running a training.
+        """
+        name = getattr(thing, "__name__", "")
+        for home, prefix in ((nn, "nn"), (nn.functional, "nn.functional"), (torch, "torch")):
+            if getattr(home, name, None) is thing:
+                return f"{prefix}.{name}"
+        qualname, home_name = getattr(thing, "__qualname__", ""), getattr(thing, "__module__", None) or ""
+        if home_name == "builtins":
+            return name
+        if "<locals>" in qualname or "<lambda>" in qualname:
+            raise CannotRebuildError(f"{qualname} is defined inside a function, so that it cannot be imported")
+        found: Any = sys.modules.get(home_name)
+        for part in qualname.split("."):
+            found = getattr(found, part, None)
+        if found is None or found is not thing:
+            raise CannotRebuildError(f"{home_name}.{qualname or name} cannot be imported by that name")
+        outer, _, rest = qualname.partition(".")
+        short = outer
+        while short in self.names and self.names[short] is not getattr(sys.modules[home_name], outer):
+            short += "_"
+        self._use(short, getattr(sys.modules[home_name], outer), *import_lines(sys.modules[home_name], outer, short, self._directory))
+        return f"{short}.{rest}" if rest else short
+
+    def _use(self, name: str, thing: Any, *lines: str) -> None:
+        self.names[name] = thing
+        self._imports[name] = list(lines)
+
+
+_SPECTRAL = ("name", "n_power_iterations", "eps", "dim")
+#: The ways to write a module, the most readable first.
+_WAYS: tuple[Callable[[_Writer, nn.Module], str], ...] = (
+    lambda writer, live: writer.constructed(live, searched=True),
+    lambda writer, live: writer.constructed(live, searched=False),
+    _Writer.assembled,
+)
+
+
+def _call(head: str, arguments: list[str]) -> str:
+    return _enclosed(f"{head}(", arguments, ")")
+
+
+def _enclosed(opening: str, items: list[str], closing: str) -> str:
+    """On one line if it fits, else an item a line."""
+    line = opening + ", ".join(items) + closing
+    if len(line) <= _WIDTH and "\n" not in line:
+        return line
+    return opening + "\n" + "".join(textwrap.indent(item, "    ") + ",\n" for item in items) + closing.lstrip(",")
+
+
+# -- a constructor's arguments ----------------------------------------------------------------------------------------------------
+
+
+def _parameters_of(kind: type[nn.Module]) -> Iterator[inspect.Parameter]:
+    """What a constructor takes.
+
+    Raises:
+        CannotRebuildError: if it takes any number of arguments.
+    """
+    if kind.__init__ is nn.Module.__init__:
+        return
+    own = nn.modules.rnn.RNNBase if kind in (nn.RNN, nn.LSTM, nn.GRU) else kind  # theirs takes whatever RNNBase's does, but for the mode
+    for name, given in list(inspect.signature(own.__init__).parameters.items())[1:]:
+        if given.kind is given.VAR_POSITIONAL:
+            raise CannotRebuildError("its constructor takes any number of arguments")
+        if given.kind is not given.VAR_KEYWORD and name not in _RESTORED and not (own is not kind and name == "mode"):
+            yield given
+    if kind is nn.RNN:
+        yield inspect.Parameter("nonlinearity", inspect.Parameter.KEYWORD_ONLY, default="tanh")
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    """Whether an argument was the default; a stride of (1, 1) was 1."""
+    return same(value, default) or (type(value) is tuple and value != () and value == (default,) * len(value))
+
+
+def _guess(live: nn.Module, given: inspect.Parameter, searched: bool) -> Any:
+    """What a constructor's parameter was: an attribute of that name, of the module or else of one of its children."""
+    name, default, required = given.name, given.default, given.default is inspect.Parameter.empty
+    told = _TOLD.get(type(live), {}).get(name)
+    if told is not None:
+        return told(live)
+    asks_whether = isinstance(default, bool) or given.annotation in (bool, "bool") or name == "bias"
+    for attribute in (name, f"_{name}"):
+        value = getattr(live, attribute, _MISSING)
+        if value is _MISSING or inspect.ismethod(value):
+            continue
+        if isinstance(value, torch.Tensor) or (value is None and asks_whether):
+            return value is not None if asks_whether else _MISSING
+        if isinstance(value, nn.modules.dropout._DropoutNd) and (required or isinstance(default, (int, float))):
+            return value.p
+        if isinstance(value, nn.Module) and isinstance(default, (int, float, str)):
+            continue
+        return value
+    if searched or required:
+        for child in live.modules():
+            value = vars(child).get(name, _MISSING)
+            if value is not _MISSING and not isinstance(value, (torch.Tensor, nn.Module)):
+                return value
+    return _MISSING
+
+
+#: Parameters that torch's own classes keep under another name.
+_TRANSFORMER: dict[str, Callable[[Any], Any]] = {
+    "d_model": lambda live: live.self_attn.embed_dim,
+    "nhead": lambda live: live.self_attn.num_heads,
+    "dim_feedforward": lambda live: live.linear1.out_features,
+    "layer_norm_eps": lambda live: live.norm1.eps,
+    "batch_first": lambda live: live.self_attn.batch_first,
+    "bias": lambda live: live.linear1.bias is not None,
+}
+_TOLD: dict[type[nn.Module], dict[str, Callable[[Any], Any]]] = {
+    nn.MultiheadAttention: {
+        "bias": lambda live: live.in_proj_bias is not None,
+        "add_bias_kv": lambda live: live.bias_k is not None,
+        "kdim": lambda live: None if live._qkv_same_embed_dim else live.kdim,
+        "vdim": lambda live: None if live._qkv_same_embed_dim else live.vdim,
+    },
+    nn.TransformerEncoderLayer: _TRANSFORMER,
+    nn.TransformerDecoderLayer: _TRANSFORMER,
+}

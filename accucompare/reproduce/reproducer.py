@@ -1,0 +1,443 @@
+"""Running one module again, alone, on what it was given: what a reproducer's script calls."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from accucompare.bundle.reader import Bundle, open_bundle
+from accucompare.bundle.records import Record, Role, display_name
+from accucompare.live.hooks import arguments_of
+from accucompare.live.names import Modules, name_modules, unwrapped
+from accucompare.recorder.state import put_together
+from accucompare.live.tensors import dtype_name, from_bits
+from accucompare.live.values import leaves
+from accucompare.case import load_case
+from accucompare.devices import DeviceName, explain, open_device
+from accucompare.errors import AccucompareError, BundleError, CaptureError, CaseError, DeviceError, UsageError
+from accucompare.findings.events import Direction, Found, Site
+from accucompare.reproduce.outcome import Outcome, Row, cells, counts, is_bad, looking_inside
+
+SHOWS, FINITE, TROUBLE = 1, 0, 2
+
+
+def autocast_now() -> dict[str, Any]:
+    """The autocast in force, by type of device: ``{"cpu": {"enabled": True, "dtype": "bfloat16"}, …}``."""
+    kinds = ["cpu", "cuda", *(["npu"] if hasattr(torch, "npu") else [])]
+    return {kind: {"enabled": torch.is_autocast_enabled(kind), "dtype": dtype_name(torch.get_autocast_dtype(kind))} for kind in kinds}
+
+
+@contextlib.contextmanager
+def autocast_then(table: Mapping[str, Any]) -> Iterator[None]:
+    """While the context lasts, the autocast that ``autocast_now`` told of."""
+    with contextlib.ExitStack() as stack:
+        for kind, entry in table.items():
+            if entry["enabled"] or torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, getattr(torch, entry["dtype"]), enabled=entry["enabled"]))
+        yield
+
+
+def always(grad: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A tensor's hook that gives it this gradient, whatever comes: an output of which another one is computed has that one's part in it."""
+
+    def give(_: torch.Tensor) -> torch.Tensor:
+        return grad.clone()
+
+    return give
+
+
+def module_of_case(target: str, name: str) -> nn.Module:
+    """Build a case and take the module of that qualified name.
+
+    Raises:
+        CaseError: if the case cannot be built, or has no such module.
+    """
+    model = load_case(target)[0].model
+    found = name_modules(model).named.get(name) if isinstance(model, nn.Module) else None
+    if found is None:
+        raise CaseError(f"{target}: its model has no module {display_name(name)!r} (any more)")
+    return found
+
+
+class Autocast(msgspec.Struct):
+    """Of one type of device."""
+
+    enabled: bool
+    dtype: str
+
+
+class Saved(msgspec.Struct, kw_only=True):
+    """What the manifest of a reproducer's bundle says of it, beside what it says of any.
+
+    Attributes:
+        found: what the watch found.
+        device: where.
+        autocast: in force, by type of device.
+        grad_enabled: whether gradients were on.
+        kind: the module's class.
+        missing: why the module has to be made by hand; ``None`` if it has not.
+        training, other_mode: the module's mode, and the names of those in it that were in the other.
+        aliases, tied: further names of modules and of tensors inside it, each with the first.
+        lost: what could not be saved: its place, and what it is.
+        strides: of the tensors that lay otherwise than row by row, by role and name.
+        inputs_with_grad, parameters_with_grad: those that required grad.
+        random, grads, attributes: records: generator states by device, gradients of the outputs by path, tensors that are plain
+            attributes by name.
+    """
+
+    found: Found
+    device: str
+    autocast: dict[str, Autocast]
+    grad_enabled: bool
+    kind: str
+    missing: str | None
+    training: bool
+    other_mode: list[str]
+    aliases: dict[str, str]
+    tied: dict[str, str] = {}
+    lost: dict[str, str] = {}
+    strides: dict[str, list[int]] = {}
+    inputs_with_grad: list[str] = []
+    parameters_with_grad: list[str] = []
+    random: dict[str, str] = {}
+    grads: dict[str, str] = {}
+    attributes: dict[str, str] = {}
+
+
+class Reproducer:
+    """A bundle that a watch wrote of one module call.
+
+    Attributes:
+        bundle: it.
+        found: what the watch found.
+
+    Example:
+        >>> reproducer = Reproducer.open("watch/rank0-step7.py")        # doctest: +SKIP
+        >>> module = reproducer.restore(nn.Linear(64, 256))             # doctest: +SKIP
+        >>> reproducer.show(reproducer.run(module))                     # doctest: +SKIP
+        1
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        """Errors as ``open``."""
+        self.bundle = bundle
+        table = bundle.manifest.capture.get("reproducer")
+        if table is None:
+            raise BundleError(f"{bundle.path}: is a bundle, but no reproducer, which a watch writes")
+        try:
+            self._saved = msgspec.convert(table, Saved)
+        except msgspec.ValidationError as error:
+            raise BundleError(f"{bundle.path}: damaged; what it says of the module is malformed ({error})") from None
+        self.found = self._saved.found
+        self._device = torch.device("cpu")
+        self._records = {(record.role, record.name): record for record in bundle.state()}
+
+    @classmethod
+    def open(cls, script: str | Path) -> Reproducer:
+        """Open the bundle beside a script.
+
+        The script calls this where no error is caught, so that it prints a line and exits instead of raising.
+        """
+        try:
+            return cls(open_bundle(Path(script).resolve().with_suffix("")))
+        except AccucompareError as error:
+            print(f"Error: {error}", file=sys.stderr)
+            raise SystemExit(TROUBLE) from None
+
+    def main(self, build: Callable[[], Any], arguments: list[str], given: Mapping[str, Any] | None = None) -> int:
+        """Build, restore, run and show.
+
+        Args:
+            build: makes the module, with any values in its tensors.
+            arguments: of the command line: a device, or nothing for that of the training.
+            given: what to pass for inputs that could not be saved.
+
+        Returns:
+            The exit code: 1 if the value shows again, 0 if everything is finite, 2 if that cannot be told.
+        """
+        try:
+            if len(arguments) > 1:
+                raise UsageError(f"takes one device at most, but was given {' '.join(arguments)}")
+            device = self.device(arguments[0] if arguments else None)
+            return self.show(self.run(self.restore(self._built(build), device), given))
+        except AccucompareError as error:
+            print(f"Error: {error}", file=sys.stderr)
+        except Exception as error:
+            print(f"Error: the module raised {explain(self._device.type, error)}", file=sys.stderr)
+        finally:
+            self.bundle.close()
+        return TROUBLE
+
+    def device(self, name: str | None) -> torch.device:
+        """The device of that name; without one that of the training, or the CPU if it is not there.
+
+        Raises:
+            DeviceError: if it is not there.
+            UsageError: if it is no name of a device.
+        """
+        if name is not None:
+            return open_device(DeviceName.parse(name))
+        try:
+            return open_device(DeviceName.parse(self._saved.device))
+        except (DeviceError, UsageError):
+            print(f"it was found on {self._saved.device}, which is not here; this is the CPU")
+            return torch.device("cpu")
+
+    def _built(self, build: Callable[[], Any]) -> nn.Module:
+        try:
+            module = build()
+        except AccucompareError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise CaptureError(f"the module cannot be built here: {type(error).__name__}: {error}; see build() in the script") from error
+        if not isinstance(module, nn.Module):
+            missing = self._saved.missing
+            reason = f" ({missing})" if missing else ""
+            raise CaptureError(
+                f"build() in {self.bundle.path.name}.py must make the module: a {self._saved.kind}; "
+                f"how that is done could not be told{reason}"
+            )
+        return module
+
+    # -- putting it back ----------------------------------------------------------------------------------------------------------------
+
+    def restore(self, module: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
+        """Move a module to a device and put the saved parameters, buffers, modes and tensor attributes into it; their dtypes, too.
+
+        Returns:
+            The module, out of its wrappers.
+
+        Raises:
+            CaptureError: if it has other parameters or buffers than were saved, or not all were saved.
+        """
+        module = unwrapped(module).to(device)
+        self._device = torch.device(device)
+        for alias, name in self._saved.aliases.items():
+            with contextlib.suppress(KeyError, AttributeError):
+                owner, leaf = _owner(module, alias)
+                owner._modules[leaf] = module.get_submodule(name)
+        modules = name_modules(module)
+        tensors = {name: (kind, tensor) for kind, name, tensor in modules.tensors()}
+        self._check(modules, tensors)
+        for name, (kind, tensor) in tensors.items():
+            tensor.requires_grad_(False)  # no gradients of integers, which a parameter's new values may be
+            tensor.data = self._load(Role.PARAM if kind == "parameters" else Role.BUFFER, name, device)
+        self._tie(modules)
+        for name, (kind, tensor) in tensors.items():
+            if kind == "parameters":
+                tensor.requires_grad_(name in self._saved.parameters_with_grad)
+        for place, record in self._saved.attributes.items():
+            owner, leaf = _owner(modules, place)
+            owner.__dict__[leaf] = self._load(Role.CASE_INPUT, record, device)
+        for name, part in modules.named.items():
+            part.training = self._saved.training != (name in self._saved.other_mode)
+            for key, value in vars(part).items():
+                if isinstance(value, torch.device):
+                    part.__dict__[key] = torch.device(device)
+        return module
+
+    def _check(self, modules: Modules, tensors: Mapping[str, tuple[str, torch.Tensor]]) -> None:
+        """Raise CaptureError unless the module has the saved parameters and buffers, in their shapes."""
+        for name, what in self._saved.lost.items():
+            if name in tensors:
+                raise CaptureError(
+                    f"{self.bundle.path}: {name!r} of the module could not be saved ({what}), and without it there is no rerun"
+                )
+        kind = type(modules.named[""]).__name__
+        saved = {record.name: record for (role, _), record in self._records.items() if role is not Role.CASE_INPUT}
+        for names, words in ((saved.keys() - tensors.keys(), "lacks"), (tensors.keys() - saved.keys(), "has, but the saved one had not,")):
+            if names:
+                raise CaptureError(f"build() made a {kind} that {words} {min(names)!r} ({len(names)} such in all)")
+        for name, record in saved.items():
+            if tensors[name][0] == "parameters" and tuple(tensors[name][1].shape) != record.shape:
+                raise CaptureError(f"build() made a {kind} whose {name!r} is {list(tensors[name][1].shape)} and not {list(record.shape)}")
+
+    def _tie(self, modules: Modules) -> None:
+        """Let weights that were one tensor be one again."""
+        for name, first in self._saved.tied.items():
+            (owner, leaf), (other, other_leaf) = _owner(modules, name), _owner(modules, first)
+            for table, source in ((owner._parameters, other._parameters), (owner._buffers, other._buffers)):
+                if leaf in table and other_leaf in source:
+                    table[leaf] = source[other_leaf]  # type: ignore[assignment]
+
+    def _load(self, role: Role, name: str, device: torch.device | str) -> torch.Tensor:
+        """A fresh tensor with a record's values, on a device, lying as it lay.
+
+        Raises:
+            BundleError: if there is no such record, or it is damaged.
+        """
+        record = self._records.get((role, name))
+        if record is None:
+            raise BundleError(f"{self.bundle.path}: damaged; it holds no {role.value} {name!r}")
+        tensor = from_bits(self.bundle.raw(record), record.dtype).to(device)
+        strides = self._saved.strides.get(f"{role.value} {name}")
+        if strides is not None:
+            tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=device).copy_(tensor)
+        return tensor
+
+    # -- running ------------------------------------------------------------------------------------------------------------------------
+
+    def run(self, module: nn.Module, given: Mapping[str, Any] | None = None) -> Outcome:
+        """Run a restored module on the saved inputs, in the saved mode, autocast and random state; and backward if it was found there.
+
+        Args:
+            module: of ``restore``.
+            given: what to pass for inputs that could not be saved.
+
+        Raises:
+            CaptureError: if gradients were saved, and the output has none.
+        """
+        device = self._device
+        outcome = Outcome(device)
+        backward = self.found.direction is Direction.BACKWARD and bool(self._saved.grads)
+        (args, kwargs), sources = self._inputs(device, given or {}, outcome)
+        outcome.inputs = [("input", path, _copy(value)) for path, value in arguments_of(args, kwargs)]
+        self._set_random(device)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(backward or bool(self._saved.grad_enabled)))
+            stack.enter_context(autocast_then(self._autocast_on(device)))
+            stack.enter_context(looking_inside(module, outcome))
+            output = module(*args, **kwargs)
+        outcome.outputs = [("output", path, value) for path, value in leaves(output)]
+        if backward:
+            self._run_backward(module, dict(leaves(output)), sources, outcome)
+        return outcome
+
+    def _inputs(self, device: torch.device, given: Mapping[str, Any], outcome: Outcome) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The arguments, and of those that require grad the leaves whose gradients are to be looked at."""
+        loaded: dict[str, torch.Tensor] = {}
+        sources: dict[str, torch.Tensor] = {}
+
+        def load(number: str) -> torch.Tensor:
+            if number not in loaded:
+                tensor = self._load(Role.CASE_INPUT, number, device)
+                if number in self._saved.inputs_with_grad:
+                    sources[number] = tensor.requires_grad_()
+                    tensor = torch.empty_like(tensor).copy_(tensor)  # no leaf, for the module may write into it
+                loaded[number] = tensor
+            return loaded[number]
+
+        def lost(place: str) -> Any:
+            value = given.get(place)
+            if value is None:
+                outcome.stand_ins.append(place)
+            return value
+
+        try:
+            return put_together(self.bundle.manifest.capture["inputs"][0], load, lost), sources
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise BundleError(f"{self.bundle.path}: damaged; its inputs are malformed ({type(error).__name__})") from None
+
+    def _autocast_on(self, device: torch.device) -> dict[str, Any]:
+        """The autocast that was in force; that of the device of the training is this device's."""
+        others = {kind: table for kind, table in self._saved.autocast.items() if table.enabled and kind != _type(self._saved.device)}
+        own = self._saved.autocast.get(_type(self._saved.device))
+        return msgspec.to_builtins({**others, **({device.type: own} if own is not None else {})})  # type: ignore[no-any-return]
+
+    def _set_random(self, device: torch.device) -> None:
+        own = {name: record for name, record in self._saved.random.items() if _type(name) == device.type}
+        if "cpu" in self._saved.random:
+            torch.set_rng_state(self._load(Role.CASE_INPUT, self._saved.random["cpu"], "cpu"))
+        if device.type != "cpu" and own:
+            record = own.get(self._saved.device) or next(iter(own.values()))
+            torch.get_device_module(device).set_rng_state(self._load(Role.CASE_INPUT, record, "cpu"), device)
+        elif device.type != _type(self._saved.device):
+            print(f"random numbers, if it draws any, are others here than on {self._saved.device}")
+
+    def _run_backward(self, module: nn.Module, outputs: Mapping[str, Any], sources: Mapping[str, torch.Tensor], outcome: Outcome) -> None:
+        tensors, grads = [], []
+        for path, record in self._saved.grads.items():
+            output = outputs.get(path)
+            if not isinstance(output, torch.Tensor) or not output.requires_grad:
+                raise CaptureError(f"the output {path or 'of the module'} has no gradient here, but one was saved")
+            grad = self._load(Role.CASE_INPUT, record, outcome.device)
+            outcome.inputs.append(("output's gradient", path, grad))
+            tensors.append(output)
+            grads.append(grad.to(output.dtype))
+            output.register_hook(always(grads[-1]))  # type: ignore[no-untyped-call]
+        module.zero_grad()
+        torch.autograd.backward(tensors, grads)
+        paths = {tensor: path for path, tensor in self._numbers().items()}
+        outcome.gradients = [
+            *(("input's gradient", paths.get(number, number), tensor.grad) for number, tensor in sources.items()),
+            *(("parameter's gradient", name, parameter.grad) for name, parameter in module.named_parameters()),
+        ]
+        outcome.gradients = [row for row in outcome.gradients if row[2] is not None]
+
+    def _numbers(self) -> dict[str, str]:
+        """The paths of the inputs, each with the number of its tensor."""
+        args, kwargs = put_together(self.bundle.manifest.capture["inputs"][0], _Number, lambda place: None)
+        return {path: value for path, value in arguments_of(args, kwargs) if isinstance(value, _Number)}
+
+    # -- saying what came of it ---------------------------------------------------------------------------------------------------------
+
+    def show(self, outcome: Outcome) -> int:
+        """Print the inputs and what came out, and say whether the value that is not finite shows again.
+
+        Returns:
+            The exit code, as of ``main``.
+        """
+        rows = [*outcome.inputs, *outcome.outputs, *outcome.gradients]
+        print(f"{self.found.place} ({self.found.type}) on {outcome.device}")
+        lines = [cells(*row) for row in rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(4)] if lines else []
+        for line in lines:
+            print("  " + "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), *line[4:]]).rstrip())
+        shown = next((row for row in self._judged(outcome) if is_bad(row[2], "saturated" in self.found.kinds)), None)
+        if shown is not None:
+            print(f"It shows again: {counts(shown[2])} in the {' '.join(shown[:2]).rstrip()}")
+            return SHOWS
+        if outcome.inside is not None:
+            print(f"Inside, {' '.join(outcome.inside[:2])} holds {counts(outcome.inside[2])}, but not what comes out.")
+        if self.found.direction is Direction.BACKWARD and not self._saved.grads:
+            print("What comes out is finite here. It was found in the backward, but no gradient of the module's output was saved.")
+            return TROUBLE
+        if outcome.stand_ins:
+            print(f"Everything is finite here, but None was passed for {', '.join(outcome.stand_ins)}, which could not be saved.")
+            return TROUBLE
+        print(f"It does not show: everything is finite on {outcome.device}.")
+        return FINITE
+
+    def _judged(self, outcome: Outcome) -> list[Row]:
+        """The tensors among which the value is looked for."""
+        site = self.found.site
+        if self.found.direction is Direction.BACKWARD:
+            given = [row for row in outcome.inputs if row[0] == "output's gradient"]
+            return given if site is Site.LOSS else [*outcome.gradients, *(given if site is Site.SUM else [])]
+        if site is Site.INPUT:
+            return outcome.inputs
+        bad = {seen.path for seen in self.found.tensors if seen.role == "output" and not seen.finite}
+        outputs = [row for row in outcome.outputs if row[1] in bad] or outcome.outputs
+        inside = [outcome.inside] if outcome.inside is not None and site in (Site.GLUE, Site.POINT) else []
+        weights = [("weight", record.name, self._load(*key, "cpu")) for key, record in self._weights() if site is Site.WEIGHTS]
+        return [*outputs, *inside, *weights]
+
+    def _weights(self) -> Iterable[tuple[tuple[Role, str], Record]]:
+        return ((key, record) for key, record in self._records.items() if key[0] is not Role.CASE_INPUT)
+
+
+class _Number(str):
+    """A tensor's number, in its place."""
+
+
+def _owner(root: nn.Module | Modules, name: str) -> tuple[nn.Module, str]:
+    """The module that holds an attribute, and the attribute's name there."""
+    prefix, _, leaf = name.rpartition(".")
+    return (root.named[prefix] if isinstance(root, Modules) else root.get_submodule(prefix)), leaf
+
+
+def _copy(value: Any) -> Any:
+    """The value as it is now; the module may write into it."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _type(device: str) -> str:
+    """The type of a device, which need not be known to this torch."""
+    return device.partition(":")[0]

@@ -1,0 +1,433 @@
+"""Saving what one module call was given, as a bundle, and beside it a script that runs that module alone.
+
+The bundle's state holds the parameters, buffers, inputs, random states and output gradients; its one step lists the inputs, so that
+``accucompare show`` does. How all of it is put together again is in ``rerun``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from accucompare.numbers.dtypes import DTYPES, Array
+from accucompare.bundle.manifest import Manifest, StepEntry
+from accucompare.bundle.records import Layout, Record, Role
+from accucompare.bundle.writer import RecordFile
+from accucompare.live.hooks import arguments_of
+from accucompare.live.environment import describe_environment, device_of
+from accucompare.live.names import Modules, name_modules
+from accucompare.recorder.state import state_record, take_apart
+from accucompare.live.tensors import dtype_name, layout_of, other_to_host, scalar_to_host, to_host
+from accucompare.live.values import Scalar, describe, leaves
+from accucompare.errors import CaptureError
+from accucompare.findings.events import Found, Site
+from accucompare.reproduce.imports import CannotRebuildError, place_text
+from accucompare.reproduce.recipe import Recipe, recipe
+from accucompare.reproduce.reproducer import Autocast, Reproducer, Saved, autocast_now, autocast_then
+
+__all__ = ["Moment", "Reproducer", "autocast_now", "autocast_then", "save_reproducer"]
+
+_Saved = tuple[Record, Callable[[], Array]]
+
+
+@dataclass
+class Moment:
+    """What one module call was given.
+
+    Attributes:
+        module: the live module; its parameters are as they were at the call.
+        name, call: its qualified name, and which of its calls in the step.
+        args, kwargs: copies made before the call, in the same structure. A tensor given twice should be one copy; a copy whose
+            original required grad should require it, too.
+        random: the state of each device's generator (``cpu``, ``cuda:0``, ``npu:0``) at the call's start.
+        autocast: that of ``autocast_now`` at the call.
+        buffers: copies of the module's buffers before the call, by name in the module; what is not in it is taken from the module.
+        grads: of a finding in the backward, the gradient of each output, by the path that ``leaves`` gives.
+        grad_enabled: whether the call was made with gradients on.
+        numbers: plain attributes of the module, and of those in it, that are numbers or text, as they were then: it may count its calls.
+    """
+
+    module: nn.Module
+    name: str
+    call: int
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    random: dict[str, torch.Tensor] = field(default_factory=dict)
+    autocast: dict[str, Any] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    grads: dict[str, torch.Tensor] = field(default_factory=dict)
+    grad_enabled: bool = True
+    numbers: dict[nn.Module, dict[str, Any]] = field(default_factory=dict)
+
+
+def save_reproducer(stem: Path, found: Found, moment: Moment, case: str | None) -> Path:
+    """Write the bundle ``stem`` and the script ``stem.py``; of an earlier run's, none is left.
+
+    Args:
+        stem: such as ``watch/rank0-step7``.
+        found: what was found; a sentence is added to its notes for each thing that could not be saved, or not be rebuilt.
+        moment: what the module was given.
+        case: the case that was run, if the command line runs it: then the script takes the module from it.
+
+    Returns:
+        The script's path.
+
+    Raises:
+        CaptureError: if it cannot be written; nothing is left of it then.
+    """
+    script = stem.with_name(f"{stem.name}.py")
+    if stem.exists() and not (stem / "manifest.json").is_file():
+        raise CaptureError(f"{stem}: is there and holds no bundle, so it is not touched; the reproducer was not written")
+    parts = stem.with_name(f"{stem.name}.part"), script.with_name(f"{script.name}.part")
+    with _numbers_as_they_were(moment):
+        making = _making(moment, case, stem.parent)
+    replacing = False
+    try:
+        _remove(*parts)
+        lost = _write_bundle(parts[0], found, moment, making, case)
+        parts[1].write_text(_script(script, found, moment, making, lost), encoding="utf-8")
+        replacing = True
+        _remove(stem, script)
+        os.replace(parts[0], stem)
+        os.replace(parts[1], script)
+    except BaseException as error:
+        _remove(*parts, *([stem, script] if replacing else []))
+        if isinstance(error, OSError):
+            raise CaptureError(f"{stem}: the reproducer cannot be written ({error.strerror or error})") from None
+        if isinstance(error, Exception):  # a class of the user's may raise anything while it is looked at; the training goes on
+            raise CaptureError(f"{stem}: the reproducer cannot be written ({type(error).__name__}: {error})") from error
+        raise
+    if isinstance(making, str):
+        found.notes.append(f"reproducer: the module has to be made by hand in {script.name}: {making}")
+    found.notes += [f"reproducer: {place} could not be saved ({what})" for place, what in lost.items()]
+    return script
+
+
+@contextlib.contextmanager
+def _numbers_as_they_were(moment: Moment) -> Iterator[None]:
+    now = {module: {name: vars(module)[name] for name in numbers if name in vars(module)} for module, numbers in moment.numbers.items()}
+    try:
+        for module, numbers in moment.numbers.items():
+            vars(module).update(numbers)
+        yield
+    finally:
+        for module, numbers in now.items():
+            vars(module).update(numbers)
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _making(moment: Moment, case: str | None, directory: Path) -> Recipe | str:
+    """How to make the module, or why that is not known; ``directory``: of the script."""
+    if case is not None:
+        source, colon, callable_name = case.partition(":")
+        by_path = source.endswith(".py") or "/" in source
+        own = f" + {colon + callable_name!r}" if colon else ""
+        target = place_text(Path(source).resolve(), directory) + own if by_path else repr(case)
+        paths = [] if by_path else [f"sys.path.insert(0, {place_text(Path.cwd(), directory)})"]
+        return Recipe([*paths, "from accucompare.reproduce.reproducer import module_of_case"], f"module_of_case({target}, {moment.name!r})")
+    try:
+        return recipe(moment.module, directory)
+    except CannotRebuildError as error:
+        return str(error)
+    except Exception as error:  # attributes of the user's may raise when they are looked at; the data is saved all the same
+        return f"{type(error).__name__} while it was looked at: {str(error)[:200]}"
+
+
+# -- the bundle -------------------------------------------------------------------------------------------------------------------
+
+
+def _write_bundle(directory: Path, found: Found, moment: Moment, making: Recipe | str, case: str | None) -> dict[str, str]:
+    """Write everything, and return what could not be saved: its place, and what it is."""
+    modules = name_modules(moment.module)
+    state = _State(moment, modules)
+    device = _device(moment)
+    root = modules.named[""]
+    saved = Saved(
+        found=found,
+        device=str(device),
+        autocast={kind: Autocast(**table) for kind, table in moment.autocast.items()},
+        grad_enabled=moment.grad_enabled,
+        kind=f"{type(root).__module__}.{type(root).__qualname__}",
+        missing=making if isinstance(making, str) else None,
+        training=_training(root),
+        other_mode=[name for name, module in modules.named.items() if _training(module) != _training(root)],
+        aliases=modules.aliases,
+        lost=state.lost,
+        **state.tables,
+    )
+    capture = {
+        "mode": "tensors",
+        "steps": 1,
+        "inputs": [state.inputs],
+        "reproducer": msgspec.to_builtins(saved),
+    }
+    manifest = Manifest(
+        complete=True,
+        capture=capture,
+        environment=describe_environment(device, case),
+        model={
+            "class": saved.kind,
+            "training": saved.training,
+            "other_mode": saved.other_mode,
+            "modules": {name: type(module).__name__ for name, module in modules.named.items()},
+            "aliases": saved.aliases,
+            "not_called": [],
+        },
+        notes=[f"made by accucompare watch to run one module again: {found.place}"],
+    )
+    count, digest = _write_records(directory / "rank0" / "state", state.records)
+    manifest.state = {"records": count, "digest": digest}
+    manifest.steps.append(StepEntry(found.step, *_write_records(directory / "rank0" / f"step{found.step}", _shown(found, moment))))
+    manifest.write(directory / "manifest.json")
+    return state.lost
+
+
+def _training(module: nn.Module) -> bool:
+    return bool(getattr(module, "training", False))  # a frozen scripted one has forgotten
+
+
+def _write_records(stem: Path, records: Any) -> tuple[int, str]:
+    file = RecordFile(stem)
+    try:
+        for record, array in records:
+            file.add(record, array() if callable(array) else array)
+        return file.records, file.finish()
+    except BaseException:
+        file.discard()
+        raise
+
+
+def _shown(found: Found, moment: Moment) -> Iterator[tuple[Record, Array | None]]:
+    """The inputs, as a capture records them."""
+    for order, (path, value) in enumerate(arguments_of(moment.args, moment.kwargs)):
+        if isinstance(value, torch.Tensor):
+            host = other_to_host(value) if _problem(value) else to_host(value)
+        else:
+            host = scalar_to_host(value) if isinstance(value, Scalar) else other_to_host(value)
+        yield (
+            Record(
+                rank=0,
+                step=found.step,
+                name=moment.name,
+                call=moment.call,
+                role=Role.INPUT,
+                path=path,
+                order=order,
+                type=type(moment.module).__name__,
+                parent=None,
+                shape=host.shape,
+                dtype=host.dtype,
+                layout=host.layout,
+                digest=host.digest,
+                detail=host.detail,
+            ),
+            host.array,
+        )
+
+
+class _State:
+    """The records of a reproducer's state, and what has to be known of them.
+
+    Attributes:
+        records: each with the function that brings its data to the host.
+        inputs: the structure of the inputs, as JSON.
+        lost: what could not be saved: its place, and what it is.
+        tables: which record is what, for the manifest.
+    """
+
+    def __init__(self, moment: Moment, modules: Modules) -> None:
+        self.records: list[_Saved] = []
+        self.lost: dict[str, str] = {}
+        tensors: list[torch.Tensor] = []
+        self.inputs = self._inputs(moment, tensors)
+        self.tables: dict[str, Any] = {
+            "strides": {},
+            "inputs_with_grad": [str(index) for index, tensor in enumerate(tensors) if tensor.requires_grad],
+            "parameters_with_grad": [],
+            "tied": {},
+        }
+        self.tables["random"] = self._add_all("random", moment.random)
+        self.tables["grads"] = self._add_all("grad", moment.grads)
+        for index, tensor in enumerate(tensors):
+            self._add(str(index), tensor)
+        self._add_model(moment, modules)
+
+    def _inputs(self, moment: Moment, tensors: list[torch.Tensor]) -> dict[str, Any]:
+        def lost(value: Any, place: str) -> bool:
+            reason = _problem(value) if isinstance(value, torch.Tensor) else describe(value)
+            if reason is not None:
+                self.lost[place] = reason
+            return reason is not None
+
+        args = [take_apart(value, tensors, f"argument {index}", lost) for index, value in enumerate(moment.args)]
+        kwargs = [[name, take_apart(value, tensors, name, lost)] for name, value in moment.kwargs.items()]
+        return {"list": [{"tuple": args}, {"dict": kwargs}]}
+
+    def _add_model(self, moment: Moment, modules: Modules) -> None:
+        names: dict[int, str] = {}
+        for kind, name, live in modules.tensors():
+            tensor = moment.buffers.get(name, live) if kind == "buffers" else live
+            if id(live) in names:
+                self.tables["tied"][name] = names[id(live)]
+            names.setdefault(id(live), name)
+            if live.requires_grad:
+                self.tables["parameters_with_grad"].append(name)
+            self._add(name, tensor, Role.PARAM if kind == "parameters" else Role.BUFFER)
+        attributes = {
+            f"{prefix}.{key}" if prefix else key: value
+            for prefix, module in modules.named.items()
+            for key, value in vars(module).items()
+            if isinstance(value, torch.Tensor)
+        }
+        self.tables["attributes"] = self._add_all("attribute", attributes)
+
+    def _add_all(self, what: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+        """Take tensors in, and return the records of those that could be saved, by the same names."""
+        return {name: f"{what}.{name}" for name, tensor in tensors.items() if self._add(f"{what}.{name}", tensor)}
+
+    def _add(self, name: str, tensor: torch.Tensor, role: Role = Role.CASE_INPUT) -> bool:
+        """Take a tensor in, if it can be saved, and return whether it can."""
+        reason = _problem(tensor)
+        if reason is not None:
+            self.lost[name] = reason
+            return False
+        strides = _strides(tensor)
+        if strides is not None:
+            self.tables["strides"][f"{role.value} {name}"] = strides
+        self.records.append(state_record(role, name, tensor))
+        return True
+
+
+def _problem(tensor: torch.Tensor) -> str | None:
+    """Why a tensor's values cannot be saved; ``None`` if they can. No rank waits for another here: only one of them may have found it."""
+    try:
+        if hasattr(tensor, "full_tensor"):
+            return f"a {type(tensor).__name__}, of which this rank has a part"
+        layout = layout_of(tensor)
+        if layout is not Layout.STRIDED:
+            return f"a {layout.value} tensor"
+        if dtype_name(tensor.dtype) not in DTYPES:
+            return f"a tensor of {dtype_name(tensor.dtype)}"
+        if tensor.numel() and tensor.untyped_storage().size() == 0:
+            return "a tensor whose memory was given back, as FSDP does between calls"
+        if type(tensor) not in (torch.Tensor, nn.Parameter) and to_host(tensor).array is None:
+            return f"a {type(tensor).__name__}"
+    except Exception as error:  # a tensor subclass may raise anything
+        return f"a {type(tensor).__name__}, {type(error).__name__}"
+    return None
+
+
+def _strides(tensor: torch.Tensor) -> list[int] | None:
+    """The strides of a dense tensor that lies otherwise than row by row, such as in channels_last; kernels may go by them."""
+    if tensor.is_contiguous() or type(tensor) not in (torch.Tensor, nn.Parameter):
+        return None
+    alike = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+    return list(tensor.stride()) if alike else None
+
+
+def _device(moment: Moment) -> torch.device:
+    device = device_of(moment.module)
+    if device.type != "cpu":
+        return device
+    given = [value for _, value in leaves((moment.args, moment.kwargs)) if isinstance(value, torch.Tensor) and not value.is_meta]
+    return given[0].device if given else device
+
+
+# -- the script -------------------------------------------------------------------------------------------------------------------
+
+_SCRIPT = '''\
+"""{headline}
+
+{help}
+"""
+
+import sys
+
+try:
+    from accucompare.reproduce.reproducer import Reproducer
+except Exception as error:
+    print(f"this needs torch and accucompare: {{error}}", file=sys.stderr)
+    sys.exit(2)
+
+
+def build():
+{build}
+
+{given}
+if __name__ == "__main__":
+    sys.exit(Reproducer.open(__file__).main(build, sys.argv[1:]{last}))
+'''
+
+_HELP = """\
+Runs that module alone on what it was given, which is in the bundle {name}/, and says whether the value shows again:
+    python {name}.py [cpu | cuda | cuda:N | npu | npu:N]
+Exit code: 1 it shows again, 0 everything is finite here, 2 trouble."""
+
+
+def _script(script: Path, found: Found, moment: Moment, making: Recipe | str, lost: dict[str, str]) -> str:
+    given = {place: what for place, what in lost.items() if _is_input(place, moment)}
+    return _SCRIPT.format(
+        headline=_docstring(_headline(found, moment)),
+        help=_docstring(_HELP.format(name=script.stem)),
+        build=textwrap.indent(_build(making, moment), "    "),
+        given=_given(given),
+        last=", given" if given else "",
+    )
+
+
+def _headline(found: Found, moment: Moment) -> str:
+    kinds = " and ".join(found.kinds) or "A value that is not finite"
+    made = f", by {found.operator}" if found.operator else ""
+    where = f" at {found.line}" if found.line else ""
+    cause = f"; {found.cause.value}" if found.site in (Site.MODULE, Site.GLUE, Site.POINT) else ""
+    return textwrap.fill(f"{kinds} in {found.place}, a {type(moment.module).__name__}, in step {found.step}{cause}{made}{where}.", 120)
+
+
+def _build(making: Recipe | str, moment: Moment) -> str:
+    if isinstance(making, Recipe):
+        text = "\n".join([*making.imports, making.text])
+        here = ["from pathlib import Path", "", "HERE = Path(__file__).resolve().parent"] if "HERE / " in text else []
+        return "\n".join([*here, *making.imports, *([""] if making.imports else []), f"return {making.text}"])
+    kind = type(moment.module)
+    wanted = textwrap.fill(
+        f"MISSING: write here how to make a {kind.__module__}.{kind.__qualname__}. It could not be told: {' '.join(making.split())}",
+        110,
+        initial_indent="# ",
+        subsequent_indent="# ",
+        break_long_words=False,
+    )
+    return f"{wanted}\nmodule = ...\nreturn module"
+
+
+def _given(lost: dict[str, str]) -> str:
+    if not lost:
+        return ""
+    lines = [f"    {place!r}: None,  # could not be saved: {' '.join(what.split())}" for place, what in lost.items()]
+    return "\n".join(["\n# MISSING: None is passed for these, unless you put something else.", "given = {", *lines, "}\n\n"])
+
+
+def _is_input(place: str, moment: Moment) -> bool:
+    """Whether what was lost is one of the call's inputs, which the user can give, and no parameter."""
+    first = place.partition(",")[0]
+    return first in moment.kwargs or first in {f"argument {index}" for index in range(len(moment.args))}
+
+
+def _docstring(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"""', "'''")

@@ -1,0 +1,80 @@
+"""Warning of what is not yet wrong: values near their type's limit, underflow, a flag that no value explains."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from accucompare.bundle.records import display_name
+from accucompare.findings.events import Warned, number
+from accucompare.watcher.extrema import Extrema
+from accucompare.findings.origins import Place, What, near_the_limit
+from accucompare.watcher.hooks import Noted
+from accucompare.findings.log import Log
+
+_LOGGER = logging.getLogger("accucompare.watch")
+
+#: Underflow is told from this share of subnormal values on.
+_UNDERFLOW = 0.01
+
+
+class Lookout:
+    """Warns of each module once for each kind: into the log, and by ``logging``."""
+
+    def __init__(self, log: Log, near: float, allow: Callable[[str], bool], quiet: bool) -> None:
+        self._log = log
+        self._near = near
+        self._allow = allow
+        self._quiet = quiet
+        self._warned: set[tuple[str, str]] = set()
+
+    def look(self, noted: Iterable[Noted], step: int) -> None:
+        """Warn of outputs and gradients that come near their type's limit, or sink below what it can hold in full precision."""
+        for each in noted:
+            if each.what is What.ENDED and not self._allow(each.place.name):
+                self._look_at(each, "values", step)
+            elif each.what is What.GRADIENT:
+                self._look_at(each, "gradients", step)
+
+    def _look_at(self, noted: Noted, values: str, step: int) -> None:
+        for *_, extrema in noted.parts:
+            if near_the_limit(extrema.dtype, extrema.low, extrema.high, self._near):
+                largest = max(abs(extrema.low), abs(extrema.high))
+                text = f"{values} up to {largest:.4g} come near the limit of {extrema.dtype}"
+                self.warn("near the limit", text, step, noted.place, largest, extrema.dtype)
+            if extrema.subnormal is not None and extrema.zero is not None and extrema.subnormal >= _UNDERFLOW:
+                text = f"{extrema.subnormal:.0%} of {values} are subnormal in {extrema.dtype}, and {extrema.zero:.0%} are zero"
+                self.warn("underflow", text, step, noted.place, extrema.subnormal + extrema.zero, extrema.dtype)
+
+    def look_at_sums(self, norms: Mapping[str, Extrema], step: int) -> bool:
+        """Warn of gradients that are not finite since they were summed over ranks, this rank's own being finite.
+
+        Returns:
+            Whether there are any.
+        """
+        spoilt = [name for name, norm in norms.items() if not norm.finite]
+        if spoilt:
+            which = f"{len(spoilt)} gradients, such as that of {spoilt[0]}, are" if len(spoilt) > 1 else f"the gradient of {spoilt[0]} is"
+            text = f"{which} not finite since they were summed over ranks"
+            self.warn("note", f"{text}, and this rank's own were: another rank made it, and its log names where", step, once="sums")
+        return bool(spoilt)
+
+    def warn(
+        self, kind: str, text: str, step: int, place: Place | None = None, value: float | None = None, dtype: str = "", once: str = ""
+    ) -> None:
+        """Warn once of this kind and this module; of what concerns no module, once for each ``once``."""
+        key = (kind, place.name if place is not None else once or text)
+        if key in self._warned:
+            return
+        self._warned.add(key)
+        event = Warned(kind, text, step, dtype=dtype, value=None if value is None else number(value))
+        if place is not None:
+            event.name, event.call, event.type = place.name, place.call, place.type
+            event.text = f"{display_name(place.name)} ({place.type}): {text}"
+        self._log.write(event)
+        self.tell(step, event.text)
+
+    def tell(self, step: int, text: str) -> None:
+        """By ``logging`` alone."""
+        if not self._quiet:
+            _LOGGER.warning("step %d: %s", step, text)

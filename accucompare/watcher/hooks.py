@@ -1,0 +1,278 @@
+"""Hearing what every module call of a step takes and gives, and what comes back through it in the backward."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch._C._functorch import TransformType
+
+from accucompare.live.hooks import Call, Listener, arguments_of, in_backward
+from accucompare.live.names import Modules
+from accucompare.live.values import leaves
+from accucompare.watcher.extrema import Extrema, Meter, is_hidden, plain
+from accucompare.watcher.gradient_hooks import Gradients
+from accucompare.findings.origins import OUTSIDE, Heard, Place, What, within
+from accucompare.watcher.own_operators import OperatorsHeard, Part
+from accucompare.live.ranks import collectives
+
+
+@dataclass(eq=False)
+class WatchedCall(Call):
+    """A running call.
+
+    Attributes:
+        place: which one it is.
+        first: the number of the first autograd node that it makes.
+        children: the calls that it has made, by name, each with the number of the first autograd node after it.
+        operators: that hears its operators, of an outermost call.
+        context: what whoever watches keeps of an outermost call.
+    """
+
+    place: Place = OUTSIDE
+    first: int = 0
+    children: list[tuple[int, str]] = field(default_factory=list)
+    operators: OperatorsHeard | None = None
+    context: Any = None
+
+
+@dataclass(slots=True)
+class Noted:
+    """One thing heard, whose numbers are yet to be read; ``unseen``: paths of tensors that cannot be looked at."""
+
+    what: What
+    place: Place
+    parts: list[tuple[str, str, Extrema]]
+    detail: str = ""
+    line: str = ""
+    near: str = ""
+    order: int = 0
+    unseen: list[str] = field(default_factory=list)
+    talked: bool = False
+
+    def heard(self) -> Heard:
+        seen = [extrema.seen(role, path) for role, path, extrema in self.parts]
+        return Heard(self.what, self.place, seen, self.detail, self.line, self.near, self.order, self.unseen, self.talked)
+
+
+class Outermost(Protocol):
+    """Who is told of calls that no other module makes."""
+
+    def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+
+    def arrived(self, call: WatchedCall, path: str, grad: torch.Tensor) -> None:
+        """The gradient of one of its outputs."""
+
+
+@dataclass
+class Hearing:
+    """What is looked at in a step.
+
+    Attributes:
+        frames: smallest magnitudes, and numbers of NaN and Inf, of inputs, outputs and weights.
+        underflow: shares of small values among the outputs.
+        operators: those called in the modules' own code.
+        lines: the source lines of operators, for the backward; needs torch's anomaly mode.
+    """
+
+    frames: bool = False
+    underflow: bool = False
+    operators: bool = False
+    lines: bool = False
+
+
+class Watcher(Listener[WatchedCall]):
+    """Hooks that look and change nothing.
+
+    Attributes:
+        noted: what was heard in this step, in order.
+        hearing: what is looked at.
+        errors: what went wrong in a hook; it never reaches the model.
+        unseen: by the names of modules, what could not be looked at in this step.
+    """
+
+    def __init__(
+        self,
+        modules: Modules,
+        meter: Meter,
+        outermost: Outermost | None = None,
+        overflowed: Callable[[], bool | None] | None = None,
+        distributed: bool = False,
+    ) -> None:
+        """
+        Args:
+            outermost: is told of outermost calls.
+            overflowed: whether the device's overflow flag is up, which clears it; if it is to be asked at every call.
+            distributed: whether gradients are summed over ranks, so that this rank's own are to be looked at before.
+        """
+        super().__init__(modules, WatchedCall)
+        self.noted: list[Noted] = []
+        self.hearing = Hearing()
+        self.errors: list[str] = []
+        self.unseen: dict[str, str] = {}
+        self.meter = meter
+        self.gradients = Gradients(self, modules, distributed)
+        self._distributed = distributed
+        self._collectives = 0  # how often this rank has talked to others
+        self._outermost = outermost
+        self._overflowed = overflowed
+        self._again: dict[str, int] = {}  # how many calls of a module activation checkpointing has run again
+
+    def install(self) -> None:
+        super().install()
+        self.gradients.install()
+
+    def remove(self) -> None:
+        super().remove()
+        self.gradients.remove()
+
+    def next_step(self) -> None:
+        super().next_step()
+        self.unseen = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was heard."""
+        self.noted.clear()
+        self.meter.forget()
+        self.gradients.forget()
+        self._again.clear()
+
+    def idle(self) -> bool:
+        return not self.listening or torch._C._get_tracing_state() is not None
+
+    @contextlib.contextmanager
+    def deaf(self) -> Iterator[None]:
+        """Hear nothing meanwhile."""
+        before, self.listening = self.listening, False
+        try:
+            yield
+        finally:
+            self.listening = before
+
+    def failed(self, error: Exception, name: str) -> None:
+        self.unseen.setdefault(name, "an error in a hook")
+        self.errors.append(f"step {self.step}, {name or '(root)'}: {type(error).__name__}: {error}")
+
+    def number(self, name: str) -> int:
+        if not in_backward():
+            return super().number(name)
+        self._again[name] = self._again.get(name, 0) + 1  # the last call comes first
+        return max(0, self._indices[name] - self._again[name])
+
+    def note(self, what: What, place: Place, parts: Iterable[Part], detail: str = "", line: str = "", near: str = "") -> Noted:
+        """Note one thing, and begin to look at its tensors."""
+        frames = self.hearing.frames and what in (What.BEGAN, What.ENDED, What.GRADIENT, What.OPERATOR)
+        underflow = self.hearing.underflow and what in (What.ENDED, What.GRADIENT)
+        parts = list(parts)
+        looked = [(role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts]
+        noted = Noted(what, place, [(role, path, each) for role, path, each in looked if each], detail, line, near, len(self.noted))
+        if self._distributed and what in (What.BEGAN, What.ENDED):
+            before, self._collectives = self._collectives, collectives()
+            noted.talked = self._collectives != before
+        if len(noted.parts) < len(looked):
+            hidden = [part for part, (*_, each) in zip(parts, looked, strict=True) if each is None and is_hidden(part[2])]
+            noted.unseen = [f"{role} {path}".rstrip() for role, path, _ in hidden]
+            if noted.unseen and place.type:
+                self.unseen.setdefault(place.name, noted.unseen[0])
+        self.noted.append(noted)
+        return noted
+
+    def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call.place = Place(call.name, call.index, type(call.module).__name__, call.parent)
+        if not in_backward():
+            if call.parent is None:
+                self.gradients.begin()
+                if self._outermost is not None:
+                    self._outermost.began(call, args, kwargs)
+            self._look_at_flag(call)
+            parts = [("input", path, value) for path, value in arguments_of(args, kwargs)]
+            self.note(What.BEGAN, call.place, [*parts, *(_weights(call.module) if self.hearing.frames else ())])
+            if self.hearing.operators and call.parent is None:
+                call.operators = OperatorsHeard(self._in_own_code, self._operator_given, self._operator_gave)
+                call.operators.enter()
+        call.first = torch._C._autograd._get_sequence_nr()
+
+    def ended(self, call: WatchedCall, output: Any) -> None:
+        if call.parent is None and not in_backward():
+            self.gradients.end(call.first)
+        outputs = [("output", path, value) for path, value in leaves(output)]
+        if not in_backward():
+            self.note(What.ENDED, call.place, outputs)
+            self._look_at_flag(call, ended=True)
+        if (caller := self.caller(call)) is not None:
+            caller.children.append((torch._C._autograd._get_sequence_nr(), within(call.place, caller.place)))
+        if torch.is_grad_enabled() and not self._is_differentiated(call):
+            tensors = [(path, plain(value)) for _, path, value in outputs if isinstance(value, torch.Tensor)]
+            tensors = [(path, value) for path, value in tensors if value.requires_grad]
+            self.gradients.follow(call.place, call.first, call.children, [tensor for _, tensor in tensors], self.hearing.lines)
+            if call.parent is None and not in_backward():
+                for path, tensor in tensors:
+                    self.gradients.expect(call.place, path, tensor, functools.partial(self._arrived, call, path))
+
+    def _is_differentiated(self, call: WatchedCall) -> bool:
+        """Whether a function transform takes gradients of a call, of which autograd's hooks are told nothing."""
+        if torch._C._functorch.peek_interpreter_stack() is None:
+            return False
+        from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+        transforms = {interpreter.key() for interpreter in retrieve_all_functorch_interpreters()}
+        if transforms <= {TransformType.Vmap}:
+            return False
+        if call.parent is None and not in_backward():  # else what comes of them goes on through the model
+            self.unseen.setdefault(call.name, "the gradients that a function transform takes")
+        return True
+
+    def left(self, call: WatchedCall) -> None:
+        if call.operators is not None:
+            call.operators.leave()
+
+    def _arrived(self, call: WatchedCall, path: str, grad: torch.Tensor) -> None:
+        if self._outermost is not None:
+            self._outermost.arrived(call, path, grad)
+
+    def _look_at_flag(self, call: WatchedCall, ended: bool = False) -> None:
+        if self._overflowed is None or not self._overflowed():
+            return
+        caller = self.caller(call)
+        if ended or caller is None:
+            self.note(What.FLAG, call.place, ())
+        else:
+            self.note(What.FLAG, caller.place, (), detail=f"before {call.name.removeprefix(caller.name + '.')}")
+
+    def look_at_flag_backward(self, place: Place, operator: str) -> None:
+        if self._overflowed is not None and self._overflowed():
+            self.note(What.FLAG, place, (), detail=f"in the backward of {operator}")
+
+    def _in_own_code(self) -> bool:
+        call = self.running()
+        return call is not None and self.is_running(call) and not in_backward()
+
+    def _operator_given(self, inputs: list[Part]) -> list[tuple[str, str, Extrema]]:
+        looked = [(role, path, self.meter.look(value, self.hearing.frames)) for role, path, value in inputs]
+        return [(role, path, each) for role, path, each in looked if each]
+
+    def _operator_gave(self, given: list[tuple[str, str, Extrema]], operator: str, line: str, outputs: list[Part]) -> None:
+        call = self.running()
+        for *_, value in outputs:
+            self.meter.forget_one(value)  # an operator that writes into its input has not raised its version yet
+        if call is not None:
+            noted = self.note(What.OPERATOR, call.place, outputs, operator, line)
+            noted.parts[:0] = given
+
+    def point(self, tensor: torch.Tensor, label: str) -> None:
+        """A point of the user's own."""
+        call = self.running()
+        self.run(lambda: self.note(What.POINT, call.place if call else OUTSIDE, [("point", "", tensor)], label) and None, label, ())
+
+
+def _weights(module: nn.Module) -> list[Part]:
+    return [
+        *(("weight", name, tensor) for name, tensor in module._parameters.items() if tensor is not None),
+        *(("buffer", name, tensor) for name, tensor in module._buffers.items() if tensor is not None),
+    ]

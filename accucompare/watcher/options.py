@@ -1,0 +1,100 @@
+"""The options of a watch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from accucompare.bundle.records import display_name
+from accucompare.selection import Selection
+from accucompare.recorder.session import Level
+from accucompare.errors import UsageError
+
+
+class OnFinding(str, Enum):
+    """What ``on_finding`` can be."""
+
+    RAISE = "raise"
+    WARN = "warn"
+    SNAPSHOT = "snapshot"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of ``accucompare.watch``.
+
+    Raises:
+        UsageError: if one makes no sense.
+    """
+
+    optimizer: Any
+    scaler: Any
+    on_finding: str
+    frames: int
+    trace_steps: Iterable[int]
+    abort_after_step: int | None
+    every: int
+    level: str
+    allow: str | Iterable[str]
+    near: float
+    flag_per_module: bool
+    kernel_dump: str | None
+    case: str | None
+    quiet: bool
+    agree: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "allow", (self.allow,) if isinstance(self.allow, str) else self._all("allow", str, "globs of names"))
+        object.__setattr__(self, "trace_steps", frozenset(self._all("trace_steps", int, "numbers of steps")))
+        for name, kinds in (("on_finding", OnFinding), ("level", Level)):
+            value, names = getattr(self, name), [each.value for each in kinds]
+            if value not in names:
+                raise UsageError(f"{name} must be one of {', '.join(names)}, but is {value!r}")
+        for name, kind, least in (("frames", int, 0), ("abort_after_step", int, 0), ("every", int, 1), ("near", float, 1)):
+            value = getattr(self, name)
+            if value is None and name == "abort_after_step":
+                continue
+            if not isinstance(value, (int, kind)):
+                raise UsageError(f"{name} must be {'a whole number' if kind is int else 'a number'}, but is {value!r}")
+            if not value >= least:  # so that NaN is refused, too
+                raise UsageError(f"{name} must be at least {least}, but is {value}")
+        for name, needed, cure, values in (
+            ("optimizer", "param_groups", "a torch.optim.Optimizer, or a list of them", self.optimizers),
+            ("scaler", "get_scale", "a torch.amp.GradScaler", (self.scaler,)),
+        ):
+            for value in values:
+                if value is not None and not hasattr(value, needed):
+                    raise UsageError(f"{name} must be {cure}, but is a {type(value).__name__}")
+
+    def _all(self, name: str, kind: type, meant: str) -> tuple[Any, ...]:
+        """What an option that holds several values holds."""
+        value = getattr(self, name)
+        values = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else None
+        if values is None or not all(isinstance(each, kind) for each in values):
+            raise UsageError(f"{name} must hold {meant}, but is {value!r}")
+        return values
+
+    @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """One, several or none."""
+        several = isinstance(self.optimizer, Iterable) and not hasattr(self.optimizer, "param_groups")
+        return tuple(self.optimizer) if several else () if self.optimizer is None else (self.optimizer,)
+
+    def allows(self, name: str) -> bool:
+        """Whether the output of a module of this name, or of the name that is printed of it, may be infinite or NaN."""
+        selection = Selection.of(self.allow, ())
+        return bool(self.allow) and (selection.allows(name) or selection.allows(display_name(name)))
+
+    def as_json(self) -> dict[str, Any]:
+        """For the log."""
+        told = {name: value for name, value in vars(self).items() if name not in ("optimizer", "scaler", "case", "quiet")}
+        return {
+            **told,
+            "on_finding": OnFinding(self.on_finding).value,
+            "level": Level(self.level).value,
+            "trace_steps": sorted(self.trace_steps),
+            "allow": list(self.allow),
+            "scaler": self.scaler is not None,
+        }

@@ -1,0 +1,447 @@
+"""Running a step again, to see what made a value that is not finite: by which operator, from what.
+
+While a step runs, only what is needed to run it again is kept of it: copies of what outermost calls were given, the states of the random
+generators, and the buffers. When something is found, those calls run again, hooks on operators included. Afterwards the random
+generators, the buffers, plain attributes of modules and gradients are what they were; parameters never change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from accucompare import devices
+from accucompare.live.hooks import in_backward, listens
+from accucompare.recorder.recorder import Recorder
+from accucompare.live.names import Modules
+from accucompare.live.values import is_cache, leaves, replaced
+from accucompare.live import points
+from accucompare.live.attributes import Attributes, attributes_of, numbers_of, set_attributes
+from accucompare.findings.events import Direction, Found, Site
+from accucompare.watcher.extrema import Meter
+from accucompare.watcher.gradient_hooks import register_first_hook
+from accucompare.findings.origins import FLAG, MINUS, NAN, PLUS, Heard, Limits, What, judge
+from accucompare.watcher.hooks import Hearing, Noted, WatchedCall, Watcher
+from accucompare.reproduce.outcome import is_bad
+from accucompare.live.ranks import has_sharded_parameters
+from accucompare.reproduce.saving import Moment
+from accucompare.reproduce.reproducer import always, autocast_now, autocast_then
+
+_NOT_FINITE = {NAN, PLUS, MINUS}
+
+
+@dataclass(eq=False)
+class Context:
+    """An outermost call, and all that is needed to run it again.
+
+    Attributes:
+        module, name, index: what was called.
+        device: where it computes.
+        args, kwargs: copies of what it was given.
+        random: states of the random generators when it began, by device, and Python's and NumPy's.
+        autocast: what was in force.
+        grad: whether autograd was recording.
+        buffers: copies of all buffers, by module and name.
+        versions: how often each parameter had been written into.
+        indices: how often each module had been called in the step.
+        attributes: of all modules, other than parameters, buffers and modules.
+        grads: gradients of its outputs by path, when the backward brings them.
+        own: whether its parameters were the model's own, and not what ``functional_call`` has put in their place.
+        obstacle: why it cannot be run again; empty if it can.
+    """
+
+    module: nn.Module
+    name: str
+    index: int
+    device: torch.device
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    random: RandomState
+    autocast: dict[str, Any]
+    grad: bool
+    buffers: dict[tuple[str, str], torch.Tensor]
+    versions: list[int]
+    indices: Counter[str]
+    attributes: Attributes
+    grads: dict[str, torch.Tensor] = field(default_factory=dict)
+    own: bool = True
+    obstacle: str = ""
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """The states of all random generators that a model may draw from."""
+
+    devices: dict[str, torch.Tensor]
+    python: Any
+    numpy: Any
+
+    @classmethod
+    def now(cls, device: torch.device) -> RandomState:
+        devices = {"cpu": torch.get_rng_state()}
+        if device.type != "cpu":
+            devices[str(device)] = torch.get_device_module(device).get_rng_state(device)
+        return cls(devices, random.getstate(), np.random.get_state())
+
+    def restore(self) -> None:
+        for name, state in self.devices.items():
+            device = torch.device(name)
+            if device.type == "cpu":
+                torch.set_rng_state(state)
+            else:
+                torch.get_device_module(device).set_rng_state(state, device)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+
+
+class Memory:
+    """Keeps what is needed to run the outermost calls of a step again."""
+
+    def __init__(self, modules: Modules, device: torch.device, ranks: int) -> None:
+        self._modules = modules
+        self._device = device
+        self._copies: dict[tuple[str, str], tuple[int, int, torch.Tensor]] = {}  # of buffers: id, version, copy
+        self._parameters = [tensor for *_, tensor in self._parameters_now()]
+        self._obstacle = _obstacle(modules, ranks)
+
+    def remember(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any], indices: Counter[str]) -> Context:
+        obstacle = self._obstacle or _stateful(args, kwargs)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            obstacle = "it was called inside a function transform"
+        own = all(tensor is parameter for (*_, tensor), parameter in zip(self._parameters_now(), self._parameters, strict=False))
+        if not own:
+            obstacle = obstacle or "its parameters were others than when the watch began, as functional_call lets them be"
+        copied = ((), {}) if obstacle else _copies(args, kwargs)
+        return Context(
+            call.module,
+            call.name,
+            call.index,
+            self._device,
+            *copied,
+            RandomState.now(self._device),
+            autocast_now(),
+            torch.is_grad_enabled(),
+            {} if obstacle else self._buffers(),
+            self.versions(),
+            indices.copy(),
+            {} if obstacle else attributes_of(self._modules),
+            own=own,
+            obstacle=obstacle,
+        )
+
+    def _parameters_now(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        return (each for each in self._modules.tensors() if each[0] == "parameters")
+
+    def versions(self) -> list[int]:
+        return [-1 if tensor.is_inference() else tensor._version for tensor in self._parameters]
+
+    def _buffers(self) -> dict[tuple[str, str], torch.Tensor]:
+        """Copies of all buffers; a new one only where a buffer was written into."""
+        found = {}
+        for prefix, module in self._modules.named.items():
+            for name, buffer in module._buffers.items():
+                if buffer is None:
+                    continue
+                known = self._copies.get((prefix, name))
+                version = -1 if buffer.is_inference() else buffer._version
+                if known is None or known[0] != id(buffer) or known[1] != version or version < 0:
+                    known = self._copies[prefix, name] = (id(buffer), version, buffer.detach().clone())
+                found[prefix, name] = known[2]
+        return found
+
+
+@dataclass
+class Replayed:
+    """What a second run has shown.
+
+    Attributes:
+        found: the same finding, with the operator that made it; ``None`` if it did not show again.
+        moment: what the module call was given.
+        note: why there is no second run, or how it differs; empty if all is well.
+    """
+
+    found: Found | None = None
+    moment: Moment | None = None
+    note: str = ""
+
+
+def replay(context: Context, found: Found, noted: Sequence[Noted], modules: Modules, versions: list[int], limits: Limits) -> Replayed:
+    """Run an outermost call again, and its backward if the finding is one's.
+
+    Args:
+        context: the call in which it was found.
+        found: what was found.
+        noted: what was heard in the step itself, which is believed where the second run says otherwise.
+        modules: of the model.
+        versions: of the parameters now: if they were written into since, the call would be another one.
+        limits: what is a finding.
+    """
+    backward = found.direction is Direction.BACKWARD
+    if context.obstacle:
+        return Replayed(note=f"the step was not run again: {context.obstacle}")
+    if versions != context.versions:
+        return Replayed(note="the step was not run again: the parameters have been written into since")
+    if any(listens(module, Recorder) for module in modules.named.values()):
+        return Replayed(note="the step was not run again: the model is being captured")
+    if backward and not context.grads:
+        return Replayed(note="the backward was not run again: no gradient arrived at what the model gave")
+    try:
+        with _nothing_changed(context, modules):
+            overflowed = devices.backend(context.device.type).overflowed
+            flagged = functools.partial(overflowed, context.device) if FLAG in found.kinds else None
+            again = None
+            for with_backward in (True,) if backward else (False, True) if context.grads else (False,):  # it may show there only
+                watcher = _Again(modules, context, Hearing(frames=True, operators=True, lines=with_backward), overflowed=flagged)
+                watcher.run_again(with_backward)
+                findings = judge([each.heard() for each in watcher.noted], found.step, limits)
+                again = again or _same([each for each in findings if not _was_finite(each, noted)], found)
+                if again is not None:
+                    break
+            if again is None and found.site is Site.SUM:
+                return Replayed(note="reproducer: none, for one call does not show a sum over several")
+            if again is None:
+                return Replayed(note="it did not show when the step was run again: the model or its device may not be deterministic")
+            watcher = _Again(modules, context, Hearing(), (again.name, again.call))
+            watcher.sees_returns = True
+            watcher.run_again(backward)
+            if again.direction is Direction.FORWARD and again.site is Site.MODULE and FLAG not in again.kinds and not watcher.returned_it:
+                return Replayed(again, note="reproducer: none, for a hook on the module made it, and not the module itself")
+            return Replayed(again, watcher.moment)
+    except Exception as error:  # whatever a model may raise when it is called once more
+        return Replayed(note=f"the step could not be run again: {type(error).__name__}: {_first_line(error)}")
+
+
+def is_fill(context: Context, found: Found, modules: Modules, versions: list[int], limits: Limits) -> bool:
+    """Whether a call's -Inf shows again, and is what its output was filled with: no operator has computed it. Arguments as ``replay``."""
+    if context.obstacle or versions != context.versions or any(listens(module, Recorder) for module in modules.named.values()):
+        return False
+    try:
+        with _nothing_changed(context, modules):
+            watcher = _Again(modules, context, Hearing(operators=True))
+            watcher.run_again(backward=False)
+    except Exception:  # as above; it stays a finding, which says so
+        return False
+    heard = [each.heard() for each in watcher.noted]
+    again = any(each.what is What.ENDED and each.place.key == (found.name, found.call) and not _finite(each) for each in heard)
+    return again and not any(each.origin and each.name == found.name for each in judge(heard, found.step, limits))
+
+
+def _finite(heard: Heard) -> bool:
+    return all(seen.finite for seen in heard.seen)
+
+
+class _Again(Watcher):
+    """Hears one outermost call, run again.
+
+    Attributes:
+        moment: what the call of the target was given.
+        returned_it: whether its forward, before hooks of the user's, has returned what is not finite, or saturated.
+    """
+
+    def __init__(
+        self,
+        modules: Modules,
+        context: Context,
+        hearing: Hearing,
+        target: tuple[str, int] | None = None,
+        overflowed: Callable[[], bool | None] | None = None,
+    ) -> None:
+        super().__init__(modules, Meter(), overflowed=overflowed)
+        self.hearing = hearing
+        self.moment: Moment | None = None
+        self.returned_it = False
+        self._context = context
+        self._target = target
+        self._indices = context.indices.copy()
+
+    def run_again(self, backward: bool) -> None:
+        context = self._context
+        context.random.restore()
+        for (prefix, name), copy in context.buffers.items():
+            self._modules.named[prefix]._buffers[name] = copy.clone()
+        set_attributes(context.attributes, self._modules)
+        args, kwargs = _copies(context.args, context.kwargs)
+        try:
+            self.install()
+            points.active.append(self)
+            with torch.set_grad_enabled(context.grad), autocast_then(context.autocast):
+                output = context.module(*args, **kwargs)
+            if backward:
+                self._backward(output, (args, kwargs))
+            self.meter.read()
+        finally:
+            self.remove()
+            points.active.remove(self)
+        if self.errors:
+            raise RuntimeError(self.errors[0])
+
+    def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        is_target = (call.name, call.index) == self._target
+        if is_target and (self.moment is None or (not self.moment.grad_enabled and in_backward())):  # there, a checkpoint calls it again
+            copied = _copies(args, kwargs)
+            self.moment = Moment(
+                module=call.module,
+                name=call.name,
+                call=call.index,
+                args=copied[0],
+                kwargs=copied[1],
+                random=RandomState.now(self._context.device).devices,
+                autocast=autocast_now(),
+                buffers={name: buffer.detach().clone() for name, buffer in call.module.named_buffers()},
+                grads={},
+                grad_enabled=torch.is_grad_enabled(),
+                numbers={module: numbers_of(module) for module in call.module.modules()},
+            )
+        super().began(call, args, kwargs)
+
+    def returned(self, call: WatchedCall, output: Any) -> None:
+        if (call.name, call.index) == self._target:
+            self.returned_it = self.returned_it or any(is_bad(part, saturated=True) for _, part in leaves(output))
+
+    def ended(self, call: WatchedCall, output: Any) -> None:
+        if call.parent is None and not in_backward():
+            self._give_real_gradients(output)
+        super().ended(call, output)
+        moment = self.moment
+        if moment is not None and (call.name, call.index) == self._target and torch.is_grad_enabled():
+            for path, part in leaves(output):
+                if isinstance(part, torch.Tensor) and part.requires_grad and part.grad_fn is not None:
+                    part.register_hook(_keeping(moment.grads, path))  # type: ignore[no-untyped-call]
+
+    def _give_real_gradients(self, output: Any) -> None:
+        """Let each output have the gradient that it had: where a loss is computed of another output, that one would get it twice."""
+        for path, part in leaves(output):
+            if path in self._context.grads and isinstance(part, torch.Tensor) and part.requires_grad:
+                real = always(self._context.grads[path])
+                register_first_hook(part, real)  # before those of the calls in it
+                part.register_hook(real)  # type: ignore[no-untyped-call]  # and after those of the user's, which it has been through
+
+    def _backward(self, output: Any, given: Any) -> None:
+        grads = self._context.grads
+        outputs = [(part, grads[path]) for path, part in leaves(output) if path in grads]
+        inputs = [part for _, part in leaves(given) if isinstance(part, torch.Tensor) and part.requires_grad]
+        inputs += [parameter for parameter in self._modules.named[""].parameters() if parameter.requires_grad]
+        tensors, arrived = [part for part, _ in outputs], [grad.clone() for _, grad in outputs]
+        if self.moment is not None and self._target == (self._context.name, self._context.index):
+            self.moment.grads.update({path: grad.clone() for path, grad in grads.items()})
+        if _checkpoints_reentrantly(tensors):
+            if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in inputs):
+                raise RuntimeError("hooks wait for its gradients")
+            torch.autograd.backward(tensors, arrived)
+        else:  # nothing is accumulated, and no hook of those who wait for that is called
+            torch.autograd.grad(tensors, inputs, arrived, allow_unused=True)
+
+
+@contextlib.contextmanager
+def _nothing_changed(context: Context, modules: Modules) -> Iterator[None]:
+    """Put back, at the end, all that running a model again may change."""
+    kept = RandomState.now(context.device)
+    buffers = {(prefix, name): value for prefix, module in modules.named.items() for name, value in module._buffers.items()}
+    attributes = {module: dict(vars(module)) for module in modules.named.values()}
+    parameters = list(modules.named[""].parameters())
+    grads = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        with torch.autograd.set_detect_anomaly(context.grad, check_nan=False):  # it notes the source line of each node
+            yield
+    finally:
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+        for module, before in attributes.items():
+            vars(module).clear()
+            vars(module).update(before)
+        for (prefix, name), buffer in buffers.items():
+            modules.named[prefix]._buffers[name] = buffer
+        kept.restore()
+
+
+def _obstacle(modules: Modules, ranks: int) -> str:
+    """Why no call of a model can be run again on this rank alone."""
+    if has_sharded_parameters(modules):
+        return "its parameters are sharded over ranks"
+    if ranks > 1:
+        if "megatron.core" in sys.modules or any("DeepSpeed" in type(module).__name__ for module in modules.named.values()):
+            return "its calls may talk to other ranks"
+        if any(isinstance(module, nn.SyncBatchNorm) for module in modules.named.values()):
+            return "its SyncBatchNorm talks to other ranks"
+        if not any(isinstance(wrapper, DistributedDataParallel) for wrapper in modules.wrappers):
+            return "under torch.distributed only a model in DistributedDataParallel is known to need no other rank"
+    return ""
+
+
+def _stateful(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Why a call with these arguments cannot be run again."""
+    for value in (*args, *kwargs.values()):
+        if is_cache(value):
+            return f"it was given a {type(value).__name__}, which it changes"
+    return ""
+
+
+def _copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with copies of all tensors; one that comes twice is one tensor in the copy, too."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in copies:
+            with torch.inference_mode(False), torch.no_grad():
+                copies[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return copies[id(tensor)]
+
+    def all_of(value: Any) -> Any:
+        return replaced(value, {path: copied(part) for path, part in leaves(value) if isinstance(part, torch.Tensor)})
+
+    return tuple(all_of(value) for value in args), {name: all_of(value) for name, value in kwargs.items()}
+
+
+def _same(findings: list[Found], found: Found) -> Found | None:
+    """The origin that the second run shows for a finding: it may know better where in the same pass it began."""
+    origins = [each for each in findings if each.origin and each.direction is found.direction and each.site is not Site.LOSS]
+    exact = (each for each in origins if (each.name, each.call, each.near) == (found.name, found.call, found.near))
+    return next(exact, origins[0] if origins else None)
+
+
+def _was_finite(found: Found, noted: Sequence[Noted]) -> bool:
+    """Whether the step itself has heard what was found when it was run again, and it was finite there."""
+    backward = found.direction is Direction.BACKWARD
+    if not _NOT_FINITE & set(found.kinds) or found.site not in (Site.MODULE, Site.GLUE) or (not backward and found.near):
+        return False
+    what, detail = (What.GRADIENT, found.operator) if backward else (What.ENDED, "")
+    heard = [each for each in noted if each.what is what and each.place.key == (found.name, found.call) and each.detail == detail]
+    return bool(heard) and all(extrema.finite for each in heard for *_, extrema in each.parts)
+
+
+def _checkpoints_reentrantly(outputs: list[torch.Tensor]) -> bool:
+    """Whether there is activation checkpointing of the kind that cannot be asked for gradients of chosen tensors."""
+    nodes, seen = [tensor.grad_fn for tensor in outputs], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        nodes.extend(following for following, _ in node.next_functions)
+    return False
+
+
+def _keeping(grads: dict[str, torch.Tensor], path: str) -> Callable[[torch.Tensor], None]:
+    def keep(grad: torch.Tensor) -> None:
+        grads[path] = grad.detach().clone()
+
+    return keep
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else ""

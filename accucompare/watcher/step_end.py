@@ -1,0 +1,157 @@
+"""Reading, once a step, what was looked at, and judging it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from accucompare.findings.events import Cause, Direction, Found, Seen, Site, number
+from accucompare.watcher.extrema import Extrema, look_now, norm_now
+from accucompare.watcher.gradient_hooks import Parameter, gradient_state
+from accucompare.findings.origins import FLAG, MINUS, NAN, OUTSIDE, PLUS, Heard, Limits, Place, What, judge
+from accucompare.watcher.hooks import Watcher
+
+
+class Reader:
+    """What a step has shown so far.
+
+    Attributes:
+        findings: in execution order; read again, an earlier finding stays the same object.
+        scaled: whether there is a loss scaler, which writes into gradients unseen.
+        masked: an origin in the backward that spoilt no parameter's gradient, as an Inf behind a ReLU, and so is no finding.
+    """
+
+    def __init__(self, watcher: Watcher, limits: Limits, ranks: int) -> None:
+        self.findings: list[Found] = []
+        self.scaled = False
+        self.masked: Found | None = None
+        self._watcher = watcher
+        self._limits = limits
+        self._ranks = ranks
+        self._known: dict[tuple[object, ...], Found] = {}
+        self._added: list[Found] = []  # what is no matter of what was heard in order
+
+    def next_step(self) -> None:
+        self.findings = []
+        self.masked = None
+        self._known.clear()
+        self._added = []
+
+    @property
+    def origins(self) -> list[Found]:
+        return [found for found in self.findings if found.origin]
+
+    def read(self) -> None:
+        """Bring what was looked at to the host, which waits for the device, and judge it."""
+        watcher = self._watcher
+        watcher.meter.read()
+        self._mend_norms()
+        norms = watcher.gradients.norms.values()
+        finite = all(extrema.finite for noted in watcher.noted for *_, extrema in noted.parts) and all(norm.finite for norm in norms)
+        flagged = any(noted.what is What.FLAG for noted in watcher.noted)
+        if finite and not flagged and not self._limits.saturates:
+            self._add_late_gradients()
+            return
+        heard = [noted.heard() for noted in watcher.noted]
+        if self._ranks == 1:  # of several, each has heard its own gradients before they were summed
+            heard += self._gradients_not_finite(len(heard))
+        self.findings = [
+            self._known.setdefault(_identity(found), found) for found in self._harmful(judge(heard, watcher.step, self._limits))
+        ]
+        self.findings += self._added
+        self._add_late_gradients()
+
+    def add_loss(self, loss: float | None) -> None:
+        """A loss that is not finite, and that nothing else explains, was made outside of the model."""
+        if loss is None or math.isfinite(loss) or self.findings:
+            return
+        self._add(Site.LOSS, [Seen("output", "loss", "float64", (), number(loss), number(loss))])
+
+    def add_update(self, parameters: list[tuple[Parameter, Extrema]], step: int) -> None:
+        """Parameters that are not finite since the last update, in this step."""
+        owner, seen = parameters[0][0].owner, [extrema.seen("weight", parameter.name) for parameter, extrema in parameters]
+        found = self._add(Site.UPDATE, seen, owner)
+        found.step, found.weights = step, seen
+
+    def add_of_others(self) -> Found:
+        """What another rank has found; of this one's gradients, those that are not finite since they were summed over ranks."""
+        gradients = self._watcher.gradients
+        spoilt = {**gradients.norms, **gradients.late}
+        bad = [name for name, norm in spoilt.items() if not norm.finite]
+        found = self._add(Site.RANK, [spoilt[name].seen("grad", name) for name in bad])
+        found.direction, found.origin, found.cause, found.parameters = Direction.BACKWARD, False, Cause.INPUTS, bad
+        return found
+
+    def _add_late_gradients(self) -> None:
+        """Gradients that are not finite when the update begins, and were when the backward ended."""
+        gradients = self._watcher.gradients
+        if self.findings or all(norm.finite for norm in gradients.late.values()):
+            return
+        late = [each for each in gradients.parameters if each.name in gradients.late and not gradients.late[each.name].finite]
+        looked = [(each, look_now(each.tensor.grad)) for each in late]  # a norm may overflow where no element does
+        bad = [(each, extrema.seen("grad", each.name)) for each, extrema in looked if extrema is not None and not extrema.finite]
+        if bad:
+            found = self._add(Site.GRADIENTS, [seen for _, seen in bad], bad[0][0].owner)
+            found.direction, found.parameters = Direction.BACKWARD, [each.name for each, _ in bad]
+            found.cause = Cause.RANKS if self._ranks > 1 else Cause.INSIDE
+
+    def _add(self, site: Site, seen: list[Seen], owner: Place = OUTSIDE) -> Found:
+        found = Found(
+            step=self._watcher.step,
+            order=len(self._watcher.noted),
+            name=owner.name,
+            call=0,
+            type=owner.type,
+            site=site,
+            direction=Direction.FORWARD,
+            origin=True,
+            cause=Cause.INSIDE,
+            kinds=sorted({kind for each in seen for kind in _kinds(each)}),
+            tensors=seen,
+        )
+        self._added.append(found)
+        self.findings = [*self.findings, found]
+        return found
+
+    def _harmful(self, findings: list[Found]) -> list[Found]:
+        backward = [found for found in findings if found.direction is Direction.BACKWARD and found.site is not Site.SUM]
+        norms = self._watcher.gradients.norms.values()
+        self.masked = next((found for found in backward if found.origin and not found.parameters), None)
+        if self.masked is None or FLAG in self.masked.kinds or not norms or not all(norm.finite for norm in norms):
+            self.masked = None
+            return findings
+        return [found for found in findings if found not in backward]
+
+    def _mend_norms(self) -> None:
+        """A norm may overflow where no element does: it is computed again, of the elements made small.
+
+        Where they have been unscaled, clipped or cleared since, the largest of them stands for it, which it cannot be less than.
+        """
+        gradients = self._watcher.gradients
+        for parameter in gradients.parameters:
+            norm, extrema = gradients.norms.get(parameter.name), gradients.extrema.get(parameter.name)
+            if norm is None or norm.finite or extrema is None or not extrema.finite:
+                continue
+            largest, grad = max(-extrema.low, extrema.high), parameter.tensor.grad
+            as_it_was = gradient_state(parameter.tensor) == gradients.states.get(parameter.name) and not self.scaled
+            norm.low = norm.high = largest * norm_now(grad / largest) if grad is not None and as_it_was else largest
+
+    def _gradients_not_finite(self, order: int) -> Iterator[Heard]:
+        """Parameters whose gradients are not finite, in the order of the backward."""
+        gradients = self._watcher.gradients
+        by_name = {parameter.name: parameter for parameter in gradients.parameters}
+        for name in {**gradients.order, **dict.fromkeys(gradients.norms)}:
+            extrema = gradients.extrema.get(name)
+            if extrema is not None and not extrema.finite:
+                yield Heard(What.PARAMETER, by_name[name].owner, [extrema.seen("grad", name)], name, order=order)
+
+
+def _kinds(seen: Seen) -> list[str]:
+    """Which kinds of values that are not finite it shows."""
+    low, high = float(seen.low), float(seen.high)
+    shown = ((NAN, math.isnan(low) or math.isnan(high)), (PLUS, high == math.inf), (MINUS, low == -math.inf))
+    return [kind for kind, there in shown if there]
+
+
+def _identity(found: Found) -> tuple[object, ...]:
+    return found.order, found.name, found.call, found.direction, found.site, found.near, *found.kinds

@@ -1,0 +1,522 @@
+"""A running watch: what is done at each step with what was heard."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accucompare import devices
+from accucompare.live.names import Modules
+from accucompare.recorder.session import Level
+from accucompare.errors import AccucompareError, NonFiniteError, WatchEndedError
+from accucompare.live import points
+from accucompare.findings.analysis import answer
+from accucompare.findings.events import Cause, Direction, End, Found, Frames, Number, Scaled, Site, Start, Step, Warned, log_path, number
+from accucompare.watcher.explanation import Explainer
+from accucompare.watcher.extrema import Extrema, Meter, has_memory
+from accucompare.findings.frames import frames_of
+from accucompare.watcher.gradient_hooks import Parameter
+from accucompare.findings.origins import Limits, Place, What
+from accucompare.watcher.hooks import Hearing, WatchedCall, Watcher
+from accucompare.findings.log import Log
+from accucompare.watcher.early_warnings import Lookout
+from accucompare.watcher.options import OnFinding, Options
+from accucompare.live.ranks import any_has
+from accucompare.watcher.step_end import Reader
+from accucompare.watcher.second_run import Memory
+from accucompare.reproduce.saving import Moment, save_reproducer
+from accucompare.findings.scaling import Scaling
+
+#: From so many outermost calls in a step on, the flags are read early, and those that were clean are forgotten.
+_READ_EARLY = 4
+#: So many are remembered at most.
+_MOST_REMEMBERED = 16
+#: So much is heard in a step at most before it is dropped, if nothing was found.
+_MOST_NOTED = 100_000
+#: Underflow is looked for in every so many-th step that is watched.
+_UNDERFLOW_EVERY = 10
+#: How many parameters a step's event names of those that carry most of grad_norm.
+_LARGEST = 5
+#: And how many modules of those that could not be looked at altogether.
+_UNSEEN_TOLD = 20
+
+
+class Watch:
+    """A running watch. Made by ``accucompare.watch``.
+
+    Attributes:
+        path: the directory of the log and of reproducers.
+        findings: all that was found, in execution order: origins, and the calls that passed on what came from them.
+        grad_norms: of each step with a backward: the L2 norm of all gradients, before clipping and without the loss scale; of this
+            rank's part, where parameters are sharded.
+        scales: the loss scale after each step, if there is a scaler.
+    """
+
+    def __init__(self, modules: Modules, device: torch.device, out: Path, start: Start, options: Options) -> None:
+        self.path = out
+        self.findings: list[Found] = []
+        self.grad_norms: list[float] = []
+        self.scales: list[float] = []
+        self._options = options
+        self._start = start
+        self._device = device
+        self._backend = devices.backend(device.type)
+        self._fills: set[str] = set()  # modules whose outputs are filled with -Inf
+        limits = Limits(options.allows, start.saturates, options.near, self._fills.__contains__)
+        flag = self._device_flag if options.flag_per_module and start.saturates else None
+        self._watcher = Watcher(modules, Meter(), self, flag, distributed=start.ranks > 1)
+        self._watcher.gradients.lines.always = options.level == Level.OP
+        self._reader = Reader(self._watcher, limits, start.ranks)
+        self._reader.scaled = options.scaler is not None
+        self._memory = Memory(modules, device, start.ranks)
+        self._explainer = Explainer(modules, self._memory, limits)
+        self._log = Log(log_path(out, start.rank))
+        self._lookout = Lookout(self._log, options.near, options.allows, options.quiet)
+        self._scaling = Scaling(self._scale())
+        self._flag: bool | None = None  # the device's overflow flag in this step
+        self._asked = False  # whether the loop has asked in this step whether anything overflowed
+        self._updated: Counter[int] = Counter()  # how often optimizers have begun to update, by id
+        self._backwards = 0
+        self._watched_steps = 0
+        self._trainings = 0  # outermost calls with gradients
+        self._taken: set[int] = set()  # ids of this step's findings that have been told
+        self._judged: set[int] = set()  # ids of this step's findings of which it is known whether they are fills
+        self._written = False  # whether this step is in the log
+        self._spoilt_by_others: int | None = None  # the step in which another rank spoilt gradients, with which parameters were updated
+        self._spoilt_update: int | None = None  # the last step in which parameters were updated in spite of a finding
+        self._told: set[str] = set()  # places that have been told
+        self._reproduced = False
+        self._ended = False
+        self._bad_at_first: set[str] = set()  # parameters that were not finite when the watch began
+        self.dump: contextlib.ExitStack | None = None  # of kernels, that ends with the first step
+        self._log.write(start)
+
+    @property
+    def step_number(self) -> int:
+        """Of the step being watched, from 0."""
+        return self._watcher.step
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether a gradient of this step is not finite, or the device's overflow flag went up in it.
+
+        To be asked between the backward and the update, which a loop then skips, as a loss scaler does. It waits for the device.
+        Gradients alone are no finding in a step in which this was asked and the optimizer did not update.
+        """
+        self._asked = True
+        self._read()
+        backward = any(found.direction is Direction.BACKWARD for found in self._reader.findings)
+        return bool(self._flag) or backward or not all(norm.finite for norm in self._watcher.gradients.norms.values())
+
+    def step(self, loss: Any = None) -> None:
+        """End a step: read what was looked at, and tell what was found.
+
+        Args:
+            loss: of the step, a number or a tensor of one element, for the log: a loss that is computed outside of the model is seen
+                no other way, and may be NaN although every gradient is finite.
+
+        Raises:
+            NonFiniteError: if something was found, with ``on_finding="raise"``.
+            WatchEndedError: after the step that ``abort_after_step`` names.
+        """
+        if self._ended:
+            return
+        step = self._watcher.step
+        if self._watcher.listening:
+            self._end_watched_step(None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss))
+        self._next_step()
+        if self._options.abort_after_step is not None and step >= self._options.abort_after_step:
+            self._check_parameters(step)
+            self._end(f"stopped after step {step}, as asked")
+            raise WatchEndedError(f"the watch ends after step {step}, as asked (abort_after_step); its log is {self._log.path}")
+
+    def say(self, text: str) -> None:
+        """Write a sentence into the log."""
+        self._log.write(Warned("note", text, self._watcher.step))
+
+    # what the watcher tells of outermost calls
+
+    def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        contexts = self._explainer.contexts
+        self._trainings += torch.is_grad_enabled()
+        if len(self._watcher.noted) > _MOST_NOTED:
+            self._forget()
+        if len(contexts) >= _READ_EARLY:
+            self._read()
+            if not self._reader.findings:
+                contexts[:] = [context for context in contexts if context.grad and not context.grads]  # their backward is to come
+        if len(contexts) < _MOST_REMEMBERED:
+            indices = self._watcher.indices()
+            indices[call.name] -= 1  # it has been counted already
+            call.context = self._memory.remember(call, args, kwargs, indices)
+            contexts.append(call.context)
+
+    def _forget(self) -> None:
+        """Drop what was heard in a step without an end, if nothing was found in it."""
+        self._read()
+        if not self._reader.findings:
+            self._watcher.forget()
+            self._reader.next_step()
+            self._explainer.contexts.clear()
+            text = "this step has no end: call step() of the watch at the end of each; what was heard so far is finite, and is dropped"
+            self._lookout.warn("note", text, self._watcher.step)
+
+    def arrived(self, call: WatchedCall, path: str, grad: torch.Tensor) -> None:
+        if call.context is not None and not call.context.obstacle:
+            call.context.grads[path] = grad.detach()
+
+    # a step
+
+    def _device_flag(self) -> bool:
+        return bool(self._backend.overflowed(self._device))
+
+    def _read(self) -> None:
+        if not self._watcher.listening:
+            return
+        with self._watcher.deaf():
+            self._reader.read()
+            while (filled := next((each for each in self._reader.findings if self._is_fill(each)), None)) is not None:
+                self._fills.add(filled.name)
+                self._reader.read()
+            if self._start.saturates:
+                flagged = any(noted.what is What.FLAG for noted in self._watcher.noted)
+                self._flag = bool(self._flag) or flagged or self._device_flag()
+
+    def _is_fill(self, found: Found) -> bool:
+        if id(found) in self._judged:
+            return False
+        self._judged.add(id(found))
+        return self._explainer.is_fill(found, self._watcher.noted)
+
+    def before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The optimizer is about to change the parameters: the last moment at which a step can be run again.
+
+        Returns:
+            ``None``; or, if it is given a closure that computes the gradients, its arguments with one that then is checked.
+        """
+        if self._ended or not self._watcher.listening or not self._is_ours(optimizer):
+            return None
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        if callable(closure):
+            checked = functools.partial(self._check_closure, optimizer, closure)
+            return (args[0], *args[2:]), {**kwargs, "closure": checked}
+        self._updated[id(optimizer)] += 1
+        if self._updated[id(optimizer)] == 2:
+            text = "the optimizer updates several times in one step: call step() of the watch at the end of each"
+            self._lookout.warn("note", text, self._watcher.step)
+        self._check(optimizer)
+        return None
+
+    def _check_closure(self, optimizer: Any, closure: Any) -> Any:
+        loss = closure()
+        if not self._ended and self._watcher.listening:
+            self._check(optimizer)
+        return loss
+
+    def _check(self, optimizer: Any) -> None:
+        if getattr(optimizer, "found_inf", None) is None:  # else it has been told by the loss scaler, and skips the update itself
+            with self._watcher.deaf():
+                self._watcher.gradients.look_again(tensor for group in optimizer.param_groups for tensor in group["params"])
+        self._read()
+        error = self._tell(forward_only=self._scaling.scale is not None)  # a fused optimizer skips the update itself
+        others = self._error_of_others(self._scaling.scale is None and self._has_spoilt_gradients(), own=error is not None)
+        error = error or others
+        if error is not None:
+            self._write_step()
+            self._end("a finding")
+            raise error
+
+    def _has_spoilt_gradients(self) -> bool:
+        gradients = self._watcher.gradients
+        return not all(norm.finite for norm in (*gradients.norms.values(), *gradients.late.values()))
+
+    def _error_of_others(self, known: bool = False, own: bool = False) -> NonFiniteError | None:
+        """What is to be raised since another rank has found something, so that none updates and then waits for one that has stopped.
+
+        Args:
+            known: whether it is known without asking: gradients that were finite here have been summed over ranks, and are not any more.
+            own: whether this rank raises anyway, and only tells the others.
+        """
+        if self._start.ranks == 1 or self._options.on_finding != OnFinding.RAISE:
+            return None
+        asked = self._options.agree and any_has(known or own, self._device)
+        if own or not (known or asked):
+            return None
+        found = self._reader.add_of_others()
+        self._taken.add(id(found))
+        self.findings.append(found)
+        self._log.write(found)
+        return NonFiniteError(answer(found, self._start, self.path), found)
+
+    def _is_ours(self, optimizer: Any) -> bool:
+        ours = {id(parameter.tensor) for parameter in self._watcher.gradients.parameters}
+        return any(id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"])
+
+    def _end_watched_step(self, loss: float | None) -> None:
+        self._read()
+        step = self._watcher.step
+        self._reader.add_loss(loss)
+        self._look_out()
+        self._trace()
+        scaled = self._end_scale()
+        handled = scaled is not None and scaled.skipped and not scaled.alarm
+        error = self._tell(forward_only=handled)
+        others = self._error_of_others(own=error is not None) if not self._updated else None
+        error = error or others
+        if scaled is not None:
+            self._log.write(scaled)
+            if scaled.alarm:
+                self._lookout.tell(step, scaled.text)
+        self._write_step(handled, loss)
+        if error is not None:
+            self._end("a finding")
+            raise error
+
+    def _write_step(self, handled: bool = False, loss: float | None = None) -> None:
+        """The step's line in the log; ``handled``: what overflowed in the backward was handled by the loss scaler, or by the loop."""
+        self._written = True
+        self._backwards += self._watcher.gradients.backwards
+        self._watched_steps += bool(self._watcher.noted)
+        if not self._watcher.noted:
+            text = "no call of the model was seen in this step: is it this very model, not a copy, that is called inside the watch?"
+            self._lookout.warn("note", text, self._watcher.step)
+        norms = {name: norm.low / (self._scale_of_step or 1.0) for name, norm in self._watcher.gradients.norms.items()}
+        total = math.hypot(*norms.values()) if norms else None
+        if total is not None:
+            self.grad_norms.append(total)
+        by_size = sorted(norms.items(), key=lambda item: -math.inf if math.isnan(item[1]) else -item[1])
+        largest: list[tuple[str, Number]] = [(name, number(norm)) for name, norm in by_size[:_LARGEST]]
+        self._log.write(
+            Step(
+                self._watcher.step,
+                finite=not self._reader.origins and (total is None or math.isfinite(total)),
+                grad_norm=None if total is None else number(total),
+                largest=largest,
+                scale=self._scaling.scale,
+                overflowed=self._flag,
+                loss=None if loss is None else number(loss),
+                skipped=handled,
+                unseen=dict(list(self._watcher.unseen.items())[:_UNSEEN_TOLD]),
+            )
+        )
+
+    def _next_step(self) -> None:
+        if self.dump is not None:
+            self.dump.close()
+            self.dump = None
+        self._explainer.contexts.clear()
+        self._reader.next_step()
+        self._written = False
+        self._taken.clear()
+        self._judged.clear()
+        self._flag, self._asked = None, False
+        self._updated.clear()
+        self._watcher.next_step()
+        idle = self._watcher.step % self._options.every != 0
+        if idle and self._watcher.listening:
+            self._watcher.remove()
+        elif not idle and not self._watcher.listening:
+            self._watcher.install()
+        self._hear()
+
+    def _hear(self) -> None:
+        """Set what is looked at in the step that begins."""
+        step, options = self._watcher.step, self._options
+        self._watcher.hearing = Hearing(
+            frames=options.frames > 0 or step in options.trace_steps,
+            underflow=(step // options.every) % _UNDERFLOW_EVERY == 0,
+            operators=options.level == Level.OP,
+        )
+        if self._watcher.listening:
+            self._scaling.scale = self._scale()  # steps in between may have changed it
+        self._scale_of_step = self._scaling.scale
+        if self._start.saturates and self._watcher.listening:
+            self._device_flag()  # what overflowed between is not this step's
+
+    _scale_of_step: float | None = None
+
+    # telling
+
+    def _tell(self, forward_only: bool = False, may_raise: bool = True) -> NonFiniteError | None:
+        """Explain, write down and tell what this step has shown and was not told yet.
+
+        Returns:
+            What is to be raised, if anything.
+        """
+        new = [found for found in self._reader.findings if id(found) not in self._taken]
+        if forward_only:
+            new = [found for found in new if found.direction is Direction.FORWARD]
+        self._taken |= {id(found) for found in new}
+        for found in new:
+            self._pass_on_of_others(found)
+        origins = [found for found in new if found.origin]
+        frames = self._frames_until(origins[0]) if origins and not self._told else None
+        for found in origins:
+            self._explain(found)
+            self._pass_on_of_update(found)
+        origins = [found for found in new if found.origin]
+        if origins and self._updated:
+            self._spoilt_update = self._watcher.step
+        self.findings += new
+        if frames is not None:
+            self._log.write(frames)
+        for found in new:
+            self._log.write(found)
+        if not origins:
+            return None
+        first = origins[0]
+        message = answer(first, self._start, self.path, self._scale_of_step)
+        again = first.place in self._told
+        self._told |= {found.place for found in origins}
+        raises = self._options.on_finding == OnFinding.RAISE and may_raise
+        if frames is not None and not self._options.quiet:
+            self._print(first, frames, with_answer=not raises)
+        elif not again and not raises and not self._options.quiet:
+            warnings.warn(f"accucompare: {message}", stacklevel=3)
+        return NonFiniteError(message, first) if raises else None
+
+    def _pass_on_of_others(self, found: Found) -> None:
+        """What follows from gradients that another rank has spoilt did not begin here."""
+        if self._spoilt_by_others is not None and found.origin:
+            found.origin, found.cause = False, Cause.INPUTS
+            found.notes.append(f"in step {self._spoilt_by_others} parameters were updated with gradients that another rank had spoilt")
+
+    def _pass_on_of_update(self, found: Found) -> None:
+        """Nor did weights that were updated with what was found in an earlier step."""
+        if self._spoilt_update is not None and self._spoilt_update < found.step and found.site is Site.WEIGHTS:
+            found.origin, found.cause = False, Cause.INPUTS
+            found.notes.append(f"parameters were updated in step {self._spoilt_update}, in spite of what was found there")
+
+    def _explain(self, found: Found) -> None:
+        with self._watcher.deaf():
+            moment = self._explainer.explain(found, self._watcher.noted)
+            if moment is not None and self._options.on_finding != OnFinding.WARN and not self._reproduced:
+                self._reproduced = True
+                self._save(found, moment)
+
+    def _save(self, found: Found, moment: Moment) -> None:
+        try:
+            script = save_reproducer(self.path / f"rank{self._start.rank}-step{found.step}", found, moment, self._options.case)
+            found.reproducer = script.relative_to(self.path).as_posix()
+        except AccucompareError as error:
+            found.notes.append(f"the reproducer was not written: {error}")
+
+    def _frames_until(self, found: Found) -> Frames | None:
+        if not self._options.frames:
+            return None
+        heard = (noted.heard() for noted in self._watcher.noted)
+        return Frames(found.step, frames_of(heard, found.order)[-self._options.frames :])
+
+    def _trace(self) -> None:
+        if self._watcher.step not in self._options.trace_steps:
+            return
+        frames = Frames(self._watcher.step, frames_of(noted.heard() for noted in self._watcher.noted), traced=True)
+        self._log.write(frames)
+        if not self._options.quiet:
+            from accucompare.report.terminal_watch import print_frames
+
+            print_frames(frames)
+
+    def _print(self, found: Found, frames: Frames, with_answer: bool) -> None:
+        from accucompare.report.terminal_watch import print_finding
+
+        print_finding(found, self._start, frames, self.path, scale=self._scale_of_step, with_answer=with_answer)
+
+    def _look_out(self) -> None:
+        step, masked = self._watcher.step, self._reader.masked
+        self._lookout.look(self._watcher.noted, step)
+        if masked is not None:
+            text = (
+                f"its gradient ({masked.operator or 'backward'}) held {' and '.join(masked.kinds)}, which came to no parameter's gradient"
+            )
+            self._lookout.warn("note", text, step, Place(masked.name, masked.call, masked.type, None))
+        if self._flag and not self._reader.findings:
+            text = "the device's overflow flag is up, and no value shows it; flag_per_module=True (--flag-per-module) names the module"
+            self._lookout.warn("device flag", text, step)
+        if self._start.ranks > 1 and not self._reader.findings:
+            spoilt = self._lookout.look_at_sums(self._watcher.gradients.norms, step)
+            self._spoilt_by_others = step if spoilt and self._spoilt_by_others is None else self._spoilt_by_others
+
+    # the loss scale
+
+    def _scale(self) -> float | None:
+        scaler = self._options.scaler
+        return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else None
+
+    def _end_scale(self) -> Scaled | None:
+        """What the loss scaler did in this step, or the loop in its place."""
+        scale, before = self._scale(), self._scaling.scale
+        if scale is not None:
+            self.scales.append(scale)
+        lowered = scale is not None and before is not None and scale < before
+        by_hand = self._asked and not self._updated and scale is None and bool(self._reader.findings or self._flag)
+        where = next((found.place for found in self._reader.origins), "")
+        return self._scaling.end_step(self._watcher.step, scale, lowered or by_hand, where)
+
+    # beginning and end
+
+    def begin(self) -> None:
+        self._bad_at_first = {parameter.name for parameter, _ in self._bad_parameters()}
+        self._watcher.install()
+        points.active.append(self._watcher)
+        self._hear()
+
+    def finish(self) -> None:
+        """The loop is over; what came after the last ``step()`` is a step of its own."""
+        if self._watcher.noted:
+            self.step()
+        self._check_parameters(max(0, self._watcher.step - 1))
+        self._end("finished")
+
+    def _bad_parameters(self) -> list[tuple[Parameter, Extrema]]:
+        """The parameters that are not finite now; it waits for the device."""
+        meter = Meter()
+        parameters = [each for each in self._watcher.gradients.parameters if has_memory(each.tensor)]
+        looked = [(parameter, meter.look(parameter.tensor, frames=True)) for parameter in parameters]
+        meter.read()
+        return [(parameter, extrema) for parameter, extrema in looked if extrema is not None and not extrema.finite]
+
+    def _check_parameters(self, step: int) -> None:
+        """No forward will show what the last update has made of the parameters."""
+        bad = [] if self._ended or self.findings else self._bad_parameters()
+        bad = [(parameter, extrema) for parameter, extrema in bad if parameter.name not in self._bad_at_first]
+        if not bad or self._spoilt_by_others is not None:
+            return
+        self._reader.add_update(bad, step)
+        error = self._tell()
+        if error is not None:
+            self._end("a finding")
+            raise error
+
+    def fail(self, error: BaseException) -> None:
+        """The loop has raised: tell what was found until then, and end."""
+        if not self._ended:
+            with contextlib.suppress(Exception):  # the loop's own error matters more
+                self._read()
+                self._tell(may_raise=False)
+                if self._reader.findings:
+                    self._write_step()
+        said = str(error).strip().splitlines()[:1]
+        self._end("interrupted" if isinstance(error, KeyboardInterrupt) else ": ".join([type(error).__name__, *said]))
+
+    def _end(self, reason: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._watcher.remove()
+        if self._watcher in points.active:
+            points.active.remove(self._watcher)
+        for failure in self._watcher.errors[:20]:
+            self.say(f"not looked at: {failure}")
+        if self._options.optimizers and self._trainings and self._watched_steps and not self._backwards:
+            text = "no backward was seen, so that no gradient was looked at; is the backward inside the watch?"
+            self._lookout.warn("note", text, self._watcher.step)
+        self._log.write(End(self._watcher.step + self._written, self._watched_steps, reason))
+        self._log.close()

@@ -1,0 +1,183 @@
+"""A watch from beginning to end: ``with accucompare.watch(model, optimizer) as watch``."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from accucompare import __version__, devices
+from accucompare.bundle.records import display_name
+from accucompare.live.hooks import listens
+from accucompare.live.environment import describe_environment, device_of
+from accucompare.recorder.recorder import Recorder
+from accucompare.live.names import Modules, name_modules
+from accucompare.recorder.session import Level, eager_stance, rank_and_ranks
+from accucompare.errors import UsageError
+from accucompare.findings.events import Start
+from accucompare.watcher.options import OnFinding, Options
+from accucompare.live.ranks import coordinates
+from accucompare.watcher.steps import Watch
+
+_watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def watch(
+    model: nn.Module,
+    optimizer: Any = None,
+    *,
+    scaler: Any = None,
+    out: str | Path = "watch",
+    on_finding: str = OnFinding.RAISE,
+    frames: int = 21,
+    trace_steps: Iterable[int] = (),
+    abort_after_step: int | None = None,
+    every: int = 1,
+    level: str = Level.MODULE,
+    allow: str | Iterable[str] = (),
+    near: float = 4.0,
+    flag_per_module: bool = False,
+    kernel_dump: str | Path | None = None,
+    mesh: Any = None,
+    agree: bool = False,
+    quiet: bool = False,
+    case: str | None = None,
+    device: torch.device | None = None,
+) -> Iterator[Watch]:
+    """Find where NaN, Inf and overflow begin, forward and backward, while a loop of the user's own runs.
+
+    Everything is looked at on the device and read once a step: when the optimizer is about to update, or at ``step()``. Nothing of the
+    model's results changes. When something is found, the step is run again, to see by which operator it was made; then random
+    generators, buffers, gradients and plain attributes of modules are put back.
+
+    Args:
+        model: any module, on any device, wrapped or not.
+        optimizer: whose update ends a step's backward, or a list of them; any that updates parameters of the model, if not given.
+        scaler: a ``torch.amp.GradScaler``: an overflow that it handles is no finding, many in a row are.
+        out: directory of the log, ``rank0.jsonl``, to which a run is added, and of reproducers.
+        on_finding: ``"raise"`` saves a reproducer and raises ``NonFiniteError``, before parameters are updated; ``"snapshot"`` saves it,
+            warns and goes on; ``"warn"`` warns and goes on.
+        frames: how many of the last module calls to show with a finding, with extrema of weights, inputs and outputs; with 0 only what
+            is needed to find out is looked at.
+        trace_steps: steps of which to show all calls.
+        abort_after_step: end the loop after this step, by a ``WatchEndedError``.
+        every: watch every so many-th step only; the others cost nothing.
+        level: ``"op"`` looks at every operator that is called in a module's own code, too. After a finding, that is done anyway.
+        allow: globs of qualified names of modules whose outputs may be infinite or NaN; ``"(root)"`` is the model itself.
+        near: warn when values come within this factor of the largest number of their type.
+        flag_per_module: on a device with an overflow flag, read it after each module call, which waits for the device each time.
+        kernel_dump: directory into which an NPU's own software dumps all kernels of the first step.
+        mesh: the ``DeviceMesh`` that tells this rank's coordinates, if the parameters do not.
+        agree: with several ranks and ``on_finding="raise"``, let them ask each other before each update whether one has found something, so
+            that all raise: one reduction of one number, for which each waits. Without it, those raise whose own gradients it has come to.
+        quiet: print nothing, and warn of nothing; the log has it all.
+        case: how the log shall call what is run; the reproducer then builds the module from it.
+        device: where the model computes; where its first parameter or buffer is, if not given.
+
+    Yields:
+        The watch; call its ``step()`` at the end of each step.
+
+    Raises:
+        NonFiniteError: if something was found, with ``on_finding="raise"``.
+        WatchEndedError: after the step that ``abort_after_step`` names.
+        UsageError: if an option makes no sense, the model is watched or captured already, or the log cannot be written.
+
+    Example:
+        >>> with watch(model, optimizer) as watching:                   # doctest: +SKIP
+        ...     for batch in loader:
+        ...         model(**batch).loss.backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        ...         watching.step()
+    """
+    if not isinstance(out, (str, Path)):
+        raise UsageError(f"out must be the path of a directory, but is a {type(out).__name__}")
+    options = Options(
+        optimizer=optimizer,
+        scaler=scaler,
+        on_finding=on_finding,
+        frames=frames,
+        trace_steps=trace_steps,
+        abort_after_step=abort_after_step,
+        every=every,
+        level=level,
+        allow=allow,
+        near=near,
+        flag_per_module=flag_per_module,
+        kernel_dump=None if kernel_dump is None else str(kernel_dump),
+        case=case,
+        quiet=quiet,
+        agree=agree,
+    )
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
+    modules = name_modules(model)
+    _refuse_second(modules)
+    for each in options.optimizers:
+        _refuse_other_optimizer(modules, each)
+    device, rank, ranks = device or device_of(model), *rank_and_ranks()
+    backend = devices.backend(device.type)
+    start = Start(
+        version=__version__,
+        time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        rank=rank,
+        ranks=ranks,
+        model=type(modules.named[""]).__name__,
+        parameters=sum(parameter.numel() for parameter in modules.named[""].parameters() if not is_lazy(parameter)),
+        device=str(device),
+        coordinates=coordinates(modules, mesh),
+        case=case,
+        options=options.as_json(),
+        environment=json.loads(json.dumps(describe_environment(device, case), default=str)),
+        saturates=backend.saturates(),
+    )
+    with contextlib.ExitStack() as stack:
+        session = Watch(modules, device, Path(out), start, options)
+        try:
+            if kernel_dump is not None:
+                folder = Path(kernel_dump) / f"rank{rank}" if ranks > 1 else Path(kernel_dump)
+                session.dump = stack.enter_context(_closing(backend.kernel_dump(folder)))
+            if "torch._dynamo" in sys.modules:  # inner hooks of a compiled model stop firing after its first call
+                stack.enter_context(eager_stance())
+            stack.callback(_watched.difference_update, list(modules.named.values()))
+            _watched.update(modules.named.values())
+            stack.callback(register_optimizer_step_pre_hook(session.before_update).remove)
+            session.begin()
+            yield session
+            session.finish()
+        except BaseException as error:
+            session.fail(error)
+            raise
+
+
+@contextlib.contextmanager
+def _closing(context: contextlib.AbstractContextManager[None]) -> Iterator[contextlib.ExitStack]:
+    """Enter a context that can be left early."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(context)
+        yield stack
+
+
+def _refuse_second(modules: Modules) -> None:
+    for name, module in modules.named.items():
+        if module in _watched:
+            raise UsageError(f"{display_name(name)} is being watched already; end the other watch first, or watch once, around both")
+        if listens(module, Recorder):
+            raise UsageError(f"{display_name(name)} is being captured: watch it in a run of its own, or what is captured would cost more")
+
+
+def _refuse_other_optimizer(modules: Modules, optimizer: Any) -> None:
+    ours = {id(tensor) for *_, tensor in modules.tensors()}
+    if ours and not any(id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"]):
+        raise UsageError("optimizer updates no parameter of the model: give the one that does, or none")

@@ -1,0 +1,328 @@
+"""Where a value that is not finite began, from what was heard; no model is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accucompare.findings.events import Cause, Direction, Found, Seen, Site, number
+from accucompare.findings.origins import OUTSIDE, Heard, Limits, Place, What, judge, near_the_limit
+
+NAN, INF = float("nan"), float("inf")
+#: (low, high)
+Range = tuple[float, float]
+FINE, BAD, PLUS, MASK, BOTH, MINUS = (-1.0, 1.0), (NAN, NAN), (-1.0, INF), (-INF, 0.0), (-INF, INF), (-INF, 5.0)
+LARGE = (-1.0, 3e38)
+
+
+def _seen(role: str, ranges: tuple[Range, ...], dtype: str = "float32") -> list[Seen]:
+    return [Seen(role, str(index), dtype, (2,), number(low), number(high)) for index, (low, high) in enumerate(ranges)]
+
+
+class Told:
+    """What is heard of a step, written down as the calls go: ``told.began("fc", FINE); told.ended(FINE)``."""
+
+    def __init__(self) -> None:
+        self.heard: list[Heard] = []
+        self._open: list[Place] = []
+        self._calls: dict[str, int] = {}
+
+    def _add(self, what: What, place: Place, seen: list[Seen], detail: str = "", line: str = "") -> Told:
+        self.heard.append(Heard(what, place, seen, detail, line, order=len(self.heard)))
+        return self
+
+    def began(self, name: str, *given: Range) -> Told:
+        call = self._calls.get(name, 0)
+        self._calls[name] = call + 1
+        self._open.append(Place(name, call, "Layer", self._open[-1].key if self._open else None))
+        return self._add(What.BEGAN, self._open[-1], _seen("input", given))
+
+    def ended(self, *gave: Range) -> Told:
+        return self._add(What.ENDED, self._open.pop(), _seen("output", gave))
+
+    def leaf(self, name: str, given: Range, gave: Range) -> Told:
+        return self.began(name, given).ended(gave)
+
+    def operator(self, name: str, given: tuple[Range, ...], gave: Range) -> Told:
+        return self._add(What.OPERATOR, self._open[-1], _seen("input", given) + _seen("output", (gave,)), name, "model.py:1")
+
+    def point(self, label: str, value: Range) -> Told:
+        return self._add(What.POINT, self._open[-1] if self._open else OUTSIDE, _seen("point", (value,)), label)
+
+    def flag(self, name: str, detail: str = "") -> Told:
+        return self._add(What.FLAG, Place(name, 0, "Layer", None), [], detail)
+
+    def backward(self, what: What, name: str, grad: Range, detail: str = "") -> Told:
+        return self._add(what, Place(name, 0, "Layer", None), _seen("grad", (grad,)), detail)
+
+    def found(self, **limits: Any) -> list[Found]:
+        return judge(self.heard, 3, Limits(**limits))
+
+    def origins(self, **limits: Any) -> list[tuple[str, str, str, list[str]]]:
+        return [(found.name, found.site.value, found.near, found.kinds) for found in self.found(**limits) if found.origin]
+
+
+# forward
+
+
+def test_an_output_that_is_nan_though_what_went_in_was_finite_was_made_inside() -> None:
+    told = Told().began("", FINE).leaf("a", FINE, FINE).leaf("b", FINE, BAD).leaf("c", BAD, BAD).ended(BAD)
+    assert told.origins() == [("b", "module", "", ["NaN"])]
+    assert [(found.name, found.origin, found.cause) for found in told.found()] == [
+        ("b", True, Cause.INSIDE),
+        ("c", False, Cause.INPUTS),
+    ]
+
+
+def test_what_a_child_is_given_and_its_caller_could_not_know_was_made_in_the_callers_code() -> None:
+    told = Told().began("", FINE).leaf("a", FINE, FINE).leaf("b", BAD, BAD).ended(BAD)
+    assert told.origins() == [("", "glue", "before b", ["NaN"])]
+
+
+def test_what_comes_out_of_no_child_was_made_after_the_last() -> None:
+    told = Told().began("", FINE).leaf("a", FINE, FINE).ended(BAD)
+    assert told.origins() == [("", "glue", "after a", ["NaN"])]
+
+
+def test_a_child_is_named_as_its_parents_code_knows_it() -> None:
+    told = Told().began("", FINE).began("h.0", FINE).leaf("h.0.mlp", FINE, FINE).leaf("h.0.mlp", BAD, BAD).ended(BAD).ended(BAD)
+    assert told.origins() == [("h.0", "glue", "before mlp call 1", ["NaN"])]
+
+
+@pytest.mark.parametrize("value", [BAD, BOTH])
+def test_what_the_model_is_given_is_told_as_such(value: Range) -> None:
+    told = Told().began("", value).leaf("a", value, BAD).leaf("b", BAD, BAD).ended(BAD)
+    assert [site for _, site, _, _ in told.origins()] == ["input"]
+
+
+def test_an_inf_that_the_model_was_given_is_the_origin_however_deep_it_does_harm() -> None:
+    told = Told().began("", PLUS).began("outer", PLUS).leaf("outer.a", PLUS, BAD).ended(BAD).leaf("b", PLUS, BAD).ended(BAD)
+    assert told.origins() == [("", "input", "", ["+Inf"])]
+
+
+def test_an_inf_that_a_callers_code_made_is_the_origin_however_deep_it_does_harm() -> None:
+    told = Told().began("", FINE).leaf("a", FINE, FINE).began("b", PLUS).leaf("b.inner", PLUS, BAD).ended(BAD).ended(BAD)
+    assert told.origins() == [("", "glue", "before b", ["+Inf"])]
+
+
+def test_a_mask_is_legal_on_its_way_down() -> None:
+    told = Told().began("", FINE).began("attention", FINE, MASK).leaf("attention.softmax", MASK, FINE).ended(FINE).ended(FINE)
+    assert told.found() == []
+
+
+def test_a_mask_that_the_model_is_given_is_legal() -> None:
+    assert Told().began("", FINE, MASK).leaf("softmax", MASK, FINE).ended(FINE).found() == []
+
+
+def test_a_mask_that_becomes_nan_is_the_fault_of_the_module_in_which_it_does() -> None:
+    told = Told().began("", FINE, MASK).leaf("softmax", MASK, BAD).ended(BAD)
+    assert told.origins() == [("softmax", "module", "", ["NaN"])]
+    assert told.found()[0].legal == ["0"]
+
+
+def test_an_inf_that_does_no_harm_is_left_alone() -> None:
+    assert Told().began("", FINE).leaf("a", PLUS, FINE).ended(FINE).found() == []
+
+
+def test_an_inf_that_a_module_gives_from_finite_values_is_told() -> None:
+    assert Told().began("", FINE).leaf("a", FINE, PLUS).ended(FINE).origins() == [("a", "module", "", ["+Inf"])]
+
+
+def test_two_branches_that_each_make_one_are_two_origins() -> None:
+    told = Told().began("", FINE).leaf("a", FINE, BAD).leaf("b", FINE, PLUS).ended(BAD)
+    assert [name for name, *_ in told.origins()] == ["a", "b"]
+
+
+def test_a_module_that_is_allowed_to_and_those_after_it_are_left_alone() -> None:
+    told = Told().began("", FINE).leaf("a", FINE, BAD).leaf("b", BAD, BAD).ended(BAD)
+    assert told.found(allow=lambda name: name == "a") == []
+
+
+def test_inputs_near_the_limit_are_said_to_be() -> None:
+    assert Told().began("", FINE).leaf("a", LARGE, PLUS).ended(PLUS).found()[0].cause is Cause.NEAR
+
+
+def test_the_second_call_of_a_module_is_told_apart() -> None:
+    told = Told().began("", FINE).leaf("a", FINE, FINE).leaf("a", FINE, BAD).ended(BAD)
+    assert [(found.name, found.call) for found in told.found() if found.origin] == [("a", 1)]
+
+
+def test_the_operator_that_made_it_is_named() -> None:
+    told = Told().began("", FINE).operator("log", (FINE,), MINUS).operator("mul", (MINUS, FINE), BAD).ended(BAD)
+    (found,) = told.found()
+    assert (found.operator, found.line) == ("log", "model.py:1")
+
+
+def test_a_point_is_told_once_with_its_label() -> None:
+    told = Told().began("", FINE).point("here", BAD).point("there", BAD).ended(BAD)
+    assert told.origins() == [("", "point", "here", ["NaN"])]
+
+
+def test_a_flag_that_no_value_shows_is_told() -> None:
+    assert Told().flag("a").origins() == [("a", "module", "", ["overflow flag"])]
+
+
+@pytest.mark.parametrize(("value", "saturated"), [((-1.0, 65504.0), True), ((-65504.0, 1.0), False), ((-1.0, 65472.0), False)])
+def test_on_a_device_that_saturates_the_largest_number_is_an_overflow_and_the_lowest_is_a_mask(value: Range, saturated: bool) -> None:
+    heard = Told().began("", FINE).ended(value).heard
+    for each in heard:
+        for seen in each.seen:
+            seen.dtype = "float16"
+    assert [found.kinds for found in judge(heard, 0, Limits(saturates=True))] == ([["saturated"]] if saturated else [])
+    assert judge(heard, 0, Limits()) == []
+
+
+def test_many_calls_that_pass_one_on_are_not_all_told() -> None:
+    told = Told().began("", FINE).leaf("a", FINE, BAD)
+    for index in range(500):
+        told.leaf(f"b{index}", BAD, BAD)
+    assert len(told.ended(BAD).found()) == 101
+
+
+def test_a_call_that_raised_does_not_spoil_the_next() -> None:
+    told = Told().began("", FINE).began("a", FINE)
+    told._open.clear()
+    told.began("", FINE).leaf("a", FINE, FINE).leaf("b", FINE, BAD).ended(BAD)
+    assert told.origins() == [("b", "module", "", ["NaN"])]
+
+
+# backward
+
+
+def test_the_first_gradient_that_is_not_finite_is_the_origin() -> None:
+    told = Told().backward(What.GRADIENT, "b", FINE).backward(What.GRADIENT, "a", PLUS, "SqrtBackward0").backward(What.GRADIENT, "c", BAD)
+    assert [(found.name, found.operator, found.origin) for found in told.found()] == [("a", "SqrtBackward0", True), ("c", "", False)]
+    assert all(found.direction is Direction.BACKWARD for found in told.found())
+
+
+def test_a_gradient_that_arrives_bad_came_from_the_loss() -> None:
+    told = Told().backward(What.ARRIVED, "", BAD).backward(What.GRADIENT, "a", BAD).backward(What.PARAMETER, "a", BAD, "a.weight")
+    assert [(found.site, found.origin) for found in told.found()] == [(Site.LOSS, True), (Site.MODULE, False)]
+    assert told.found()[0].parameters == ["a.weight"]
+
+
+def test_a_parameters_gradient_that_nothing_explains_is_a_sum() -> None:
+    assert Told().backward(What.PARAMETER, "a", PLUS, "a.weight").origins() == [("a", "sum", "weight", ["+Inf"])]
+
+
+def test_after_a_forward_that_is_not_finite_the_backward_is_no_origin() -> None:
+    told = Told().began("", FINE).ended(BAD).backward(What.ARRIVED, "", BAD).backward(What.GRADIENT, "", BAD)
+    assert [name for name, *_ in told.origins()] == [""]
+
+
+# whatever happens
+
+
+@st.composite
+def streams(draw: Callable[..., Any], values: st.SearchStrategy[Range]) -> list[Heard]:
+    """A step of a random model: calls within calls, with any values in and out, operators and points between, and a backward."""
+    told = Told()
+
+    def call(name: str, depth: int) -> None:
+        told.began(name, *draw(st.lists(values, min_size=1, max_size=2)))
+        for index in range(draw(st.integers(0, 3 if depth < 3 else 0))):
+            kind = draw(st.sampled_from(["call", "call", "call", "operator", "point"]))
+            if kind == "call":
+                call(f"{name}.{'abc'[index]}" if name else "abc"[index], depth + 1)
+            elif kind == "operator":
+                told.operator("mul", (draw(values), draw(values)), draw(values))
+            else:
+                told.point("here", draw(values))
+        told.ended(draw(values))
+
+    for _ in range(draw(st.integers(1, 2))):
+        call("", 0)
+    for _ in range(draw(st.integers(0, 4))):
+        what = draw(st.sampled_from([What.ARRIVED, What.GRADIENT, What.PARAMETER]))
+        told.backward(what, draw(st.sampled_from(["", "a", "b"])), draw(values), "detail.weight")
+    return told.heard
+
+
+ANY = st.sampled_from([FINE, FINE, FINE, BAD, PLUS, MASK, MINUS, BOTH, LARGE])
+
+
+@settings(max_examples=150, deadline=None)
+@given(heard=streams(st.sampled_from([FINE, LARGE])))
+def test_where_all_is_finite_nothing_is_found(heard: list[Heard]) -> None:
+    assert judge(heard, 0, Limits()) == []
+
+
+def _told(found: Found) -> Any:
+    """A finding, less what a further child of its module changes: that it was made between children, and after which."""
+    site = Site.MODULE if found.site is Site.GLUE else found.site
+    near = "" if found.near.startswith("after") else found.near
+    return found.name, found.call, site, near, found.direction, found.origin, found.cause, found.kinds, found.operator, found.parameters
+
+
+@settings(max_examples=200, deadline=None)
+@given(heard=streams(ANY), data=st.data())
+def test_further_calls_of_finite_values_change_no_finding(heard: list[Heard], data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(heard)))
+    running: list[Place] = []
+    for each in heard[:place]:
+        if each.what is What.BEGAN:
+            running.append(each.place)
+        elif each.what is What.ENDED:
+            running.pop()
+    new = Place("further", 0, "Layer", running[-1].key if running else None)
+    calls = [Heard(What.BEGAN, new, _seen("input", (FINE,))), Heard(What.ENDED, new, _seen("output", (FINE,)))]
+    more = [replace(each, order=order) for order, each in enumerate([*heard[:place], *calls, *heard[place:]])]
+    assert [_told(found) for found in judge(more, 0, Limits())] == [_told(found) for found in judge(heard, 0, Limits())]
+
+
+@settings(max_examples=100, deadline=None)
+@given(heard=streams(ANY))
+def test_other_names_change_nothing_but_the_names(heard: list[Heard]) -> None:
+    def renamed(name: str) -> str:
+        return ".".join(f"x{part}" for part in name.split(".")) if name else ""
+
+    def moved(place: Place) -> Place:
+        parent = None if place.parent is None else (renamed(place.parent[0]), place.parent[1])
+        return place._replace(name=renamed(place.name), parent=parent)
+
+    others = judge([replace(each, place=moved(each.place)) for each in heard], 0, Limits())
+    found = judge(heard, 0, Limits())
+    assert [(each.name, each.call, each.site, each.origin, each.kinds, each.order) for each in others] == [
+        (renamed(each.name), each.call, each.site, each.origin, each.kinds, each.order) for each in found
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(heard=streams(ANY))
+def test_the_first_finding_in_order_is_an_origin_and_there_is_one_whenever_a_leaf_makes_a_nan(heard: list[Heard]) -> None:
+    found = judge(heard, 0, Limits())
+    assert [each.order for each in found] == sorted(each.order for each in found)
+    if found:
+        assert any(each.origin for each in found)
+    finite = {each.place.key for each in heard if each.what is What.BEGAN and all(seen.finite for seen in each.seen)}
+    parents = {each.place.parent for each in heard if each.what is What.BEGAN}
+    operators = {each.place.key for each in heard if each.what in (What.OPERATOR, What.POINT)}
+    for each in heard:
+        makes = each.what is What.ENDED and any(seen.low == "nan" for seen in each.seen)
+        if makes and each.place.key in finite - parents - operators:
+            assert (each.place.key, True) in [((one.name, one.call), one.origin) for one in found]
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), heard=streams(ANY))
+def test_whatever_is_heard_in_whatever_order_nothing_is_raised(data: st.DataObject, heard: list[Heard]) -> None:
+    shuffled = data.draw(st.permutations(heard))
+    judge([replace(each, order=order) for order, each in enumerate(shuffled)], 0, Limits(saturates=True))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high", "near"),
+    [
+        ("float16", -1.0, 65504.0, True), ("float16", -1.0, 65504.0 / 4, True), ("float16", -1.0, 16000.0, False),
+        ("float16", -20000.0, 0.0, True),
+        ("float16", -65504.0, 0.0, False), ("float16", -65000.0, 0.0, False), ("float16", -INF, 1.0, False), ("float16", 0.0, INF, False),
+        ("float16", NAN, NAN, False), ("float8_e4m3fn", -1.0, 448.0, True), ("int64", 0.0, 1e18, False), ("unheard of", 0.0, 1e308, False),
+    ],
+)  # fmt: skip
+def test_near_the_limit(dtype: str, low: float, high: float, near: bool) -> None:
+    assert near_the_limit(dtype, low, high, 4.0) is near

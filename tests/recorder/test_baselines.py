@@ -1,0 +1,162 @@
+"""The baselines that golden brings along, and modules that do not run in float64."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accucompare as ac
+from accucompare.bundle.reader import open_bundle
+from accucompare.bundle.records import Record
+from accucompare.recorder.baselines import capture_baselines
+from accucompare.recorder.capture_case import FloatType, capture_case
+from accucompare.compare.brought import parse_precisions
+from accucompare.compare.comparison import Reason
+from accucompare.devices import DeviceName
+from accucompare.errors import CaptureError, UsageError
+
+CASE = """
+import torch
+from torch import nn
+from accucompare import Case
+
+class Picky(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+    def forward(self, x):
+        if x.dtype == torch.float64:
+            raise RuntimeError("no kernel for Double")
+        return self.fc(x).relu()
+
+def case():
+    return Case(nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), Picky(), nn.Linear(16, 16), Picky()).eval(), torch.randn(4, 16))
+
+def plain():
+    return Case(nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)).eval(), torch.randn(4, 16))
+
+def training():
+    model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)).eval()
+    return Case(model, [torch.randn(4, 16)] * 3, loss=torch.sum, optimizer=Descent(model.parameters(), 0.1))
+
+class Descent(torch.optim.SGD):
+    pass
+"""
+CPU = DeviceName("cpu")
+
+
+@pytest.fixture
+def golden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Captures a case as golden, and another time fed with it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(CASE)
+
+    def capture(name: str, out: str = "golden", **options: Any) -> Path:
+        return capture_case(f"model.py:{name}", out, CPU, **options)
+
+    return capture
+
+
+def test_a_brought_baseline_keeps_each_records_distance_from_golden(golden: Any) -> None:
+    path = golden("plain", save_state=True)
+    (kept,) = capture_baselines("model.py:plain", path, CPU, ["bfloat16"])
+    tensors = golden("plain", "tensors", feed=path, like=path, dtype=FloatType.BFLOAT16)
+    with open_bundle(path) as ours, open_bundle(tensors) as theirs, open_bundle(kept) as errors:
+        found: dict[Any, Record] = {record.key: record for record in errors.records()}
+        assert len(found) == sum(1 for _ in theirs.records()) > 5
+        trusted = {record.key: record for record in ours.records()}
+        for record in theirs.records():
+            sides = (ours, trusted[record.key]), (theirs, record)
+            golden_values, values = (bundle.values(each).astype(np.float64) for bundle, each in sides)
+            error = found[record.key].error
+            assert error is not None
+            expected = math.sqrt(math.fsum(((values - golden_values) ** 2).flat)) / math.sqrt(math.fsum((golden_values**2).flat))
+            assert error.rel_l2 == pytest.approx(expected, rel=1e-9)
+            assert found[record.key].member is None
+
+
+def test_a_brought_baseline_judges_as_the_tensors_would(golden: Any) -> None:
+    path = golden("plain", save_state=True)
+    capture_baselines("model.py:plain", path, CPU, ["bfloat16"])
+    candidate = golden("plain", "candidate", feed=path, like=path, dtype=FloatType.BFLOAT16)
+    tensors = golden("plain", "tensors", feed=path, like=path, dtype=FloatType.BFLOAT16)
+    brought, given = ac.diff(path, candidate), ac.diff(path, candidate, baseline=tensors)
+    assert brought.baseline is not None
+    assert brought.baseline.path == path / "baselines" / "bfloat16"
+    assert [row.verdict for row in brought.rows] == [row.verdict for row in given.rows]
+    assert brought.conclusion == "rounding"
+
+
+def test_a_baseline_of_another_precision_is_not_taken(golden: Any) -> None:
+    path = golden("plain", save_state=True)
+    capture_baselines("model.py:plain", path, CPU, ["bfloat16"])
+    candidate = golden("plain", "candidate", feed=path, like=path, dtype=FloatType.FLOAT16)
+    assert ac.diff(path, candidate).baseline is None
+
+
+def test_overwriting_golden_removes_the_baselines_that_it_brought(golden: Any) -> None:
+    path = golden("plain", save_state=True)
+    capture_baselines("model.py:plain", path, CPU, ["float32"])
+    golden("plain", overwrite=True)
+    assert not (path / "baselines").exists()
+
+
+def test_modules_that_do_not_run_in_float64_run_in_float32_and_are_not_judged_by_it(golden: Any) -> None:
+    path = golden("case", save_state=True)
+    baseline = golden("case", "baseline", feed=path, like=path, dtype=FloatType.FLOAT64)
+    with open_bundle(baseline) as bundle:
+        assert bundle.manifest.capture["fallback"] == {"dtype": "float32", "modules": ["2", "4"]}
+        assert "2 module(s) do not run in float64 and ran in float32: 2, 4" in bundle.manifest.notes
+    candidate = golden("case", "candidate", feed=path, like=path)
+    comparison = ac.diff(path, candidate, baseline=baseline)
+    judged = {row.place for row in comparison.rows if row.verdict.rule == "baseline"}
+    assert {"0 output", "1 output", "2 input.0", "3 output"} <= judged
+    assert not judged & {"2 output", "2.fc input.0", "2.fc output", "4 output"}
+    rules = {row.place: row.verdict.rule for row in comparison.rows}
+    assert rules["2 output"] == "fed; the baseline has no such record"
+    assert comparison.conclusion == "identical"
+
+
+def test_a_module_that_runs_in_neither_type_is_the_error_that_it_was(golden: Any, tmp_path: Path) -> None:
+    path = golden("case", save_state=True)
+    (tmp_path / "model.py").write_text(CASE.replace("x.dtype == torch.float64", "torch.is_grad_enabled() is False"))
+    with pytest.raises(CaptureError, match="the model raised in 2, step 0: RuntimeError: no kernel for Double"):
+        golden("case", "baseline", feed=path, like=path, dtype=FloatType.FLOAT64, force=True)
+
+
+def test_steps_that_a_fed_capture_does_not_run_are_told_and_are_no_failure(golden: Any) -> None:
+    path = golden("training", save_state=True)
+    comparison = ac.diff(path, golden("training", "fed", feed=path, like=path))
+    assert comparison.passed
+    assert Reason.MISSING not in comparison.counts()
+    words = comparison.conclusion.split("; ")
+    assert words[:3] == ["identical", "forward only: the case has a loss, of which no gradient was compared", "1 of 3 steps"]
+
+
+def test_an_optimizer_whose_code_differs_is_no_pass_where_no_update_was_compared(golden: Any) -> None:
+    path = golden("training", save_state=True)
+    fed = golden("training", "fed", feed=path, like=path)
+    manifest = json.loads((fed / "manifest.json").read_text())
+    assert manifest["capture"]["optimizer"].endswith(".Descent")
+    manifest["model"]["sources"]["model"] = "0" * 32
+    (fed / "manifest.json").write_text(json.dumps(manifest))
+    comparison = ac.diff(path, fed)
+    assert not comparison.passed
+    assert comparison.conclusion == (
+        "not sure: what was compared agrees, but the optimizer's code differs (model differs from golden's), and no update was compared"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "float32,float31", "model.py"])
+def test_a_precision_that_is_none_is_an_error_that_names_them(text: str) -> None:
+    with pytest.raises(UsageError, match="must be of float64, float32, bfloat16, float16, hf32, tf32, separated by commas"):
+        parse_precisions(text)
+
+
+def test_precisions_are_read_once_each() -> None:
+    assert parse_precisions("float32, bfloat16,float32") == ("float32", "bfloat16")

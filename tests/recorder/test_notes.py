@@ -1,0 +1,52 @@
+"""What a manifest says of a model whose capture differs from what a reader would assume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.recorder.conftest import Glue, Record
+
+
+def notes(record: Record, model: nn.Module, *args: Any) -> list[str]:
+    bundle = record(model, *args)
+    assert bundle.complete
+    return bundle.manifest.notes
+
+
+def test_a_lazy_module_that_has_no_weights_yet_is_noted(record: Record) -> None:
+    model = nn.Sequential(nn.Linear(5, 5), nn.LazyLinear(3))
+    (note,) = notes(record, model, torch.randn(2, 5))
+    assert note.startswith("1 lazy module(s) draw their weights in their first call, inside the capture")
+    assert ": 1; call the model once before" in note
+    assert notes(record, model, torch.randn(2, 5)) == []  # it has them now
+
+
+def test_modules_that_are_made_in_the_forward_are_noted(record: Record) -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "late"):
+            self.late = nn.Linear(5, 3)
+        out: torch.Tensor = self.late(x)
+        return out
+
+    model = Glue(forward, first=nn.Linear(5, 5))
+    (note,) = notes(record, model, torch.randn(2, 5))
+    assert note.startswith("1 module(s) were added to the model while it ran, so nothing of them is recorded")
+    assert ": late; " in note
+    assert notes(record, model, torch.randn(2, 5)) == []
+
+
+def test_a_compiled_helper_that_runs_eagerly_is_noted(record: Record) -> None:
+    compiled = torch.compile(lambda x: torch.sin(x) + 1, backend="eager")
+    model = Glue(lambda self, x: self.fc(compiled(x)), fc=nn.Linear(2, 2))
+    assert notes(record, model, torch.randn(2, 2)) == ["compiled code (torch.compile) was called in the forward; it ran eagerly"]
+
+
+@pytest.mark.parametrize("decorate", [torch.compiler.disable, lambda function: function], ids=["disabled", "plain"])
+def test_code_that_is_not_compiled_is_not(decorate: Any, record: Record) -> None:
+    helper = decorate(lambda x: x + 1)
+    torch.compile(helper)  # the compiler is there, and not called
+    assert notes(record, Glue(lambda self, x: self.fc(helper(x)), fc=nn.Linear(2, 2)), torch.randn(2, 2)) == []

@@ -1,0 +1,110 @@
+"""Warnings of what is not yet wrong: near the limit, underflow."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import accucompare as ac
+from accucompare.findings.events import Warned
+from tests.watcher.watched import Glue, events
+
+
+def _warnings(model: nn.Module, *inputs: Any, out: Path, backward: bool = False, **options: Any) -> list[Warned]:
+    with ac.watch(model, out=out, **{"quiet": True, "on_finding": "warn", **options}) as watch:
+        for given in inputs:
+            output = model(given)
+            if backward:
+                output.sum().backward()
+            watch.step()
+    found: list[Warned] = events(watch, Warned)
+    return found
+
+
+def _times(factor: float) -> nn.Module:
+    return Glue(lambda self, x: x * factor)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "warned"),
+    [
+        (torch.float16, 16376.0, True),
+        (torch.float16, 16368.0, False),
+        (torch.float16, -30000.0, True),
+        (torch.float16, 65504.0, True),
+        (torch.float16, -65504.0, False),  # of which masks are made
+        (torch.float16, float("inf"), False),
+        (torch.bfloat16, 2e38, True),
+        (torch.float32, 70000.0, False),
+        (torch.complex64, 2e38, True),
+    ],
+)
+def test_values_that_come_near_the_limit_of_their_type_are_warned_of(
+    dtype: torch.dtype, value: float, warned: bool, tmp_path: Path
+) -> None:
+    model = nn.Sequential(nn.Identity())
+    found = _warnings(model, torch.tensor([1.0, value], dtype=dtype), out=tmp_path, frames=0)
+    near = [event for event in found if event.kind == "near the limit" and event.name == "0"]
+    assert bool(near) is warned
+    if near:
+        assert near[0].value == pytest.approx(abs(value), rel=0.01)
+        assert near[0].type == "Identity"
+
+
+def test_how_near_is_for_the_user_to_say(tmp_path: Path) -> None:
+    x = torch.tensor([5000.0], dtype=torch.float16)
+    assert not _warnings(nn.Sequential(nn.Identity()), x, out=tmp_path / "a")
+    assert _warnings(nn.Sequential(nn.Identity()), x, out=tmp_path / "b", near=20)
+
+
+def test_each_module_is_warned_of_once_for_each_kind(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity()))
+    x = torch.tensor([60000.0], dtype=torch.float16)
+    found = _warnings(model, x, x, x, out=tmp_path)
+    assert [(event.kind, event.name, event.step) for event in found] == [("near the limit", name, 0) for name in ("0", "1.0", "1", "")]
+
+
+def test_a_module_that_is_allowed_to_is_not_warned_of(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Identity(), _times(0.001))
+    found = _warnings(model, torch.tensor([60000.0], dtype=torch.float16), out=tmp_path, allow="0")
+    assert [event.name for event in found] == []
+
+
+def test_underflow_is_told_with_its_share(tmp_path: Path) -> None:
+    values = torch.tensor([1.0, 0.0, 1e-7, 1e-6], dtype=torch.float16)
+    (event,) = _warnings(nn.Sequential(_times(1.0)), values, out=tmp_path, allow="")
+    assert (event.kind, event.name, event.value) == ("underflow", "0", 0.75)
+    assert event.text == "0 (Glue): 50% of values are subnormal in float16, and 25% are zero"
+
+
+def test_zeros_alone_are_no_underflow(tmp_path: Path) -> None:
+    assert not _warnings(nn.Sequential(nn.ReLU()), -torch.ones(4, dtype=torch.float16), out=tmp_path)
+
+
+def test_gradients_that_underflow_are_warned_of(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4).half(), Glue(lambda self, x: x.float() * 1e-7))
+    found = _warnings(model, torch.ones(2, 4, dtype=torch.float16), out=tmp_path, backward=True)
+    assert any(event.kind == "underflow" and "of gradients are subnormal" in event.text for event in found)
+
+
+def test_one_column_that_is_subnormal_is_not_taken_for_all(tmp_path: Path) -> None:
+    values = torch.ones(4096, 64)
+    values[:, 0] = 1e-40
+    (event,) = _warnings(nn.Sequential(nn.Identity()), values, out=tmp_path, allow="")
+    assert event.value == pytest.approx(1 / 64, abs=0.005)
+
+
+def test_warnings_go_to_logging_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="accucompare.watch"):
+        _warnings(nn.Sequential(nn.Identity()), torch.tensor([60000.0], dtype=torch.float16), out=tmp_path, quiet=False)
+    assert "step 0: 0 (Identity): values up to 6e+04 come near the limit of float16" in caplog.messages[0]
+
+
+def test_a_quiet_watch_warns_in_its_log_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert _warnings(nn.Sequential(nn.Identity()), torch.tensor([60000.0], dtype=torch.float16), out=tmp_path)
+    assert caplog.messages == []

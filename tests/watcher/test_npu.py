@@ -1,0 +1,298 @@
+"""A watch on a simulated NPU: on one that saturates and keeps an overflow flag, and on one that gives Inf and NaN."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from accucompare.findings.analysis import read
+from accucompare.findings.events import Event, Found, Start, Step, Warned, read_log
+from fixtures.simnpu.launcher import environment
+from tests.watcher.served import Served
+
+try:
+    environment()
+except RuntimeError as error:
+    pytest.skip(f"no simulated NPU here: {error}", allow_module_level=True)
+
+CASE = """
+import torch
+from torch import nn
+from accucompare import Case
+
+class Cube(nn.Module):
+    def forward(self, x):
+        return x * x.abs() * x.abs()
+
+class Hidden(nn.Module):
+    def forward(self, x):
+        return (x.abs() * 1e4) * 1e-4  # what is between overflows, what comes out is far below the limit
+
+class Net(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.up, self.inner, self.down = nn.Linear(6, 12), inner, nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.down(self.inner(self.up(x)))
+
+def training(inner, factors):
+    torch.manual_seed(0)
+    model = Net(inner)
+    inputs = [torch.randn(4, 6) * factor for factor in factors]
+    return Case(model, inputs, loss=lambda output: output.float().pow(2).mean(), optimizer=torch.optim.SGD(model.parameters(), 0.01))
+
+def case():
+    return training(Cube(), (1, 100, 1))
+
+def hidden():
+    return training(Hidden(), (1, 60, 1))
+
+def clean():
+    return training(nn.Tanh(), (1, 1, 1))
+"""
+
+#: Counts torch_npu's calls for the flag, before a watch.
+COUNTING = """
+import torch
+counts = {"get": 0, "clear": 0}
+for name in counts:
+    def counted(*arguments, of=getattr(torch.npu, name + "_npu_overflow_flag"), name=name):
+        counts[name] += 1
+        return of(*arguments)
+    setattr(torch.npu, name + "_npu_overflow_flag", counted)
+"""
+
+
+def serve(folder: Path, soc: str) -> Served:
+    (folder / "case.py").write_text(CASE)
+    return Served(folder, environment({**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}, soc=soc))
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Served]]:
+    """One process each, started together."""
+    folders = tmp_path_factory.mktemp("saturating"), tmp_path_factory.mktemp("ordinary")
+    with serve(folders[0], "Ascend910A") as saturating, serve(folders[1], "Ascend910B1") as ordinary:
+        yield saturating, ordinary
+
+
+@pytest.fixture
+def saturating(both: tuple[Served, Served]) -> Served:
+    return both[0]
+
+
+@pytest.fixture
+def ordinary(both: tuple[Served, Served]) -> Served:
+    """One with Inf and NaN."""
+    return both[1]
+
+
+def watch(served: Served, case: str, out: str, *options: str) -> tuple[int, str, list[Event]]:
+    """Watch a case in float16; the exit code, what was printed, and the log."""
+    done = served("watch", f"case.py:{case}", "--device", "npu", "--dtype", "float16", "--out", out, *options)
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, done.stdout, read_log(served.folder / out / "rank0.jsonl")[-1]
+
+
+def origins(log: list[Event]) -> list[Found]:
+    return [event for event in log if isinstance(event, Found) and event.origin]
+
+
+def flags(log: list[Event]) -> list[bool | None]:
+    return [event.overflowed for event in log if isinstance(event, Step)]
+
+
+def test_the_largest_number_is_an_overflow_where_it_takes_the_place_of_inf(saturating: Served) -> None:
+    code, printed, log = watch(saturating, "case", "saturated")
+    found = origins(log)[0]
+    assert (code, found.name, found.step, found.kinds, found.operator) == (1, "inner", 1, ["saturated"], "aten.mul.Tensor")
+    assert found.line == "case.py:8"
+    assert "saturated in inner (Cube), forward, step 1\n" in printed
+    assert isinstance(log[0], Start)
+    assert (log[0].device, log[0].saturates) == ("npu:0", True)
+    done = saturating.script(saturating.folder / "saturated" / found.reproducer)
+    assert (done.returncode, "It shows again" in done.stdout) == (1, True), done.stderr
+
+
+def test_the_flag_is_cleared_and_read_for_each_step(saturating: Served) -> None:
+    """What overflowed before the watch is not its first step's, and what overflows in one step is not the next one's."""
+    found = saturating.found(
+        COUNTING
+        + """
+import accucompare as ac
+model = torch.nn.Identity()
+half = torch.full((2,), 300.0, device="npu").half()
+half * half
+flags = []
+with ac.watch(model, out="steps", on_finding="warn", quiet=True, device=torch.device("npu:0")) as watch:
+    for step in range(3):
+        counts.update(get=0, clear=0)
+        model(half)
+        if step == 1:
+            half * half
+        flags.append(watch.overflowed)
+        watch.step()
+        flags.append(dict(counts))
+found = flags
+"""
+    )
+    assert found[0::2] == [False, True, False]
+    assert [counts["clear"] for counts in found[1::2]] == [0, 1, 0]
+    assert all(counts["get"] <= 3 for counts in found[1::2])
+
+
+def test_a_flag_that_no_value_explains(saturating: Served) -> None:
+    code, printed, log = watch(saturating, "hidden", "hidden")
+    assert (code, origins(log), flags(log)) == (1, [], [False, True, False])
+    (warned,) = (event for event in log if isinstance(event, Warned) and event.kind == "device flag")
+    assert warned.step == 1
+    assert "--flag-per-module" in warned.text
+    assert warned.text in printed
+
+
+def test_the_flag_of_each_module_names_the_one_that_overflows(saturating: Served) -> None:
+    code, printed, log = watch(saturating, "hidden", "named", "--flag-per-module")
+    found = origins(log)[0]
+    assert (code, found.name, found.step, found.kinds) == (1, "inner", 1, ["overflow flag"])
+    assert "overflow flag in inner (Hidden), forward, step 1" in printed
+
+
+def test_a_loop_skips_what_overflowed(saturating: Served) -> None:
+    """As a loss scaler would: gradients that overflow because the loss was scaled too much are no finding, if nothing is updated."""
+    found = saturating.found(
+        """
+        import accucompare as ac, torch
+        from case import clean
+        torch.manual_seed(0)
+        model = clean().model.half().npu()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        before, found = [each.detach().clone() for each in model.parameters()], []
+        with ac.watch(model, optimizer, out="loop", quiet=True) as watch:
+            for scale in (1e6, 1.0):
+                (model(torch.ones(4, 6).half().npu()).sum() * scale).backward()
+                found.append(watch.overflowed)
+                if not watch.overflowed:
+                    optimizer.step()
+                found.append(all(torch.equal(one, other) for one, other in zip(before, model.parameters())))
+                optimizer.zero_grad()
+                watch.step()
+        found.append(len(watch.findings))
+        """
+    )
+    assert found == [True, True, False, False, 0]
+
+
+def test_a_kernel_dump_is_of_the_first_step(saturating: Served) -> None:
+    code, _, _ = watch(saturating, "clean", "dumped", "--kernel-dump", "dump")
+    assert code == 0
+    calls = saturating.found(
+        """
+        import ctypes, torch
+        runtime = ctypes.CDLL("libascendcl.so")
+        runtime.simnpu_dump_calls.restype = ctypes.c_char_p
+        found = [call for call in runtime.simnpu_dump_calls().decode().splitlines() if call != "synchronize"]
+        """
+    )
+    assert calls == ["init", f"set {saturating.folder}/dump/acl_dump.json", "finalize"]
+
+
+def test_each_rank_dumps_into_its_own_directory_until_its_first_step_ends(saturating: Served) -> None:
+    found = saturating.found(
+        """
+        import accucompare as ac, torch
+        import accucompare.devices.npu as npu
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        made = []
+        for name in ("init_dump", "set_dump", "finalize_dump"):
+            def noted(*arguments, name=name, of=getattr(npu._utils(), name)):
+                made.append([name, *arguments])
+                return of(*arguments)
+            setattr(npu._utils(), name, noted)
+        model = torch.nn.Linear(2, 2).npu()
+        torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+        try:
+            with ac.watch(model, out="two", kernel_dump="dumps", quiet=True) as watch:
+                for step in range(2):
+                    model(torch.ones(1, 2).npu())
+                    watch.step()
+                    made.append(step)
+        finally:
+            torch.distributed.destroy_process_group()
+        found = made
+        """
+    )
+    config = str(saturating.folder / "dumps" / "rank1" / "acl_dump.json")
+    assert found == [["init_dump"], ["set_dump", config], ["finalize_dump"], 0, 1]
+
+
+def test_inf_is_found_and_no_flag_is_asked_for(ordinary: Served) -> None:
+    ordinary.found(COUNTING + "torch.counts = counts; found = None")
+    code, _, log = watch(ordinary, "case", "infinite")
+    found = origins(log)[0]
+    assert (code, found.name, found.kinds, found.operator) == (1, "inner", ["+Inf", "-Inf"], "aten.mul.Tensor")
+    assert found.line == "case.py:8"
+    assert len(found.parameters) == 4
+    assert flags(log) == [None, None]
+    assert ordinary.found("import torch; found = torch.counts") == {"get": 0, "clear": 0}
+    done = ordinary.script(ordinary.folder / "infinite" / found.reproducer)
+    assert (done.returncode, "It shows again" in done.stdout) == (1, True), done.stderr
+
+
+def test_asking_for_a_flag_where_there_is_none_is_told(ordinary: Served) -> None:
+    code, printed, log = watch(ordinary, "clean", "flagless", "--flag-per-module")
+    assert (code, origins(log)) == (0, [])
+    assert "this device has no overflow flag" in printed
+
+
+def test_no_tensor_is_waited_for_alone(ordinary: Served) -> None:
+    """As many reads of the device in a step of eight layers as in one of two, forward and backward."""
+    found = ordinary.found(
+        """
+        import accucompare as ac, torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Waits(TorchDispatchMode):
+            def __init__(self):
+                super().__init__()
+                self.count = 0
+
+            def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+                output = operator(*args, **(kwargs or {}))
+                moved = isinstance(output, torch.Tensor) and output.device.type == "cpu"
+                from_device = any(isinstance(each, torch.Tensor) and each.device.type == "npu" for each in args)
+                self.count += operator is torch.ops.aten._local_scalar_dense.default or (moved and from_device)
+                return output
+
+        def waits(layers):
+            model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(layers))).npu()
+            optimizer, counts = torch.optim.SGD(model.parameters(), 0.1, foreach=True), []
+            with ac.watch(model, optimizer, out="waits", quiet=True) as watch:
+                for step in range(2):
+                    with Waits() as waits:
+                        model(torch.ones(2, 4).npu()).sum().backward()
+                        counts.append(waits.count)
+                        optimizer.step()
+                        optimizer.zero_grad()
+                        watch.step()
+                        counts.append(waits.count)
+            return counts
+
+        found = [waits(2), waits(8)]
+        """
+    )
+    few, many = found
+    assert few == many
+    assert few[0] == 0
+    assert 0 < few[1] <= 4
+
+
+def test_the_report_of_a_watch_on_an_npu(ordinary: Served) -> None:
+    watch(ordinary, "case", "reported")
+    done = ordinary("overflow", "reported")
+    assert (done.returncode, done.stdout.splitlines()[2]) == (1, "+Inf and -Inf in inner (Cube), forward, step 1")
+    assert (ordinary.folder / "reports" / "reported-overflow.xlsx").is_file()
+    assert read(ordinary.folder / "reported").first is not None
