@@ -8,12 +8,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from accucompare.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from accucompare.bundle.reader import Bundle, open_bundle
     from accucompare.bundle.records import Record
-    from accucompare.recorder.session import Session, capture
     from accucompare.case import Case
     from accucompare.compare.comparison import Comparison
     from accucompare.compare.diff import diff
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from accucompare.compare.tolerance import Tolerance
     from accucompare.errors import AccucompareError, NonFiniteError, WatchEndedError
     from accucompare.live.points import check_finite
+    from accucompare.recorder.session import Session, capture
     from accucompare.watcher.steps import Watch
     from accucompare.watcher.watch import watch
 
@@ -35,10 +35,12 @@ _HOMES = {
     "Tolerance": "accucompare.compare.tolerance",
     "Watch": "accucompare.watcher.steps",
     "WatchEndedError": "accucompare.errors",
+    "capture": "accucompare.recorder.session",
     "check_finite": "accucompare.live.points",
     "diff": "accucompare.compare.diff",
     "open_bundle": "accucompare.bundle.reader",
     "suggest_baseline": "accucompare.compare.suggest",
+    "watch": "accucompare.watcher.watch",
 }
 
 __all__ = [
@@ -62,8 +64,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("capture", "watch"):  # packages that can be called, see there
-        return importlib.import_module(f"accucompare.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,12 +22,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accucompare import __version__
 from accucompare.devices import TYPES, DeviceName, backend, open_device
 from accucompare.devices.settings import ENVIRONMENT, SETTINGS
 from accucompare.devices.software import PACKAGE, SEE, mismatch, release, version
 from accucompare.errors import DeviceError
 from accucompare.text import printable
+from accucompare.version import __version__
 
 #: Seconds that a device is given to answer. The first use of an NPU may take half of it.
 PATIENCE = 60.0
@@ -158,8 +158,7 @@ def _parts() -> tuple[dict[str, str | None], list[Problem]]:
     """What does the heavy work in bundles, and what is wrong with it."""
     try:
         from accucompare.bundle import archive
-        from accucompare.numbers import digests
-        from accucompare.numbers import kernel
+        from accucompare.numbers import digests, kernel
     except Exception as error:
         message = f"bundles can neither be read nor written ({type(error).__name__}: {_first_line(error)})"
         return dict.fromkeys(("kernel", "crc", "digests")), [Problem("bundle", message, _REINSTALL, serious=True)]

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from accucompare import doctor
-from accucompare.numbers import kernel
 from accucompare.devices import DeviceName
 from accucompare.doctor import DeviceFound, Examination, Problem, examine
+from accucompare.numbers import kernel
 from accucompare.report.doctor import print_examination
 from tests.conftest import Run, run_cli
 from tests.devices.test_devices import WITHOUT_CANN, WITHOUT_DEVICE, pretend

@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 
 import accucompare as ac
 from accucompare.bundle.records import Role
-from accucompare.recorder.capture_case import FloatType, capture_case
 from accucompare.case import Case, load_case, steps_of
 from accucompare.devices import DeviceName
+from accucompare.recorder.capture_case import FloatType, capture_case
 from tests.conftest import ROOT
 
 NAMES = ["tricky", "cnn", "gpt2", "t5", "minilm"]

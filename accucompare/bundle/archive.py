@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from isal.isal_zlib import crc32
 
-from accucompare.numbers.dtypes import DTYPES, Array
 from accucompare.errors import BundleError, RecordError
+from accucompare.numbers.dtypes import DTYPES, Array
 
 ALIGNMENT = 64
 # Sizes and offsets from here on do not fit into a ZIP's 32 bits, where _IN_ZIP64 then stands for "see the extra field".

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import accucompare
 from accucompare.bundle.records import count
 from accucompare.errors import BundleError
+from accucompare.version import __version__
 
 FORMAT = "accucompare bundle"
 FORMAT_VERSION = 1
@@ -97,7 +97,7 @@ class Manifest:
         content = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
-            "accucompare": accucompare.__version__,
+            "accucompare": __version__,
             **asdict(self),
         }
         temporary = path.with_name(path.name + ".part")
@@ -134,7 +134,7 @@ class Manifest:
         if version != FORMAT_VERSION:
             writer = str(content.get("accucompare", "unknown"))[:20]
             raise BundleError(
-                f"{path}: bundle format version {str(version)[:20]}, but this accucompare {accucompare.__version__} reads version "
+                f"{path}: bundle format version {str(version)[:20]}, but this accucompare {__version__} reads version "
                 f"{FORMAT_VERSION}; install the accucompare that wrote it ({writer}) or a newer one"
             )
         known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from accucompare.numbers import sums
 from accucompare.bundle.archive import Archive
-from accucompare.numbers.digests import digest, digest_of_segments
-from accucompare.numbers.dtypes import DTYPES, Array, widen
 from accucompare.bundle.manifest import Manifest, StepEntry
 from accucompare.bundle.records import OPERATOR_ROLES, STATE_ROLES, Key, Record, Role, display_name
-from accucompare.numbers.sums import BLOCK
 from accucompare.errors import BundleError, RecordError, UsageError
+from accucompare.numbers import sums
+from accucompare.numbers.digests import digest, digest_of_segments
+from accucompare.numbers.dtypes import DTYPES, Array, widen
+from accucompare.numbers.sums import BLOCK
 
 #: Which part of a tensor, as in NumPy: integers, slices and at most one ``...``.
 Index = tuple[Any, ...]

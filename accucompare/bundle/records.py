@@ -9,9 +9,9 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from accucompare.errors import BundleError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.numbers.statistics import Count, Statistics
-from accucompare.errors import BundleError
 from accucompare.text import printable
 
 

@@ -16,13 +16,13 @@ from typing import IO
 import xxhash
 
 from accucompare.bundle.archive import ArchiveWriter, member_name
-from accucompare.numbers.digests import digest, fingerprint
-from accucompare.numbers.dtypes import DTYPES, Array
 from accucompare.bundle.manifest import BASELINES, PREVIOUS, Manifest, StepEntry, holds_bundle
 from accucompare.bundle.memory import Allocate, HostMemory, Lease
 from accucompare.bundle.records import Record
-from accucompare.numbers.statistics import Statistics, summarize
 from accucompare.errors import CaptureError
+from accucompare.numbers.digests import digest, fingerprint
+from accucompare.numbers.dtypes import DTYPES, Array
+from accucompare.numbers.statistics import Statistics, summarize
 from accucompare.text import storable
 
 #: How many bytes of tensors may wait to be written, by default: 1 GiB.

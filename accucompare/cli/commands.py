@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import os
 import re
-import signal
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from accucompare import __version__
 from accucompare.cli import options as shared
-from accucompare.errors import AccucompareError, BundleError, CaptureError, UsageError
+from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
+from accucompare.errors import CaptureError, UsageError
 from accucompare.files import is_stdout, is_stream
-from accucompare.text import printable, printable_lines
+from accucompare.text import printable
 
 if TYPE_CHECKING:
     from accucompare.compare.comparison import Comparison
-
-PASS, DIFFERENT, TROUBLE, INTERRUPTED = 0, 1, 2, 130
 
 
 class _Size(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions
@@ -40,20 +34,6 @@ class _Size(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
         if match is None or not float(match[1]):
             self.fail(f"{value!r} is no size; write it as 512MiB or 1GiB", param, ctx)
         return int(float(match[1]) * 1024 ** " kmgt".index(match[2] or " "))
-
-
-@click.group(
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=shared.examples(
-        "accucompare capture model.py --device cpu --out golden   # on the trusted machine",
-        "accucompare capture model.py --device npu                # on the NPU machine, writes npu/",
-        "accucompare diff golden/ npu/ --atol 1e-3                # anywhere, writes an Excel report",
-    ),
-)
-@click.version_option(__version__, prog_name="accucompare")
-@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
-def cli(debug: bool) -> None:
-    """Find the layer where a PyTorch model's numbers change between two devices, dtypes or versions."""
 
 
 @cli.command(
@@ -423,69 +403,6 @@ def doctor(device: str | None, timeout: float, as_json: bool, quiet: bool) -> in
     return PASS if found.ok else TROUBLE
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with its code: 0 within tolerance, 1 differences, 2 trouble, 130 interrupted."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]  # wherever it stands
-    with contextlib.suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGTERM, _interrupt)
-    _open_streams()
-    code = TROUBLE
-    try:
-        result = cli.main(arguments, prog_name="accucompare", standalone_mode=False)
-        code = result if isinstance(result, int) else PASS
-        sys.stdout.flush()
-    except click.exceptions.Exit as error:
-        code = error.exit_code
-    except (click.Abort, KeyboardInterrupt) as error:
-        told = (error.__cause__ or error).args  # click's Abort comes from the interrupt, which says what was done until then
-        _complain("; ".join(["interrupted", *map(str, told[:1])]), debug)
-        code = INTERRUPTED
-    except click.ClickException as error:
-        error.show()
-    except BundleError as error:  # what it names comes from a file, and must not make lines of its own
-        _complain(printable(str(error)), debug)
-    except AccucompareError as error:
-        _complain(str(error), debug)
-    except SystemExit as error:  # of code of the user's that is run, say while it is imported: never our own exit code
-        _complain(f"the code that was run ended with sys.exit({error.code!r})", debug)
-    except BrokenPipeError:  # the reader of a pipe has gone
-        _discard_output()
-    except Exception as error:
-        message = f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug"
-        if isinstance(error, OSError) and error.filename is None:  # standard output's, for a file's is one of our errors by now
-            _discard_output()
-            message = f"standard output cannot be written ({error.strerror})"
-        _complain(message, debug)
-    sys.exit(code)
-
-
-def _interrupt(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
-
-
-def _open_streams() -> None:
-    """Let what is printed never be the reason why a command fails: streams take every character, and a closed one goes nowhere."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        stream = getattr(sys, name)
-        if stream is None:  # closed by the caller (>&-): the lowest descriptor is free, which no other file may get
-            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper) and mode == "w":
-            stream.reconfigure(errors="replace")
-
-
-def _discard_output() -> None:
-    """Let what is left to print go nowhere, so that Python does not fail at it while it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _complain(message: str, debug: bool) -> None:
-    if debug:
-        traceback.print_exc()
-    click.echo(f"accucompare: {printable_lines(message)}", err=True)
-
-
 def _precisions(with_baseline: str | None, tensors: bool, options: dict[str, Any]) -> tuple[str, ...]:
     """The baselines to make after a capture."""
     if with_baseline is None:
@@ -541,6 +458,3 @@ def _conclude(comparison: Comparison, report: Path, json_path: Path | None, quie
     if comparison.trouble:
         return TROUBLE
     return PASS if comparison.passed else DIFFERENT
-
-
-from accucompare.cli import watch as cli_watch  # noqa: E402  # its commands, which need the group

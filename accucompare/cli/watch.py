@@ -1,4 +1,4 @@
-"""The commands `watch` and `overflow`; ``accucompare.cli`` registers them by importing this."""
+"""The commands `watch` and `overflow`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from accucompare.cli import options as shared
-from accucompare.cli import DIFFERENT, PASS, TROUBLE, cli
+from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 
 if TYPE_CHECKING:
     from accucompare.findings.analysis import Ranks
@@ -85,12 +85,12 @@ def watch(case: str | None, device: str, out: Path, quiet: bool, **options: Any)
 
     name = DeviceName.parse(device)
     open_device(name)  # before anything else imports torch
+    from accucompare.findings.analysis import read
+    from accucompare.findings.events import log_path
     from accucompare.recorder.capture_case import FloatType
     from accucompare.recorder.session import rank_and_ranks
     from accucompare.report.terminal import progress_bar, reader_may_leave
     from accucompare.report.terminal_watch import print_watched
-    from accucompare.findings.analysis import read
-    from accucompare.findings.events import log_path
     from accucompare.watcher.watch_case import watch_case
 
     options["dtype"] = FloatType(options["dtype"]) if options["dtype"] else None

@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from accucompare.numbers.dtypes import DTYPES
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Error, Key, Record, Role
 from accucompare.compare.align import Pair, Renaming, Signatures, by_argument, rename
 from accucompare.compare.measure import Metrics
 from accucompare.errors import UsageError
+from accucompare.numbers.dtypes import DTYPES
 
 
 @dataclass(frozen=True, slots=True)

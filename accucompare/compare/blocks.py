@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from accucompare.compare.masks import is_masked
 from accucompare.numbers import kernel
 from accucompare.numbers import sums as chunked
 from accucompare.numbers.dtypes import Array, DType, Kind, widen
 from accucompare.numbers.sums import Float64, as_reals
-from accucompare.compare.masks import is_masked
 
 #: Yields a tensor's stored bits from one element (a segment's first) up to another, as 1-d blocks of whole chunks, the last one
 #: shorter. May be called again, and by several threads at once.

@@ -44,14 +44,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from accucompare.numbers.dtypes import DTYPES, Kind
 from accucompare.bundle.records import Record
-from accucompare.numbers.statistics import Statistics
-from accucompare.numbers.sums import CHUNK
 from accucompare.compare.comparison import Reason, Verdict
 from accucompare.compare.masks import masks_may_explain
 from accucompare.compare.measure import Metrics
 from accucompare.compare.tolerance import EXACT, Tolerance
+from accucompare.numbers.dtypes import DTYPES, Kind
+from accucompare.numbers.statistics import Statistics
+from accucompare.numbers.sums import CHUNK
 
 #: Largest relative error of a mean or norm, with as much again for the arithmetic here; and the same near 0, where floats are coarse.
 _ERROR = CHUNK * 2.0**-52

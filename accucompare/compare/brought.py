@@ -11,7 +11,6 @@ from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
-from accucompare.numbers.dtypes import DTYPES
 from accucompare.bundle.manifest import BASELINES, Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Error, Key, Record
@@ -21,6 +20,7 @@ from accucompare.compare.masks import may_hold_masks
 from accucompare.compare.measure import measure
 from accucompare.compare.suggest import float_dtype, product_formats
 from accucompare.errors import UsageError
+from accucompare.numbers.dtypes import DTYPES
 
 #: The precisions of candidates that golden can bring a baseline for: the floating type, and what float32 products are rounded to.
 PRECISIONS = {

@@ -17,7 +17,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from accucompare.numbers.dtypes import DTYPES, Kind
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Record, Role
 from accucompare.compare.align import Renaming
@@ -39,8 +38,9 @@ from accucompare.compare.comparison import (
 from accucompare.compare.judge import is_noise
 from accucompare.compare.masks import is_masked
 from accucompare.compare.operator_rows import blame, is_operator
-from accucompare.compare.trace import Call
 from accucompare.compare.provenance import other_configuration
+from accucompare.compare.trace import Call
+from accucompare.numbers.dtypes import DTYPES, Kind
 
 #: Excesses within this factor of each other count as equal.
 ALIKE = 2.0

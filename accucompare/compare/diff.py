@@ -7,10 +7,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from accucompare.numbers.dtypes import DTYPES
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Key, Record, Role
-from accucompare.selection import Selection
 from accucompare.compare.align import Pair, Renaming, align, unused
 from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
 from accucompare.compare.brought import own_baseline
@@ -18,7 +16,6 @@ from accucompare.compare.choices import Calls, given_otherwise, judged_by_limits
 from accucompare.compare.comparison import UNMATCHED, Comparison, Finding, Reason, RefusedBaseline, Row, Side, Status, Verdict
 from accucompare.compare.culprits import described, find_culprits
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
-from accucompare.compare.trace import Fed, NotFed, Origins, not_fed, operators_not_fed
 from accucompare.compare.outcomes import Found, Outcome, Progress, Sides, Task, same_bits, with_baseline
 from accucompare.compare.preflight import preflight, preflight_baseline
 from accucompare.compare.provenance import other_code, other_optimizer
@@ -26,7 +23,10 @@ from accucompare.compare.renames import Model, advice, clashes, matches, options
 from accucompare.compare.sequences import align_operators, numbered_as
 from accucompare.compare.suggest import PRODUCT_ROUNDING, baseline_command, product_formats
 from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolerances, read_rules
+from accucompare.compare.trace import Fed, NotFed, Origins, not_fed, operators_not_fed
 from accucompare.errors import BundleError, UsageError
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.selection import Selection
 
 
 def diff(

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
-from accucompare.numbers.dtypes import DTYPES, Kind
 from accucompare.bundle.records import Layout, Record
 from accucompare.compare.baseline import FEW, Expected, differing, excess, floor, is_half, limit
 from accucompare.compare.bounds import can_bound
@@ -14,6 +13,7 @@ from accucompare.compare.choices import most_changed
 from accucompare.compare.comparison import Reason, Status, Verdict
 from accucompare.compare.measure import Metrics
 from accucompare.compare.tolerance import EXACT, SMALLEST_COSINE, Tolerance
+from accucompare.numbers.dtypes import DTYPES, Kind
 
 
 def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:

@@ -15,8 +15,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from accucompare.numbers.dtypes import DTYPES, Array, DType, Kind, round_to, widen
 from accucompare.bundle.records import Record
+from accucompare.numbers.dtypes import DTYPES, Array, DType, Kind, round_to, widen
 from accucompare.numbers.statistics import Statistics
 
 #: The types whose lowest number is used as a mask. That of an fp8 type is an ordinary value in all others, and often reached.

@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from accucompare.compare.blocks import Block, Blocks, PairOfTensors, Segment, scratch
+from accucompare.compare.masks import same_masks
+from accucompare.compare.norms import Run, Scales, Sums, Totals, one_minus_cosine
 from accucompare.numbers import kernel
 from accucompare.numbers.dtypes import Array, DType, Kind, widen
 from accucompare.numbers.statistics import Statistics
 from accucompare.numbers.sums import Float64, as_reals
-from accucompare.compare.blocks import Block, Blocks, PairOfTensors, Segment, scratch
-from accucompare.compare.masks import same_masks
-from accucompare.compare.norms import Run, Scales, Sums, Totals, one_minus_cosine
 
 
 class Metrics(msgspec.Struct, frozen=True, gc=False):

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from accucompare.compare.blocks import Block, PairOfTensors, Segment, scratch
 from accucompare.numbers import kernel
 from accucompare.numbers.sums import Float64, chunk_dots, chunk_sums, power_of_two_near
-from accucompare.compare.blocks import Block, PairOfTensors, Segment, scratch
 
 #: Calls a function with each item and gives the results in order, as ``map`` does; a thread pool's ``map`` does it in parallel.
 Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from accucompare.numbers.dtypes import DTYPES
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Key, Layout, Record, Role
-from accucompare.numbers.statistics import Statistics
 from accucompare.compare.align import Pair
 from accucompare.compare.baseline import Expected, why_not
 from accucompare.compare.bounds import judge_bounds, lower_bounds
@@ -25,6 +23,8 @@ from accucompare.compare.norms import Run
 from accucompare.compare.operator_rows import is_operator, is_option, options_differ, without_partner
 from accucompare.compare.tolerance import EXACT, Tolerance
 from accucompare.errors import BundleError
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers.statistics import Statistics
 
 #: Called with the bytes compared so far and the bytes to compare.
 Progress = Callable[[int, int], None]

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accucompare.numbers.dtypes import DTYPES, Kind, round_to, widen
-from accucompare.numbers.sums import Float64
 from accucompare.compare.marginals import (
     CERTAIN,
     SHARE,
@@ -29,6 +27,8 @@ from accucompare.compare.marginals import (
     sums_of,
 )
 from accucompare.compare.transforms import Description, describe, scales_and_offsets
+from accucompare.numbers.dtypes import DTYPES, Kind, round_to, widen
+from accucompare.numbers.sums import Float64
 
 SIDE = 0.95  # of the squared error, on one side of zero: activation functions differ a little on the other too
 NOISE = 0.1  # of the squared error, the most that any description of "noise" may explain beyond chance

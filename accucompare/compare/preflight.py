@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accucompare.numbers.digests import same_fingerprint
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle
 from accucompare.compare.align import Renaming, counterparts, rename_parameter
 from accucompare.compare.comparison import Finding, RefusedBaseline
 from accucompare.compare.provenance import other_code, other_configuration, place
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
+from accucompare.numbers.digests import same_fingerprint
 
 
 def preflight(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()) -> list[Finding]:

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accucompare.numbers.digests import same_fingerprint
 from accucompare.compare.align import Rename, Renaming, Signatures, claims, counterparts, rename, rename_parameter
 from accucompare.errors import UsageError
+from accucompare.numbers.digests import same_fingerprint
 
 AUTO = "auto"
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from accucompare.numbers.dtypes import DTYPES
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role
 from accucompare.compare.align import Pair, Renaming, Signatures, align, rename
+from accucompare.numbers.dtypes import DTYPES
 
 #: What a pair counts, and what it counts more if numbers and strings are the same, as its values are alike, and if the lines are.
 _PAIR, _OPTIONS, _LIKE, _LINE = 1000, 100, 40, 10

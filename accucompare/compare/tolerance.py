@@ -10,10 +10,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from accucompare.numbers.dtypes import DTYPES
 from accucompare.bundle.records import Record, Role
 from accucompare.errors import UsageError
 from accucompare.files import bounded
+from accucompare.numbers.dtypes import DTYPES
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accucompare.numbers.sums import Float64
 from accucompare.compare.marginals import CERTAIN, LISTED, LONGEST, Pair, Sums, carriers_of, percent
+from accucompare.numbers.sums import Float64
 
 LEFT = 0.1  # of the squared error, the most that a description may leave: noise of a tenth of the error takes 1 %, the rest is margin
 FLOOR = 1e-4  # of the squared error left counts as all explained: among exact descriptions the shortest wins

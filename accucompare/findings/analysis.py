@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from accucompare.bundle.records import display_name
 from accucompare.errors import UsageError
-from accucompare.text import printable as shown
 from accucompare.findings.events import (
     Cause,
     Direction,
@@ -33,6 +32,7 @@ from accucompare.findings.events import (
     read_log,
 )
 from accucompare.findings.hints import hints as hints
+from accucompare.text import printable as shown
 
 #: So many steps skipped without one between that was not are an alarm: the loss scale was halved as often.
 MANY_IN_A_ROW = 8

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
-from accucompare.numbers.dtypes import DTYPES
 from accucompare.bundle.records import display_name
 from accucompare.findings.events import Cause, Direction, Found, Seen, Site, Start
+from accucompare.numbers.dtypes import DTYPES
 
 _HALVES = ("float16", "float8_e5m2", "float8_e4m3fn", "complex32")  # with less range than float32, unlike bfloat16
 _SATURATED = "saturated"

@@ -11,8 +11,8 @@ from typing import IO, Any
 import msgspec
 
 from accucompare.errors import UsageError
-from accucompare.text import storable
 from accucompare.findings.events import Event
+from accucompare.text import storable
 
 _ENCODER = msgspec.json.Encoder()
 

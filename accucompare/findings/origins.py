@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from accucompare.numbers.dtypes import DTYPES
 from accucompare.bundle.records import display_name
 from accucompare.findings.events import Cause, Direction, Found, Seen, Site
+from accucompare.numbers.dtypes import DTYPES
 
 NAN, PLUS, MINUS, SATURATED, FLAG = "NaN", "+Inf", "-Inf", "saturated", "overflow flag"
 _INFINITE = frozenset((PLUS, MINUS))

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from accucompare.errors import CaptureError
 from accucompare.live.names import Modules
 from accucompare.live.values import leaves, replaced
-from accucompare.errors import CaptureError
 
 #: By module and name. Containers are copies; tensors are the objects themselves, since most are never written into.
 Attributes = dict[nn.Module, dict[str, Any]]

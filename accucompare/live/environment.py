@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from accucompare import devices
-from accucompare.numbers.digests import fingerprint
-from accucompare.numbers.dtypes import DTYPES
 from accucompare.live.names import Modules, name_modules
 from accucompare.live.sources import class_sources, configuration, digests_of, homes_of_classes, version_of
 from accucompare.live.tensors import round_to, to_host
+from accucompare.numbers.digests import fingerprint
+from accucompare.numbers.dtypes import DTYPES
 
 _PACKAGES = ("accucompare", "torch", "torch_npu", "numpy", "transformers")
 

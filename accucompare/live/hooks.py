@@ -89,14 +89,14 @@ class Listener(Generic[C]):
         """Put the hooks on."""
         self.listening = True
         for name, module in self._modules.named.items():
-            before = _Hook(self, functools.partial(self._before, name), name)
-            after = _Hook(self, functools.partial(self._after, name), name)
+            before = Hook(self, functools.partial(self._before, name), name)
+            after = Hook(self, functools.partial(self._after, name), name)
             # by the class, since a scripted module refuses what it is asked itself; it calls the hooks all the same, where Python calls it
             self._handles.append(nn.Module.register_forward_pre_hook(module, before, with_kwargs=True))
             self._handles.append(nn.Module.register_forward_hook(module, after, with_kwargs=True, always_call=True))
             self._last[name] = self._handles[-1].id
             if self.sees_returns:
-                returned = _Hook(self, self._returned, name)
+                returned = Hook(self, self._returned, name)
                 self._handles.append(nn.Module.register_forward_hook(module, returned, prepend=True))
 
     def remove(self) -> None:
@@ -208,7 +208,7 @@ class Listener(Generic[C]):
         return self.ended(call, output)
 
 
-class _Hook:
+class Hook:
     """One hook of a listener. A copy or a pickle of the model, made meanwhile, gets one that does nothing."""
 
     def __init__(self, listener: Listener[Any], act: Callable[..., Any], name: str) -> None:
@@ -225,7 +225,7 @@ class _Hook:
 
 def listens(module: nn.Module, kind: type[Listener[Any]]) -> bool:
     """Whether a listener of this class has its hooks on a module."""
-    return any(isinstance(hook, _Hook) and isinstance(hook._listener, kind) for hook in module._forward_pre_hooks.values())
+    return any(isinstance(hook, Hook) and isinstance(hook._listener, kind) for hook in module._forward_pre_hooks.values())
 
 
 def in_backward() -> bool:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from accucompare import devices
-from accucompare.live.fallbacks import noting_fallbacks
-from accucompare.live.emulation import Precision, emulated
 from accucompare.errors import UsageError
+from accucompare.live.emulation import Precision, emulated
+from accucompare.live.fallbacks import noting_fallbacks
 
 
 class Numerics:

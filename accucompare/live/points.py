@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from accucompare.live.hooks import in_backward
 
@@ -11,14 +11,26 @@ if TYPE_CHECKING:
 
     import torch
 
-    from accucompare.watcher.hooks import Watcher
+
+class Listener(Protocol):
+    """Who looks at points: a watch, or a module that runs alone."""
+
+    def running(self) -> object | None:
+        """The call that runs, if the model does."""
+
+    def idle(self) -> bool: ...
+
+    def point(self, tensor: torch.Tensor, label: str) -> None: ...
 
 
-class Listening:
-    """Is told of points while one module runs alone."""
+class Alone:
+    """Looks at points while one module runs alone."""
 
-    def __init__(self, point: Callable[[torch.Tensor, str], None]) -> None:
-        self.point = point
+    def __init__(self, look: Callable[[torch.Tensor, str], None]) -> None:
+        self._look = look
+
+    def point(self, tensor: torch.Tensor, label: str) -> None:
+        self._look(tensor, label)
 
     def running(self) -> None:
         return None
@@ -28,7 +40,7 @@ class Listening:
 
 
 #: Those that listen now.
-active: list[Watcher | Listening] = []
+active: list[Listener] = []
 
 
 def check_finite(tensor: torch.Tensor, label: str) -> None:

@@ -13,14 +13,14 @@ import xxhash
 from torch._subclasses.fake_tensor import FakeTensor
 
 from accucompare import devices
-from accucompare.numbers.digests import digest
-from accucompare.numbers.dtypes import DTYPES, Array, DType
 from accucompare.bundle.memory import Lease
 from accucompare.bundle.records import Layout
-from accucompare.numbers.statistics import Statistics, summarize
 from accucompare.bundle.writer import BundleWriter
 from accucompare.live.nested import Shapes, joined
 from accucompare.live.values import describe
+from accucompare.numbers.digests import digest
+from accucompare.numbers.dtypes import DTYPES, Array, DType
+from accucompare.numbers.statistics import Statistics, summarize
 
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _UNKNOWN_TO_NUMPY = {name for name, dtype in DTYPES.items() if dtype.ml_dtype or name == "complex32"}

@@ -9,11 +9,11 @@ from typing import Any
 
 from accucompare.bundle.manifest import BASELINES, Manifest
 from accucompare.bundle.reader import open_bundle
-from accucompare.recorder.capture_case import FloatType, capture_case
 from accucompare.compare.brought import PRECISIONS, keep_errors
 from accucompare.compare.suggest import float_dtype
 from accucompare.devices import DeviceName
 from accucompare.errors import UsageError
+from accucompare.recorder.capture_case import FloatType, capture_case
 
 
 def capture_baselines(

@@ -19,14 +19,14 @@ from torch.utils import _pytree as pytree
 from accucompare.bundle.manifest import PREVIOUS
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.writer import QUEUE_BYTES
-from accucompare.recorder.feeding import check_golden
-from accucompare.live.names import name_modules
-from accucompare.recorder.renaming import check_given
-from accucompare.recorder.session import Level, Mode, capture
-from accucompare.recorder.state import Arguments, saved_inputs
 from accucompare.case import Case, load_case, steps_of
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, CaseError, DeviceError, UsageError
+from accucompare.live.names import name_modules
+from accucompare.recorder.feeding import check_golden
+from accucompare.recorder.renaming import check_given
+from accucompare.recorder.session import Level, Mode, capture
+from accucompare.recorder.state import Arguments, saved_inputs
 
 
 class FloatType(str, Enum):

@@ -10,19 +10,19 @@ from typing import Any
 
 import torch
 
-from accucompare.numbers.digests import digest, same_fingerprint
-from accucompare.numbers.dtypes import DTYPES, Kind
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, display_name
+from accucompare.compare.align import Renaming, argument_path, counterparts
+from accucompare.compare.renames import advice, propose, renamed_model
+from accucompare.errors import CaptureError, UsageError
 from accucompare.live import nested
-from accucompare.recorder.lending import Lent, contents
 from accucompare.live.names import Modules
 from accucompare.live.subclasses import dressed_as, is_plain_class, plainly
 from accucompare.live.tensors import dtype_name, from_bits, layout_of, other_to_host, scalar_to_host
 from accucompare.live.values import Scalar, describe, leaves, replaced
-from accucompare.compare.align import Renaming, argument_path, counterparts
-from accucompare.compare.renames import advice, propose, renamed_model
-from accucompare.errors import CaptureError, UsageError
+from accucompare.numbers.digests import digest, same_fingerprint
+from accucompare.numbers.dtypes import DTYPES, Kind
+from accucompare.recorder.lending import Lent, contents
 
 _MOST_NOTES = 5  # of what was not fed
 

@@ -30,14 +30,14 @@ import torch
 from torch.utils import _python_dispatch as dispatching
 from torch.utils import _pytree as pytree
 
-from accucompare.numbers.digests import digest
-from accucompare.numbers.dtypes import DTYPES, Kind
 from accucompare.bundle.records import Layout, Record, Role, same_line
 from accucompare.live import randomness
-from accucompare.recorder.feeding import Feed, Memory, Place
 from accucompare.live.schemas import LEFT_OUT, NO_VALUES, WRITTEN_SILENTLY, Blank, Known, is_plain, known_of
 from accucompare.live.tensors import HostValue, dtype_name, other_to_host, scalar_to_host
 from accucompare.live.values import Scalar, leaves, replaced
+from accucompare.numbers.digests import digest
+from accucompare.numbers.dtypes import DTYPES, Kind
+from accucompare.recorder.feeding import Feed, Memory, Place
 
 #: Relative L2 distance up to which what arrives is taken for golden's, of its next operator on the same line and of any other: rounding
 #: is far below, another tensor about 1.4, and what an activation makes of one between.

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 from accucompare.bundle.records import Record, Role
-from accucompare.selection import Selection
 from accucompare.bundle.writer import BundleWriter
+from accucompare.errors import AccucompareError, CaptureError
 from accucompare.live.hooks import Call, Listener, arguments_of
-from accucompare.recorder.feeding import Feed, Place
-from accucompare.recorder.lending import Lent
 from accucompare.live.names import Modules
-from accucompare.recorder.operators import OperatorFeed, Operators, storages
 from accucompare.live.sources import FunctionsRun
 from accucompare.live.tensors import HostValue, other_to_host, scalar_to_host, to_host
 from accucompare.live.values import Scalar, leaves
-from accucompare.errors import AccucompareError, CaptureError
+from accucompare.recorder.feeding import Feed, Place
+from accucompare.recorder.lending import Lent
+from accucompare.recorder.operators import OperatorFeed, Operators, storages
+from accucompare.selection import Selection
 
 
 @dataclass(eq=False)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from accucompare.bundle.manifest import Manifest
-from accucompare.selection import Selection
-from accucompare.live.environment import describe_model
-from accucompare.live.names import Modules
 from accucompare.compare.align import Renaming, counterparts
 from accucompare.compare.renames import check_maps, options, propose, read_maps
 from accucompare.errors import UsageError
+from accucompare.live.environment import describe_model
+from accucompare.live.names import Modules
+from accucompare.selection import Selection
 
 
 def check_given(maps: Sequence[str], like: str | Path | None, feed: str | Path | None) -> None:

@@ -16,19 +16,19 @@ from torch import nn
 from accucompare.bundle.lock import locked
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
-from accucompare.selection import Selection
 from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter, forget_previous, prepare_directory, restore_previous
+from accucompare.compare.align import Renaming, counterparts
+from accucompare.errors import CaptureError, UsageError
 from accucompare.live.environment import describe_autocast, describe_environment, describe_model, device_of, notes_on, notes_on_what_ran
-from accucompare.recorder.feeding import Feed, check_golden, check_model
-from accucompare.recorder.recorder import Recorder
 from accucompare.live.names import Modules, name_modules
 from accucompare.live.numerics import Numerics
 from accucompare.live.randomness import Draws, matched_randomness
-from accucompare.recorder.renaming import check_given, maps_in_force, selection_of
 from accucompare.live.sources import digests_of, modules_in, versions_of
+from accucompare.recorder.feeding import Feed, check_golden, check_model
+from accucompare.recorder.recorder import Recorder
+from accucompare.recorder.renaming import check_given, maps_in_force, selection_of
 from accucompare.recorder.state import Arguments, restore_weights, state_records
-from accucompare.compare.align import Renaming, counterparts
-from accucompare.errors import CaptureError, UsageError
+from accucompare.selection import Selection
 
 
 class Mode(str, Enum):

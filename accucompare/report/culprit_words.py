@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from accucompare.numbers.dtypes import DTYPES
 from accucompare.compare.baseline import differing
 from accucompare.compare.comparison import Answer, Comparison, Culprit, Row
 from accucompare.compare.culprits import is_choice, trust
+from accucompare.numbers.dtypes import DTYPES
 
 #: What a culprit is, and what the two measures of its error say, as the heading of the culprits has it.
 _CULPRIT = "where errors are made, the most certain first"

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from openpyxl import Workbook
 
-from accucompare import __version__
 from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Reason, Row, Status
 from accucompare.compare.suggest import float_dtype
 from accucompare.report import culprit_words as culprits
@@ -45,6 +44,7 @@ from accucompare.report.excel_styles import (
     styled,
     verdict_look,
 )
+from accucompare.version import __version__
 
 TITLE = "Summary"
 _WIDTHS = (3, 44, 40, 40, 15, 15, 15)

@@ -14,6 +14,8 @@ from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.bundle.records import display_name
 from accucompare.files import written_whole
+from accucompare.findings.analysis import Analysis, Ranks, answer, called, described, hints, smallest
+from accucompare.findings.events import Cause, Found, Number, Seen, Step, Warned
 from accucompare.report.columns import COUNT, NUMBER, TEXT, Value, bracketed
 from accucompare.report.excel import WRITE_ERRORS, new_workbook
 from accucompare.report.excel_rows import number_or_text
@@ -35,8 +37,6 @@ from accucompare.report.excel_styles import (
 )
 from accucompare.report.excel_watch_charts import add_charts
 from accucompare.report.terminal_watch import verdict_line
-from accucompare.findings.analysis import Analysis, Ranks, answer, called, described, hints, smallest
-from accucompare.findings.events import Cause, Found, Number, Seen, Step, Warned
 
 LINES_PER_SHEET = 1_048_576  # Excel's limit
 MAX_RANKS = 8  # columns of the sheet Environment

@@ -14,13 +14,13 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from accucompare.numbers.dtypes import DTYPES, Array, DType, widen
 from accucompare.bundle.reader import Bundle, Index, StoredTensor, open_bundle
 from accucompare.bundle.records import Record, display_name
 from accucompare.bundle.verification import Verified
 from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Culprit, Reason, Row, Status
 from accucompare.errors import RecordError, UsageError
 from accucompare.files import written_whole
+from accucompare.numbers.dtypes import DTYPES, Array, DType, widen
 from accucompare.report import culprit_words as culprits
 from accucompare.report.tables import Heading, Line, number, print_table
 from accucompare.text import printable

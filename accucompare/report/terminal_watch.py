@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from accucompare.bundle.records import display_name
-from accucompare.report.terminal import WIDTH
 from accucompare.findings.analysis import Analysis, Ranks, Trail, answer, called, headline, kinds, printable, short, smallest, where
 from accucompare.findings.events import Cause, Direction, Found, Frame, Frames, Seen, Start, Step
+from accucompare.report.terminal import WIDTH
 
 _TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
 _NORMS_SHOWN = 10

@@ -56,7 +56,7 @@ def import_lines(module: types.ModuleType, name: str, short: str, directory: Pat
         known = {Path(folder).resolve() for folder in sysconfig.get_paths().values()}
         installed = root in known or root.name == "lib-dynload"
         return [*([] if installed else [f"sys.path.insert(0, {place_text(root, directory)})"]), f"from {called} import {renamed}"]
-    return ["from accucompare.reproduce.imports import import_file", f"{short} = import_file({place_text(path, directory)}).{name}"]
+    return ["from accucompare.reproduce import import_file", f"{short} = import_file({place_text(path, directory)}).{name}"]
 
 
 def _runs(file: Path) -> str | None:

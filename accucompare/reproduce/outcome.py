@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from accucompare.live import points
 from accucompare.live.hooks import arguments_of
 from accucompare.live.tensors import dtype_name
 from accucompare.live.values import leaves
-from accucompare.live import points
 
 #: (what it is, its name or path, the value), as the table of a run lists them.
 Row = tuple[str, str, Any]
@@ -59,7 +59,7 @@ def looking_inside(module: nn.Module, outcome: Outcome) -> Iterator[None]:
                 look(name, "output", leaves(output))
 
             hooks += [child.register_forward_pre_hook(before, with_kwargs=True), child.register_forward_hook(after)]
-    seen = points.Listening(lambda tensor, label: look(label, "point", [("", tensor)]))
+    seen = points.Alone(lambda tensor, label: look(label, "point", [("", tensor)]))
     points.active.append(seen)
     try:
         yield

@@ -218,10 +218,10 @@ class _Writer:
         for kind, table in (("parameter", live._parameters), ("buffer", live._buffers)):
             for name, tensor in table.items():
                 parts[name] = "None" if tensor is None else f"{kind}({', '.join(map(str, tensor.shape))})"
-                self._use(kind, globals()[kind], f"from accucompare.reproduce.recipe import {kind}")
+                self._use(kind, globals()[kind], f"from accucompare.reproduce import {kind}")
         for name, child in live._modules.items():
             parts[name] = "None" if child is None else self.module(child)
-        self._use("assemble", assemble, "from accucompare.reproduce.recipe import assemble")
+        self._use("assemble", assemble, "from accucompare.reproduce import assemble")
         items = [f"{name!r}: {text}" for name, text in parts.items()]
         return _call("assemble", [self.reference(type(live)), _enclosed("{", items, "}")])
 

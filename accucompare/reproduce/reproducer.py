@@ -14,15 +14,15 @@ from torch import nn
 
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Record, Role, display_name
-from accucompare.live.hooks import arguments_of
-from accucompare.live.names import Modules, name_modules, unwrapped
-from accucompare.recorder.state import put_together
-from accucompare.live.tensors import dtype_name, from_bits
-from accucompare.live.values import leaves
 from accucompare.case import load_case
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import AccucompareError, BundleError, CaptureError, CaseError, DeviceError, UsageError
 from accucompare.findings.events import Direction, Found, Site
+from accucompare.live.hooks import arguments_of
+from accucompare.live.names import Modules, name_modules, unwrapped
+from accucompare.live.state import put_together
+from accucompare.live.tensors import dtype_name, from_bits
+from accucompare.live.values import leaves
 from accucompare.reproduce.outcome import Outcome, Row, cells, counts, is_bad, looking_inside
 
 SHOWS, FINITE, TROUBLE = 1, 0, 2

@@ -19,18 +19,18 @@ import msgspec
 import torch
 from torch import nn
 
-from accucompare.numbers.dtypes import DTYPES, Array
 from accucompare.bundle.manifest import Manifest, StepEntry
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.bundle.writer import RecordFile
-from accucompare.live.hooks import arguments_of
-from accucompare.live.environment import describe_environment, device_of
-from accucompare.live.names import Modules, name_modules
-from accucompare.recorder.state import state_record, take_apart
-from accucompare.live.tensors import dtype_name, layout_of, other_to_host, scalar_to_host, to_host
-from accucompare.live.values import Scalar, describe, leaves
 from accucompare.errors import CaptureError
 from accucompare.findings.events import Found, Site
+from accucompare.live.environment import describe_environment, device_of
+from accucompare.live.hooks import arguments_of
+from accucompare.live.names import Modules, name_modules
+from accucompare.live.state import state_record, take_apart
+from accucompare.live.tensors import dtype_name, layout_of, other_to_host, scalar_to_host, to_host
+from accucompare.live.values import Scalar, describe, leaves
+from accucompare.numbers.dtypes import DTYPES, Array
 from accucompare.reproduce.imports import CannotRebuildError, place_text
 from accucompare.reproduce.recipe import Recipe, recipe
 from accucompare.reproduce.reproducer import Autocast, Reproducer, Saved, autocast_now, autocast_then
@@ -141,7 +141,7 @@ def _making(moment: Moment, case: str | None, directory: Path) -> Recipe | str:
         own = f" + {colon + callable_name!r}" if colon else ""
         target = place_text(Path(source).resolve(), directory) + own if by_path else repr(case)
         paths = [] if by_path else [f"sys.path.insert(0, {place_text(Path.cwd(), directory)})"]
-        return Recipe([*paths, "from accucompare.reproduce.reproducer import module_of_case"], f"module_of_case({target}, {moment.name!r})")
+        return Recipe([*paths, "from accucompare.reproduce import module_of_case"], f"module_of_case({target}, {moment.name!r})")
     try:
         return recipe(moment.module, directory)
     except CannotRebuildError as error:
@@ -361,7 +361,7 @@ _SCRIPT = '''\
 import sys
 
 try:
-    from accucompare.reproduce.reproducer import Reproducer
+    from accucompare.reproduce import Reproducer
 except Exception as error:
     print(f"this needs torch and accucompare: {{error}}", file=sys.stderr)
     sys.exit(2)

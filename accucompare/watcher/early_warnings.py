@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from accucompare.bundle.records import display_name
 from accucompare.findings.events import Warned, number
-from accucompare.watcher.extrema import Extrema
-from accucompare.findings.origins import Place, What, near_the_limit
-from accucompare.watcher.hooks import Noted
 from accucompare.findings.log import Log
+from accucompare.findings.origins import Place, What, near_the_limit
+from accucompare.watcher.extrema import Extrema
+from accucompare.watcher.notes import Noted
 
 _LOGGER = logging.getLogger("accucompare.watch")
 

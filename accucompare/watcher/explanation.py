@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from accucompare.findings.events import Direction, Found, Seen, Site
+from accucompare.findings.origins import MINUS, Limits, What
 from accucompare.live.hooks import arguments_of
 from accucompare.live.names import Modules
-from accucompare.findings.events import Direction, Found, Seen, Site
-from accucompare.watcher.extrema import look_now
-from accucompare.findings.origins import MINUS, Limits, What
-from accucompare.watcher.hooks import Noted
-from accucompare.watcher.second_run import Context, Memory, is_fill, replay
 from accucompare.reproduce.saving import Moment
+from accucompare.watcher.extrema import look_now
+from accucompare.watcher.notes import Noted
+from accucompare.watcher.second_run import Context, Memory, is_fill, replay
 
 #: Where running a step again says no more.
 _OUTSIDE = (Site.INPUT, Site.LOSS, Site.HOOK, Site.GRADIENTS, Site.UPDATE)

@@ -16,24 +16,21 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-import accucompare
-from accucompare.live.hooks import _Hook
+from accucompare.findings.origins import OUTSIDE, Place, What
+from accucompare.live.hooks import Hook
 from accucompare.live.names import Modules
+from accucompare.live.ranks import has_sharded_parameters
 from accucompare.recorder.operators import CALLERS
 from accucompare.watcher import loss
 from accucompare.watcher.extrema import Extrema
-from accucompare.findings.origins import OUTSIDE, Place, What
 from accucompare.watcher.loss import Lines
-from accucompare.live.ranks import has_sharded_parameters
-
-if TYPE_CHECKING:
-    from accucompare.watcher.hooks import Watcher
+from accucompare.watcher.notes import Notes
 
 #: What the backward of these gives is what it was given, in another order or shape, or with zeros in between.
 _PASSING_ON = frozenset(
@@ -44,7 +41,7 @@ _PASSING_ON = frozenset(
     )
 )
 #: Directories whose code is not the user's.
-_PACKAGES = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, accucompare.__file__) if file)
+_PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 
 
@@ -69,7 +66,7 @@ class Gradients:
         order: the names of parameters in the order in which their gradients came.
     """
 
-    def __init__(self, watcher: Watcher, modules: Modules, distributed: bool) -> None:
+    def __init__(self, notes: Notes, modules: Modules, distributed: bool) -> None:
         self.norms: dict[str, Extrema] = {}
         self.extrema: dict[str, Extrema] = {}
         self.states: dict[str, tuple[int, int]] = {}
@@ -77,7 +74,7 @@ class Gradients:
         self.backwards = 0
         self.order: dict[str, None] = {}
         self.parameters = list(_parameters(modules))
-        self._watcher = watcher
+        self._notes = notes
         self._modules = modules
         self._distributed = distributed
         self._gathered: dict[int, torch.Tensor] = {}  # by id: what takes the place of sharded parameters, and has a hook
@@ -102,7 +99,7 @@ class Gradients:
         loss.tell(self._backward_begins)
         if self._distributed and has_sharded_parameters(self._modules):
             for name in {parameter.owner.name for parameter in self.parameters}:
-                gather = _Hook(self._watcher, functools.partial(self._gather, name), name)
+                gather = Hook(self._notes, functools.partial(self._gather, name), name)
                 self._handles.append(self._modules.named[name].register_forward_pre_hook(gather))
 
     def remove(self) -> None:
@@ -180,8 +177,8 @@ class Gradients:
             output.register_hook(_Returning(hook))  # type: ignore[no-untyped-call]
 
     def _backward_begins(self, roots: Any, makes_graph: bool) -> None:
-        if not self._watcher.idle():
-            self._watcher.run(self._begin_backward, "a backward", (roots, makes_graph))
+        if not self._notes.idle():
+            self._notes.run(self._begin_backward, "a backward", (roots, makes_graph))
 
     def _begin_backward(self, roots: Any, makes_graph: bool) -> None:
         nodes = loss.nodes_outside(roots, self._is_the_models)
@@ -199,7 +196,7 @@ class Gradients:
 
     def _of_loss(self, name: str, line: str, given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
         new = [(str(index), grad) for index, grad in enumerate(given) if grad is not None and not any(grad is each for each in arrived)]
-        self._watcher.note(What.LOSS, OUTSIDE, [("grad", path, grad) for path, grad in new], name, line)
+        self._notes.note(What.LOSS, OUTSIDE, [("grad", path, grad) for path, grad in new], name, line)
 
     def _follow_again(self, place: Place, near: str, grads: Iterable[torch.Tensor | None]) -> None:
         """Put hooks on what a backward has made of a call's gradients, for a second backward that goes through them."""
@@ -218,7 +215,7 @@ class Gradients:
 
     def _operator_again(self, place: Place, name: str, near: str, given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
         new = [(str(index), grad) for index, grad in enumerate(given) if grad is not None and not any(grad is each for each in arrived)]
-        self._watcher.note(What.SECOND, place, [("grad", path, grad) for path, grad in new], name, near=near)
+        self._notes.note(What.SECOND, place, [("grad", path, grad) for path, grad in new], name, near=near)
 
     def _gather(self, name: str, module: nn.Module, args: Any) -> None:
         """Hear the gradients of what FSDP, for a call, puts in the place of a module's parameters: this rank's own, not yet summed."""
@@ -234,8 +231,8 @@ class Gradients:
                     self._handles.append(handle)
 
     def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
-        if not self._watcher.idle():
-            self._watcher.run(functools.partial(self._heard, act), "a gradient", arguments)
+        if not self._notes.idle():
+            self._notes.run(functools.partial(self._heard, act), "a gradient", arguments)
 
     def _heard(self, act: Callable[..., None], *arguments: Any) -> None:
         if not self._ending or self._was_given_up():
@@ -270,11 +267,11 @@ class Gradients:
         new = [(str(index), grad) for index, grad in enumerate(given) if grad is not None and not any(grad is each for each in arrived)]
         if number is not None:
             parts = [("grad", str(index), grad) for index, grad in enumerate(arrived) if grad is not None]
-            self._watcher.note(What.SUM, self._used_in(number, place), parts)
-        self._watcher.note(What.GRADIENT, place, [("grad", path, grad) for path, grad in new], name, line, near)
+            self._notes.note(What.SUM, self._used_in(number, place), parts)
+        self._notes.note(What.GRADIENT, place, [("grad", path, grad) for path, grad in new], name, line, near)
         if torch.is_grad_enabled():
             self._follow_again(place, near, given)
-        self._watcher.look_at_flag_backward(place, name)
+        self._notes.look_at_flag_backward(place, name)
 
     def _used_in(self, number: int, place: Place) -> Place:
         """The innermost module in which all uses are of what a node gave; the gradients of the uses are summed there."""
@@ -286,7 +283,7 @@ class Gradients:
     def _arrived(
         self, place: Place, path: str, tell: Callable[[torch.Tensor], None], came_in: Callable[[], bool], grad: torch.Tensor
     ) -> None:
-        self._watcher.note(What.ARRIVED, place, [("grad", path, grad)])
+        self._notes.note(What.ARRIVED, place, [("grad", path, grad)])
         if came_in():  # else what is kept for a second run would be as large as logits are, and comes about there again
             tell(grad)
 
@@ -299,24 +296,24 @@ class Gradients:
     def _own_gradient(self, parameter: Parameter, grad: torch.Tensor) -> None:
         self.order[parameter.name] = None
         if self._distributed:  # before gradients are summed over ranks
-            self._watcher.note(What.PARAMETER, parameter.owner, [("grad", parameter.name, grad)], parameter.name)
+            self._notes.note(What.PARAMETER, parameter.owner, [("grad", parameter.name, grad)], parameter.name)
         hooks: Any = parameter.tensor._backward_hooks or {}  # none, where FSDP has put another one in its place
         if any(not isinstance(hook, _Returning) for hook in hooks.values()):  # the user's own, which may change it
-            self._watcher.note(What.SUM, parameter.owner, [("grad", parameter.name, grad)], parameter.name)
+            self._notes.note(What.SUM, parameter.owner, [("grad", parameter.name, grad)], parameter.name)
             node = torch.autograd.graph.get_gradient_edge(parameter.tensor).node
             handles: list[Any] = []
             handles.append(node.register_prehook(functools.partial(self._guarded, self._after_hooks, parameter, handles)))
 
     def _after_hooks(self, parameter: Parameter, handles: list[Any], grads: tuple[Any, ...]) -> None:
         handles.pop().remove()
-        self._watcher.note(What.HOOKED, parameter.owner, [("grad", parameter.name, grads[0])], parameter.name)
+        self._notes.note(What.HOOKED, parameter.owner, [("grad", parameter.name, grads[0])], parameter.name)
 
     def _ended(self) -> None:
         self._ending = False
         having = [parameter for parameter in self.parameters if parameter.tensor.grad is not None]
-        norms = self._watcher.meter.norm([parameter.tensor.grad for parameter in having if parameter.tensor.grad is not None])
+        norms = self._notes.meter.norm([parameter.tensor.grad for parameter in having if parameter.tensor.grad is not None])
         self.norms = {parameter.name: norm for parameter, norm in zip(having, norms, strict=True)}
-        looked = {parameter.name: self._watcher.meter.look(parameter.tensor.grad) for parameter in having}
+        looked = {parameter.name: self._notes.meter.look(parameter.tensor.grad) for parameter in having}
         self.extrema = {name: extrema for name, extrema in looked.items() if extrema is not None}
         self.states = {parameter.name: gradient_state(parameter.tensor) for parameter in having}
 
@@ -325,7 +322,7 @@ class Gradients:
         updated = {id(tensor) for tensor in tensors}
         having = [each for each in self.parameters if id(each.tensor) in updated and each.tensor.grad is not None]
         late = [each for each in having if gradient_state(each.tensor) != self.states.get(each.name)]
-        norms = self._watcher.meter.norm([each.tensor.grad for each in late if each.tensor.grad is not None])
+        norms = self._notes.meter.norm([each.tensor.grad for each in late if each.tensor.grad is not None])
         self.late |= {each.name: norm for each, norm in zip(late, norms, strict=True)}
 
 

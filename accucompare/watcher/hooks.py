@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch._C._functorch import TransformType
 
-from accucompare.live.hooks import Call, Listener, arguments_of, in_backward
+from accucompare.findings.origins import OUTSIDE, Place, What, within
+from accucompare.live.hooks import arguments_of, in_backward
 from accucompare.live.names import Modules
 from accucompare.live.values import leaves
-from accucompare.watcher.extrema import Extrema, Meter, is_hidden, plain
+from accucompare.watcher.extrema import Extrema, Meter, plain
 from accucompare.watcher.gradient_hooks import Gradients
-from accucompare.findings.origins import OUTSIDE, Heard, Place, What, within
+from accucompare.watcher.notes import Notes, WatchedCall
 from accucompare.watcher.own_operators import OperatorsHeard, Part
-from accucompare.live.ranks import collectives
-
-
-@dataclass(eq=False)
-class WatchedCall(Call):
-    """A running call.
-
-    Attributes:
-        place: which one it is.
-        first: the number of the first autograd node that it makes.
-        children: the calls that it has made, by name, each with the number of the first autograd node after it.
-        operators: that hears its operators, of an outermost call.
-        context: what whoever watches keeps of an outermost call.
-    """
-
-    place: Place = OUTSIDE
-    first: int = 0
-    children: list[tuple[int, str]] = field(default_factory=list)
-    operators: OperatorsHeard | None = None
-    context: Any = None
-
-
-@dataclass(slots=True)
-class Noted:
-    """One thing heard, whose numbers are yet to be read; ``unseen``: paths of tensors that cannot be looked at."""
-
-    what: What
-    place: Place
-    parts: list[tuple[str, str, Extrema]]
-    detail: str = ""
-    line: str = ""
-    near: str = ""
-    order: int = 0
-    unseen: list[str] = field(default_factory=list)
-    talked: bool = False
-
-    def heard(self) -> Heard:
-        seen = [extrema.seen(role, path) for role, path, extrema in self.parts]
-        return Heard(self.what, self.place, seen, self.detail, self.line, self.near, self.order, self.unseen, self.talked)
 
 
 class Outermost(Protocol):
@@ -69,31 +29,11 @@ class Outermost(Protocol):
         """The gradient of one of its outputs."""
 
 
-@dataclass
-class Hearing:
-    """What is looked at in a step.
-
-    Attributes:
-        frames: smallest magnitudes, and numbers of NaN and Inf, of inputs, outputs and weights.
-        underflow: shares of small values among the outputs.
-        operators: those called in the modules' own code.
-        lines: the source lines of operators, for the backward; needs torch's anomaly mode.
-    """
-
-    frames: bool = False
-    underflow: bool = False
-    operators: bool = False
-    lines: bool = False
-
-
-class Watcher(Listener[WatchedCall]):
+class Watcher(Notes):
     """Hooks that look and change nothing.
 
     Attributes:
-        noted: what was heard in this step, in order.
-        hearing: what is looked at.
-        errors: what went wrong in a hook; it never reaches the model.
-        unseen: by the names of modules, what could not be looked at in this step.
+        gradients: those of the backward.
     """
 
     def __init__(
@@ -110,17 +50,9 @@ class Watcher(Listener[WatchedCall]):
             overflowed: whether the device's overflow flag is up, which clears it; if it is to be asked at every call.
             distributed: whether gradients are summed over ranks, so that this rank's own are to be looked at before.
         """
-        super().__init__(modules, WatchedCall)
-        self.noted: list[Noted] = []
-        self.hearing = Hearing()
-        self.errors: list[str] = []
-        self.unseen: dict[str, str] = {}
-        self.meter = meter
+        super().__init__(modules, meter, overflowed, distributed)
         self.gradients = Gradients(self, modules, distributed)
-        self._distributed = distributed
-        self._collectives = 0  # how often this rank has talked to others
         self._outermost = outermost
-        self._overflowed = overflowed
         self._again: dict[str, int] = {}  # how many calls of a module activation checkpointing has run again
 
     def install(self) -> None:
@@ -143,45 +75,11 @@ class Watcher(Listener[WatchedCall]):
         self.gradients.forget()
         self._again.clear()
 
-    def idle(self) -> bool:
-        return not self.listening or torch._C._get_tracing_state() is not None
-
-    @contextlib.contextmanager
-    def deaf(self) -> Iterator[None]:
-        """Hear nothing meanwhile."""
-        before, self.listening = self.listening, False
-        try:
-            yield
-        finally:
-            self.listening = before
-
-    def failed(self, error: Exception, name: str) -> None:
-        self.unseen.setdefault(name, "an error in a hook")
-        self.errors.append(f"step {self.step}, {name or '(root)'}: {type(error).__name__}: {error}")
-
     def number(self, name: str) -> int:
         if not in_backward():
             return super().number(name)
         self._again[name] = self._again.get(name, 0) + 1  # the last call comes first
         return max(0, self._indices[name] - self._again[name])
-
-    def note(self, what: What, place: Place, parts: Iterable[Part], detail: str = "", line: str = "", near: str = "") -> Noted:
-        """Note one thing, and begin to look at its tensors."""
-        frames = self.hearing.frames and what in (What.BEGAN, What.ENDED, What.GRADIENT, What.OPERATOR)
-        underflow = self.hearing.underflow and what in (What.ENDED, What.GRADIENT)
-        parts = list(parts)
-        looked = [(role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts]
-        noted = Noted(what, place, [(role, path, each) for role, path, each in looked if each], detail, line, near, len(self.noted))
-        if self._distributed and what in (What.BEGAN, What.ENDED):
-            before, self._collectives = self._collectives, collectives()
-            noted.talked = self._collectives != before
-        if len(noted.parts) < len(looked):
-            hidden = [part for part, (*_, each) in zip(parts, looked, strict=True) if each is None and is_hidden(part[2])]
-            noted.unseen = [f"{role} {path}".rstrip() for role, path, _ in hidden]
-            if noted.unseen and place.type:
-                self.unseen.setdefault(place.name, noted.unseen[0])
-        self.noted.append(noted)
-        return noted
 
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call.place = Place(call.name, call.index, type(call.module).__name__, call.parent)
@@ -244,10 +142,6 @@ class Watcher(Listener[WatchedCall]):
             self.note(What.FLAG, call.place, ())
         else:
             self.note(What.FLAG, caller.place, (), detail=f"before {call.name.removeprefix(caller.name + '.')}")
-
-    def look_at_flag_backward(self, place: Place, operator: str) -> None:
-        if self._overflowed is not None and self._overflowed():
-            self.note(What.FLAG, place, (), detail=f"in the backward of {operator}")
 
     def _in_own_code(self) -> bool:
         call = self.running()

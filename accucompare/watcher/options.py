@@ -8,9 +8,9 @@ from enum import Enum
 from typing import Any
 
 from accucompare.bundle.records import display_name
-from accucompare.selection import Selection
-from accucompare.recorder.session import Level
 from accucompare.errors import UsageError
+from accucompare.recorder.session import Level
+from accucompare.selection import Selection
 
 
 class OnFinding(str, Enum):

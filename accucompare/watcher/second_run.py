@@ -22,21 +22,22 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accucompare import devices
-from accucompare.live.hooks import in_backward, listens
-from accucompare.recorder.recorder import Recorder
-from accucompare.live.names import Modules
-from accucompare.live.values import is_cache, leaves, replaced
+from accucompare.findings.events import Direction, Found, Site
+from accucompare.findings.origins import FLAG, MINUS, NAN, PLUS, Heard, Limits, What, judge
 from accucompare.live import points
 from accucompare.live.attributes import Attributes, attributes_of, numbers_of, set_attributes
-from accucompare.findings.events import Direction, Found, Site
+from accucompare.live.hooks import in_backward, listens
+from accucompare.live.names import Modules
+from accucompare.live.ranks import has_sharded_parameters
+from accucompare.live.values import is_cache, leaves, replaced
+from accucompare.recorder.recorder import Recorder
+from accucompare.reproduce.outcome import is_bad
+from accucompare.reproduce.reproducer import always, autocast_now, autocast_then
+from accucompare.reproduce.saving import Moment
 from accucompare.watcher.extrema import Meter
 from accucompare.watcher.gradient_hooks import register_first_hook
-from accucompare.findings.origins import FLAG, MINUS, NAN, PLUS, Heard, Limits, What, judge
-from accucompare.watcher.hooks import Hearing, Noted, WatchedCall, Watcher
-from accucompare.reproduce.outcome import is_bad
-from accucompare.live.ranks import has_sharded_parameters
-from accucompare.reproduce.saving import Moment
-from accucompare.reproduce.reproducer import always, autocast_now, autocast_then
+from accucompare.watcher.hooks import Watcher
+from accucompare.watcher.notes import Hearing, Noted, WatchedCall
 
 _NOT_FINITE = {NAN, PLUS, MINUS}
 

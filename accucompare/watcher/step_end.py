@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 
 from accucompare.findings.events import Cause, Direction, Found, Seen, Site, number
+from accucompare.findings.origins import FLAG, MINUS, NAN, OUTSIDE, PLUS, Heard, Limits, Place, What, judge
 from accucompare.watcher.extrema import Extrema, look_now, norm_now
 from accucompare.watcher.gradient_hooks import Parameter, gradient_state
-from accucompare.findings.origins import FLAG, MINUS, NAN, OUTSIDE, PLUS, Heard, Limits, Place, What, judge
 from accucompare.watcher.hooks import Watcher
 
 

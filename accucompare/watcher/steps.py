@@ -13,26 +13,27 @@ from typing import Any
 import torch
 
 from accucompare import devices
-from accucompare.live.names import Modules
-from accucompare.recorder.session import Level
 from accucompare.errors import AccucompareError, NonFiniteError, WatchEndedError
-from accucompare.live import points
 from accucompare.findings.analysis import answer
 from accucompare.findings.events import Cause, Direction, End, Found, Frames, Number, Scaled, Site, Start, Step, Warned, log_path, number
+from accucompare.findings.frames import frames_of
+from accucompare.findings.log import Log
+from accucompare.findings.origins import Limits, Place, What
+from accucompare.findings.scaling import Scaling
+from accucompare.live import points
+from accucompare.live.names import Modules
+from accucompare.live.ranks import any_has
+from accucompare.recorder.session import Level
+from accucompare.reproduce.saving import Moment, save_reproducer
+from accucompare.watcher.early_warnings import Lookout
 from accucompare.watcher.explanation import Explainer
 from accucompare.watcher.extrema import Extrema, Meter, has_memory
-from accucompare.findings.frames import frames_of
 from accucompare.watcher.gradient_hooks import Parameter
-from accucompare.findings.origins import Limits, Place, What
-from accucompare.watcher.hooks import Hearing, WatchedCall, Watcher
-from accucompare.findings.log import Log
-from accucompare.watcher.early_warnings import Lookout
+from accucompare.watcher.hooks import Watcher
+from accucompare.watcher.notes import Hearing, WatchedCall
 from accucompare.watcher.options import OnFinding, Options
-from accucompare.live.ranks import any_has
-from accucompare.watcher.step_end import Reader
 from accucompare.watcher.second_run import Memory
-from accucompare.reproduce.saving import Moment, save_reproducer
-from accucompare.findings.scaling import Scaling
+from accucompare.watcher.step_end import Reader
 
 #: From so many outermost calls in a step on, the flags are read early, and those that were clean are forgotten.
 _READ_EARLY = 4

@@ -16,17 +16,18 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from accucompare import __version__, devices
+from accucompare import devices
 from accucompare.bundle.records import display_name
-from accucompare.live.hooks import listens
-from accucompare.live.environment import describe_environment, device_of
-from accucompare.recorder.recorder import Recorder
-from accucompare.live.names import Modules, name_modules
-from accucompare.recorder.session import Level, eager_stance, rank_and_ranks
 from accucompare.errors import UsageError
 from accucompare.findings.events import Start
-from accucompare.watcher.options import OnFinding, Options
+from accucompare.live.environment import describe_environment, device_of
+from accucompare.live.hooks import listens
+from accucompare.live.names import Modules, name_modules
 from accucompare.live.ranks import coordinates
+from accucompare.recorder.recorder import Recorder
+from accucompare.recorder.session import Level, eager_stance, rank_and_ranks
+from accucompare.version import __version__
+from accucompare.watcher.options import OnFinding, Options
 from accucompare.watcher.steps import Watch
 
 _watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from accucompare.live.numerics import Numerics
-from accucompare.recorder.capture_case import Casting, FloatType, build, moved, run_step
 from accucompare.case import Case
 from accucompare.devices import DeviceName, backend, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, NonFiniteError, WatchEndedError
 from accucompare.findings.events import Found
+from accucompare.live.numerics import Numerics
+from accucompare.recorder.capture_case import Casting, FloatType, build, moved, run_step
 from accucompare.watcher.watch import watch
 
 

@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 
 from accucompare.bundle import archive as archive_module
 from accucompare.bundle.archive import Archive, ArchiveWriter, Member, member_name
-from accucompare.numbers.dtypes import DTYPES
 from accucompare.errors import BundleError, RecordError
+from accucompare.numbers.dtypes import DTYPES
 
 STORAGES = sorted({dtype.storage.str for dtype in DTYPES.values()})
 quick = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

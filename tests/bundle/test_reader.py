@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import accucompare as ac
-from accucompare.numbers.dtypes import DTYPES, DType, widen
 from accucompare.bundle.reader import Bundle
 from accucompare.errors import AccucompareError, BundleError, RecordError, UsageError
+from accucompare.numbers.dtypes import DTYPES, DType, widen
 from tests.compare.builder import item, set_fields, set_lines, write
 
 

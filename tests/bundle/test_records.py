@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accucompare.bundle.records import Key, Layout, Record, Role
-from accucompare.numbers.statistics import Statistics
 from accucompare.errors import BundleError
+from accucompare.numbers.statistics import Statistics
 
 GOOD: dict[str, Any] = Record(
     0,

@@ -11,10 +11,10 @@ import numpy as np
 import xxhash
 
 import accucompare as ac
-from accucompare.numbers.dtypes import DTYPES, DType, round_to
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.bundle.writer import BundleWriter
+from accucompare.numbers.dtypes import DTYPES, DType, round_to
 
 
 class Item(NamedTuple):

@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accucompare.numbers import kernel
-from accucompare.numbers.digests import digest
-from accucompare.numbers.dtypes import DTYPES, DType
 from accucompare.bundle.records import Record
-from accucompare.numbers.statistics import Statistics, summarize
 from accucompare.compare.bounds import can_bound, judge_bounds, lower_bounds
 from accucompare.compare.comparison import Reason, Status, Verdict
 from accucompare.compare.judge import judge
 from accucompare.compare.measure import Metrics
 from accucompare.compare.tolerance import EXACT, Tolerance
-from tests.numbers.both_kernels import both_kernels  # noqa: F401
+from accucompare.numbers import kernel
+from accucompare.numbers.digests import digest
+from accucompare.numbers.dtypes import DTYPES, DType
+from accucompare.numbers.statistics import Statistics, summarize
 from tests.compare.builder import item
 from tests.compare.reference import ALL, reference, values_of
 from tests.compare.test_measure import measured, near, random_bits
+from tests.numbers.both_kernels import both_kernels  # noqa: F401
 
 BOUNDED = ("rel_l2", "one_minus_cosine", "max_abs", "mean_abs", "rmse", "nonfinite_mismatch")
 COUNTED = ("elements", "golden_nan", "candidate_nan", "golden_inf", "candidate_inf")

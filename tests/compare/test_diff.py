@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import accucompare as ac
-from accucompare.numbers import sums
 from accucompare.bundle.archive import Archive
-from accucompare.numbers.dtypes import DTYPES, DType
 from accucompare.bundle.reader import open_bundle
 from accucompare.compare import outcomes
 from accucompare.compare.comparison import Reason, Status
 from accucompare.compare.unseen import unseen
 from accucompare.errors import BundleError, RecordError, UsageError
+from accucompare.numbers import sums
+from accucompare.numbers.dtypes import DTYPES, DType
 from accucompare.report.terminal import print_comparison
 from tests.compare.builder import Item, compare, item, random_bits, set_lines, write
 

@@ -12,13 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import accucompare as ac
-from accucompare.numbers.dtypes import DTYPES
 from accucompare.bundle.records import Role
 from accucompare.compare.comparison import MEANING, STATUS_OF, Reason, Row, Status, Verdict
 from accucompare.compare.judge import judge, judge_without_data
 from accucompare.compare.measure import measure
-from accucompare.compare.trace import Origins
 from accucompare.compare.tolerance import EXACT, Tolerance
+from accucompare.compare.trace import Origins
+from accucompare.numbers.dtypes import DTYPES
 from tests.compare.builder import Item, compare, in_blocks, item, write
 
 ONES = np.ones(4, np.float32)

@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import accucompare as ac
-from accucompare.numbers import sums
-from accucompare.numbers.dtypes import DTYPES, DType, round_to
 from accucompare.compare.comparison import Reason, Row
 from accucompare.compare.measure import Metrics
-from tests.numbers.both_kernels import both_kernels  # noqa: F401
+from accucompare.numbers import sums
+from accucompare.numbers.dtypes import DTYPES, DType, round_to
 from tests.compare.builder import compare, item, write
 from tests.compare.reference import disagreements, reference, values_of
 from tests.compare.test_diff import without_values
 from tests.compare.test_measure import measured
+from tests.numbers.both_kernels import both_kernels  # noqa: F401
 
 F16, BF16, F32, F64 = -65504.0, -3.3895313892515355e38, -3.4028234663852886e38, -1.7976931348623157e308
 NAMES = ("float64", "float32", "bfloat16", "float16")

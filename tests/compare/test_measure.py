@@ -14,16 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accucompare.numbers import kernel
-
-from accucompare.numbers import sums
-from accucompare.numbers.dtypes import DTYPES, Array, DType, round_to, widen
-from accucompare.numbers.sums import BLOCK, SEGMENT
 from accucompare.compare.blocks import Blocks
 from accucompare.compare.measure import Metrics, measure
-from tests.numbers.both_kernels import both_kernels  # noqa: F401
+from accucompare.numbers import kernel, sums
+from accucompare.numbers.dtypes import DTYPES, Array, DType, round_to, widen
+from accucompare.numbers.sums import BLOCK, SEGMENT
 from tests.compare.builder import in_blocks, random_bits
 from tests.compare.reference import ALL, COMPLEXES, FLOATS, INTS, disagreements, reference, same, values_of
+from tests.numbers.both_kernels import both_kernels  # noqa: F401
 
 FLOAT64 = DTYPES["float64"]
 HUGE = float(np.finfo(np.float64).max)

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from accucompare.numbers.dtypes import DTYPES, round_to, widen
-from accucompare.numbers.sums import Float64
 from accucompare.case import load_case
 from accucompare.compare.patterns import HINTS, Shape, describe_error
+from accucompare.numbers.dtypes import DTYPES, round_to, widen
+from accucompare.numbers.sums import Float64
 from tests.conftest import ROOT
 
 SHAPES = [(48, 96), (2, 32, 64), (1, 32, 64), (2, 12, 24, 32)]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import accucompare as ac
+from accucompare.compare.comparison import Finding
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES, round_to
-from accucompare.compare.comparison import Finding
 from tests.compare.builder import item, write
 
 VALUES = np.random.default_rng(0).normal(size=20)

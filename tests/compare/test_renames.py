@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.numbers.digests import fingerprint
-from accucompare.numbers.dtypes import DTYPES, round_to
 from accucompare.bundle.manifest import Manifest
 from accucompare.compare.align import Renaming
 from accucompare.compare.renames import advice, check_maps, propose
 from accucompare.errors import UsageError
+from accucompare.numbers.digests import fingerprint
+from accucompare.numbers.dtypes import DTYPES, round_to
 from tests.compare.builder import item, write
 
 Layers = dict[str, tuple[str, dict[str, tuple[tuple[int, ...], str]]]]

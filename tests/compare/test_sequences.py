@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import accucompare as ac
-from accucompare.numbers.dtypes import DTYPES
 from accucompare.bundle.records import Record
-from accucompare.numbers.statistics import summarize
 from accucompare.compare import sequences
 from accucompare.compare.align import Renaming
 from accucompare.compare.sequences import align_operators, numbered_as
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers.statistics import summarize
 from tests.compare.builder import Item, item, write
 
 VALUES = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from accucompare.numbers.dtypes import DTYPES, Kind
 from accucompare.bundle.records import Record
 from accucompare.compare.tolerance import DEFAULT_REL_L2, Tolerance, Tolerances, read_rules
 from accucompare.errors import UsageError
+from accucompare.numbers.dtypes import DTYPES, Kind
 from tests.compare.builder import item
 
 

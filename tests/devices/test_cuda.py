@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import accucompare as ac
-from accucompare.recorder.capture_case import FloatType, capture_case
 from accucompare.devices import DeviceName, cuda
+from accucompare.recorder.capture_case import FloatType, capture_case
 from tests.conftest import ROOT
 
 MATMUL, CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn

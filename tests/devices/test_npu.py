@@ -18,9 +18,9 @@ import torch
 
 import accucompare as ac
 from accucompare.bundle.records import Role
-from accucompare.recorder.capture_case import capture_case
 from accucompare.compare.comparison import Comparison, Reason, Row
 from accucompare.devices import DeviceName
+from accucompare.recorder.capture_case import capture_case
 from tests.conftest import ROOT, run_cli
 
 sys.path.insert(0, str(ROOT / "fixtures"))

@@ -13,8 +13,8 @@ import accucompare as ac
 from accucompare.errors import NonFiniteError
 from accucompare.findings.analysis import MANY_IN_A_ROW, read
 from accucompare.findings.events import Scaled, Step
-from accucompare.watcher.steps import Watch
 from accucompare.findings.scaling import Scaling
+from accucompare.watcher.steps import Watch
 from tests.watcher.watched import events
 
 

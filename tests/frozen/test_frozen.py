@@ -21,10 +21,10 @@ import torch
 from click.testing import CliRunner
 
 import accucompare as ac
+from accucompare.cli import cli
 from accucompare.numbers.digests import digest
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.numbers.statistics import summarize
-from accucompare.cli import cli
 from tests.compare.builder import Item, item, write
 from tests.conftest import ROOT
 from tests.findings.logs import end, found, frames, passed, start, step, training

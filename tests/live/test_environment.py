@@ -12,7 +12,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.manifest import Manifest
-from tests.recorder.conftest import Record
+from tests.recorded import Record
 
 
 def test_the_environment_is_complete(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from accucompare.live.names import name_modules
-from tests.recorder.conftest import Glue, Record, places
+from tests.recorded import Glue, Record, places
 
 NAMES = ["#0 input 0", "0#0 input 0", "0#0 output", "1#0 input 0", "1#0 output", "#0 output"]
 

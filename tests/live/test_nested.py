@@ -14,7 +14,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.records import Layout
 from accucompare.compare.comparison import Reason
-from tests.recorder.conftest import Glue, Opened, Record
+from tests.recorded import Glue, Opened, Record
 
 LAYOUTS = pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=["strided", "jagged"])
 pytestmark = pytest.mark.filterwarnings("ignore:.*prototype")

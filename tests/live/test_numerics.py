@@ -16,8 +16,8 @@ from torch import nn
 
 import accucompare as ac
 from accucompare import devices
-from accucompare.live.numerics import Numerics
 from accucompare.errors import UsageError
+from accucompare.live.numerics import Numerics
 from tests.conftest import ROOT, Run
 
 

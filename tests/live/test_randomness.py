@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from accucompare.live import dispatch as interception
-
 from accucompare.live import randomness
 from accucompare.live.randomness import Draws, matched_randomness
 

@@ -20,9 +20,9 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import open_bundle
-from accucompare.live.sources import FunctionsRun, configuration, digests_of
 from accucompare.compare.comparison import Option
 from accucompare.compare.provenance import other_code
+from accucompare.live.sources import FunctionsRun, configuration, digests_of
 from accucompare.report.terminal import print_comparison
 
 LIBRARY = """

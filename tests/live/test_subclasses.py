@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from tests.recorder.conftest import Glue, Opened
+from tests.recorded import Glue, Opened
 
 
 class Tagged(torch.Tensor):

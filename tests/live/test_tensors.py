@@ -11,7 +11,7 @@ from torch import nn
 
 from accucompare.bundle.records import Layout
 from accucompare.live.tensors import from_bits
-from tests.recorder.conftest import Glue, Record, places
+from tests.recorded import Glue, Record, places
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 FP8 = [torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e8m0fnu]

@@ -9,10 +9,10 @@ import pytest
 import torch
 import xxhash
 
+from accucompare.live import tensors
 from accucompare.numbers.digests import digest, fingerprint
 from accucompare.numbers.dtypes import DTYPES, round_to, widen
 from accucompare.numbers.sums import BLOCK, SEGMENT
-from accucompare.live import tensors
 
 
 def test_a_digest_is_xxh3_128_of_the_bytes() -> None:

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from accucompare.compare.measure import measure
 from accucompare.numbers import kernel
 from accucompare.numbers.dtypes import DTYPES, Array, DType, Kind, widen
 from accucompare.numbers.statistics import summarize
 from accucompare.numbers.sums import CHUNK, as_reals
-from accucompare.compare.measure import measure
 from tests.compare.builder import in_blocks
 from tests.compare.reference import same
 
@@ -109,7 +109,7 @@ def test_data_at_any_address_gives_the_same() -> None:
 
 
 def test_numpy_serves_where_the_kernel_is_switched_off() -> None:
-    program = "from accucompare.bundle import kernel; print(kernel.description())"
+    program = "from accucompare.numbers import kernel; print(kernel.description())"
     environment = {**os.environ, "ACCUCOMPARE_KERNEL": "numpy"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "NumPy (switched off by ACCUCOMPARE_KERNEL)\n"

@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accucompare.numbers import statistics
-
-from accucompare.numbers import sums
+from accucompare.numbers import statistics, sums
 from accucompare.numbers.dtypes import DTYPES, DType, Kind
 from accucompare.numbers.statistics import Statistics, summarize
-from tests.numbers.both_kernels import both_kernels  # noqa: F401
 from tests.compare.reference import root, same, to_float, values_of
+from tests.numbers.both_kernels import both_kernels  # noqa: F401
 
 
 def exactly(raw: np.ndarray, dtype: DType) -> Statistics:

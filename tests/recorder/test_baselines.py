@@ -13,12 +13,12 @@ import pytest
 import accucompare as ac
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.records import Record
-from accucompare.recorder.baselines import capture_baselines
-from accucompare.recorder.capture_case import FloatType, capture_case
 from accucompare.compare.brought import parse_precisions
 from accucompare.compare.comparison import Reason
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, UsageError
+from accucompare.recorder.baselines import capture_baselines
+from accucompare.recorder.capture_case import FloatType, capture_case
 
 CASE = """
 import torch

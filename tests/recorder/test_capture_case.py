@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import accucompare as ac
-from accucompare.recorder.capture_case import FloatType, RoundedType, capture_case
 from accucompare.case import load_case
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, CaseError, UsageError
-from tests.recorder.conftest import Opened
+from accucompare.recorder.capture_case import FloatType, RoundedType, capture_case
 from tests.conftest import ROOT
+from tests.recorded import Opened
 
 CPU = DeviceName("cpu")
 HEAD = "import random\nimport numpy as np\nimport torch\nfrom torch import nn\nfrom accucompare import Case\n"

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.recorder.capture_case import capture_case
 from accucompare.devices import DeviceName
-from tests.recorder.conftest import Opened
+from accucompare.recorder.capture_case import capture_case
+from tests.recorded import Opened
 
 CPU = DeviceName("cpu")
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.errors import CaptureError
-from tests.recorder.conftest import Opened
+from tests.recorded import Opened
 
 
 def work(rank: int, folder: str) -> None:

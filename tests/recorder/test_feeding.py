@@ -21,11 +21,11 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.reader import Bundle
-from accucompare.recorder.capture_case import FloatType, capture_case
 from accucompare.devices import DeviceName
 from accucompare.errors import AccucompareError, CaptureError, RecordError, UsageError
-from tests.recorder.conftest import Glue, Opened
+from accucompare.recorder.capture_case import FloatType, capture_case
 from tests.conftest import ROOT, Run, has_lstm_in_bfloat16
+from tests.recorded import Glue, Opened
 
 CPU = DeviceName("cpu")
 OPAQUE = "which cannot be looked into"

@@ -15,9 +15,9 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.writer import BundleWriter
-from accucompare.live.tensors import from_bits
 from accucompare.devices import cpu
-from tests.recorder.conftest import Glue, Opened, Record
+from accucompare.live.tensors import from_bits
+from tests.recorded import Glue, Opened, Record
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.memory import HostMemory
 from accucompare.errors import RecordError
-from tests.recorder.conftest import Glue, Record
 from tests.conftest import ROOT, Run
+from tests.recorded import Glue, Record
 
 
 def test_records_are_those_of_a_capture_of_tensors_without_the_members(record: Record) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.recorder.conftest import Glue, Record
+from tests.recorded import Glue, Record
 
 
 def notes(record: Record, model: nn.Module, *args: Any) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from tests.recorder.conftest import Glue, Opened, Record, places
+from tests.recorded import Glue, Opened, Record, places
 
 
 class Images:

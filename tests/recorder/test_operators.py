@@ -21,12 +21,12 @@ from torch.utils import _python_dispatch as dispatching
 import accucompare as ac
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Record
-from accucompare.recorder import operators as capture_operators
-from accucompare.recorder.operators import source_line
 from accucompare.compare.comparison import Comparison, Difference, Option
 from accucompare.errors import UsageError
-from tests.recorder.conftest import Glue, Opened
+from accucompare.recorder import operators as capture_operators
+from accucompare.recorder.operators import source_line
 from tests.conftest import ROOT, Run, has_lstm_in_bfloat16
+from tests.recorded import Glue, Opened
 
 plain_softmax, plain_attention, plain_relu_ = functional.softmax, functional.scaled_dot_product_attention, functional.relu_
 
@@ -151,7 +151,7 @@ def test_an_operator_is_recorded_with_its_call_its_arguments_and_its_line(tmp_pa
     x = torch.randn(3)
     run(Glue(lambda self, x: self.inner(self.inner(x)), inner=inner), x, tmp_path / "ops", level="op", only="inner")
     bundle = opened(tmp_path / "ops")
-    line = f"capture/test_operators.py:{inspect.getsourcelines(forward)[1] + 1}"
+    line = f"recorder/test_operators.py:{inspect.getsourcelines(forward)[1] + 1}"
     found = [record for record in bundle.records() if record.role.value.startswith("op_") and record.call == 1]
     assert [(record.role.value, record.path) for record in found] == [
         ("op_input", "aten.gelu.default#0.self"),

@@ -21,9 +21,9 @@ import accucompare as ac
 from accucompare.bundle.records import Layout
 from accucompare.bundle.writer import BundleWriter
 from accucompare.live import hooks as calls
-from accucompare.recorder import recorder as hooks
 from accucompare.live.tensors import to_host
-from tests.recorder.conftest import Glue, Opened, Record, places
+from accucompare.recorder import recorder as hooks
+from tests.recorded import Glue, Opened, Record, places
 
 
 class Block(nn.Module):

@@ -12,11 +12,11 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.reader import Bundle
-from accucompare.live.names import name_modules
-from accucompare.recorder.capture_case import capture_case
 from accucompare.devices import DeviceName
 from accucompare.errors import AccucompareError, CaptureError, UsageError
-from tests.recorder.conftest import Glue, Opened
+from accucompare.live.names import name_modules
+from accucompare.recorder.capture_case import capture_case
+from tests.recorded import Glue, Opened
 
 X = torch.ones(2, 4)
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from tests.recorder.conftest import Glue, Record, places
+from tests.recorded import Glue, Record, places
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

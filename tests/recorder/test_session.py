@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
 from accucompare.errors import CaptureError, UsageError
-from tests.recorder.conftest import Glue, Opened, Record, places
+from tests.recorded import Glue, Opened, Record, places
 
 
 def net() -> nn.Sequential:

@@ -12,11 +12,11 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.records import Role
-from accucompare.recorder.capture_case import FloatType, capture_case
-from accucompare.recorder.state import put_together, take_apart
 from accucompare.devices import DeviceName
 from accucompare.errors import BundleError, CaptureError, UsageError
-from tests.recorder.conftest import Glue, Opened
+from accucompare.recorder.capture_case import FloatType, capture_case
+from accucompare.recorder.state import put_together, take_apart
+from tests.recorded import Glue, Opened
 
 CPU = DeviceName("cpu")
 

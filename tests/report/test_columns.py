@@ -13,9 +13,9 @@ import numpy as np
 import accucompare as ac
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Layout, Record, Role
-from accucompare.numbers.statistics import Statistics
 from accucompare.compare.comparison import Comparison, Reason, Row, Side, Verdict
 from accucompare.compare.measure import Metrics
+from accucompare.numbers.statistics import Statistics
 from accucompare.report.columns import COLUMNS, to_dataframe
 from tests.compare.builder import item, write
 

@@ -23,10 +23,10 @@ from openpyxl.utils.indexed_list import IndexedList
 
 from accucompare.bundle.manifest import Manifest, StepEntry
 from accucompare.bundle.records import Layout, Record, Role
-from accucompare.numbers.statistics import Statistics
 from accucompare.compare.comparison import MEANING, Comparison, Finding, Reason, Row, Side, Verdict
 from accucompare.compare.measure import Metrics
 from accucompare.errors import ReportError
+from accucompare.numbers.statistics import Statistics
 from accucompare.report import excel_divergence, excel_layers
 from accucompare.report.columns import COLUMNS
 from accucompare.report.excel import write_excel

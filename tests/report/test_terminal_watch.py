@@ -10,11 +10,11 @@ from openpyxl import load_workbook
 from rich.console import Console
 
 from accucompare.errors import ReportError
+from accucompare.findings.analysis import read
+from accucompare.findings.events import Cause, Event, Frame, Frames, Warned, log_path
 from accucompare.report import excel_watch
 from accucompare.report.excel_watch import write_watch
 from accucompare.report.terminal_watch import print_analysis, print_finding, print_frames
-from accucompare.findings.analysis import read
-from accucompare.findings.events import Cause, Event, Frame, Frames, Warned, log_path
 from tests.findings.logs import NASTY, end, found, frames, passed, seen, start, step, training, write
 
 

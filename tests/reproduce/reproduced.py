@@ -21,11 +21,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from accucompare.live.values import leaves
 from accucompare.findings.events import Cause, Direction, Found, Site
+from accucompare.live.values import leaves
 from accucompare.reproduce.outcome import Outcome
-from accucompare.reproduce.saving import Moment, autocast_now, save_reproducer
 from accucompare.reproduce.reproducer import Reproducer
+from accucompare.reproduce.saving import Moment, autocast_now, save_reproducer
 
 NAN, INF = float("nan"), float("inf")
 

@@ -19,8 +19,8 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.records import Role
 from accucompare.errors import CaptureError
-from accucompare.reproduce.saving import Moment, autocast_now, save_reproducer
 from accucompare.reproduce.reproducer import Reproducer, autocast_then
+from accucompare.reproduce.saving import Moment, autocast_now, save_reproducer
 from tests.reproduce.reproduced import (
     INF,
     NAN,

@@ -1,0 +1,6 @@
+"""The command line. What a command needs is imported when it runs, so that ``--help`` is instant."""
+
+from accucompare.cli import commands as commands  # each adds its commands to the group
+from accucompare.cli import watch as watch
+from accucompare.cli.group import cli as cli
+from accucompare.cli.group import main as main

@@ -1,0 +1,96 @@
+"""The group of all commands, their exit codes, and what happens when one fails."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import traceback
+
+import click
+
+from accucompare.cli import options as shared
+from accucompare.errors import AccucompareError, BundleError
+from accucompare.text import printable, printable_lines
+from accucompare.version import __version__
+
+PASS, DIFFERENT, TROUBLE, INTERRUPTED = 0, 1, 2, 130
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=shared.examples(
+        "accucompare capture model.py --device cpu --out golden   # on the trusted machine",
+        "accucompare capture model.py --device npu                # on the NPU machine, writes npu/",
+        "accucompare diff golden/ npu/ --atol 1e-3                # anywhere, writes an Excel report",
+    ),
+)
+@click.version_option(__version__, prog_name="accucompare")
+@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+def cli(debug: bool) -> None:
+    """Find the layer where a PyTorch model's numbers change between two devices, dtypes or versions."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its code: 0 within tolerance, 1 differences, 2 trouble, 130 interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]  # wherever it stands
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, _interrupt)
+    _open_streams()
+    code = TROUBLE
+    try:
+        result = cli.main(arguments, prog_name="accucompare", standalone_mode=False)
+        code = result if isinstance(result, int) else PASS
+        sys.stdout.flush()
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt) as error:
+        told = (error.__cause__ or error).args  # click's Abort comes from the interrupt, which says what was done until then
+        _complain("; ".join(["interrupted", *map(str, told[:1])]), debug)
+        code = INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+    except BundleError as error:  # what it names comes from a file, and must not make lines of its own
+        _complain(printable(str(error)), debug)
+    except AccucompareError as error:
+        _complain(str(error), debug)
+    except SystemExit as error:  # of code of the user's that is run, say while it is imported: never our own exit code
+        _complain(f"the code that was run ended with sys.exit({error.code!r})", debug)
+    except BrokenPipeError:  # the reader of a pipe has gone
+        _discard_output()
+    except Exception as error:
+        message = f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug"
+        if isinstance(error, OSError) and error.filename is None:  # standard output's, for a file's is one of our errors by now
+            _discard_output()
+            message = f"standard output cannot be written ({error.strerror})"
+        _complain(message, debug)
+    sys.exit(code)
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _open_streams() -> None:
+    """Let what is printed never be the reason why a command fails: streams take every character, and a closed one goes nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller (>&-): the lowest descriptor is free, which no other file may get
+            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and mode == "w":
+            stream.reconfigure(errors="replace")
+
+
+def _discard_output() -> None:
+    """Let what is left to print go nowhere, so that Python does not fail at it while it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _complain(message: str, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    click.echo(f"accucompare: {printable_lines(message)}", err=True)

@@ -1,0 +1,1 @@
+"""What a watch writes down, and how that is read. Never torch."""

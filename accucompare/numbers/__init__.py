@@ -1,0 +1,1 @@
+"""Element types, sums, statistics, digests and the compiled kernel. NumPy only, never torch."""

@@ -1,0 +1,1 @@
+"""Recording what every layer of a live model computes: ``accucompare.capture``."""

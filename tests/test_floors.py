@@ -1,0 +1,73 @@
+"""The house: an import points down only, and takes no private name of another file.
+
+The lists below are the architecture. A room is a package or a file of ``accucompare/``; what is above may import what is below.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "accucompare"
+
+FLOORS = [
+    ["cli", "__main__"],
+    ["__init__", "locate", "watch"],
+    ["api", "watcher"],
+    ["report", "recorder", "reproduce"],
+    ["compare", "findings", "live", "doctor"],
+    ["bundle", "devices", "case", "files"],
+    ["numbers", "selection", "errors", "version", "text"],
+]
+FLOOR = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+#: Rooms that never import torch, so that a diff runs without it.
+TORCH_FREE = ["numbers", "bundle", "compare", "findings", "report", "api", "files", "text", "selection", "errors", "version"]
+
+#: Imports inside functions: they keep the start-up of commands fast that need neither torch, pandas nor openpyxl.
+LATE: dict[str, set[str]] = {}
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+NAMES = {file: ".".join(["accucompare", *file.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__") for file in FILES}
+
+
+def imports(file: Path) -> list[tuple[str, str, bool]]:
+    """What a file imports of this package: module, name, and whether it does so inside a function."""
+    found = []
+    tree = ast.parse(file.read_text())
+    late = {node for function in ast.walk(tree) if isinstance(function, ast.FunctionDef) for node in ast.walk(function)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "accucompare":
+            found += [(node.module or "", alias.name, node in late) for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [(alias.name, "", node in late) for alias in node.names if alias.name.split(".")[0] == "accucompare"]
+    return found
+
+
+def room_of(module: str, name: str = "") -> str:
+    parts = [*module.split("."), name]
+    return parts[1] if len(parts) > 2 or parts[1] in FLOOR else "__init__"
+
+
+@pytest.mark.parametrize("file", FILES, ids=NAMES.get)
+def test_an_import_points_down_or_stays_in_its_room(file: Path) -> None:
+    own = room_of(NAMES[file]) if NAMES[file] != "accucompare" else "__init__"
+    up = [f"{module} ({name})" for module, name, _ in imports(file) if (to := room_of(module, name)) != own and FLOOR[to] >= FLOOR[own]]
+    assert not up, f"{NAMES[file]}, of floor {FLOOR[own]}, imports of its own floor or above"
+
+
+def test_there_is_no_import_circle() -> None:
+    modules = set(NAMES.values())
+    wanted = {
+        NAMES[file]: {full if (full := f"{module}.{name}") in modules else module for module, name, _ in imports(file)} for file in FILES
+    }
+    while free := {module for module, needed in wanted.items() if not needed & (wanted.keys() - {module})}:
+        wanted = {module: needed for module, needed in wanted.items() if module not in free}
+    assert not wanted, "these import each other, or what does"
+
+
+@pytest.mark.parametrize("file", FILES, ids=NAMES.get)
+def test_no_file_takes_a_private_name_of_another(file: Path) -> None:
+    assert [name for module, name, _ in imports(file) if name.startswith("_") and not name.startswith("__") and name != "_kernel"] == []
