@@ -49,10 +49,10 @@ $(VENV)/torch_npu/.installed: $(INSTALLED)
 	touch $@
 
 bench: $(INSTALLED)  ## the speed targets: about 20 minutes, and 9 GB of disk while it runs
-	$(BIN)/python -m benchmarks.bench
+	$(BIN)/python -m benchmarks.speed.bench
 
 bench-peers: $(INSTALLED)  ## the same, and msprobe beside it in a virtual environment of its own
-	$(BIN)/python -m benchmarks.bench --peers
+	$(BIN)/python -m benchmarks.speed.bench --peers
 
 bench-faults: $(INSTALLED)  ## plants hundreds of faults in twelve models: how often is the right module named, and is there a false alarm
 	$(BIN)/python -m benchmarks.faults

@@ -16,9 +16,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.faults_models import ARCHITECTURES
 from benchmarks.faults_report import judge, missed, tables
 from benchmarks.faults_trial import METHODS, SETUPS, run
+from planted.faults_models import ARCHITECTURES
 
 _ABOUT = """A candidate computes in another order than its baseline, and has one fault; golden, candidate and baseline have the same
 weights. Right: the culprit is the module that the fault was planted in, and its site (module or glue) is. A fault counts if it changes

@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.faults_alone import RISES
-from benchmarks.faults_orders import ORDERS
 from benchmarks.faults_trial import METHODS
+from planted.faults_alone import RISES
+from planted.faults_orders import ORDERS
 
 Entry = dict[str, Any]
 Found = dict[str, list[Entry]]

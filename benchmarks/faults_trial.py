@@ -15,10 +15,10 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.compare.comparison import Comparison, Row, Status
-from benchmarks.faults_alone import RISES, calls_of, rise
-from benchmarks.faults_kinds import Fault, faults_in
-from benchmarks.faults_models import ARCHITECTURES, build
-from benchmarks.faults_orders import COARSER, ORDERS
+from planted.faults_alone import RISES, calls_of, rise
+from planted.faults_kinds import Fault, faults_in
+from planted.faults_models import ARCHITECTURES, build
+from planted.faults_orders import COARSER, ORDERS
 
 METHODS = ("first over tolerance", "free, baseline", "fed", "fed, baseline")
 
@@ -50,7 +50,7 @@ class Trial:
         rank: by method, the place of the right culprit among those named, from 1; 0 if it is not among them.
         named: by method, what was named first.
         count: by method, how many were named.
-        rise: see ``benchmarks.faults_alone``.
+        rise: see ``planted.faults_alone``.
         used: of the fed capture with baseline, the largest excess / limit among the right module's rows.
         second: of two faults at once, the second.
         error: what was raised, if something was.

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.origins_catalogue import ORIGINS
-from benchmarks.origins_models import DTYPES, PLACES
 from benchmarks.origins_report import full, tables, wrong
 from benchmarks.origins_trial import Trial, run
+from planted.origins_catalogue import ORIGINS
+from planted.origins_models import DTYPES, PLACES
 
 _ABOUT = """Each trial is one training step of a small model in which one origin is planted. Right, of a watch: its one origin has the
 qualified name, call, site (module, glue and the child next to it, weights, input, loss, sum), direction and kinds of what was planted.

@@ -16,9 +16,9 @@ import torch
 
 from accucompare.bundle.records import display_name
 from accucompare.findings.events import Found, Site
-from benchmarks import origins_backward, origins_legal, origins_odd
-from benchmarks.origins_catalogue import ORIGINS, Right
-from benchmarks.origins_models import Subject, fresh
+from planted import origins_backward, origins_legal, origins_odd
+from planted.origins_catalogue import ORIGINS, Right
+from planted.origins_models import Subject, fresh
 
 #: The modules that add to the catalogue when they are imported.
 CATALOGUES = (origins_backward, origins_legal, origins_odd)

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from accucompare.findings.events import Direction, Site
-from benchmarks.origins_catalogue import ORIGINS
 from benchmarks.origins_trial import ALARM, BESIDE, RIGHT, SILENT, WRONG, ask_hugging_face, differences, findings, later, plant, quiet
+from planted.origins_catalogue import ORIGINS
 
 _OF_T5 = (
     *("log of 0", "0/0 in a keyword argument", "NaN in a ModelOutput", "exploding residual", "NaN weight"),

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import origins_modules as planted
-from benchmarks.origins_catalogue import NO_MASK, Plant, checkpointed, compiled, masked, origin
-from benchmarks.origins_models import Subject
+from planted import origins_modules as planted
+from planted.origins_catalogue import NO_MASK, Plant, checkpointed, compiled, masked, origin
+from planted.origins_models import Subject
 
 _TEXT = ("gpt2", "t5", "minilm")
 

@@ -1,4 +1,4 @@
-"""Writing the Excel report of a made-up comparison: ``python -m benchmarks.report ROWS PATH``."""
+"""Writing the Excel report of a made-up comparison: ``python -m benchmarks.speed.report ROWS PATH``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.figures import Figure
-from benchmarks.plan import Plan
+from benchmarks.speed.plan import Plan
 from benchmarks.timing import child, column, peak_mb
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _LIMIT = 1e-4
 def measure(plan: Plan) -> Iterator[Figure]:
     for rows in plan.sizes.rows:
         plan.say(f"report: {rows:,} rows")
-        samples = [child("benchmarks.report", rows, plan.folder / "report.xlsx") for _ in range(plan.rounds)]
+        samples = [child("benchmarks.speed.report", rows, plan.folder / "report.xlsx") for _ in range(plan.rounds)]
         large = rows == max(plan.sizes.rows)
         over = [sample["peak_mb"] - sample["bare_mb"] for sample in samples]
         writing = [sample["peak_mb"] - sample["comparison_mb"] for sample in samples]

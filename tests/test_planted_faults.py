@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.faults_alone import Call, rise
-from benchmarks.faults_kinds import KINDS, Fault, faults_in
-from benchmarks.faults_models import ARCHITECTURES, build
 from benchmarks.faults_trial import METHODS, Bench
+from planted.faults_alone import Call, rise
+from planted.faults_kinds import KINDS, Fault, faults_in
+from planted.faults_models import ARCHITECTURES, build
 
 LEAF = Fault("wrong eps", "transformer.h.1.ln_2", 0, 1, "module", 0.5)
 GLUE = Fault("attention scale", "transformer.h.2.attn", 0, 1, "glue", 0.5)

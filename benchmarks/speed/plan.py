@@ -74,7 +74,7 @@ class Features:
 
     @classmethod
     def find(cls) -> Features:
-        return cls(**child("benchmarks.plan"))  # in a process of its own: this one must stay small, and so without torch
+        return cls(**child("benchmarks.speed.plan"))  # in a process of its own: this one must stay small, and so without torch
 
 
 @dataclass

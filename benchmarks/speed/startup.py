@@ -6,9 +6,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks.data import make
 from benchmarks.figures import Figure
-from benchmarks.plan import DataSet, Plan
+from benchmarks.speed.data import make
+from benchmarks.speed.plan import DataSet, Plan
 from benchmarks.timing import Sample, alternate, column, process
 
 SCRIPT = Path(sys.executable).with_name("accucompare")

@@ -1,4 +1,4 @@
-"""GPT-2 dumped by msprobe; run by the Python that has it: ``python -m benchmarks.peer_dump FOLDER …``."""
+"""GPT-2 dumped by msprobe; run by the Python that has it: ``python -m benchmarks.speed.peer_dump FOLDER …``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.data import bytes_in
-from benchmarks.gpt2 import build, disturb, forward, plain, tokens
+from benchmarks.speed.data import bytes_in
+from benchmarks.speed.gpt2 import build, disturb, forward, plain, tokens
 from benchmarks.timing import Sample, alternate, peak_mb
 
 

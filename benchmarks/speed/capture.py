@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.data import bytes_in, files
 from benchmarks.figures import Figure
-from benchmarks.gpt2 import build, disturb, forward, plain, tokens
-from benchmarks.plan import Plan
+from benchmarks.speed.data import bytes_in, files
+from benchmarks.speed.gpt2 import build, disturb, forward, plain, tokens
+from benchmarks.speed.plan import Plan
 from benchmarks.timing import Argument, Sample, alternate, child, column, peak_mb, ratios
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def in_child(plan: Plan, threads: int, rounds: int, *modes: str, keep: Path | No
     ]
     options += ["--keep", keep] if keep else []
     options += ["--disturbed"] if disturbed else []
-    return child("benchmarks.capture", plan.folder / "capture", *options, *modes)
+    return child("benchmarks.speed.capture", plan.folder / "capture", *options, *modes)
 
 
 def _figures(answer: Sample, modes: tuple[str, ...], threads: int) -> list[Figure]:

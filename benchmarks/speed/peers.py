@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks.capture import in_child
-from benchmarks.data import bytes_in
 from benchmarks.figures import Figure
-from benchmarks.plan import Plan
-from benchmarks.startup import SCRIPT, run
+from benchmarks.speed.capture import in_child
+from benchmarks.speed.data import bytes_in
+from benchmarks.speed.plan import Plan
+from benchmarks.speed.startup import SCRIPT, run
 from benchmarks.timing import ROOT, BenchError, Sample, alternate, child, column, process, ratios
 
 PEER = "mindstudio-probe==26.2.0"
@@ -62,7 +62,7 @@ def _dump(plan: Plan, folder: Path, name: str, rounds: int, disturbed: bool = Fa
     sizes = plan.sizes
     options: list[str | Path | int] = ["--threads", 1, "--rounds", rounds]
     options += ["--batch", sizes.batch, "--length", sizes.length, "--layers", sizes.layers, "--keep", folder / name]
-    return child("benchmarks.peer_dump", folder / "dumping", *options, *(["--disturbed"] if disturbed else []), python=_PYTHON)
+    return child("benchmarks.speed.peer_dump", folder / "dumping", *options, *(["--disturbed"] if disturbed else []), python=_PYTHON)
 
 
 def _captures(plan: Plan, folder: Path) -> list[Figure]:

@@ -1,4 +1,4 @@
-"""Bundles to compare, and their files: ``python -m benchmarks.data FOLDER TENSORS ELEMENTS``."""
+"""Bundles to compare, and their files: ``python -m benchmarks.speed.data FOLDER TENSORS ELEMENTS``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plan import DataSet
+from benchmarks.speed.plan import DataSet
 from benchmarks.timing import child
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _CHUNK = 1 << 20
 
 def make(folder: Path, data: DataSet) -> tuple[Path, Path]:
     """Write the bundles ``golden`` and ``candidate``, by a process of its own, and give their paths."""
-    child("benchmarks.data", folder, data.tensors, data.elements)
+    child("benchmarks.speed.data", folder, data.tensors, data.elements)
     return folder / "golden", folder / "candidate"
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.data import cached, drop, files, make
 from benchmarks.figures import Figure
-from benchmarks.plan import DataSet, Plan
+from benchmarks.speed.data import cached, drop, files, make
+from benchmarks.speed.plan import DataSet, Plan
 from benchmarks.timing import BenchError, Sample, alternate, child, column, peak_mb, process, ratios
 
 _SECTION = "diff"
@@ -24,7 +24,7 @@ def measure(plan: Plan) -> Iterator[Figure]:
     plan.need(max(2 * data.nbytes for data in (plan.sizes.small, plan.sizes.huge, plan.sizes.many)))
     if plan.features.kernel != "compiled":
         plan.note(f"diff: no compiled kernel: {plan.features.kernel or 'this accucompare has none'}")
-    bare = [child("benchmarks.diff", "--bare")["peak_mb"] for _ in range(plan.rounds)]
+    bare = [child("benchmarks.speed.diff", "--bare")["peak_mb"] for _ in range(plan.rounds)]
     for data in (plan.sizes.small, plan.sizes.huge, plan.sizes.many):
         plan.say(f"diff: {data.name}: making")
         folder = plan.folder / "diff"
@@ -112,7 +112,7 @@ def _cat(paths: list[Path]) -> Sample:
 
 
 def _diff(golden: Path, candidate: Path, workers: int | None = None, environment: dict[str, str] | None = None) -> Sample:
-    sample = child("benchmarks.diff", golden, candidate, *([workers] if workers else []), environment=environment)
+    sample = child("benchmarks.speed.diff", golden, candidate, *([workers] if workers else []), environment=environment)
     if not sample["compared"] or sample["compared"] != sample["different"]:
         raise BenchError(f"{golden}: {sample['compared']} pairs were compared and {sample['different']} differed; both should be all")
     return sample

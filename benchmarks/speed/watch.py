@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import Figure
-from benchmarks.gpt2 import build, tokens
-from benchmarks.plan import Plan
+from benchmarks.speed.gpt2 import build, tokens
+from benchmarks.speed.plan import Plan
 from benchmarks.timing import Sample, alternate, child, column, peak_mb, ratios
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def measure(plan: Plan) -> Iterator[Figure]:
 def _in_child(plan: Plan, device: str, rounds: int, names: list[str]) -> Sample:
     sizes = {"batch": plan.sizes.batch, "length": plan.sizes.length, "layers": plan.sizes.layers, "rounds": rounds, "device": device}
     options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-    return child("benchmarks.watch", plan.folder / "watch", *options, *names)
+    return child("benchmarks.speed.watch", plan.folder / "watch", *options, *names)
 
 
 def _figures(answer: Sample, on: str) -> Iterator[Figure]:

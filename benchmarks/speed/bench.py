@@ -1,4 +1,4 @@
-"""The benchmark: ``python -m benchmarks.bench``. Prints a table of medians and targets and saves everything as JSON."""
+"""The benchmark: ``python -m benchmarks.speed.bench``. Prints a table of medians and targets and saves everything as JSON."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import capture, diff, peers, report, startup, watch
 from benchmarks.figures import Figure, machine, save, table
-from benchmarks.plan import FULL, QUICK, Features, Plan
+from benchmarks.speed import capture, diff, peers, report, startup, watch
+from benchmarks.speed.plan import FULL, QUICK, Features, Plan
 from benchmarks.timing import BenchError
 
 SECTIONS: dict[str, Callable[[Plan], Iterable[Figure]]] = {
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small data: shows in minutes that the benchmark works; no figures to quote")
     parser.add_argument("--only", metavar="SECTION,…", help=f"of {', '.join(SECTIONS)}; default: all but peers")
     parser.add_argument("--peers", action="store_true", help=f"beside {peers.PEER}, installed in a virtual environment of its own")

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 from accucompare.findings.events import Direction, Site
-from benchmarks import origins_modules as planted
-from benchmarks.origins_catalogue import DOWN, NAN, ORIGINS, UP, Plant, Right, checkpointed, first, inside, instead, into_leaf, origin
-from benchmarks.origins_models import Subject, answer
+from planted import origins_modules as planted
+from planted.origins_catalogue import DOWN, NAN, ORIGINS, UP, Plant, Right, checkpointed, first, inside, instead, into_leaf, origin
+from planted.origins_models import Subject, answer
 
 BACKWARD = Direction.BACKWARD
 _HALF = "only float16 overflows so early"
@@ -35,7 +35,7 @@ def _glue(subject: Subject) -> Right:
     return Right(subject.at.parent, _ROOT, Site.GLUE, BACKWARD, near=(f"after {subject.at.last}",))
 
 
-def _with_weight(module: Any, value: float, x: torch.Tensor) -> Any:
+def with_weight(module: Any, value: float, x: torch.Tensor) -> Any:
     """What a linear module or a convolution does, but with another gradient of its weight."""
     weight = planted.inflated(module.weight, value)
     if isinstance(module, nn.Conv2d):
@@ -51,7 +51,7 @@ def _parameter(share: float, site: Site, batches: int) -> Plant:
     def plant(subject: Subject) -> Right:
         linear: Any = subject.module(subject.at.linear)
         value = torch.inf if share == torch.inf else share * subject.largest
-        linear.forward = partial(_with_weight, linear, value)
+        linear.forward = partial(with_weight, linear, value)
         subject.batches = batches
         return Right(subject.at.linear, UP, site, BACKWARD, parameter=f"{subject.at.linear}.weight")
 

@@ -13,8 +13,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 
 from accucompare.bundle.records import display_name
 from accucompare.findings.events import Direction, Site
-from benchmarks import origins_modules as planted
-from benchmarks.origins_models import DTYPES, PLACES, Subject
+from planted import origins_modules as planted
+from planted.origins_models import DTYPES, PLACES, Subject
 
 NAN, UP, DOWN = ("NaN",), ("+Inf",), ("-Inf",)
 

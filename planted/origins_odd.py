@@ -12,11 +12,11 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
 from accucompare.findings.events import Direction, Site
-from benchmarks.origins_backward import _with_weight
-from benchmarks.origins_catalogue import DOWN, NAN, UP, Right, into_leaf, origin
-from benchmarks.origins_legal import legal
-from benchmarks.origins_models import Subject, answer
-from benchmarks.origins_modules import inflated
+from planted.origins_backward import with_weight
+from planted.origins_catalogue import DOWN, NAN, UP, Right, into_leaf, origin
+from planted.origins_legal import legal
+from planted.origins_models import Subject, answer
+from planted.origins_modules import inflated
 
 
 @dataclass
@@ -208,7 +208,7 @@ def _hook(subject: Subject) -> Right:
 def _tied(subject: Subject) -> Right:
     head, table = subject.module("lm_head"), subject.module("transformer.wte")
     value = 0.6 * subject.largest
-    head.forward = partial(_with_weight, head, value)
+    head.forward = partial(with_weight, head, value)
     weight = table.get_parameter("weight")
     table.forward = lambda ids: functional.embedding(ids, inflated(weight, value))
     name = "transformer.wte"
