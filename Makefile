@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # The real torch_npu, in a folder of its own: without CANN it would break `import torch`. Only for Linux on x86-64.
 TORCH_NPU := $(if $(filter Linux-x86_64,$(shell uname -s -m | tr ' ' -)),$(VENV)/torch_npu/.installed)
 
-.PHONY: demo demo-npu test lint format libreoffice bench bench-peers bench-faults bench-origins bench-history clean
+.PHONY: demo demo-npu test test-all lint format libreoffice bench bench-peers bench-faults bench-origins bench-history clean
 
 demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it where thresholds fail nearly every row
 	$(BIN)/accucompare capture fixtures/minilm.py --round-weights bfloat16 --out demo/golden --overwrite
@@ -29,6 +29,9 @@ demo-npu: $(INSTALLED) $(TORCH_NPU)  ## the same three commands, on an NPU that 
 
 test: $(INSTALLED) $(TORCH_NPU) libreoffice lint  ## linters, types, tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2  # two processes that each compute on every core wait for each other
+
+test-all: $(INSTALLED) $(TORCH_NPU) libreoffice lint  ## the same with ten times as many examples of each property
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --hypothesis-profile=all
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

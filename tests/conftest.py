@@ -12,9 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 # A job that a script starts in the background ignores Ctrl-C, and so would all its children, whom some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Property tests: so many examples in `make test`; `make test-all` passes --hypothesis-profile=all.
+settings.register_profile("quick", max_examples=50, deadline=None)
+settings.register_profile("all", max_examples=500, deadline=None)
+settings.load_profile("quick")
 
 ROOT = Path(__file__).parent.parent
 

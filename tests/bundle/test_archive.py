@@ -30,8 +30,7 @@ from accucompare.errors import BundleError, RecordError
 from accucompare.numbers.dtypes import DTYPES
 
 STORAGES = sorted({dtype.storage.str for dtype in DTYPES.values()})
-quick = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-thorough = settings(quick, max_examples=250)
+in_its_own_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # each example writes a name of its own
 
 
 def archive_of(path: Path, *arrays: np.ndarray) -> Path:
@@ -134,7 +133,7 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
 # Written
 
 
-@quick
+@in_its_own_folder
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40), arrays(), max_size=8))
 def test_numpy_zipfile_and_we_read_what_was_written(tmp_path: Path, members: dict[str, np.ndarray]) -> None:
     writer = ArchiveWriter(tmp_path / "a.npz")
@@ -739,7 +738,7 @@ EXTREMES = (
 )
 
 
-@thorough
+@in_its_own_folder
 @given(kind=KINDS, data=st.data())
 def test_any_few_bytes_changed_are_refused_or_right(tmp_path: Path, sound: dict[str, bytes], kind: str, data: st.DataObject) -> None:
     content = bytearray(sound[kind])
@@ -748,7 +747,7 @@ def test_any_few_bytes_changed_are_refused_or_right(tmp_path: Path, sound: dict[
     refused_or_right(tmp_path / "a.npz", content)
 
 
-@thorough
+@in_its_own_folder
 @given(kind=KINDS, data=st.data())
 def test_any_bytes_taken_out_or_put_in_are_refused_or_right(
     tmp_path: Path, sound: dict[str, bytes], kind: str, data: st.DataObject
@@ -759,7 +758,7 @@ def test_any_bytes_taken_out_or_put_in_are_refused_or_right(
     refused_or_right(tmp_path / "a.npz", content[:start] + data.draw(st.binary(max_size=80)) + content[end:])
 
 
-@quick
+@in_its_own_folder
 @given(content=st.binary(max_size=300), kind=KINDS)
 def test_any_bytes_before_a_sound_end_are_refused_or_right(tmp_path: Path, sound: dict[str, bytes], content: bytes, kind: str) -> None:
     refused_or_right(tmp_path / "a.npz", content + sound[kind][-98:])
@@ -800,7 +799,7 @@ def test_a_field_of_any_extreme_value_is_refused_or_right_with_little_memory(
                 refused_or_right(tmp_path / "a.npz", content)
 
 
-@thorough
+@in_its_own_folder
 @given(data=st.data(), array=arrays())
 def test_any_npy_header_that_is_taken_is_one_that_numpy_reads_alike(tmp_path: Path, data: st.DataObject, array: np.ndarray) -> None:
     content = bytearray(npy(array))

@@ -54,7 +54,7 @@ def error_of(directory: Path, name: str = "act", **place: Any) -> str:
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: dtype.name)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=st.lists(st.integers(0, 4), max_size=4).map(tuple), seed=st.integers(0, 99), elements=st.integers(1, 9))
 def test_every_dtype_and_shape_comes_back_bit_for_bit(
     tmp_path: Path, dtype: DType, shape: tuple[int, ...], seed: int, elements: int
@@ -323,7 +323,7 @@ EDITS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(FILES), EDITS)
 def test_no_damage_raises_anything_but_our_errors(sound: Path, tmp_path: Path, name: str, edits: list[tuple[float, str, bytes]]) -> None:
     directory = tmp_path / "damaged"
@@ -366,7 +366,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [place for key, child in inner for place in [(*path, key), *places(child, (*path, key))]]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), JSON)
 def test_no_value_in_any_field_raises_anything_but_our_errors(sound: Path, tmp_path: Path, data: st.DataObject, value: Any) -> None:
     directory = tmp_path / "damaged"

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from accucompare.bundle.records import Record
@@ -39,7 +39,6 @@ KEYS = st.builds(
 SIDE = st.lists(KEYS, max_size=30, unique_by=lambda record: record.key)
 
 
-@settings(deadline=None)
 @given(SIDE, SIDE, st.sampled_from([(), ("a*=b*",), ("*=x",), ("b=a", "a=b")]))
 def test_every_record_is_in_exactly_one_pair(golden: list[Record], candidate: list[Record], maps: tuple[str, ...]) -> None:
     pairs = align(golden, candidate, [Renaming.parse(text) for text in maps])
@@ -48,7 +47,6 @@ def test_every_record_is_in_exactly_one_pair(golden: list[Record], candidate: li
     assert all(pair.golden or pair.candidate for pair in pairs)
 
 
-@settings(deadline=None)
 @given(SIDE, SIDE)
 def test_records_are_paired_exactly_if_their_keys_are_equal(golden: list[Record], candidate: list[Record]) -> None:
     pairs = align(golden, candidate)
@@ -57,7 +55,6 @@ def test_records_are_paired_exactly_if_their_keys_are_equal(golden: list[Record]
     assert all(pair.golden.key == pair.candidate.key for pair in pairs if pair.golden and pair.candidate)
 
 
-@settings(deadline=None)
 @given(SIDE, SIDE)
 def test_pairs_come_in_the_order_of_golden(golden: list[Record], candidate: list[Record]) -> None:
     assert [pair.golden for pair in align(golden, candidate) if pair.golden] == golden

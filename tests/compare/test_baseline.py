@@ -11,7 +11,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import accucompare as ac
@@ -93,7 +93,6 @@ def test_rounding_to_a_half_type_errs_by_about_its_floor() -> None:
         assert 0.5 < error / floor(dtype) < 1.5
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.floats(1e-2, 1.0), st.floats(1e-2, 1.0), st.floats(1e-3, 1e3))
 def test_scaling_both_errors_leaves_the_excess_as_it_is(candidate: float, baseline: float, scale: float) -> None:
     before = excess(Metrics(rel_l2=candidate), Expected(baseline), "float32")

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from accucompare.bundle.records import Record
@@ -92,14 +92,12 @@ EXTREME = st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 1e-320, 1e-300, 1e-160, 1
 ANY = EXTREME | st.floats(allow_nan=False, allow_infinity=False) | st.floats(-10, 10)
 
 
-@settings(max_examples=600, deadline=None)
 @given(st.lists(st.tuples(ANY, ANY), max_size=6))
 def test_bounds_of_any_float64_values_hold(pairs: list[tuple[float, float]]) -> None:
     golden, candidate = (np.array([pair[side] for pair in pairs], np.float64) for side in (0, 1))
     assert not broken(golden, candidate, "float64")
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(ANY, min_size=1, max_size=6),
     st.floats(-2, 2),
@@ -239,7 +237,6 @@ def test_complex_values_are_counted_by_their_parts() -> None:
 NUMBER = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**308), 10**308)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(NUMBER, NUMBER, NUMBER, NUMBER, st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=2))
 def test_any_statistics_that_a_bundle_may_claim_are_judged(claims: list[Any]) -> None:
     sides = [replace(item(dtype="float64", shape=(5,)).record, digest=str(n), statistics=Statistics(*c)) for n, c in enumerate(claims)]
@@ -331,7 +328,6 @@ def test_integers_of_different_widths_are_judged_by_their_statistics(candidate: 
     assert verdict([1, 2], candidate, "int64", "int32").reason is reason
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(ANY, ANY), min_size=1, max_size=5),
     st.sampled_from([{"atol": 1e-3}, {"rtol": 1e-3}, {"atol": 1.0, "rtol": 0.5}, {"rel_l2": 0.5}, {"cosine": 0.9}]),

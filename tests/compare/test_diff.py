@@ -66,7 +66,7 @@ ITEMS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ITEMS, ITEMS, st.booleans())
 def test_every_record_is_in_exactly_one_row_and_counts_add_up(
     tmp_path: Path, golden: list[Item], candidate: list[Item], selecting: bool
@@ -275,7 +275,7 @@ def test_equal_bits_of_different_types_are_no_identical_tensors(tmp_path: Path) 
     assert compare(tmp_path, [golden], [candidate]).first_divergence is not None
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(list(DTYPES.values())), st.integers(0, 40), st.integers(0, 10**6), st.sampled_from([{}, {"atol": 0.0}]))
 def test_what_is_said_of_identical_tensors_unread_is_what_reading_them_says(
     tmp_path: Path, dtype: DType, count: int, seed: int, options: dict[str, float]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import accucompare as ac
@@ -233,7 +233,6 @@ SMALL = st.floats(-1e6, 1e6)
 EXTREME = st.sampled_from([5e-324, -5e-324, 1e-300, 1e300, -1.7e308, 1.7e308, 1 + 2**-52])
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(SMALL | EXTREME, SMALL | EXTREME), min_size=1, max_size=6),
     st.sampled_from([{"atol": 0.0}, {"rtol": 1e-9}, {"rel_l2": 0.0}, {"cosine": 1.0}, {"atol": 1e-3, "rtol": 1e-2}]),
@@ -259,7 +258,6 @@ def test_where_the_difference_is_beyond_float64_no_limit_is_told(tmp_path: Path)
     assert only_row(tmp_path, item(values=[1.7e308]), item(values=[-1.7e308]), atol=1.0).verdict.needed == ""
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3), st.floats(1e-6, 1.0))
 def test_a_row_passes_exactly_if_no_more_than_its_tolerance_is_used(golden: float, candidate: float, limit: float) -> None:
     for name in ("atol", "rtol", "rel_l2"):

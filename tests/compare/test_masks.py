@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import accucompare as ac
@@ -86,7 +86,6 @@ def tensors(draw: st.DrawFn) -> tuple[DType, DType, np.ndarray, np.ndarray]:
     return DTYPES[ours], DTYPES[theirs], stored(golden, DTYPES[ours]), stored(candidate, DTYPES[theirs])
 
 
-@settings(max_examples=300, deadline=None)
 @given(tensors())
 def test_metrics_are_those_of_what_is_not_masked_on_both_sides(drawn: tuple[DType, DType, np.ndarray, np.ndarray]) -> None:
     ours, theirs, golden, candidate = drawn
@@ -96,7 +95,6 @@ def test_metrics_are_those_of_what_is_not_masked_on_both_sides(drawn: tuple[DTyp
     assert not found
 
 
-@settings(max_examples=150, deadline=None)
 @given(tensors())
 def test_as_many_are_masked_with_the_sides_swapped(drawn: tuple[DType, DType, np.ndarray, np.ndarray]) -> None:
     ours, theirs, golden, candidate = drawn
@@ -104,7 +102,6 @@ def test_as_many_are_masked_with_the_sides_swapped(drawn: tuple[DType, DType, np
     assert (one.masked, one.compared, one.nonfinite_mismatch) == (other.masked, other.compared, other.nonfinite_mismatch)
 
 
-@settings(max_examples=100, deadline=None)
 @given(tensors(), st.integers(1, 6), st.integers(1, 6))
 def test_neither_blocks_nor_threads_change_a_bit(drawn: tuple[DType, DType, np.ndarray, np.ndarray], chunks: int, segment: int) -> None:
     ours, theirs, golden, candidate = drawn
@@ -115,7 +112,6 @@ def test_neither_blocks_nor_threads_change_a_bit(drawn: tuple[DType, DType, np.n
     assert repr(whole) == repr(parts)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(PAIRS), st.lists(st.tuples(st.floats(-8, 8), st.floats(-8, 8)), max_size=20))
 def test_looking_for_masks_changes_nothing_where_there_are_none(names: tuple[str, str], pairs: list[tuple[float, float]]) -> None:
     ours, theirs = (DTYPES[name] for name in names)

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from accucompare.compare.blocks import Blocks
@@ -116,7 +116,6 @@ ANY_FLOAT = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(ANY_FLOAT, ANY_FLOAT), max_size=12),
     st.sampled_from([None, 0.0, 1e-3, 1e300]),
@@ -131,7 +130,6 @@ def test_any_float64_values_agree_with_exact_arithmetic(pairs: list[tuple[float,
     assert not found
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1)), min_size=1, max_size=20), st.booleans())
 def test_int64_against_uint64_agrees_with_exact_arithmetic(pairs: list[tuple[int, int]], swapped: bool) -> None:
     signed, unsigned = np.array([a for a, _ in pairs], np.int64), np.array([b for _, b in pairs], np.uint64)
@@ -492,7 +490,6 @@ def test_there_is_no_share_over_tolerance_where_none_was_asked_for() -> None:
 # Block size
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(ALL),
     st.sampled_from(ALL),
@@ -537,7 +534,6 @@ def sides(pairs: list[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(golden), np.array(candidate)
 
 
-@settings(deadline=None)
 @given(SOME)
 def test_swapping_the_sides_keeps_what_is_symmetric(pairs: list[tuple[float, float]]) -> None:
     golden, candidate = sides(pairs)
@@ -548,7 +544,6 @@ def test_swapping_the_sides_keeps_what_is_symmetric(pairs: list[tuple[float, flo
     assert same(one.one_minus_cosine, other.one_minus_cosine, rel=1e-9, floor=1e-28)
 
 
-@settings(deadline=None)
 @given(SOME, st.integers(-300, 300))
 def test_scaling_both_sides_by_a_power_of_two_scales_the_differences_and_keeps_the_ratios(
     pairs: list[tuple[float, float]], power: int
@@ -562,7 +557,6 @@ def test_scaling_both_sides_by_a_power_of_two_scales_the_differences_and_keeps_t
     assert other.over_1e3 == one.over_1e3
 
 
-@settings(deadline=None)
 @given(SOME, st.randoms())
 def test_reordering_both_sides_alike_changes_only_the_index(pairs: list[tuple[float, float]], random: Any) -> None:
     shuffled = pairs.copy()
@@ -573,7 +567,6 @@ def test_reordering_both_sides_alike_changes_only_the_index(pairs: list[tuple[fl
     assert same(one.bias, other.bias, floor=1e-12 * one.mean_abs)
 
 
-@settings(deadline=None)
 @given(st.lists(ANY_FLOAT, max_size=30), st.sampled_from(["float64", "float32", "bfloat16", "float16"]))
 def test_a_tensor_does_not_differ_from_itself(values: list[float], dtype: str) -> None:
     raw = np.array(values) if dtype == "float64" else round_to(np.array(values, np.float64), DTYPES[dtype])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import accucompare as ac
@@ -130,7 +130,6 @@ def test_another_shape_is_another_operator() -> None:
 SIDE = st.lists(st.sampled_from(["exp", "mul", "mul 2", "mul 3", "add x5", "[fc]"]), max_size=12).filter(lambda ran: ran.count("[fc]") < 2)
 
 
-@settings(deadline=None)
 @given(SIDE, SIDE)
 def test_every_record_is_in_exactly_one_pair_in_goldens_order(golden: list[str], candidate: list[str]) -> None:
     ours, theirs = records(operators(*golden)), records(operators(*candidate))
@@ -139,7 +138,6 @@ def test_every_record_is_in_exactly_one_pair_in_goldens_order(golden: list[str],
     assert Counter(id(pair.candidate) for pair in pairs if pair.candidate) == Counter(map(id, theirs))
 
 
-@settings(deadline=None)
 @given(SIDE, SIDE)
 def test_as_many_are_paired_as_can_be_in_order(golden: list[str], candidate: list[str]) -> None:
     """Against the longest common subsequence by its definition, of operators by name."""

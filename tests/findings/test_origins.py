@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from accucompare.findings.events import Cause, Direction, Found, Seen, Site, number
@@ -246,7 +246,6 @@ def streams(draw: Callable[..., Any], values: st.SearchStrategy[Range]) -> list[
 ANY = st.sampled_from([FINE, FINE, FINE, BAD, PLUS, MASK, MINUS, BOTH, LARGE])
 
 
-@settings(max_examples=150, deadline=None)
 @given(heard=streams(st.sampled_from([FINE, LARGE])))
 def test_where_all_is_finite_nothing_is_found(heard: list[Heard]) -> None:
     assert judge(heard, 0, Limits()) == []
@@ -259,7 +258,6 @@ def _told(found: Found) -> Any:
     return found.name, found.call, site, near, found.direction, found.origin, found.cause, found.kinds, found.operator, found.parameters
 
 
-@settings(max_examples=200, deadline=None)
 @given(heard=streams(ANY), data=st.data())
 def test_further_calls_of_finite_values_change_no_finding(heard: list[Heard], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(heard)))
@@ -275,7 +273,6 @@ def test_further_calls_of_finite_values_change_no_finding(heard: list[Heard], da
     assert [_told(found) for found in judge(more, 0, Limits())] == [_told(found) for found in judge(heard, 0, Limits())]
 
 
-@settings(max_examples=100, deadline=None)
 @given(heard=streams(ANY))
 def test_other_names_change_nothing_but_the_names(heard: list[Heard]) -> None:
     def renamed(name: str) -> str:
@@ -292,7 +289,6 @@ def test_other_names_change_nothing_but_the_names(heard: list[Heard]) -> None:
     ]
 
 
-@settings(max_examples=150, deadline=None)
 @given(heard=streams(ANY))
 def test_the_first_finding_in_order_is_an_origin_and_there_is_one_whenever_a_leaf_makes_a_nan(heard: list[Heard]) -> None:
     found = judge(heard, 0, Limits())
@@ -308,7 +304,6 @@ def test_the_first_finding_in_order_is_an_origin_and_there_is_one_whenever_a_lea
             assert (each.place.key, True) in [((one.name, one.call), one.origin) for one in found]
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data(), heard=streams(ANY))
 def test_whatever_is_heard_in_whatever_order_nothing_is_raised(data: st.DataObject, heard: list[Heard]) -> None:
     shuffled = data.draw(st.permutations(heard))

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from accucompare.compare.measure import measure
@@ -185,12 +185,10 @@ def test_the_largest_ratios_are_found_where_products_have_but_a_few_digits() -> 
     assert (found.max_rel, found.tolerance_used) == (2 / 33, 2 / 33)
 
 
-SETTINGS = settings(max_examples=300, deadline=None)
 FROM_SUMS = ("rel_l2", "one_minus_cosine", "mean_abs", "rmse", "bias")
 U = 2.0**-53
 
 
-@SETTINGS
 @given(blocks(), st.sampled_from([None, 0.0, 1e-3, 1e300]), st.sampled_from([None, 0.0, 1e-3]))
 def test_metrics_are_those_of_numpy(pair: tuple[Array, Array, DType, DType], atol: float | None, rtol: float | None) -> None:
     """Exactly, but for what is made of sums, where each form has its order: up to the bound of any order, 2 n u (see below)."""
@@ -209,7 +207,6 @@ def test_metrics_are_those_of_numpy(pair: tuple[Array, Array, DType, DType], ato
     assert compiled == numpy
 
 
-@SETTINGS
 @given(blocks())
 def test_chunk_sums_are_those_of_numpy(pair: tuple[Array, Array, DType, DType]) -> None:
     """Two sums of the same n terms, added in any two orders, differ by at most 2 (n - 1) u times the sum of their magnitudes (N.
@@ -231,7 +228,6 @@ def test_chunk_sums_are_those_of_numpy(pair: tuple[Array, Array, DType, DType]) 
                     assert abs(total - float(np.vecdot(x, y))) <= 2 * (len(x) + 3) * U * magnitude + len(x) * 5e-324
 
 
-@SETTINGS
 @given(blocks())
 @example((np.array([np.nan, -0.0, np.inf]), np.zeros(3), FLOAT64, FLOAT64))
 def test_statistics_are_those_of_numpy(pair: tuple[Array, Array, DType, DType]) -> None:

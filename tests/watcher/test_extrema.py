@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from accucompare.watcher.extrema import Extrema, Meter, look_now, norm_now
@@ -45,7 +45,6 @@ def _same(one: float, other: float) -> bool:
     return (math.isnan(one) and math.isnan(other)) or one == other
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     dtype=st.sampled_from(FLOATS + COMPLEX),
     shape=st.sampled_from([(1,), (5,), (2, 3), (3, 1, 4), (1, 1)]),
@@ -215,7 +214,6 @@ def test_a_negated_view_is_looked_at() -> None:
     assert (extrema.low, extrema.high) == (-4.0, -2.0)
 
 
-@settings(max_examples=60, deadline=None)
 @given(dtype=st.sampled_from(FLOATS + COMPLEX), values=st.lists(st.floats(-400, 400, width=16), min_size=1, max_size=20))
 def test_norms_are_those_of_float64(dtype: torch.dtype, values: list[float]) -> None:
     x = torch.tensor(values, dtype=torch.float64).to(dtype)
