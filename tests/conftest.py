@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,13 +40,36 @@ def run_cli(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Run:
-    """``cli("diff", "golden", "npu")`` runs in the test's own directory."""
+def process(tmp_path: Path) -> Run:
+    """As ``cli``, in a process of its own: for what a process is the point of, such as start-up, warnings, or its threads."""
 
     def run(*arguments: str | Path, cwd: Path = tmp_path, **environment: str) -> subprocess.CompletedProcess[str]:
         return run_cli(*arguments, cwd=cwd, **environment)
 
     return run
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """``cli("diff", "golden", "npu")`` runs in the test's own directory, and in this process; ``environment`` is set meanwhile."""
+    from accucompare.cli import main
+
+    monkeypatch.setattr(sys, "path", [*sys.path])  # loading a case puts its directory there
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments: str | Path, cwd: Path = tmp_path, **environment: str) -> subprocess.CompletedProcess[str]:
+        capfd.readouterr()
+        with monkeypatch.context() as patched, warnings.catch_warnings(), pytest.raises(SystemExit) as ended:
+            warnings.simplefilter("default")
+            patched.chdir(cwd)
+            for name, value in {"COLUMNS": "100", **environment}.items():
+                patched.setenv(name, value)
+            main([str(argument) for argument in arguments])
+        told = capfd.readouterr()
+        return subprocess.CompletedProcess(list(map(str, arguments)), int(ended.value.code or 0), told.out, told.err)
+
+    yield run
+    signal.signal(signal.SIGTERM, on_sigterm)
 
 
 @functools.cache

@@ -336,26 +336,26 @@ def test_debug_shows_the_traceback(folder: Path, cli: Run) -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), [("interrupted", 130), ("terminated", 130), ("killed", -9)])
-def test_stopped_capture_leaves_its_finished_steps_readable(folder: Path, cli: Run, tmp_path: Path, name: str, code: int) -> None:
-    done = cli("capture", folder / f"case.py:{name}", "--out", "stopped")
+def test_stopped_capture_leaves_its_finished_steps_readable(folder: Path, process: Run, tmp_path: Path, name: str, code: int) -> None:
+    done = process("capture", folder / f"case.py:{name}", "--out", "stopped")
     assert done.returncode == code
     clean(done)
     manifest = json.loads((tmp_path / "stopped" / "manifest.json").read_text())
     assert not manifest["complete"]
-    shown = cli("show", "stopped", "inner", "--step", "1")
+    shown = process("show", "stopped", "inner", "--step", "1")
     assert shown.returncode == 0, shown.stderr
     if code == 130:
         assert "interrupted" in done.stderr
         assert not list((tmp_path / "stopped").rglob("*.part"))
 
 
-def test_full_disk_is_one_clear_message_and_finished_steps_stay(folder: Path, cli: Run, tmp_path: Path) -> None:
-    done = cli("capture", folder / "case.py:disk_full", "--out", "full")
+def test_full_disk_is_one_clear_message_and_finished_steps_stay(folder: Path, process: Run, tmp_path: Path) -> None:
+    done = process("capture", folder / "case.py:disk_full", "--out", "full")
     assert done.returncode == 2
     assert "cannot be written (File too large)" in clean(done)
     assert "2 finished step(s) in full stay readable" in done.stderr
     assert not list((tmp_path / "full").rglob("*.part"))
-    assert cli("show", "full", "inner", "--step", "1").returncode == 0
+    assert process("show", "full", "inner", "--step", "1").returncode == 0
 
 
 def test_unwritable_report_is_one_clear_message(folder: Path, cli: Run, tmp_path: Path) -> None:

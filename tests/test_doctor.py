@@ -100,8 +100,8 @@ def test_variables_that_matter_are_listed(here: dict[str, Any]) -> None:
     assert "PATH" not in here["environment"]
 
 
-def test_text_says_the_same_in_100_columns(cli: Run, here: dict[str, Any]) -> None:
-    done = cli("doctor", "--timeout", "3600", "--device", "cpu", OMP_NUM_THREADS="1")
+def test_text_says_the_same_in_100_columns(process: Run, here: dict[str, Any]) -> None:
+    done = process("doctor", "--timeout", "3600", "--device", "cpu", OMP_NUM_THREADS="1")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("OK  nothing is wrong with this installation; captures can run on cpu")
     for text in (here["kernel"], here["crc"], here["devices"]["cpu"]["description"]["name"], "OMP_NUM_THREADS", "threads 1"):
@@ -109,8 +109,8 @@ def test_text_says_the_same_in_100_columns(cli: Run, here: dict[str, Any]) -> No
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
-def test_help_has_examples_and_exit_codes(cli: Run) -> None:
-    done = cli("doctor", "--help")
+def test_help_has_examples_and_exit_codes(process: Run) -> None:
+    done = process("doctor", "--help")
     assert "accucompare doctor --device npu" in done.stdout
     assert "Exit code: 0" in done.stdout
 
@@ -123,28 +123,28 @@ def test_looking_imports_nothing_heavy_into_this_process(tmp_path: Path) -> None
 # One device
 
 
-def test_an_absent_device_is_trouble_only_if_it_is_asked_for(cli: Run, folder: Path) -> None:
-    done = cli("doctor", "--timeout", "3600", "--device", "npu", "--quiet", PYTHONPATH=pretend(folder, WITHOUT_DEVICE))
+def test_an_absent_device_is_trouble_only_if_it_is_asked_for(process: Run, folder: Path) -> None:
+    done = process("doctor", "--timeout", "3600", "--device", "npu", "--quiet", PYTHONPATH=pretend(folder, WITHOUT_DEVICE))
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout == "TROUBLE  npu: no NPU is available; see whether `npu-smi info` lists one\n"
 
 
-def test_a_device_of_no_known_type_is_refused(cli: Run) -> None:
-    done = cli("doctor", "--device", "gpu")
+def test_a_device_of_no_known_type_is_refused(process: Run) -> None:
+    done = process("doctor", "--device", "gpu")
     assert (done.returncode, done.stderr) == (2, "accucompare: --device gpu: must be cpu, cuda, cuda:N, npu or npu:N\n")
 
 
-def test_torch_npu_without_cann_hides_no_other_device(cli: Run, folder: Path) -> None:
-    done = cli("doctor", "--timeout", "3600", "--json", PYTHONPATH=pretend(folder, WITHOUT_CANN, autoload=True))
+def test_torch_npu_without_cann_hides_no_other_device(process: Run, folder: Path) -> None:
+    done = process("doctor", "--timeout", "3600", "--json", PYTHONPATH=pretend(folder, WITHOUT_CANN, autoload=True))
     found = json.loads(done.stdout)
     assert (done.returncode, found["devices"]["cpu"]["available"]) == (0, True)
     assert "source /usr/local/Ascend/ascend-toolkit/set_env.sh" in found["devices"]["npu"]["message"]
     assert [problem["topic"] for problem in found["problems"]] == ["npu"]
 
 
-def test_what_libraries_print_stays_out_of_the_output(cli: Run, folder: Path) -> None:
+def test_what_libraries_print_stays_out_of_the_output(process: Run, folder: Path) -> None:
     noise = "import os; print('Warning: ASCEND_HOME_PATH is not set.', flush=True); os.write(1, b'noise');"
-    done = cli(
+    done = process(
         "doctor", "--timeout", "3600", "--device", "npu", "--json", PYTHONPATH=pretend(folder, noise + WITHOUT_DEVICE, autoload=True)
     )
     assert json.loads(done.stdout)["devices"]["npu"]["message"].startswith("no NPU is available")
@@ -172,9 +172,9 @@ def test_a_gpu_is_described_and_counted(monkeypatch: pytest.MonkeyPatch) -> None
 # Trouble
 
 
-def test_a_torch_that_cannot_be_imported_is_trouble(cli: Run, folder: Path) -> None:
+def test_a_torch_that_cannot_be_imported_is_trouble(process: Run, folder: Path) -> None:
     packages = instead_of(folder, "torch", "raise ImportError('libtorch.so: undefined symbol: x')")
-    done = cli("doctor", "--timeout", "3600", PYTHONPATH=packages)
+    done = process("doctor", "--timeout", "3600", PYTHONPATH=packages)
     assert done.returncode == 2
     assert done.stdout.startswith("TROUBLE  torch: torch cannot be imported (libtorch.so: undefined symbol: x)\n")
     assert "cure: pip install --force-reinstall torch" in done.stdout
@@ -191,9 +191,9 @@ def test_no_torch_at_all_is_no_trouble(folder: Path, monkeypatch: pytest.MonkeyP
     assert capsys.readouterr().out == "OK  nothing is wrong with this installation; comparisons can run here, captures cannot\n"
 
 
-def test_a_crash_while_looking_is_told_with_the_last_words(cli: Run, folder: Path) -> None:
+def test_a_crash_while_looking_is_told_with_the_last_words(process: Run, folder: Path) -> None:
     source = "import os, sys; print('dcmi model initialized failed', file=sys.stderr, flush=True); os.abort()"
-    done = cli("doctor", "--timeout", "3600", "--device", "npu", "-q", PYTHONPATH=instead_of(folder, "torch", source))
+    done = process("doctor", "--timeout", "3600", "--device", "npu", "-q", PYTHONPATH=instead_of(folder, "torch", source))
     message = f"looking for it ended the process (signal {signal.SIGABRT.value}: dcmi model initialized failed); see `npu-smi info`"
     assert (done.returncode, done.stdout) == (2, f"TROUBLE  npu: {message}\n")
 
@@ -201,8 +201,8 @@ def test_a_crash_while_looking_is_told_with_the_last_words(cli: Run, folder: Pat
 HANGS = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(600)"
 
 
-def test_a_device_that_never_answers_is_given_up_and_leaves_no_process(cli: Run, folder: Path) -> None:
-    done = cli("doctor", "--device", "npu", "--timeout", "2", "-q", PYTHONPATH=instead_of(folder, "torch", HANGS))
+def test_a_device_that_never_answers_is_given_up_and_leaves_no_process(process: Run, folder: Path) -> None:
+    done = process("doctor", "--device", "npu", "--timeout", "2", "-q", PYTHONPATH=instead_of(folder, "torch", HANGS))
     message = "no answer within 2 s; see `npu-smi info`, or wait longer with --timeout"
     assert (done.returncode, done.stdout) == (2, f"TROUBLE  npu: {message}\n")
     pid = folder / "pid"  # which is not there, or empty, if it did not even get so far
@@ -225,9 +225,9 @@ def test_an_interrupted_search_leaves_no_process(folder: Path) -> None:
     assert not alive(int((folder / "pid").read_text()))
 
 
-def test_a_numpy_that_cannot_be_imported_is_trouble(cli: Run, folder: Path) -> None:
+def test_a_numpy_that_cannot_be_imported_is_trouble(process: Run, folder: Path) -> None:
     instead_of(folder, "torch", NO_TORCH)
-    done = cli(
+    done = process(
         "doctor",
         "--timeout",
         "3600",
@@ -288,9 +288,9 @@ def test_a_setting_of_another_device_is_no_problem() -> None:
     ]
 
 
-def test_versions_that_do_not_fit_are_told_with_the_cure(cli: Run, folder: Path) -> None:
+def test_versions_that_do_not_fit_are_told_with_the_cure(process: Run, folder: Path) -> None:
     packages = pretend(folder, WITHOUT_DEVICE, autoload=True, version="2.12.1")
-    found = json.loads(cli("doctor", "--timeout", "3600", "--json", PYTHONPATH=packages).stdout)
+    found = json.loads(process("doctor", "--timeout", "3600", "--json", PYTHONPATH=packages).stdout)
     (problem,) = [problem for problem in found["problems"] if problem["topic"] == "versions"]
     assert problem["message"].startswith("torch_npu 2.12.1 is made for torch 2.12.1, but torch 2.")
     assert problem["message"].endswith("pip install torch==2.12.1")
@@ -326,9 +326,9 @@ def test_markup_and_odd_bytes_are_printed_as_they_are(capsys: pytest.CaptureFixt
     assert "\x1b" not in shown
 
 
-def test_a_message_that_is_no_plain_text_is_printed_as_such(cli: Run, folder: Path) -> None:
+def test_a_message_that_is_no_plain_text_is_printed_as_such(process: Run, folder: Path) -> None:
     source = "import os; os.write(2, b'\\x1b[31mred\\xff\\n'); os.abort()"
-    done = cli("doctor", "--timeout", "3600", "--device", "cpu", "-q", PYTHONPATH=instead_of(folder, "torch", source))
+    done = process("doctor", "--timeout", "3600", "--device", "cpu", "-q", PYTHONPATH=instead_of(folder, "torch", source))
     assert r"signal 6: \x1b[31mred" + "\N{REPLACEMENT CHARACTER})" in done.stdout
 
 

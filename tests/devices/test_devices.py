@@ -128,9 +128,9 @@ torch.npu = types.SimpleNamespace(is_available=lambda: True, device_count=device
 """
 
 
-def refused(cli: Run, folder: Path, packages: str = "") -> str:
+def refused(process: Run, folder: Path, packages: str = "") -> str:
     """What ``capture --device npu`` says; it must fail as every bad input fails."""
-    done = cli("capture", "--device", "npu", cwd=folder, PYTHONPATH=packages)
+    done = process("capture", "--device", "npu", cwd=folder, PYTHONPATH=packages)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
@@ -138,61 +138,61 @@ def refused(cli: Run, folder: Path, packages: str = "") -> str:
     return done.stderr
 
 
-def test_npu_without_torch_npu(cli: Run, folder: Path) -> None:
-    message = refused(cli, folder)
+def test_npu_without_torch_npu(process: Run, folder: Path) -> None:
+    message = refused(process, folder)
     assert message == "accucompare: --device npu: torch_npu is not installed; pip install 'accucompare[npu]'\n"
 
 
 @pytest.mark.parametrize("autoload", [False, True], ids=["imported by us", "imported by torch"])
-def test_npu_without_cann(autoload: bool, cli: Run, folder: Path) -> None:
+def test_npu_without_cann(autoload: bool, process: Run, folder: Path) -> None:
     packages = pretend(folder, WITHOUT_CANN, autoload=autoload)
-    message = refused(cli, folder, packages)
+    message = refused(process, folder, packages)
     assert "libhccl.so: cannot open shared object file" in message
     assert "source /usr/local/Ascend/ascend-toolkit/set_env.sh" in message
     assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize("autoload", [False, True], ids=["imported by us", "imported by torch"])
-def test_npu_without_a_device(autoload: bool, cli: Run, folder: Path) -> None:
+def test_npu_without_a_device(autoload: bool, process: Run, folder: Path) -> None:
     packages = pretend(folder, WITHOUT_DEVICE, autoload=autoload)
-    message = refused(cli, folder, packages)
+    message = refused(process, folder, packages)
     assert message == "accucompare: --device npu: no NPU is available; see whether `npu-smi info` lists one\n"
 
 
-def test_npu_whose_driver_fails(cli: Run, folder: Path) -> None:
-    message = refused(cli, folder, pretend(folder, DRIVER_BROKEN))
+def test_npu_whose_driver_fails(process: Run, folder: Path) -> None:
+    message = refused(process, folder, pretend(folder, DRIVER_BROKEN))
     assert "aclInit, error code is 507008" in message
     assert "npu-smi info" in message
 
 
 @pytest.mark.parametrize("autoload", [False, True], ids=["imported by us", "imported by torch"])
-def test_the_cpu_still_works_where_torch_npu_lacks_cann(autoload: bool, cli: Run, folder: Path) -> None:
+def test_the_cpu_still_works_where_torch_npu_lacks_cann(autoload: bool, process: Run, folder: Path) -> None:
     packages = pretend(folder, WITHOUT_CANN, autoload=autoload)
-    done = cli("capture", "--device", "cpu", "--out", "golden", cwd=folder, PYTHONPATH=packages)
+    done = process("capture", "--device", "cpu", "--out", "golden", cwd=folder, PYTHONPATH=packages)
     assert (done.returncode, done.stderr) == (0, "")
     assert (folder / "golden" / "manifest.json").is_file()
 
 
-def test_a_broken_torch_is_named(cli: Run, folder: Path) -> None:
+def test_a_broken_torch_is_named(process: Run, folder: Path) -> None:
     (folder / "packages" / "torch").mkdir()
     (folder / "packages" / "torch" / "__init__.py").write_text("raise ImportError('libtorch.so: undefined symbol: x')")
-    done = cli("capture", cwd=folder, PYTHONPATH=str(folder / "packages"))
+    done = process("capture", cwd=folder, PYTHONPATH=str(folder / "packages"))
     assert done.returncode == 2
     assert done.stderr == "accucompare: torch cannot be imported (libtorch.so: undefined symbol: x)\n"
 
 
-def test_a_missing_torch_says_how_to_get_it(cli: Run, folder: Path) -> None:
+def test_a_missing_torch_says_how_to_get_it(process: Run, folder: Path) -> None:
     (folder / "packages" / "torch").mkdir()
     (folder / "packages" / "torch" / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
-    done = cli("capture", cwd=folder, PYTHONPATH=str(folder / "packages"))
+    done = process("capture", cwd=folder, PYTHONPATH=str(folder / "packages"))
     assert done.returncode == 2
     assert done.stderr == "accucompare: capturing needs PyTorch, which is not installed here: pip install torch\n"
 
 
-def test_cuda_where_there_is_none(cli: Run, folder: Path) -> None:
+def test_cuda_where_there_is_none(process: Run, folder: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    done = cli("capture", "--device", "cuda", cwd=folder)
+    done = process("capture", "--device", "cuda", cwd=folder)
     assert done.returncode == 2
     assert done.stderr.startswith("accucompare: --device cuda: ")
     assert "Traceback" not in done.stderr
