@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from accucompare.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from accucompare.api import Comparison, diff
     from accucompare.bundle.reader import Bundle, open_bundle
     from accucompare.bundle.records import Record
     from accucompare.case import Case
-    from accucompare.compare.comparison import Comparison
-    from accucompare.compare.diff import diff
     from accucompare.compare.suggest import suggest_baseline
     from accucompare.compare.tolerance import Tolerance
     from accucompare.errors import AccucompareError, NonFiniteError, WatchEndedError
@@ -28,7 +27,7 @@ _HOMES = {
     "AccucompareError": "accucompare.errors",
     "Bundle": "accucompare.bundle.reader",
     "Case": "accucompare.case",
-    "Comparison": "accucompare.compare.comparison",
+    "Comparison": "accucompare.api",
     "NonFiniteError": "accucompare.errors",
     "Record": "accucompare.bundle.records",
     "Session": "accucompare.recorder.session",
@@ -37,7 +36,7 @@ _HOMES = {
     "WatchEndedError": "accucompare.errors",
     "capture": "accucompare.recorder.session",
     "check_finite": "accucompare.live.points",
-    "diff": "accucompare.compare.diff",
+    "diff": "accucompare.api",
     "open_bundle": "accucompare.bundle.reader",
     "suggest_baseline": "accucompare.compare.suggest",
     "watch": "accucompare.watcher.watch",

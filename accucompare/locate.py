@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from accucompare.api import Comparison, diff
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.records import display_name
 from accucompare.case import is_here
 from accucompare.compare.brought import own_baseline
-from accucompare.compare.comparison import Comparison, RefusedBaseline
-from accucompare.compare.diff import diff
 from accucompare.compare.outcomes import Progress
 from accucompare.compare.provenance import OtherCode, other_code
 from accucompare.compare.renames import read_maps
+from accucompare.compare.rows import RefusedBaseline
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, UsageError

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.compare.comparison import Comparison, Row, Status
+from accucompare.api import Comparison
+from accucompare.compare.rows import Row, Status
 from planted.faults_alone import RISES, calls_of, rise
 from planted.faults_kinds import Fault, faults_in
 from planted.faults_models import ARCHITECTURES, build

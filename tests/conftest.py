@@ -59,12 +59,13 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
     def run(*arguments: str | Path, cwd: Path = tmp_path, **environment: str) -> subprocess.CompletedProcess[str]:
         capfd.readouterr()
-        with monkeypatch.context() as patched, warnings.catch_warnings(), pytest.raises(SystemExit) as ended:
+        with monkeypatch.context() as patched, warnings.catch_warnings():
             warnings.simplefilter("default")
             patched.chdir(cwd)
             for name, value in {"COLUMNS": "100", **environment}.items():
                 patched.setenv(name, value)
-            main([str(argument) for argument in arguments])
+            with pytest.raises(SystemExit) as ended:
+                main([str(argument) for argument in arguments])
         told = capfd.readouterr()
         return subprocess.CompletedProcess(list(map(str, arguments)), int(ended.value.code or 0), told.out, told.err)
 

@@ -19,7 +19,7 @@ from accucompare.files import is_stdout, is_stream
 from accucompare.text import printable
 
 if TYPE_CHECKING:
-    from accucompare.compare.comparison import Comparison
+    from accucompare.api import Comparison
 
 
 class _Size(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions
@@ -215,7 +215,7 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
     glue, code of a layer's own between its children. x limit is an error as a multiple of its limit, excess as one of the baseline's error.
     Fed is a candidate captured with --feed, each layer on golden's inputs, so that each error is its own.
     """
-    from accucompare.compare.diff import diff as compare
+    from accucompare.api import diff as compare
     from accucompare.report.terminal import progress_bar
 
     report = report or Path("reports") / f"{shared.stem(golden)}-vs-{shared.stem(candidate)}.xlsx"

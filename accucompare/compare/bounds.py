@@ -45,9 +45,9 @@ from typing import NamedTuple
 import msgspec
 
 from accucompare.bundle.records import Record
-from accucompare.compare.comparison import Reason, Verdict
 from accucompare.compare.masks import masks_may_explain
 from accucompare.compare.measure import Metrics
+from accucompare.compare.rows import Reason, Verdict
 from accucompare.compare.tolerance import EXACT, Tolerance
 from accucompare.numbers.dtypes import DTYPES, Kind
 from accucompare.numbers.statistics import Statistics

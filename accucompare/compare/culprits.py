@@ -12,7 +12,7 @@ what it was. It was made where the excess jumps: where it is larger than that of
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,24 +21,11 @@ from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Record, Role
 from accucompare.compare.align import Renaming
 from accucompare.compare.baseline import differing
-from accucompare.compare.comparison import (
-    BEGINS_HERE,
-    NOT_ALL_FED,
-    STATUS_OF,
-    UNMATCHED,
-    Answer,
-    Comparison,
-    Culprit,
-    Finding,
-    Option,
-    Reason,
-    Row,
-    Status,
-)
 from accucompare.compare.judge import is_noise
 from accucompare.compare.masks import is_masked
 from accucompare.compare.operator_rows import blame, is_operator
 from accucompare.compare.provenance import other_configuration
+from accucompare.compare.rows import BEGINS_HERE, NOT_ALL_FED, UNMATCHED, Culprit, Option, Reason, Row, Status
 from accucompare.compare.trace import Call
 from accucompare.numbers.dtypes import DTYPES, Kind
 
@@ -61,25 +48,25 @@ MOST_ELEMENTS = 16 << 20
 #: The site of what is told of operators.
 OPERATOR = "operator"
 
-#: How often the first culprit was the right one among planted faults (`make bench-faults`), as the report says it.
-TRUST = {
-    "free": "without a baseline, the first layer over tolerance is where the error was made in about half of the cases only",
-    "free baseline": "free-running, the first culprit is the right one in about 9 of 10 cases; a fed capture is surer",
-}
 
+def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool) -> list[Culprit]:
+    """Where errors are made, the most certain first; each site once, with its largest error.
 
-def find_culprits(comparison: Comparison) -> list[Culprit]:
-    """Where errors are made, the most certain first; each site once, with its largest error."""
-    rows = [row for row in comparison.rows if not is_operator(row.record)]
+    Args:
+        all_rows: of the comparison, in execution order.
+        fed: whether each module call was given golden's values.
+        has_baseline: whether errors were judged by a baseline.
+    """
+    rows = [row for row in all_rows if not is_operator(row.record)]
     children = {_parent(row.record) for row in rows if row.record is not None and row.record.parent is not None}
-    operators = _operators(comparison.rows)
-    if comparison.fed:
+    operators = _operators(all_rows)
+    if fed:
         found = _ranked([*operators, *(_culprit(row, children) for row in rows if _own_error(row))], _off(rows))
-    elif comparison.baseline is not None:
+    elif has_baseline:
         found = [*_by_jump(rows, children), *operators]
     else:
         found = [*(_culprit(row, children) for row in rows if _own_error(row)), *operators]
-        found.sort(key=lambda culprit: culprit.reason in STRUCTURAL and _is_of_glue(culprit))  # else as they come
+        found.sort(key=lambda culprit: culprit.reason in STRUCTURAL and is_of_glue(culprit))  # else as they come
     return _sites(_differences_first(found))
 
 
@@ -196,7 +183,7 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[Call]) -> list[Culprit]
         harmless = record is not None and record.role is Role.INPUT and _call(record) not in off
         structure = (culprit.reason in STRUCTURAL) * (1 + harmless) or culprit.row.verdict.beyond
         apart_too = int(structure), given, culprit.site != "buffer"
-        return *apart_too, apart, _is_of_glue(culprit), -_depth(culprit.name), -culprit.size
+        return *apart_too, apart, is_of_glue(culprit), -_depth(culprit.name), -culprit.size
 
     last: dict[str, tuple[int, bool, bool, float, bool, int, float]] = {}
     for culprit in culprits:
@@ -210,7 +197,7 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[Call]) -> list[Culprit]
     return sorted(culprits, key=after_operators)
 
 
-def _is_of_glue(culprit: Culprit) -> bool:
+def is_of_glue(culprit: Culprit) -> bool:
     record = culprit.row.record
     return culprit.site == "glue" or (record is not None and record.role is Role.OP_INPUT)
 
@@ -277,7 +264,7 @@ def described(culprits: list[Culprit], golden: Bundle, candidate: Bundle, renami
 
 def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
     ours, theirs = culprit.row.golden, culprit.row.candidate
-    if different := _different(culprit.row):
+    if different := different_values(culprit.row):
         return replace(culprit, words=(different,))
     if ours is None or theirs is None or None in (ours.member, theirs.member) or ours.shape != theirs.shape:
         return culprit
@@ -291,100 +278,7 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
     return replace(culprit, words=shape.words, hints=(*culprit.hints, *shape.hints))
 
 
-def _different(row: Row) -> str:
+def different_values(row: Row) -> str:
     """``3 of 1000 differ``, of integers and booleans; else ``""``."""
     metrics = row.metrics
     return f"{differing(metrics)} of {metrics.compared} differ" if is_choice(row) and metrics is not None and differing(metrics) else ""
-
-
-def trust(comparison: Comparison) -> str:
-    """How far the first culprit can be trusted, where that must be said."""
-    if comparison.fed or not comparison.culprits:
-        return ""
-    return TRUST["free" if comparison.baseline is None else "free baseline"]
-
-
-def conclude(comparison: Comparison) -> tuple[Answer, str]:
-    """The answer, and the conclusion in words; see ``Comparison.conclusion``."""
-    if comparison.trouble or comparison.poor_baseline:
-        return Answer.NOT_SURE, comparison.trouble or comparison.poor_baseline
-    if 2 * comparison.without_baseline > comparison.compared:
-        judged = comparison.compared - comparison.without_baseline
-        return Answer.NOT_SURE, f"the baseline judges {judged} of {comparison.compared} compared rows only"
-    answer, words = _concluded(comparison)
-    return answer, "; ".join([words, *_not_looked_at(comparison)]) if answer in (Answer.IDENTICAL, Answer.ROUNDING) else words
-
-
-def _not_looked_at(comparison: Comparison) -> Iterator[str]:
-    """What an all-clear does not cover."""
-    sides = comparison.golden.manifest, comparison.candidate.manifest
-    if any(manifest.capture.get("loss") for manifest in sides):
-        yield "forward only: the case has a loss, of which no gradient was compared"
-    counts = [len(manifest.steps) for manifest in sides]
-    if counts[0] != counts[1]:
-        yield f"{min(counts)} of {max(counts)} steps"
-    not_compared = (row.reason is Reason.NOT_COMPARABLE and not is_operator(row.record) for row in comparison.rows)
-    if uncompared := sum(not_compared):
-        yield f"{uncompared} of {len(comparison.rows)} rows could not be compared"
-    if comparison.by_statistics and comparison.baseline is not None:
-        yield f"{comparison.by_statistics} rows judged by statistics alone"
-    if alone := comparison.without_baseline:
-        yield f"{alone} row{'s' if alone > 1 else ''} judged without the baseline"
-
-
-def _concluded(comparison: Comparison) -> tuple[Answer, str]:
-    counts = comparison.counts()
-    if not comparison.counts_by_status()[Status.FAIL]:
-        return _without_failure(comparison)
-    different = _given_differently(comparison.preflight) or (counts[Reason.INPUTS_DIFFER] and "the two models were given different inputs")
-    if different:
-        return Answer.NOT_SURE, different
-    beyond = [row for row in comparison.rows if row.verdict.beyond]
-    if beyond and all(culprit.row.verdict.beyond or culprit.reason in STRUCTURAL for culprit in comparison.culprits):
-        error = "" if beyond[0].metrics is None else f" by rel_l2 {beyond[0].metrics.rel_l2:.3g}"
-        where = comparison.place(beyond[0])
-        return Answer.NOT_SURE, f"{where} is off{error}, far beyond rounding, and so is the baseline: it may have the fault too"
-    if not comparison.culprits:
-        reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if STATUS_OF[reason] is Status.FAIL)
-        return Answer.NOT_SURE, f"no place shows an error of its own ({reasons})"
-    culprit = comparison.culprits[0]
-    first = _named(comparison, culprit)
-    if not comparison.fed and comparison.baseline is None:
-        return Answer.NOT_SURE, f"{first} is the first over tolerance; {TRUST['free']}"
-    if culprit.reason in STRUCTURAL and _is_of_glue(culprit):
-        return Answer.NOT_SURE, f"{first}; no value after it shows an error of its own"
-    named = "; and ".join(_named(comparison, culprit) for culprit in comparison.culprits[: 2 if comparison.fed else 1])
-    more = len(comparison.culprits) - 2
-    words = named + (f"; and {more} more" if comparison.fed and more > 0 else "")
-    return Answer.BUG, words + (f"; by fixed limits, since {comparison.refused}" if comparison.refused is not None else "")
-
-
-def _without_failure(comparison: Comparison) -> tuple[Answer, str]:
-    counts = comparison.counts()
-    precise = [row for row in comparison.rows if row.reason is Reason.OVER_PRECISE]
-    if not comparison.compared - counts[Reason.IDENTICAL]:
-        return Answer.IDENTICAL, "identical"
-    words = "rounding" if comparison.baseline is not None else "rounding, as far as fixed limits tell"
-    return Answer.ROUNDING, words + (f"; {len(precise)} over-precise, the first {comparison.place(precise[0])}" if precise else "")
-
-
-def _given_differently(findings: Iterable[Finding]) -> str:
-    """What pre-flight found of weights and inputs, which alone explains any difference."""
-    topics = ("parameters", "buffers", "inputs")
-    return next((each.message for each in findings if each.serious and not each.of_baseline and each.topic.startswith(topics)), "")
-
-
-def _named(comparison: Comparison, culprit: Culprit) -> str:
-    record = culprit.row.record
-    assert record is not None
-    several = any(len(side.manifest.steps) > 1 for side in (comparison.golden, comparison.candidate))
-    step = f" in step {record.step}" if several else ""
-    metrics = culprit.row.metrics
-    if culprit.buffer and metrics is not None and metrics.max_rel is not None:
-        return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
-    if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):
-        return f"{culprit.place}{step}, {culprit.reason.value}"
-    if different := _different(culprit.row):
-        return f"{culprit.place}{step}, {different}"
-    beyond = "excess" if culprit.excess is not None else "times its limit:"
-    return f"{culprit.place}{step}, {beyond} {culprit.size:.3g}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,175 +13,195 @@ from accucompare.compare.align import Pair, Renaming, align, unused
 from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
 from accucompare.compare.brought import own_baseline
 from accucompare.compare.choices import Calls, given_otherwise, judged_by_limits
-from accucompare.compare.comparison import UNMATCHED, Comparison, Finding, Reason, RefusedBaseline, Row, Side, Status, Verdict
 from accucompare.compare.culprits import described, find_culprits
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Found, Outcome, Progress, Sides, Task, same_bits, with_baseline
 from accucompare.compare.preflight import preflight, preflight_baseline
 from accucompare.compare.provenance import other_code, other_optimizer
-from accucompare.compare.renames import Model, advice, clashes, matches, options, propose, read_maps, signatures_of
+from accucompare.compare.renames import Model, advice, clashes, matches, options, propose, signatures_of
+from accucompare.compare.result import Result, Side
+from accucompare.compare.rows import UNMATCHED, Finding, Reason, RefusedBaseline, Row, Status, Verdict
 from accucompare.compare.sequences import align_operators, numbered_as
 from accucompare.compare.suggest import PRODUCT_ROUNDING, baseline_command, product_formats
-from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolerances, read_rules
+from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolerances
 from accucompare.compare.trace import Fed, NotFed, Origins, not_fed, operators_not_fed
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.selection import Selection
 
 
-def diff(
-    golden: str | Path,
-    candidate: str | Path,
+def compare(
+    golden: Path,
+    candidate: Path,
+    baseline: Path | None,
     *,
-    baseline: str | Path | None = None,
-    atol: float | None = None,
-    rtol: float | None = None,
-    rel_l2: float | None = None,
-    cosine: float | None = None,
-    tolerances: str | Path | None = None,
-    map: str | Iterable[str] = (),
-    only: str | Iterable[str] = (),
-    skip: str | Iterable[str] = (),
-    verify: bool = False,
-    keep_going: bool = False,
-    workers: int | None = None,
-    progress: Progress | None = None,
-) -> Comparison:
-    """Compare two bundles.
+    limits: Tolerance,
+    rules: tuple[Rule, ...],
+    renamings: list[Renaming],
+    auto: bool,
+    selection: Selection,
+    verify: bool,
+    keep_going: bool,
+    workers: int | None,
+    progress: Progress | None,
+) -> Result:
+    """Compare two bundles: see ``accucompare.diff``, which makes these arguments.
 
     Args:
-        golden: the trusted bundle's directory; if it was captured with ``--repeat 2``, values in which its two runs differ are told.
-        candidate: the directory of the bundle under test; if it was captured with ``--repeat 2``, its second run shows its noise.
-        baseline: the directory of a bundle in the candidate's precision from a device that is trusted, captured as the candidate was
-            (fed or not) with golden's code: errors are then judged by how many times as large they are as the baseline's. Without it,
-            a fed candidate is judged by the baseline that golden brings along (``capture --with-baseline``), if there is one of its
-            precision. One that did not run golden's code is refused as a judge (``Comparison.refused``).
-        atol, rtol: largest elementwise difference, |candidate - golden| <= atol + rtol * |golden|; one given alone takes the
-            other as 0.
-        rel_l2: largest relative L2 error.
-        cosine: smallest cosine similarity. Of several limits, all must be kept; with none, the baseline judges, or a table by dtype.
-        tolerances: a TOML file of limits by layer; the first rule that applies wins, the limits above judge the rest.
-        map: ``OLD=NEW`` renamings of golden's layers, see ``accucompare.compare.align.Renaming``. ``"auto"`` takes those that would
-            otherwise be proposed, by the weights' fingerprints, shapes, classes and order.
-        only, skip: globs of the layers to compare and to leave out (golden's names).
-        verify: read and verify tensors with equal digests too, instead of taking them for equal; what is read is always verified.
-        keep_going: list records that cannot be read in ``Comparison.damage`` instead of raising at the first.
-        workers: threads that read and measure, by default as many as there are processors; they change no result.
-        progress: called now and then.
-
-    Raises:
-        BundleError: if a bundle is missing, damaged, or of a newer format.
-        UsageError: if a limit, a renaming or the tolerance file makes no sense, or the bundles do not belong together: fed with another
-            golden, or a baseline of another dtype, incomplete, or not fed as the candidate was.
-
-    Example:
-        >>> comparison = diff("golden", "npu", atol=1e-3)               # doctest: +SKIP
-        >>> comparison.passed, comparison.first_divergence.place        # doctest: +SKIP
-        (False, 'encoder.layers.3.fc1 output')
+        limits: what the user gave for all layers.
+        rules: those by layer.
+        renamings: of golden's layers.
+        auto: whether to take the renamings that would otherwise be proposed.
+        selection: the layers to compare, by golden's names.
     """
-    if workers is not None and workers < 1:
-        raise UsageError(f"workers must be at least 1, but is {workers}")
-    limits = Tolerance(atol, rtol, rel_l2, cosine, source="given for all layers")
-    given = read_rules(tolerances) if tolerances is not None else ()
-    renamings, auto = read_maps(map)
-    selection = Selection.of(only, skip)
     with contextlib.ExitStack() as stack:
         golden_bundle, candidate_bundle = (stack.enter_context(open_bundle(path)) for path in (golden, candidate))
-        baseline_bundle = None if baseline is None else stack.enter_context(open_bundle(baseline))
-        repeat_bundle, golden_repeat = (
-            stack.enter_context(open_bundle(path / REPEAT)) if (path / REPEAT / "manifest.json").is_file() else None
-            for path in (Path(candidate), Path(golden))
-        )
+        repeat_bundle, golden_repeat = (_second_run(stack, path) for path in (candidate, golden))
         check_feed(golden_bundle, candidate_bundle)
-        refused, unfit = None, ""
-        if baseline_bundle is None:
-            try:
-                own = own_baseline(golden_bundle, candidate_bundle)
-                if own is not None:
-                    baseline_bundle = stack.enter_context(open_bundle(own))
-                    check_baseline(golden_bundle, candidate_bundle, baseline_bundle)
-            except (BundleError, UsageError) as error:  # nobody asked for it
-                baseline_bundle, unfit = None, str(error)
-        else:
-            check_baseline(golden_bundle, candidate_bundle, baseline_bundle)
-        if baseline_bundle is not None:
-            why = other_code(golden_bundle.manifest, baseline_bundle.manifest)
-            if why:  # it may have the very fault that is looked for
-                refused = RefusedBaseline(baseline_bundle.path, why, baseline_command(golden_bundle, candidate_bundle))
-                baseline_bundle = None
-        rules = _rules(given, limits, candidate_bundle)
+        judge = _baseline(stack, golden_bundle, candidate_bundle, baseline)
+        tolerances = _rules(rules, limits, candidate_bundle)
         damage: list[str] = []
         golden_records, candidate_records = (_records(bundle, keep_going, damage) for bundle in (golden_bundle, candidate_bundle))
         models = golden_bundle.manifest.model, candidate_bundle.manifest.model
         proposed = propose(*models, renamings)
         if auto:
-            renamings += [Renaming.parse(text) for text in proposed]
-        free = not candidate_bundle.manifest.capture.get("feed")  # fed, an operator has the number of golden's that it is
-        pairs = (align_operators if free else align)(golden_records, candidate_records, renamings, signatures_of(*models))
+            renamings = [*renamings, *(Renaming.parse(text) for text in proposed)]
+        fed = bool(candidate_bundle.manifest.capture.get("feed"))  # then an operator has the number of golden's that it is
+        pairs = (align if fed else align_operators)(golden_records, candidate_records, renamings, signatures_of(*models))
         chosen = [pair for pair in pairs if selection.allows(_name(pair))]
         precision = _Precision()
-        tasks = [Task(pair, precision.tolerance_for(pair, rules)) for pair in chosen]
-        if baseline_bundle is not None:
-            baseline_records = _records(baseline_bundle, keep_going, damage)
-            if free:
-                baseline_records = numbered_as(golden_records, baseline_records, renamings)
-            of_baseline = signatures_of(models[0], baseline_bundle.manifest.model)
-            narrowed = (baseline_bundle.manifest.capture.get("fallback") or {}).get("modules") or ()
-            found = partners(golden_records, baseline_records, renamings, of_baseline, narrowed)
+        tasks = [Task(pair, precision.tolerance_for(pair, tolerances)) for pair in chosen]
+        found: dict[Key, Record] | None = None
+        if judge.bundle is not None:
+            records = _records(judge.bundle, keep_going, damage)
             try:
-                check_dtypes(pairs, found, baseline_bundle.path)
-                tasks = [with_baseline(task, found) for task in tasks]
-                calls = Calls.of(golden_records, candidate_records, baseline_records, renamings)
-                tasks = [replace(task, chosen=calls.chosen(task.pair) or task.chosen) for task in tasks]
-                odd = set() if free else given_otherwise(golden_records, found)
-                tasks = [replace(task, chosen="") if judged_by_limits(task.pair, odd) else task for task in tasks]
+                tasks, found = _judged(tasks, pairs, (golden_records, candidate_records, records), judge.bundle, models[0], renamings, fed)
             except UsageError as error:
                 if baseline is not None:
                     raise
-                baseline_bundle, unfit = None, str(error)
-        if repeat_bundle is not None:
-            again = {record.key: record for record in _records(repeat_bundle, keep_going, damage)}
-            tasks = [task if task.pair.candidate is None else replace(task, repeat=again.get(task.pair.candidate.key)) for task in tasks]
-        if golden_repeat is not None:
-            again = {record.key: record for record in _records(golden_repeat, keep_going, damage)}
-            tasks = [task if task.pair.golden is None else replace(task, golden_repeat=again.get(task.pair.golden.key)) for task in tasks]
-        run = {(rank, entry.step) for rank, entry in candidate_bundle.steps()}
-        sides = Sides(golden_bundle, candidate_bundle, baseline_bundle, repeat_bundle, verify, keep_going, golden_repeat)
+                judge = replace(judge, bundle=None, unfit=str(error))
+        again = [[] if run is None else _records(run, keep_going, damage) for run in (repeat_bundle, golden_repeat)]
+        tasks = _with_second_runs(tasks, candidate=again[0], golden=again[1])
+        sides = Sides(golden_bundle, candidate_bundle, judge.bundle, repeat_bundle, verify, keep_going, golden_repeat)
         outcomes = sides.outcomes(tasks, workers, progress or _silent)
-        if not free:
-            outcomes = [_not_run(pair, run) or found for pair, found in zip(chosen, outcomes, strict=True)]
+        if fed:
+            run = {(rank, entry.step) for rank, entry in candidate_bundle.steps()}
+            outcomes = [_not_run(pair, run) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
         rows = with_options(rows) + _never_called(golden_bundle, candidate_bundle, selection)
+        alone, compared = _without_baseline(rows, found)
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records, models[0])
         findings += _on_maps(renamings, proposed, auto, models)
-        findings += [Finding("baseline", f"golden's own baseline does not judge: {unfit}")] if unfit else []
-        findings += preflight_baseline(golden_bundle, candidate_bundle, baseline_bundle, renamings, refused)
-        alone, compared = _without_baseline(rows, None if baseline_bundle is None else found)
-        if alone:
-            what = f"{len(alone)} of {compared} compared rows (such as {alone[0].place})"
-            findings.append(Finding("baseline", f"the baseline has no record of {what}, which are judged without it"))
-        comparison = Comparison(
+        findings += [Finding("baseline", f"golden's own baseline does not judge: {judge.unfit}")] if judge.unfit else []
+        findings += preflight_baseline(golden_bundle, candidate_bundle, judge.bundle, renamings, judge.refused)
+        findings += _on_rows_alone(alone, compared)
+        culprits = find_culprits(rows, fed, judge.bundle is not None)
+        return Result(
             golden=_side(golden_bundle),
             candidate=_side(candidate_bundle),
             rows=rows,
             preflight=sorted(findings, key=lambda finding: not finding.serious),
-            tolerances=rules,
-            left_out=sum((pair.golden is not None) + (pair.candidate is not None) for pair in pairs)
-            - sum((pair.golden is not None) + (pair.candidate is not None) for pair in chosen),
+            tolerances=tolerances,
+            left_out=_count(pairs) - _count(chosen),
             damage=list(dict.fromkeys(damage)),  # a step that cannot be opened is said once, not for each of its records
-            baseline=None if baseline_bundle is None else _side(baseline_bundle),
+            baseline=None if judge.bundle is None else _side(judge.bundle),
+            culprits=described(culprits, golden_bundle, candidate_bundle, renamings),
             without_baseline=len(alone),
-            refused=refused,
+            refused=judge.refused,
             unseen=other_optimizer(golden_bundle.manifest, candidate_bundle.manifest),
             maps=[renaming.text for renaming in renamings],
             proposed_maps=[] if auto else proposed,
         )
-        culprits = described(find_culprits(comparison), golden_bundle, candidate_bundle, renamings)
-        return replace(comparison, culprits=culprits)
 
 
 #: Where the second run of a capture with ``--repeat 2`` is, inside the first one's directory.
 REPEAT = "repeat1"
+
+
+def _second_run(stack: contextlib.ExitStack, first: Path) -> Bundle | None:
+    return stack.enter_context(open_bundle(first / REPEAT)) if (first / REPEAT / "manifest.json").is_file() else None
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """The baseline: ``bundle`` if it may judge; else, if it was refused or did not fit, why not."""
+
+    bundle: Bundle | None = None
+    refused: RefusedBaseline | None = None
+    unfit: str = ""
+
+
+def _baseline(stack: contextlib.ExitStack, golden: Bundle, candidate: Bundle, given: Path | None) -> _Judge:
+    """The baseline that was given, or else the one that golden brings along, if there is one of the candidate's precision."""
+    try:
+        path = own_baseline(golden, candidate) if given is None else given
+        if path is None:
+            return _Judge()
+        bundle = stack.enter_context(open_bundle(path))
+        check_baseline(golden, candidate, bundle)
+    except (BundleError, UsageError) as error:
+        if given is not None:
+            raise
+        return _Judge(unfit=str(error))  # nobody asked for it
+    why = other_code(golden.manifest, bundle.manifest)
+    if why:  # it may have the very fault that is looked for
+        return _Judge(refused=RefusedBaseline(bundle.path, why, baseline_command(golden, candidate)))
+    return _Judge(bundle)
+
+
+def _judged(
+    tasks: list[Task],
+    pairs: list[Pair],
+    records: tuple[list[Record], list[Record], list[Record]],
+    baseline: Bundle,
+    model: Model,
+    renamings: list[Renaming],
+    fed: bool,
+) -> tuple[list[Task], dict[Key, Record]]:
+    """The tasks with the baseline's records, and those records by golden's keys.
+
+    Args:
+        records: of golden, the candidate and the baseline.
+        model: what golden's manifest says of its model.
+
+    Raises:
+        UsageError: if the baseline is of another dtype than the candidate.
+    """
+    golden, candidate, own = records
+    if not fed:
+        own = numbered_as(golden, own, renamings)
+    narrowed = (baseline.manifest.capture.get("fallback") or {}).get("modules") or ()
+    found = partners(golden, own, renamings, signatures_of(model, baseline.manifest.model), narrowed)
+    check_dtypes(pairs, found, baseline.path)
+    tasks = [with_baseline(task, found) for task in tasks]
+    calls = Calls.of(golden, candidate, own, renamings)
+    tasks = [replace(task, chosen=calls.chosen(task.pair) or task.chosen) for task in tasks]
+    odd = given_otherwise(golden, found) if fed else set()
+    return [replace(task, chosen="") if judged_by_limits(task.pair, odd) else task for task in tasks], found
+
+
+def _with_second_runs(tasks: list[Task], candidate: list[Record], golden: list[Record]) -> list[Task]:
+    """The tasks with the records of each side's second run."""
+    theirs, ours = ({record.key: record for record in run} for run in (candidate, golden))
+    return [
+        replace(
+            task,
+            repeat=task.pair.candidate and theirs.get(task.pair.candidate.key),
+            golden_repeat=task.pair.golden and ours.get(task.pair.golden.key),
+        )
+        for task in tasks
+    ]
+
+
+def _count(pairs: list[Pair]) -> int:
+    return sum((pair.golden is not None) + (pair.candidate is not None) for pair in pairs)
+
+
+def _on_rows_alone(alone: list[Row], compared: int) -> list[Finding]:
+    if not alone:
+        return []
+    what = f"{len(alone)} of {compared} compared rows (such as {alone[0].place})"
+    return [Finding("baseline", f"the baseline has no record of {what}, which are judged without it")]
 
 
 def _side(bundle: Bundle) -> Side:

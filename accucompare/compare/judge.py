@@ -10,8 +10,8 @@ from accucompare.bundle.records import Layout, Record
 from accucompare.compare.baseline import FEW, Expected, differing, excess, floor, is_half, limit
 from accucompare.compare.bounds import can_bound
 from accucompare.compare.choices import most_changed
-from accucompare.compare.comparison import Reason, Status, Verdict
 from accucompare.compare.measure import Metrics
+from accucompare.compare.rows import Reason, Status, Verdict
 from accucompare.compare.tolerance import EXACT, SMALLEST_COSINE, Tolerance
 from accucompare.numbers.dtypes import DTYPES, Kind
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, same_line
-from accucompare.compare.comparison import BEGINS_HERE, Difference, Option, Reason, Row, Status, Verdict
+from accucompare.compare.rows import BEGINS_HERE, Difference, Option, Reason, Row, Status, Verdict
 
 #: An operator of a module call: (rank, step, name, call index, operator, number).
 Operator = tuple[int, int, str, int, str, int]

@@ -15,12 +15,12 @@ from accucompare.compare.align import Pair
 from accucompare.compare.baseline import Expected, why_not
 from accucompare.compare.bounds import judge_bounds, lower_bounds
 from accucompare.compare.choices import chosen_shape
-from accucompare.compare.comparison import Option, Reason, Status, Verdict
 from accucompare.compare.judge import judge, judge_without_data, settle_noise, settle_unsteady
 from accucompare.compare.masks import may_hold_masks, may_say_the_same
 from accucompare.compare.measure import Metrics, measure, measure_identical, measure_masks
 from accucompare.compare.norms import Run
 from accucompare.compare.operator_rows import is_operator, is_option, options_differ, without_partner
+from accucompare.compare.rows import Option, Reason, Status, Verdict
 from accucompare.compare.tolerance import EXACT, Tolerance
 from accucompare.errors import BundleError
 from accucompare.numbers.dtypes import DTYPES

@@ -9,8 +9,8 @@ from typing import Any
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle
 from accucompare.compare.align import Renaming, counterparts, rename_parameter
-from accucompare.compare.comparison import Finding, RefusedBaseline
 from accucompare.compare.provenance import other_code, other_configuration, place
+from accucompare.compare.rows import Finding, RefusedBaseline
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
 from accucompare.numbers.digests import same_fingerprint
 

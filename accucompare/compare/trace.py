@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Layout, Record, Role
-from accucompare.compare.comparison import BEGINS_HERE, NOT_ALL_FED, UNMATCHED, Reason, Status, Verdict
 from accucompare.compare.operator_rows import Operator, OperatorOrigins, is_operator, not_fed_operators
+from accucompare.compare.rows import BEGINS_HERE, NOT_ALL_FED, UNMATCHED, Reason, Status, Verdict
 
 #: Fed: a later error in a call's own code is one of its own if it is so many times as far over its limit as the earlier ones.
 MUCH_FURTHER = 8.0

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from accucompare.bundle.records import Layout, Record, Role
-from accucompare.compare.comparison import Reason, Row, Status
 from accucompare.compare.operator_rows import is_operator
+from accucompare.compare.rows import Reason, Row, Status
 from accucompare.compare.trace import Call
 
 #: How tensors are held that are listed without data. A meta tensor has no values to be wrong.

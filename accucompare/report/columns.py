@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from accucompare.bundle.records import Record, display_name
 from accucompare.compare.baseline import limit
-from accucompare.compare.comparison import Comparison, Row
+from accucompare.compare.result import Result
+from accucompare.compare.rows import Row
 
 if TYPE_CHECKING:
     import pandas
@@ -212,7 +213,7 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 
-def to_dataframe(comparison: Comparison) -> pandas.DataFrame:
+def to_dataframe(comparison: Result) -> pandas.DataFrame:
     """One line per row of the comparison, in its order, under the titles of ``COLUMNS``: always all of them.
 
     Floats stay floats, NaN and infinities included (so what was not measured is NaN too); counts are ``UInt64`` with ``NA``

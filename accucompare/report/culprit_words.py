@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from accucompare.compare.baseline import differing
-from accucompare.compare.comparison import Answer, Comparison, Culprit, Row
-from accucompare.compare.culprits import is_choice, trust
+from accucompare.compare.culprits import is_choice
+from accucompare.compare.result import Answer, Result
+from accucompare.compare.rows import Culprit, Row
 from accucompare.numbers.dtypes import DTYPES
 
 #: What a culprit is, and what the two measures of its error say, as the heading of the culprits has it.
@@ -16,7 +17,7 @@ _OPTIONS_SHOWN = 5  # of what is configured otherwise
 _OVER_LIMIT = "x limit: the error as a multiple of its limit"
 
 
-def verdict(comparison: Comparison) -> str:
+def verdict(comparison: Result) -> str:
     """The verdict in one word: IDENTICAL, PASS, FAIL or TROUBLE."""
     if comparison.trouble:
         return "TROUBLE"
@@ -25,17 +26,17 @@ def verdict(comparison: Comparison) -> str:
     return "IDENTICAL" if comparison.answer is Answer.IDENTICAL else "PASS"
 
 
-def agreement(comparison: Comparison) -> str:
+def agreement(comparison: Result) -> str:
     """How far the rows agree of a comparison that passes."""
     return "bit for bit identical" if comparison.answer is Answer.IDENTICAL else "within tolerance"
 
 
-def judged(comparison: Comparison) -> bool:
+def judged(comparison: Result) -> bool:
     """Whether there is something to tell rounding from a bug by, so that its conclusion says more than its verdict."""
     return comparison.fed or comparison.baseline is not None
 
 
-def tolerance(comparison: Comparison) -> str:
+def tolerance(comparison: Result) -> str:
     """What judged: what the user gave, then the baseline, then the table by dtype."""
     limits = comparison.tolerances
     if comparison.baseline is None or limits.otherwise.given:
@@ -44,19 +45,19 @@ def tolerance(comparison: Comparison) -> str:
     return f"{given + ', then ' if given else ''}the baseline; where it has no such record, {default}"
 
 
-def note(comparison: Comparison) -> str:
+def note(comparison: Result) -> str:
     """How to read the list of culprits, and how far to trust it."""
     parts = [_CULPRIT, *([] if comparison.baseline is None else [_EXCESS]), _OVER_LIMIT]
     if any(culprit.site == "glue" for culprit in comparison.culprits):
         parts.append("glue: code of a module's own, between its children")
     if comparison.fed:
         parts.append("every call was given golden's values, so each error is its own")
-    if caution := trust(comparison):
+    if caution := comparison.trust:
         parts.append(f"not certain: {caution}")
     return "; ".join(parts)
 
 
-def identical_until(comparison: Comparison) -> str:
+def identical_until(comparison: Result) -> str:
     """``bit for bit identical until encoder.1.norm output: relative L2 4.50e-06``; ``""`` where there is no such row."""
     row = comparison.identical_until
     return "" if row is None else f"bit for bit identical until {comparison.place(row)}: {_difference(row)}"
@@ -73,7 +74,7 @@ def _difference(row: Row) -> str:
     return f"relative L2 {'at least ' if row.by_statistics else ''}{metrics.rel_l2:.2e}"
 
 
-def place(comparison: Comparison, culprit: Culprit) -> str:
+def place(comparison: Result, culprit: Culprit) -> str:
     """Where a culprit is, with step and rank where there are several: ``encoder.0 (glue, before fc1) (step 2)``."""
     return culprit.place + comparison.place(culprit.row).removeprefix(culprit.row.place)
 

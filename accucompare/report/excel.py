@@ -10,7 +10,7 @@ from pathlib import Path
 from openpyxl import Workbook
 from openpyxl.xml import LXML
 
-from accucompare.compare.comparison import Comparison
+from accucompare.compare.result import Result
 from accucompare.errors import ReportError
 from accucompare.files import is_stream, written_whole
 from accucompare.report.excel_divergence import add_divergence
@@ -26,7 +26,7 @@ if LXML:  # openpyxl writes with lxml where that is installed, which then raises
     WRITE_ERRORS = (LxmlError,)
 
 
-def write_excel(comparison: Comparison, path: Path) -> Path:
+def write_excel(comparison: Result, path: Path) -> Path:
     """Write the Excel report.
 
     Args:
@@ -60,7 +60,7 @@ def new_workbook(title: str) -> Iterator[Workbook]:
         raise
 
 
-def _write(comparison: Comparison, path: Path) -> None:
+def _write(comparison: Result, path: Path) -> None:
     saved = BytesIO()  # without the rows of long sheets, so small
     with new_workbook(f"{comparison.golden.path.name} and {comparison.candidate.path.name} compared") as workbook:
         add_summary(workbook, comparison)

@@ -17,7 +17,8 @@ from openpyxl.worksheet.hyperlink import Hyperlink
 from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.bundle.records import Role
-from accucompare.compare.comparison import Comparison, Reason, Row, Status
+from accucompare.compare.result import Result
+from accucompare.compare.rows import Reason, Row, Status
 from accucompare.report.columns import Value, layer
 from accucompare.report.excel_layers import location
 from accucompare.report.excel_rows import number_or_text
@@ -107,7 +108,7 @@ def axis(shown: Sequence[Point]) -> tuple[float, float]:
     return 10.0 ** max(low - 1, -300), 10.0 ** min(high + 1, 300)
 
 
-def add_divergence(workbook: Workbook, comparison: Comparison) -> None:
+def add_divergence(workbook: Workbook, comparison: Result) -> None:
     """Add the sheet."""
     found = points(comparison.rows, glue=comparison.fed)  # which shows nowhere else: what comes after was given golden's values
     shown = thinned(found, MAX_POINTS)

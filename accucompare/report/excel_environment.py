@@ -9,7 +9,7 @@ from openpyxl import Workbook
 from openpyxl.utils import get_column_letter
 
 from accucompare.bundle.manifest import Manifest
-from accucompare.compare.comparison import Comparison
+from accucompare.compare.result import Result
 from accucompare.report.excel_styles import CELL_WRAPPED, DIFFERENT, HEADER, MUTED_TEXT, SECTION, add_sheet, styled
 
 TITLE = "Environment"
@@ -129,7 +129,7 @@ def _number(value: Sequence[Any] | dict[str, Any], noun: str) -> str:
     return f"{len(value):,} {noun if len(value) == 1 else plural}"
 
 
-def add_environment(workbook: Workbook, comparison: Comparison) -> None:
+def add_environment(workbook: Workbook, comparison: Result) -> None:
     """Add the sheet."""
     sides = [comparison.golden, comparison.candidate, *([comparison.baseline] if comparison.baseline else [])]
     titles = ("entry", "golden", "candidate", "baseline")[: 1 + len(sides)]

@@ -10,7 +10,8 @@ from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.properties import Outline
 from openpyxl.worksheet.worksheet import Worksheet
 
-from accucompare.compare.comparison import Comparison, Reason, Row
+from accucompare.compare.result import Result
+from accucompare.compare.rows import Reason, Row
 from accucompare.report.columns import COLUMNS, TEXT, Column, layer
 from accucompare.report.excel_rows import LongSheet, depth
 from accucompare.report.excel_styles import GROUPS, MUTED_TEXT, Look, add_sheet, place, row_rules, scale_rules, styled
@@ -39,7 +40,7 @@ def add_layers(workbook: Workbook, rows: Sequence[Row]) -> list[LongSheet]:
     return _add_pages(workbook, LAYERS, COLUMNS, rows, range(1, len(rows) + 1), colored=True)
 
 
-def add_unmatched(workbook: Workbook, comparison: Comparison) -> list[LongSheet]:
+def add_unmatched(workbook: Workbook, comparison: Result) -> list[LongSheet]:
     """Add *Unmatched*, split likewise."""
     by_title = {column.title: column for column in COLUMNS}
     columns = [by_title[title] for title in _UNMATCHED_TITLES]

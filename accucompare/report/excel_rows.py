@@ -15,7 +15,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.worksheet import Worksheet
 
-from accucompare.compare.comparison import Row
+from accucompare.compare.rows import Row
 from accucompare.report.columns import Column, Value
 from accucompare.text import printable
 

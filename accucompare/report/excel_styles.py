@@ -19,7 +19,7 @@ from openpyxl.worksheet.page import PageMargins
 from openpyxl.worksheet.properties import PageSetupProperties
 from openpyxl.worksheet.worksheet import Worksheet
 
-from accucompare.compare.comparison import Reason, Status
+from accucompare.compare.rows import Reason, Status
 from accucompare.report.columns import COUNT, EXCESS, SCIENTIFIC, Value
 from accucompare.report.excel_rows import number_or_text
 

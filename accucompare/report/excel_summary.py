@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from openpyxl import Workbook
 
-from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Reason, Row, Status
+from accucompare.compare.result import Result
+from accucompare.compare.rows import BY_STATISTICS, MEANING, Reason, Row, Status
 from accucompare.compare.suggest import float_dtype
 from accucompare.report import culprit_words as culprits
 from accucompare.report.columns import Value, layer
@@ -88,7 +89,7 @@ class Line(NamedTuple):
 _BLANK = Line([])
 
 
-def add_summary(workbook: Workbook, comparison: Comparison) -> None:
+def add_summary(workbook: Workbook, comparison: Result) -> None:
     """Add the sheet."""
     sheet = add_sheet(workbook, TITLE, _WIDTHS if comparison.baseline is None else _WIDTHS_OF_THREE)
     sheet.sheet_properties.tabColor = GREEN if comparison.passed else RED
@@ -112,7 +113,7 @@ def _filled(line: Line) -> list[Item]:
     return [*line.items[:after], *between, *line.items[after:]]
 
 
-def _lines(comparison: Comparison) -> Iterator[Line]:
+def _lines(comparison: Result) -> Iterator[Line]:
     worst = _furthest(comparison)
     until = comparison.identical_until
     linked = {id(row) for row in (comparison.first_divergence, until, *worst, *(culprit.row for culprit in comparison.culprits))}
@@ -141,7 +142,7 @@ def _lines(comparison: Comparison) -> Iterator[Line]:
     yield from _captures(comparison)
 
 
-def meaning(comparison: Comparison) -> str:
+def meaning(comparison: Result) -> str:
     """The verdict in one or two sentences."""
     counts = comparison.counts_by_status()
     passed, failed, total = counts[Status.PASS], counts[Status.FAIL], len(comparison.rows)
@@ -178,7 +179,7 @@ def _section(title: str) -> Iterator[Line]:
     yield Line([Item(title, SECTION)], height=24)
 
 
-def _expectation(comparison: Comparison) -> Iterator[Line]:
+def _expectation(comparison: Result) -> Iterator[Line]:
     """What tells rounding from a bug: the baseline, and that the candidate was fed."""
     if comparison.baseline is not None:
         manifest = comparison.baseline.manifest
@@ -192,7 +193,7 @@ def _expectation(comparison: Comparison) -> Iterator[Line]:
         yield Line([Item("fed", MUTED_TEXT), Item(f"every call was given golden's values{but}, so each error is its own", BOLD)], spread=1)
 
 
-def _culprits(comparison: Comparison, numbers: dict[int, int]) -> Iterator[Line]:
+def _culprits(comparison: Result, numbers: dict[int, int]) -> Iterator[Line]:
     if not comparison.culprits:
         return
     yield from _section("Culprits")
@@ -228,7 +229,7 @@ def _described(title: str, texts: Sequence[str], look: Look) -> Iterator[Line]:
         yield Line([Item(title, MUTED_TEXT._replace(align="right", vertical="top")), Item(told, look)], spread=1, height=_height(told, 140))
 
 
-def _first_divergence(comparison: Comparison, numbers: dict[int, int]) -> Iterator[Line]:
+def _first_divergence(comparison: Result, numbers: dict[int, int]) -> Iterator[Line]:
     first = comparison.first_divergence
     if first is None:
         return
@@ -258,7 +259,7 @@ def _kind(row: Row) -> str:
     return f"{record.type}, {record.role.value}{path}{call}{step}{rank}"
 
 
-def _preflight(comparison: Comparison) -> Iterator[Line]:
+def _preflight(comparison: Result) -> Iterator[Line]:
     yield from _section("Before any layer")
     if not comparison.preflight:
         yield Line([Item("Nothing found that sets the two captures apart.", MUTED_TEXT)], spread=0)
@@ -278,7 +279,7 @@ def _height(message: str, characters: int) -> float:
     return 15 * min(1 + len(message) // characters, 8)
 
 
-def _counts(comparison: Comparison) -> Iterator[Line]:
+def _counts(comparison: Result) -> Iterator[Line]:
     counts = comparison.counts()
     yield from _section("Rows by reason")
     yield Line([Item("reason", HEADER), Item("rows", HEADER_RIGHT), Item("meaning", HEADER._replace(indent=1))], spread=2)
@@ -305,7 +306,7 @@ def _counts(comparison: Comparison) -> Iterator[Line]:
         yield Line([Item("left out", CELL), Item(comparison.left_out, COUNT_CELL), Item(note, CELL._replace(indent=1))], spread=2)
 
 
-def _furthest(comparison: Comparison) -> list[Row]:
+def _furthest(comparison: Result) -> list[Row]:
     """The rows with the largest relative L2 errors; those without any difference left out."""
 
     def error(row: Row) -> float:
@@ -336,7 +337,7 @@ def _worst(rows: Sequence[Row], numbers: dict[int, int]) -> Iterator[Line]:
         )
 
 
-def _damage(comparison: Comparison) -> Iterator[Line]:
+def _damage(comparison: Result) -> Iterator[Line]:
     if not comparison.damage:
         return
     yield from _section("Records that could not be read")
@@ -345,7 +346,7 @@ def _damage(comparison: Comparison) -> Iterator[Line]:
     yield from _rest(len(comparison.damage))
 
 
-def _captures(comparison: Comparison) -> Iterator[Line]:
+def _captures(comparison: Result) -> Iterator[Line]:
     third = comparison.baseline
     found = entries(comparison.golden.manifest, comparison.candidate.manifest, None if third is None else third.manifest)
     shown = important(found)

@@ -11,14 +11,15 @@ from typing import Any
 import msgspec
 
 from accucompare.bundle.records import Record
-from accucompare.compare.comparison import Comparison, Culprit, Row
 from accucompare.compare.measure import Metrics
+from accucompare.compare.result import Result
+from accucompare.compare.rows import Culprit, Row
 from accucompare.files import written_whole
 from accucompare.report.columns import excess_limit
 from accucompare.report.culprit_words import place, verdict
 
 
-def write_json(comparison: Comparison, path: Path) -> Path:
+def write_json(comparison: Result, path: Path) -> Path:
     """Write verdict, findings, counts and every row; NaN and infinities as the strings ``"nan"``, ``"inf"``, ``"-inf"``.
 
     Raises:
@@ -56,7 +57,7 @@ def write_json(comparison: Comparison, path: Path) -> Path:
     return written_whole(path, lambda temporary: temporary.write_bytes(encoded))
 
 
-def _culprit(comparison: Comparison, culprit: Culprit, number: int) -> dict[str, Any]:
+def _culprit(comparison: Result, culprit: Culprit, number: int) -> dict[str, Any]:
     """A culprit; ``row`` is the number (from 1) of the row that shows it."""
     found = {name: getattr(culprit, name) for name in ("name", "call", "site", "before", "reason", "excess", "over_limit")}
     more = {name: getattr(culprit, name) for name in ("jump", "seen", "words", "hints")}

@@ -17,7 +17,8 @@ from rich.text import Text
 from accucompare.bundle.reader import Bundle, Index, StoredTensor, open_bundle
 from accucompare.bundle.records import Record, display_name
 from accucompare.bundle.verification import Verified
-from accucompare.compare.comparison import BY_STATISTICS, MEANING, Comparison, Culprit, Reason, Row, Status
+from accucompare.compare.result import Result
+from accucompare.compare.rows import BY_STATISTICS, MEANING, Culprit, Reason, Row, Status
 from accucompare.errors import RecordError, UsageError
 from accucompare.files import written_whole
 from accucompare.numbers.dtypes import DTYPES, Array, DType, widen
@@ -86,7 +87,7 @@ def print_capture(path: Path) -> None:
             console.print(_text(f"note: {note}"), soft_wrap=True)
 
 
-def print_comparison(comparison: Comparison, report: Path, quiet: bool) -> None:
+def print_comparison(comparison: Result, report: Path, quiet: bool) -> None:
     """Print the verdict, how far all is identical, what pre-flight found, the culprits, the first divergence, the worst rows, counts."""
     console = _console()
     console.print(_verdict_line(comparison), soft_wrap=True)
@@ -110,7 +111,7 @@ def print_comparison(comparison: Comparison, report: Path, quiet: bool) -> None:
     console.print(_text(f"report: {report}"), soft_wrap=True)
 
 
-def _verdict_line(comparison: Comparison) -> Text:
+def _verdict_line(comparison: Result) -> Text:
     sides = f"{comparison.candidate.path} against {comparison.golden.path}"
     if comparison.trouble:
         return Text.assemble(("TROUBLE", "bold red"), _text(f"  {sides}: {comparison.trouble}"))
@@ -129,7 +130,7 @@ def _verdict_line(comparison: Comparison) -> Text:
     return Text.assemble(("FAIL", "bold red"), _text(f"  {sides}: {conclusion}{failed} of {len(comparison.rows)} rows fail{where}"))
 
 
-def _print_preflight(console: Console, comparison: Comparison) -> None:
+def _print_preflight(console: Console, comparison: Result) -> None:
     if comparison.preflight:
         console.print()
         console.print(Text("Pre-flight", "bold"))
@@ -138,7 +139,7 @@ def _print_preflight(console: Console, comparison: Comparison) -> None:
         console.print(line, soft_wrap=True)  # a command in it can be copied whole
 
 
-def _print_culprits(console: Console, comparison: Comparison) -> None:
+def _print_culprits(console: Console, comparison: Result) -> None:
     """The first few, each with the shape of its error and what that may come from."""
     found = comparison.culprits
     if not found:
@@ -155,7 +156,7 @@ def _print_culprits(console: Console, comparison: Comparison) -> None:
         console.print(f"… and {len(found) - _CULPRITS_SHOWN} more in the report")
 
 
-def _culprit(comparison: Comparison, place: int, culprit: Culprit, by_baseline: bool) -> Line:
+def _culprit(comparison: Result, place: int, culprit: Culprit, by_baseline: bool) -> Line:
     numbers = [_short(culprits.excess(culprit))] if by_baseline else []
     numbers += [_short(culprits.over_limit(culprit)), _scientific(culprits.error(culprit))]
     below = [_text(culprits.kind(culprit))]
@@ -165,7 +166,7 @@ def _culprit(comparison: Comparison, place: int, culprit: Culprit, by_baseline: 
     return Line([Text(str(place)), _text(culprits.place(comparison, culprit), "bold red"), *map(Text, numbers)], below)
 
 
-def _print_divergence(console: Console, comparison: Comparison, row: Row) -> None:
+def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
     console.print()
     console.print(Text("First divergence", "bold"))
     record = row.record
@@ -192,7 +193,7 @@ def _print_divergence(console: Console, comparison: Comparison, row: Row) -> Non
         console.print(_text(f"  limit: {verdict.tolerance} ({verdict.rule}){needed}"))
 
 
-def _print_worst(console: Console, comparison: Comparison) -> None:
+def _print_worst(console: Console, comparison: Result) -> None:
     """The rows furthest over their limit; where none fails, those that use more than half of it, if there are such."""
     rows = [row for row in comparison.worst(_WORST_SHOWN) if row.status is Status.FAIL]
     failing = bool(rows)
@@ -216,7 +217,7 @@ def _print_worst(console: Console, comparison: Comparison) -> None:
     print_table(console, headings, lines, "Worst rows" if failing else "Closest to the limit, and within it")
 
 
-def _print_unmatched(console: Console, comparison: Comparison) -> None:
+def _print_unmatched(console: Console, comparison: Result) -> None:
     unmatched = comparison.unmatched()
     if not unmatched:
         return
@@ -230,7 +231,7 @@ def _print_unmatched(console: Console, comparison: Comparison) -> None:
         console.print("--map OLD=NEW compares a layer with one of another name")
 
 
-def _counts(comparison: Comparison) -> str:
+def _counts(comparison: Result) -> str:
     counts = comparison.counts()
     parts = ", ".join(f"{counts[reason]} {reason.value}" for reason in Reason if counts[reason]) or "nothing to compare"
     left_out = f"; {comparison.left_out} records left out by --only and --skip" if comparison.left_out else ""

@@ -20,7 +20,7 @@ from accucompare.bundle.archive import ArchiveWriter
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Record
 from accucompare.bundle.writer import BundleWriter, RecordFile, forget_previous, prepare_directory
-from accucompare.compare.comparison import Reason
+from accucompare.compare.rows import Reason
 from accucompare.errors import CaptureError
 from accucompare.numbers.digests import digest
 from tests.compare.builder import item, write

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import accucompare as ac
-from accucompare.compare.comparison import UNMATCHED, Answer, Status
+from accucompare.compare.result import Answer
+from accucompare.compare.rows import UNMATCHED, Status
 
 transformers = pytest.importorskip("transformers")
 SMALL = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accucompare as ac
+from accucompare.api import Comparison
 from accucompare.compare import outcomes
 from accucompare.compare.baseline import Expected, excess, floor, limit, ratio_limit
-from accucompare.compare.comparison import Comparison, Reason, Row, Status
 from accucompare.compare.measure import Metrics
+from accucompare.compare.rows import Reason, Row, Status
 from accucompare.errors import UsageError
 from tests.compare.builder import Item, item, set_fields, write
 

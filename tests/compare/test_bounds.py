@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from accucompare.bundle.records import Record
 from accucompare.compare.bounds import can_bound, judge_bounds, lower_bounds
-from accucompare.compare.comparison import Reason, Status, Verdict
 from accucompare.compare.judge import judge
 from accucompare.compare.measure import Metrics
+from accucompare.compare.rows import Reason, Status, Verdict
 from accucompare.compare.tolerance import EXACT, Tolerance
 from accucompare.numbers import kernel
 from accucompare.numbers.digests import digest

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.compare.comparison import Answer, Reason
+from accucompare.compare.result import Answer
+from accucompare.compare.rows import Reason
 from tests.compare.builder import Item, item, write
 
 BF16 = torch.bfloat16

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.compare.comparison import Comparison
+from accucompare.api import Comparison
 from accucompare.compare.tolerance import Tolerances
 from tests.compare.builder import Item, item, write
 

@@ -17,7 +17,7 @@ import accucompare as ac
 from accucompare.bundle.archive import Archive
 from accucompare.bundle.reader import open_bundle
 from accucompare.compare import outcomes
-from accucompare.compare.comparison import Reason, Status
+from accucompare.compare.rows import Reason, Status
 from accucompare.compare.unseen import unseen
 from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.numbers import sums

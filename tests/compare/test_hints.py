@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.compare.comparison import Culprit
 from accucompare.compare.patterns import HINTS, describe_error
+from accucompare.compare.rows import Culprit
 
 
 def culprit(tmp_path: Path, golden: nn.Module, candidate: nn.Module, x: torch.Tensor) -> Culprit:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import accucompare as ac
 from accucompare.bundle.records import Role
-from accucompare.compare.comparison import MEANING, STATUS_OF, Reason, Row, Status, Verdict
 from accucompare.compare.judge import judge, judge_without_data
 from accucompare.compare.measure import measure
+from accucompare.compare.rows import MEANING, STATUS_OF, Reason, Row, Status, Verdict
 from accucompare.compare.tolerance import EXACT, Tolerance
 from accucompare.compare.trace import Origins
 from accucompare.numbers.dtypes import DTYPES

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accucompare as ac
-from accucompare.compare.comparison import Reason, Row
 from accucompare.compare.measure import Metrics
+from accucompare.compare.rows import Reason, Row
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import DTYPES, DType, round_to
 from tests.compare.builder import compare, item, write

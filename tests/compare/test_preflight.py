@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.compare.comparison import Finding
+from accucompare.compare.rows import Finding
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES, round_to
 from tests.compare.builder import item, write

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 import accucompare as ac
+from accucompare.api import Comparison
 from accucompare.bundle.records import Role
-from accucompare.compare.comparison import Comparison, Reason, Row
+from accucompare.compare.rows import Reason, Row
 from accucompare.devices import DeviceName
 from accucompare.recorder.capture_case import capture_case
 from tests.conftest import ROOT, run_cli

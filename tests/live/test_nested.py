@@ -13,7 +13,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.records import Layout
-from accucompare.compare.comparison import Reason
+from accucompare.compare.rows import Reason
 from tests.recorded import Glue, Opened, Record
 
 LAYOUTS = pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=["strided", "jagged"])

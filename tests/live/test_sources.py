@@ -20,8 +20,8 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import open_bundle
-from accucompare.compare.comparison import Option
 from accucompare.compare.provenance import other_code
+from accucompare.compare.rows import Option
 from accucompare.live.sources import FunctionsRun, configuration, digests_of
 from accucompare.report.terminal import print_comparison
 

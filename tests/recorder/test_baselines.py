@@ -14,7 +14,7 @@ import accucompare as ac
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.records import Record
 from accucompare.compare.brought import parse_precisions
-from accucompare.compare.comparison import Reason
+from accucompare.compare.rows import Reason
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, UsageError
 from accucompare.recorder.baselines import capture_baselines

@@ -19,9 +19,10 @@ from torch.nn import functional
 from torch.utils import _python_dispatch as dispatching
 
 import accucompare as ac
+from accucompare.api import Comparison
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Record
-from accucompare.compare.comparison import Comparison, Difference, Option
+from accucompare.compare.rows import Difference, Option
 from accucompare.errors import UsageError
 from accucompare.recorder import operators as capture_operators
 from accucompare.recorder.operators import source_line

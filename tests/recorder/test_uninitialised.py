@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from accucompare.compare.comparison import Reason
+from accucompare.compare.rows import Reason
 from accucompare.devices import DeviceName
 from accucompare.locate import locate
 

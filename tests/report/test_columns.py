@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 
 import accucompare as ac
+from accucompare.api import Comparison
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Layout, Record, Role
-from accucompare.compare.comparison import Comparison, Reason, Row, Side, Verdict
 from accucompare.compare.measure import Metrics
+from accucompare.compare.result import Side
+from accucompare.compare.rows import Reason, Row, Verdict
 from accucompare.numbers.statistics import Statistics
 from accucompare.report.columns import COLUMNS, to_dataframe
 from tests.compare.builder import item, write

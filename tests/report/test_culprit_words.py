@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 import accucompare as ac
+from accucompare.api import Comparison
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Role
 from accucompare.compare.baseline import limit
-from accucompare.compare.comparison import Comparison, Culprit, Reason, Row, Side, Verdict
+from accucompare.compare.result import Side
+from accucompare.compare.rows import Culprit, Reason, Row, Verdict
 from accucompare.report.columns import COLUMNS, to_dataframe
 from accucompare.report.terminal import print_comparison
 from tests.compare.builder import item, write

@@ -21,10 +21,12 @@ import pytest
 from openpyxl import Workbook, load_workbook
 from openpyxl.utils.indexed_list import IndexedList
 
+from accucompare.api import Comparison
 from accucompare.bundle.manifest import Manifest, StepEntry
 from accucompare.bundle.records import Layout, Record, Role
-from accucompare.compare.comparison import MEANING, Comparison, Finding, Reason, Row, Side, Verdict
 from accucompare.compare.measure import Metrics
+from accucompare.compare.result import Side
+from accucompare.compare.rows import MEANING, Finding, Reason, Row, Verdict
 from accucompare.errors import ReportError
 from accucompare.numbers.statistics import Statistics
 from accucompare.report import excel_divergence, excel_layers

@@ -1,0 +1,119 @@
+"""What users call to compare: ``diff``, and the verbs of its result. Nothing here needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accucompare.compare.diff import compare
+from accucompare.compare.outcomes import Progress
+from accucompare.compare.renames import read_maps
+from accucompare.compare.result import Result
+from accucompare.compare.tolerance import Tolerance, read_rules
+from accucompare.errors import UsageError
+from accucompare.selection import Selection
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Comparison(Result):
+    """Two bundles compared. Made by ``accucompare.diff``."""
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One line per row, with the columns of the report's sheet *Layers*."""
+        from accucompare.report.columns import to_dataframe
+
+        return to_dataframe(self)
+
+    def to_excel(self, path: str | Path) -> Path:
+        """Write the Excel report and return its path.
+
+        Raises:
+            ReportError: if it cannot be written.
+        """
+        from accucompare.report.excel import write_excel
+
+        return write_excel(self, Path(path))
+
+    def to_json(self, path: str | Path) -> Path:
+        """Write everything as JSON and return its path.
+
+        Raises:
+            ReportError: if it cannot be written.
+        """
+        from accucompare.report.json import write_json
+
+        return write_json(self, Path(path))
+
+
+def diff(
+    golden: str | Path,
+    candidate: str | Path,
+    *,
+    baseline: str | Path | None = None,
+    atol: float | None = None,
+    rtol: float | None = None,
+    rel_l2: float | None = None,
+    cosine: float | None = None,
+    tolerances: str | Path | None = None,
+    map: str | Iterable[str] = (),
+    only: str | Iterable[str] = (),
+    skip: str | Iterable[str] = (),
+    verify: bool = False,
+    keep_going: bool = False,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare two bundles.
+
+    Args:
+        golden: the trusted bundle's directory; if it was captured with ``--repeat 2``, values in which its two runs differ are told.
+        candidate: the directory of the bundle under test; if it was captured with ``--repeat 2``, its second run shows its noise.
+        baseline: the directory of a bundle in the candidate's precision from a device that is trusted, captured as the candidate was
+            (fed or not) with golden's code: errors are then judged by how many times as large they are as the baseline's. Without it,
+            a fed candidate is judged by the baseline that golden brings along (``capture --with-baseline``), if there is one of its
+            precision. One that did not run golden's code is refused as a judge (``Comparison.refused``).
+        atol, rtol: largest elementwise difference, |candidate - golden| <= atol + rtol * |golden|; one given alone takes the
+            other as 0.
+        rel_l2: largest relative L2 error.
+        cosine: smallest cosine similarity. Of several limits, all must be kept; with none, the baseline judges, or a table by dtype.
+        tolerances: a TOML file of limits by layer; the first rule that applies wins, the limits above judge the rest.
+        map: ``OLD=NEW`` renamings of golden's layers, see ``accucompare.compare.align.Renaming``. ``"auto"`` takes those that would
+            otherwise be proposed, by the weights' fingerprints, shapes, classes and order.
+        only, skip: globs of the layers to compare and to leave out (golden's names).
+        verify: read and verify tensors with equal digests too, instead of taking them for equal; what is read is always verified.
+        keep_going: list records that cannot be read in ``Comparison.damage`` instead of raising at the first.
+        workers: threads that read and measure, by default as many as there are processors; they change no result.
+        progress: called now and then.
+
+    Raises:
+        BundleError: if a bundle is missing, damaged, or of a newer format.
+        UsageError: if a limit, a renaming or the tolerance file makes no sense, or the bundles do not belong together: fed with another
+            golden, or a baseline of another dtype, incomplete, or not fed as the candidate was.
+
+    Example:
+        >>> comparison = diff("golden", "npu", atol=1e-3)               # doctest: +SKIP
+        >>> comparison.passed, comparison.first_divergence.place        # doctest: +SKIP
+        (False, 'encoder.layers.3.fc1 output')
+    """
+    if workers is not None and workers < 1:
+        raise UsageError(f"workers must be at least 1, but is {workers}")
+    renamings, auto = read_maps(map)
+    result = compare(
+        Path(golden),
+        Path(candidate),
+        None if baseline is None else Path(baseline),
+        limits=Tolerance(atol, rtol, rel_l2, cosine, source="given for all layers"),
+        rules=read_rules(tolerances) if tolerances is not None else (),
+        renamings=renamings,
+        auto=auto,
+        selection=Selection.of(only, skip),
+        verify=verify,
+        keep_going=keep_going,
+        workers=workers,
+        progress=progress,
+    )
+    return Comparison(**{field.name: getattr(result, field.name) for field in fields(result)})
