@@ -171,6 +171,15 @@ class Manifest:
         _expect(self.model.get("signatures", {}), dict, "signatures")
         _expect_all(self.model.get("signatures", {}).values(), list, "signatures")
         _expect_all((name for names in self.model.get("signatures", {}).values() for name in names), str, "signatures")
+        for place, table, kind in (  # which older captures did not note
+            ("sources", self.model.get("sources"), str),
+            ("configuration", self.model.get("configuration"), dict),
+            ("classes", self.model.get("classes"), list),
+            ("versions", self.environment.get("versions"), (str, type(None))),
+        ):
+            _expect({} if table is None else table, dict, place)
+            _expect_all({} if table is None else table.values(), kind, place)
+        _expect(self.model.get("class_sources") or [], list, "class_sources")
         _expect(self.environment.get("flags", {}), dict, "flags")
         feed = self.capture.get("feed")
         if feed is not None:
@@ -213,6 +222,6 @@ def _expect(value: Any, kind: type | tuple[type, ...], name: str) -> None:
         raise TypeError(f"{name} is {repr(value)[:80]}")
 
 
-def _expect_all(values: Iterable[Any], kind: type, name: str) -> None:
+def _expect_all(values: Iterable[Any], kind: type | tuple[type, ...], name: str) -> None:
     for value in values:
         _expect(value, kind, name)
