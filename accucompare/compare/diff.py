@@ -153,6 +153,7 @@ def diff(
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
         rows = with_options(rows) + _never_called(golden_bundle, candidate_bundle, selection)
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records, models[0])
+        findings += _unused_rules(given, candidate_records)
         findings += _on_maps(renamings, proposed, auto, models)
         findings += [Finding("baseline", f"golden's own baseline does not judge: {unfit}")] if unfit else []
         findings += preflight_baseline(golden_bundle, candidate_bundle, baseline_bundle, renamings, refused)
@@ -260,6 +261,15 @@ def _unused_options(renamings: list[Renaming], selection: Selection, records: li
         if not any(Selection((glob,)).allows(name) for name in names):
             findings.append(Finding("only", f"--only {glob} matches none of golden's layers", serious=False))
     return findings
+
+
+def _unused_rules(rules: Iterable[Rule], records: list[Record]) -> list[Finding]:
+    """Rules of a tolerance file that the user believes in force, but that judge nothing."""
+    return [
+        Finding("tolerances", f"{rule.tolerance.source}, applies to none of the candidate's records, so its limit judges nothing")
+        for rule in rules
+        if not any(rule.applies_to(record) for record in records)
+    ]
 
 
 def _rows(pairs: list[Pair], outcomes: list[Outcome], damage: list[str], origins: Origins | Fed) -> list[Row]:

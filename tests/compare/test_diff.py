@@ -171,6 +171,15 @@ def test_options_that_match_nothing_are_reported(tmp_path: Path) -> None:
     ]
 
 
+def test_a_tolerance_rule_that_judges_nothing_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text('[[rule]]\nlayer = "a"\nrel_l2 = 1.0\n[[rule]]\nlayer = "b*"\nrel_l2 = 1e-9\n')
+    comparison = compare(tmp_path, chain("a"), chain("a"), tolerances=path)
+    assert [(finding.topic, finding.message, finding.serious) for finding in comparison.preflight] == [
+        ("tolerances", f"{path}, rule 2, applies to none of the candidate's records, so its limit judges nothing", True)
+    ]
+
+
 def test_a_bad_option_is_refused_before_any_bundle_is_read(tmp_path: Path) -> None:
     for options in ({"map": "abc"}, {"atol": -1}, {"cosine": 1e-3}, {"tolerances": tmp_path / "none.toml"}):
         with pytest.raises(UsageError):
