@@ -183,6 +183,7 @@ class Manifest:
             _expect({} if table is None else table, dict, place)
             _expect_all({} if table is None else table.values(), kind, place)
         _expect(self.model.get("class_sources") or [], list, "class_sources")
+        _expect_all(self.capture.get("replaced") or (), str, "replaced")
         _expect(self.environment.get("flags", {}), dict, "flags")
         feed = self.capture.get("feed")
         if feed is not None:

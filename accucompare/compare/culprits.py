@@ -320,6 +320,11 @@ def _not_looked_at(comparison: Comparison) -> Iterator[str]:
     sides = comparison.golden.manifest, comparison.candidate.manifest
     if any(manifest.capture.get("loss") for manifest in sides):
         yield "forward only: the case has a loss, of which no gradient was compared"
+    if replaced := comparison.candidate.manifest.capture.get("replaced") or []:
+        more = ", …" if len(replaced) > 1 else ""
+        yield f"{len(replaced)} of the case's own weights were not golden's, and were replaced by them ({replaced[0]}{more})"
+    if configured := [finding.message for finding in comparison.preflight if finding.topic == "configuration"]:
+        yield f"configured otherwise: {configured[0]}" + (f", and {len(configured) - 1} more" if len(configured) > 1 else "")
     counts = [len(manifest.steps) for manifest in sides]
     if counts[0] != counts[1]:
         yield f"{min(counts)} of {max(counts)} steps"

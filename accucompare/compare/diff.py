@@ -260,6 +260,9 @@ def _unused_options(renamings: list[Renaming], selection: Selection, records: li
     for glob in selection.only:
         if not any(Selection((glob,)).allows(name) for name in names):
             findings.append(Finding("only", f"--only {glob} matches none of golden's layers", serious=False))
+    for glob in selection.skip:
+        if all(Selection((), (glob,)).allows(name) for name in names):
+            findings.append(Finding("skip", f"--skip {glob} matches none of golden's layers", serious=False))
     return findings
 
 

@@ -164,10 +164,11 @@ def test_a_map_pairs_renamed_layers(tmp_path: Path) -> None:
 
 
 def test_options_that_match_nothing_are_reported(tmp_path: Path) -> None:
-    comparison = compare(tmp_path, chain("a"), chain("a"), map=["b.*=c.*"], only=["a", "x*"])
+    comparison = compare(tmp_path, chain("a"), chain("a"), map=["b.*=c.*"], only=["a", "x*"], skip="y*")
     assert [(finding.topic, finding.message, finding.serious) for finding in comparison.preflight] == [
         ("map", "--map b.*=c.* matches none of golden's layers", False),
         ("only", "--only x* matches none of golden's layers", False),
+        ("skip", "--skip y* matches none of golden's layers", False),
     ]
 
 
