@@ -484,7 +484,7 @@ class Comparison:
         """How much could not be compared where an error could begin, and where first; ``""`` if nothing that hides one."""
         from accucompare.compare.unseen import unseen
 
-        found = unseen(self.rows)
+        found = unseen(self.rows, self.fed)
         if found is None:
             return ""
         where = f"{self.place(found.first)} ({found.first.verdict.detail})"

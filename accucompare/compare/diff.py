@@ -11,6 +11,7 @@ from accucompare.bundle.dtypes import DTYPES
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Key, Record, Role
 from accucompare.bundle.selection import Selection
+from accucompare.compare import unsteady
 from accucompare.compare.align import Pair, Renaming, align, unused
 from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
 from accucompare.compare.brought import own_baseline
@@ -144,6 +145,7 @@ def diff(
             tasks = [task if task.pair.candidate is None else replace(task, repeat=again.get(task.pair.candidate.key)) for task in tasks]
         if golden_repeat is not None:
             again = {record.key: record for record in _records(golden_repeat, keep_going, damage)}
+            again = again if free else unsteady.begins(golden_records, again)
             tasks = [task if task.pair.golden is None else replace(task, golden_repeat=again.get(task.pair.golden.key)) for task in tasks]
         run = {(rank, entry.step) for rank, entry in candidate_bundle.steps()}
         sides = Sides(golden_bundle, candidate_bundle, baseline_bundle, repeat_bundle, verify, keep_going, golden_repeat)
