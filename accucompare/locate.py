@@ -93,6 +93,10 @@ def locate(
         _check(Path(golden), folder)
     else:
         announce(f"golden: {trusted.case or 'the case'} on the CPU, in float32")
+        if device.type == "cpu" and dtype in (None, "float32") and golden_case is None and golden_python is None:
+            announce(
+                "the candidate is the same case on the same device: that shows whether it repeats itself; --golden compares with another"
+            )
         golden = trusted.capture(
             trusted.case,
             folder / "golden",

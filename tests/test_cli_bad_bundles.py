@@ -121,6 +121,12 @@ def test_a_bundle_that_is_missing_is_named(here: Path) -> None:
     assert refused(here) == "candidate: not a bundle (there is no such directory)\n"
 
 
+def test_a_directory_that_is_no_bundle_is_called_so_though_the_report_would_lie_in_it(here: Path) -> None:
+    (here / "reports").mkdir(exist_ok=True)
+    done = run(here, "diff", "golden", "reports")
+    assert (done.returncode, done.stderr) == (2, "accucompare: reports: not a bundle (it has no manifest.json)\n")
+
+
 def test_an_empty_directory_is_no_bundle(here: Path) -> None:
     shutil.rmtree(here / "candidate")
     (here / "candidate").mkdir()

@@ -46,6 +46,20 @@ def test_a_glob_that_matches_nothing_is_an_error(command: Command, bundle: Path)
 
 
 @pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        (["--step", "5"], "holds no record of step 5"),
+        (["--step", "0", "--rank", "3"], "holds no record of step 0, rank 3"),
+        (["encoder.*", "--step", "5"], "holds no record of step 5 of a layer that matches 'encoder.*'"),
+    ],
+)
+def test_a_step_or_rank_that_is_not_there_is_an_error(command: Command, bundle: Path, arguments: list[str], asked: str) -> None:
+    done = command("show", bundle, *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"accucompare: {bundle}: {asked}; `accucompare show {bundle}` lists them\n"
+
+
+@pytest.mark.parametrize(
     ("name", "meant"),
     [("encoder.layer.0.fc1", "encoder.layers.0.fc1"), ("encoder.norms", "encoder.norm"), ("layers.1.fc1", "encoder.layers.1.fc1")],
 )

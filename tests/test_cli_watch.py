@@ -112,7 +112,7 @@ def test_a_training_that_stays_finite(folder: Path) -> None:
     done = run_cli("watch", "fixtures/gpt2.py:training", "--steps", "3", "--out", "gpt2", cwd=folder, OMP_NUM_THREADS="1")
     assert (done.returncode, done.stdout) == (
         0,
-        "FINITE  gpt2: everything was finite in 3 steps that were watched\nmore: accucompare overflow gpt2\n",
+        "FINITE  gpt2: everything was finite in 3 watched steps\nmore: accucompare overflow gpt2\n",
     )
     events = log(folder, "gpt2")
     assert (steps(events), reason(events)) == ([0, 1, 2], "finished")
@@ -273,7 +273,7 @@ def test_a_second_run_is_added_to_the_log_and_told(served: Served) -> None:
         assert served("watch", f"case.py:{case}", "--out", "twice", "-q").returncode == code
     assert len(read_log(served.folder / "twice" / "rank0.jsonl")) == 2
     done = served("overflow", "twice", "-q")
-    assert (done.returncode, done.stdout) == (0, "FINITE  twice: everything was finite in 3 steps that were watched\n")
+    assert (done.returncode, done.stdout) == (0, "FINITE  twice: everything was finite in 3 watched steps\n")
 
 
 def test_quiet_is_one_line(served: Served) -> None:

@@ -120,7 +120,10 @@ class Manifest:
         try:
             content = _content(path)
         except (FileNotFoundError, NotADirectoryError):
-            what = f"not a bundle (it has no {path.name})" if path.parent.is_dir() else "not a bundle (there is no such directory)"
+            if path.parent.is_dir():
+                what = f"not a bundle (it has no {path.name})"
+            else:
+                what = f"not a bundle ({'a file; a bundle is a directory' if path.parent.exists() else 'there is no such directory'})"
             if holds_bundle(path.parent / PREVIOUS):
                 what += f"; the one that was to be overwritten is in {path.parent / PREVIOUS}, and the next capture puts it back"
             raise BundleError(f"{path.parent}: {what}") from None
@@ -180,6 +183,7 @@ class Manifest:
             _expect({} if table is None else table, dict, place)
             _expect_all({} if table is None else table.values(), kind, place)
         _expect(self.model.get("class_sources") or [], list, "class_sources")
+        _expect_all(self.capture.get("replaced") or (), str, "replaced")
         _expect(self.environment.get("flags", {}), dict, "flags")
         feed = self.capture.get("feed")
         if feed is not None:

@@ -220,7 +220,7 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
 
     report = report or Path("reports") / f"{shared.stem(golden)}-vs-{shared.stem(candidate)}.xlsx"
     shared.refuse_other_than_xlsx(report)
-    shared.refuse_places({"--report": report, "--json": json_path}, (golden, candidate))
+    shared.refuse_places({"--report": report, "--json": json_path})
     with progress_bar("comparing", "bytes", quiet) as progress:
         comparison = compare(golden, candidate, progress=progress, **options)
     return _conclude(comparison, report, json_path, quiet)
@@ -332,7 +332,7 @@ def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, 
     from accucompare.bundle.reader import open_bundle
     from accucompare.report.terminal import print_records, print_tensor, reader_may_leave
 
-    shared.refuse_places({"--save": save}, (bundle,))
+    shared.refuse_places({"--save": save})
     with open_bundle(bundle) as opened, reader_may_leave():
         if name is None or (set(name) & set("*?[") and all(record.name != name for record in opened.records())):
             if save is not None or slices is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Key, Record, Role
+from accucompare.compare import unsteady
 from accucompare.compare.align import Pair, Renaming, align, unused
 from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
 from accucompare.compare.brought import own_baseline
@@ -80,8 +81,11 @@ def compare(
                 if baseline is not None:
                     raise
                 judge = replace(judge, bundle=None, unfit=str(error))
-        again = [[] if run is None else _records(run, keep_going, damage) for run in (repeat_bundle, golden_repeat)]
-        tasks = _with_second_runs(tasks, candidate=again[0], golden=again[1])
+        again, golden_again = (
+            {} if run is None else {record.key: record for record in _records(run, keep_going, damage)}
+            for run in (repeat_bundle, golden_repeat)
+        )
+        tasks = _with_second_runs(tasks, again, unsteady.begins(golden_records, golden_again) if fed else golden_again)
         sides = Sides(golden_bundle, candidate_bundle, judge.bundle, repeat_bundle, verify, keep_going, golden_repeat)
         outcomes = sides.outcomes(tasks, workers, progress or _silent)
         if fed:
@@ -91,6 +95,7 @@ def compare(
         rows = with_options(rows) + _never_called(golden_bundle, candidate_bundle, selection)
         alone, compared = _without_baseline(rows, found)
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records, models[0])
+        findings += _unused_rules(rules, candidate_records)
         findings += _on_maps(renamings, proposed, auto, models)
         findings += [Finding("baseline", f"golden's own baseline does not judge: {judge.unfit}")] if judge.unfit else []
         findings += preflight_baseline(golden_bundle, candidate_bundle, judge.bundle, renamings, judge.refused)
@@ -180,9 +185,8 @@ def _judged(
     return [replace(task, chosen="") if judged_by_limits(task.pair, odd) else task for task in tasks], found
 
 
-def _with_second_runs(tasks: list[Task], candidate: list[Record], golden: list[Record]) -> list[Task]:
-    """The tasks with the records of each side's second run."""
-    theirs, ours = ({record.key: record for record in run} for run in (candidate, golden))
+def _with_second_runs(tasks: list[Task], theirs: Mapping[Key, Record], ours: Mapping[Key, Record]) -> list[Task]:
+    """The tasks with the records of the candidate's and of golden's second run."""
     return [
         replace(
             task,
@@ -279,7 +283,19 @@ def _unused_options(renamings: list[Renaming], selection: Selection, records: li
     for glob in selection.only:
         if not any(Selection((glob,)).allows(name) for name in names):
             findings.append(Finding("only", f"--only {glob} matches none of golden's layers", serious=False))
+    for glob in selection.skip:
+        if all(Selection((), (glob,)).allows(name) for name in names):
+            findings.append(Finding("skip", f"--skip {glob} matches none of golden's layers", serious=False))
     return findings
+
+
+def _unused_rules(rules: Iterable[Rule], records: list[Record]) -> list[Finding]:
+    """Rules of a tolerance file that the user believes in force, but that judge nothing."""
+    return [
+        Finding("tolerances", f"{rule.tolerance.source}, applies to none of the candidate's records, so its limit judges nothing")
+        for rule in rules
+        if not any(rule.applies_to(record) for record in records)
+    ]
 
 
 def _rows(pairs: list[Pair], outcomes: list[Outcome], damage: list[str], origins: Origins | Fed) -> list[Row]:

@@ -261,7 +261,7 @@ def _low_rank(pair: Pair) -> Found:
     if min(diff.shape) < 8 or not total:
         return []
     left = max(0.0, 1 - float(np.linalg.norm(diff, 2)) ** 2 / total)
-    one = Description("low rank", "every row has the same error but for a factor", left, sum(diff.shape), carriers_of(diff))
+    one = Description("low rank", "every row of the tensor has the same error but for a factor", left, sum(diff.shape), carriers_of(diff))
     return [(one.words, one.hint)] if one.certain() else []
 
 

@@ -163,7 +163,7 @@ class Result:
     @property
     def unseen_words(self) -> str:
         """How much could not be compared where an error could begin, and where first; ``""`` if nothing that hides one."""
-        found = unseen(self.rows)
+        found = unseen(self.rows, self.fed)
         if found is None:
             return ""
         where = f"{self.place(found.first)} ({found.first.verdict.detail})"
@@ -255,6 +255,11 @@ def _not_looked_at(result: Result) -> Iterator[str]:
     sides = result.golden.manifest, result.candidate.manifest
     if any(manifest.capture.get("loss") for manifest in sides):
         yield "forward only: the case has a loss, of which no gradient was compared"
+    if replaced := result.candidate.manifest.capture.get("replaced") or []:
+        more = ", …" if len(replaced) > 1 else ""
+        yield f"{len(replaced)} of the case's own weights were not golden's, and were replaced by them ({replaced[0]}{more})"
+    if configured := [finding.message for finding in result.preflight if finding.topic == "configuration"]:
+        yield f"configured otherwise: {configured[0]}" + (f", and {len(configured) - 1} more" if len(configured) > 1 else "")
     counts = [len(manifest.steps) for manifest in sides]
     if counts[0] != counts[1]:
         yield f"{min(counts)} of {max(counts)} steps"

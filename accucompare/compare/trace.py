@@ -178,7 +178,7 @@ class Fed:
             verdict = replace(verdict, reason=reason)
         elif verdict.reason is Reason.NON_FINITE and not given:
             verdict = _noted(verdict, BEGINS_HERE)
-        wrong = verdict.status is Status.FAIL or verdict.chosen
+        wrong = verdict.status is Status.FAIL or verdict.chosen or verdict.reason is Reason.NOT_DETERMINISTIC
         if wrong and (*call, record.role.value, record.path) in self.not_fed:
             whose = call if record.role is Role.INPUT else parent  # whose own code goes on with it
             if whose is not None:

@@ -26,7 +26,7 @@ FAINT = 0.05  # of golden's RMS: a channel with less counts as this large, or it
 TURNS = 4  # of fitting rows' factors and channels' biases in turn: after 2, what is left of a wrong eps changes no more
 FITTED = 1 << 22  # elements, the most that rows' factors are fitted to
 NEARLY_ZERO = "nearly zero"  # of which there is no hint: much makes values small
-ROW = "each row"  # along the last dimension: a token, where this holds channels
+ROW = "each row of the tensor"  # along the last dimension: a token, where this holds channels
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ compared ones. What is handed *to* a call shows in what the call gives.
 
 **Many.** Where more than half of the tensors could not be compared, whatever they are, too little was.
 
-**Unless it is proven.** Where a call gives bit for bit what golden gives, nothing inside it can have gone wrong.
+**Unless it is proven.** Where a call gives bit for bit what golden gives, nothing inside it can have gone wrong; fed, only if all that
+was compared inside it is golden's, too: what is off there was replaced by golden's and went no further.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class Unseen:
     count: int
 
 
-def unseen(rows: Sequence[Row]) -> Unseen | None:
-    """What may hide an error; ``None`` if nothing does."""
+def unseen(rows: Sequence[Row], fed: bool) -> Unseen | None:
+    """What may hide an error; ``None`` if nothing does. ``fed``: whether the candidate was."""
     suspects = [row for row in rows if _holds_values(row)]
     if not suspects:
         return None
-    proven = _Proven(rows)
+    proven = _Proven(rows, fed)
     suspects = [row for row in suspects if not proven(row)]
     compared = sum(row.status is Status.PASS for row in rows)
     on_the_way = _on_the_way(suspects, rows)
@@ -94,7 +95,8 @@ def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
 class _Proven:
     """Whether the call that a row is of, or one around it, gives nothing but what golden gives, bit for bit."""
 
-    def __init__(self, rows: Iterable[Row]) -> None:
+    def __init__(self, rows: Iterable[Row], fed: bool) -> None:
+        others: set[Call] = set()  # that made something else, which was not passed on
         self.parents: dict[Call, Call | None] = {}
         self.same: dict[Call, bool] = {}
         for row in rows:
@@ -105,6 +107,13 @@ class _Proven:
             self.parents[call] = None if record.parent is None else (record.rank, record.step, *record.parent)
             if record.role is Role.OUTPUT and record.layout is not Layout.OPAQUE:
                 self.same[call] = self.same.get(call, True) and row.reason is Reason.IDENTICAL
+            if fed and row.reason not in (Reason.IDENTICAL, Reason.NOT_COMPARABLE) and not is_operator(record):
+                others.add(call)
+        for call in others:
+            above = self.parents.get(call)
+            while above is not None:
+                self.same[above] = False
+                above = self.parents.get(above)
 
     def __call__(self, row: Row) -> bool:
         call: Call | None = _call(row.record)  # whose own output that was not compared makes it unproven

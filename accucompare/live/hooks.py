@@ -122,8 +122,8 @@ class Listener(Generic[C]):
         return self._raised.get(thread, call.name if call else None)
 
     def not_called(self) -> list[str]:
-        """Registered modules that no forward has called."""
-        return [name for name in self._modules.named if name not in self.called]
+        """Registered modules that no forward has called; without those that none can call and that hold nothing (a ``ModuleList``)."""
+        return [name for name, module in self._modules.named.items() if name not in self.called and not _only_holds_modules(module)]
 
     def running(self) -> C | None:
         """The innermost call on this thread."""
@@ -221,6 +221,12 @@ class Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (_nothing,)
+
+
+def _only_holds_modules(module: nn.Module) -> bool:
+    """Whether a module has no forward and no tensors of its own, as a ``ModuleList``: that it is never called tells nothing."""
+    callable_ = "forward" in vars(module) or type(module).forward is not nn.Module.forward
+    return not callable_ and not (*module.parameters(recurse=False), *module.buffers(recurse=False))
 
 
 def listens(module: nn.Module, kind: type[Listener[Any]]) -> bool:

@@ -267,6 +267,8 @@ def _nested_misfit(record: Record, tensor: torch.Tensor) -> str | None:
         return f"it is nested, and golden has no nested tensor of it ({record.layout.value})"
     if record.components != nested.shapes_of(tensor):
         return "the tensors nested in it have other shapes than golden's"
+    if tensor.requires_grad and tensor.layout is torch.strided:  # no function of ours may stand for one in autograd's graph
+        return "it is nested, not jagged, and autograd follows it"
     return None
 
 

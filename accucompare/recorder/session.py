@@ -246,9 +246,14 @@ def capture(
         stack.enter_context(numerics.in_force())
         renamings, told = maps_in_force(maps, like, feed, modules) if maps else ([], [])
         sentences += told
+        replaced: list[str] = []
         if like is not None:
             with open_bundle(like) as source:
-                sentences += restore_weights(source, modules, renamings)
+                told, replaced = restore_weights(source, modules, renamings)
+                sentences += [
+                    *told,
+                    *([f"--like: {len(replaced)} of the model's weights held other values before: {_some(replaced)}"] if replaced else []),
+                ]
                 options = source.manifest.capture
                 _set_mode(model, modules, source.manifest.model, renamings)
                 seed = options.get("seed") if seed is None else seed
@@ -289,6 +294,7 @@ def capture(
                 "only": list(selection.only),
                 "skip": list(selection.skip),
                 "like": like and str(like),
+                "replaced": replaced,
                 "map": [renaming.text for renaming in renamings],
                 "inputs": None,
                 "feed": feeding and {"golden": str(feed), "identity": golden.identity(), "not_fed": feeding.not_fed},
@@ -420,3 +426,7 @@ def rank_and_ranks() -> tuple[int, int]:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f", and {len(names) - 3} more" if len(names) > 3 else "")

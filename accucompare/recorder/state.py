@@ -42,7 +42,7 @@ def state_records(modules: Modules, steps: list[Arguments] | None) -> tuple[list
     return records, structure
 
 
-def restore_weights(bundle: Bundle, modules: Modules, renamings: Sequence[Renaming] = ()) -> list[str]:
+def restore_weights(bundle: Bundle, modules: Modules, renamings: Sequence[Renaming] = ()) -> tuple[list[str], list[str]]:
     """Copy a bundle's saved parameters and buffers into a model, casting to the model's dtypes.
 
     Buffers that the model computes itself (``persistent=False``) stay its own: they are part of what is under test.
@@ -53,7 +53,7 @@ def restore_weights(bundle: Bundle, modules: Modules, renamings: Sequence[Renami
         renamings: of the bundle's layers; what is renamed to a name that the model has goes there.
 
     Returns:
-        Notes: buffers that only one of the two has.
+        Notes: buffers that only one of the two has. And the names of the parameters and buffers that held other values before.
 
     Raises:
         CaptureError: if a parameter is missing on either side or has another shape.
@@ -79,13 +79,27 @@ def restore_weights(bundle: Bundle, modules: Modules, renamings: Sequence[Renami
     for record, target in pairs:  # all of them before any is copied: a model that does not fit stays as it is
         if tuple(target.shape) != record.shape:
             raise CaptureError(f"--like: {record.name!r} is {list(target.shape)} in the model but {list(record.shape)} in {bundle.path}")
+    replaced = []
     with torch.no_grad():
         for record, target in pairs:
+            before = _bytes(target)
             target.copy_(from_bits(bundle.raw(record), record.dtype))
-    return [
+            after = _bytes(target)
+            if before is not None and after is not None and not torch.equal(before, after):
+                replaced.append(record.name)
+    notes = [
         f"buffer {name!r} is only in {'the saved state' if (role, name) in saved else 'the model'}"
         for role, name in sorted(saved.keys() ^ targets.keys())
     ]
+    return notes, replaced
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A copy of a tensor's bytes on the host; ``None`` of one whose class keeps them elsewhere, such as a DTensor."""
+    plain = tensor.detach()
+    if type(plain) is not torch.Tensor or plain.layout is not torch.strided or plain.is_quantized or plain.is_meta:
+        return None
+    return plain.to("cpu", copy=True).contiguous().reshape(-1).view(torch.uint8)
 
 
 def _under_names_of(

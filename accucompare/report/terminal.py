@@ -264,7 +264,7 @@ def print_records(bundle: Bundle, step: int | None, rank: int | None, glob: str 
         glob: list the layers that match only; ``None`` for all.
 
     Raises:
-        UsageError: if none matches.
+        UsageError: if none matches, or no record is of that step or rank.
     """
     console = _console()
     several = len(bundle.steps()) > 1
@@ -285,7 +285,11 @@ def print_records(bundle: Bundle, step: int | None, rank: int | None, glob: str 
         else:
             cells += [_short(found.min), _short(found.max), _short(found.mean), _short(found.l2), f"{found.nan}/{found.inf}"]
         lines.append(Line([_text(cell) for cell in cells]))
-    if glob is not None and not lines:
+    asked = ", ".join(f"{what} {value}" for what, value in (("step", step), ("rank", rank)) if value is not None)
+    if not lines and asked:
+        of = f" of a layer that matches {glob!r}" if glob is not None else ""
+        raise UsageError(f"{bundle.path}: holds no record of {asked}{of}; `accucompare show {bundle.path}` lists them")
+    if not lines and glob is not None:
         raise UsageError(f"{bundle.path}: no layer matches {glob!r}; `accucompare show {bundle.path}` lists them")
     if not bundle.complete:
         console.print(_text(f"{bundle.path} is incomplete", "yellow"))

@@ -143,8 +143,8 @@ def verdict_line(ranks: Ranks, alone: bool = True) -> Text:
         return Text.assemble(("NOT FINITE", "bold red"), f"  {path}: {flag}")
     warned = sum(len(run.warnings) for run in ranks.ranks)
     but = f"; {warned:,} {'warning' if warned == 1 else 'warnings'}" if warned else ""
-    steps = f"{ranks.watched:,} {'step' if ranks.watched == 1 else 'steps'}"
-    return Text.assemble(("FINITE", "bold green"), f"  {path}: everything was finite in {steps} that were watched{but}")
+    steps = f"{ranks.watched:,} watched {'step' if ranks.watched == 1 else 'steps'}"
+    return Text.assemble(("FINITE", "bold green"), f"  {path}: everything was finite in {steps}{but}")
 
 
 def _unexplained(step: Step) -> str:

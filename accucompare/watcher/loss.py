@@ -73,9 +73,20 @@ def nodes_outside(roots: Iterable[Any], is_inside: Callable[[int], bool]) -> lis
 
 
 def entered(roots: Iterable[Any], outside: Iterable[Any], is_inside: Callable[[int], bool]) -> set[int]:
-    """The numbers of the model's nodes that a backward comes to from outside of it: at its roots, and behind the nodes outside."""
+    """The numbers of the model's nodes that a backward comes to from outside of it: at its roots, and behind the nodes outside.
+
+    Args:
+        roots, is_inside: as for ``nodes_outside``.
+        outside: what that returned.
+
+    Returns:
+        None, if it is not known: a root is outside, and the nodes from there on are not.
+    """
     nodes = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
-    nodes += [following for node in outside for following, _ in node.next_functions]
+    known = list(outside)
+    if not known and any(node is not None and node.name() != _ACCUMULATES and not is_inside(node._sequence_nr()) for node in nodes):
+        return set()
+    nodes += [following for node in known for following, _ in node.next_functions]
     numbers = {node._sequence_nr() for node in nodes if node is not None and node.name() != _ACCUMULATES}
     return {number for number in numbers if is_inside(number)}
 

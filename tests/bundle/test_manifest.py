@@ -62,7 +62,7 @@ def test_a_directory_that_is_not_there_is_no_bundle(tmp_path: Path) -> None:
 
 def test_a_file_is_no_bundle(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(BundleError, match=r"file: not a bundle \(there is no such directory\)"):
+    with pytest.raises(BundleError, match=r"file: not a bundle \(a file; a bundle is a directory\)"):
         ac.open_bundle(tmp_path / "file")
 
 

@@ -354,6 +354,12 @@ def test_an_all_clear_says_that_no_gradient_was_looked_at(tmp_path: Path) -> Non
         assert ac.diff(*sides).conclusion == conclusion
 
 
+def test_an_all_clear_says_what_is_configured_otherwise(compared: Callable[..., Comparison]) -> None:
+    sides = ({"configuration": {"a.fc": {"approximate": way}}} for way in ("none", "tanh"))
+    comparison = compared({}, golden_model=next(sides), model=next(sides))
+    assert comparison.conclusion == "rounding; configured otherwise: a.fc.approximate: golden 'none', candidate 'tanh'"
+
+
 def test_an_all_clear_says_how_many_steps_it_saw(tmp_path: Path) -> None:
     golden = write(tmp_path / "golden", net({}, 0.0), steps=3)
     candidate = write(tmp_path / "candidate", net({}, 0.0))

@@ -80,7 +80,7 @@ def test_every_record_is_in_exactly_one_row_and_counts_add_up(
     assert comparison.left_out == len(golden) + len(candidate) - len(chosen[0]) - len(chosen[1])
     assert sum(comparison.counts().values()) == sum(comparison.counts_by_status().values()) == len(comparison.rows)
     passing = any(row.status is Status.PASS for row in comparison.rows) and all(row.status is not Status.FAIL for row in comparison.rows)
-    assert comparison.passed == (passing and unseen(comparison.rows) is None)
+    assert comparison.passed == (passing and unseen(comparison.rows, comparison.fed) is None)
 
 
 def test_missing_and_extra_records_fail_and_do_not_diverge(tmp_path: Path) -> None:
@@ -164,10 +164,20 @@ def test_a_map_pairs_renamed_layers(tmp_path: Path) -> None:
 
 
 def test_options_that_match_nothing_are_reported(tmp_path: Path) -> None:
-    comparison = compare(tmp_path, chain("a"), chain("a"), map=["b.*=c.*"], only=["a", "x*"])
+    comparison = compare(tmp_path, chain("a"), chain("a"), map=["b.*=c.*"], only=["a", "x*"], skip="y*")
     assert [(finding.topic, finding.message, finding.serious) for finding in comparison.preflight] == [
         ("map", "--map b.*=c.* matches none of golden's layers", False),
         ("only", "--only x* matches none of golden's layers", False),
+        ("skip", "--skip y* matches none of golden's layers", False),
+    ]
+
+
+def test_a_tolerance_rule_that_judges_nothing_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text('[[rule]]\nlayer = "a"\nrel_l2 = 1.0\n[[rule]]\nlayer = "b*"\nrel_l2 = 1e-9\n')
+    comparison = compare(tmp_path, chain("a"), chain("a"), tolerances=path)
+    assert [(finding.topic, finding.message, finding.serious) for finding in comparison.preflight] == [
+        ("tolerances", f"{path}, rule 2, applies to none of the candidate's records, so its limit judges nothing", True)
     ]
 
 

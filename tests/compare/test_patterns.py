@@ -102,14 +102,14 @@ PLANTED: dict[str, tuple[Fault, list[str], str]] = {
     "scale near 1": (lambda golden, _: golden * 1.001, [r"^the candidate is about (1.001|1.00099) × golden$"], "scale near 1"),
     "scale of each row": (
         lambda golden, random: golden * (1 + 0.01 * random.normal(size=(*golden.shape[:-1], 1))),
-        [r"^each row is scaled by a factor of its own, 0.9(8|9) to 1.0\d$"],
+        [r"^each row of the tensor is scaled by a factor of its own, 0.9(8|9) to 1.0\d$"],
         "scale by group",
     ),
     "scale of each row about a bias": (
         lambda golden, random: (
             golden - random.uniform(0.01, 0.04, size=(*golden.shape[:-1], 1)) * (golden - random.normal(size=golden.shape[-1]) / 2)
         ),
-        [r"^each row is scaled by a factor of its own, 0.96 to 0.99$"],
+        [r"^each row of the tensor is scaled by a factor of its own, 0.96 to 0.99$"],
         "eps",
     ),
     "scale of each channel": (
@@ -136,7 +136,7 @@ PLANTED: dict[str, tuple[Fault, list[str], str]] = {
     ),
     "one column of a weight": (
         lambda golden, random: golden + 0.1 * random.normal(size=(*golden.shape[:-1], 1)) * random.normal(size=golden.shape[-1]),
-        ["^every row has the same error but for a factor$"],
+        ["^every row of the tensor has the same error but for a factor$"],
         "low rank",
     ),
     "one element": (changed(lambda candidate: candidate.reshape(-1).__setitem__(77, 9.0)), [r"in one element, at \(.*\d\)$"], ""),
@@ -242,7 +242,7 @@ def test_a_wrong_eps_of_minilm_s_layer_norms_is_named_through_bfloat16(
         shown = describe_error(golden, candidate, dtype="bfloat16")
         assert shown.hints == (HINTS["eps"],)
         (words,) = shown.words
-        assert words.startswith("each row is scaled by a factor of its own, ")
+        assert words.startswith("each row of the tensor is scaled by a factor of its own, ")
         assert [float(factor) for factor in re.findall(r"[\d.]+", words)] == pytest.approx([low, high], abs=5e-3)
         named += 1
     assert named >= 5

@@ -101,3 +101,19 @@ def test_bundles_of_statistics_pass_as_far_as_these_tell(tmp_path: Path) -> None
         values = [item(name, (X * (1 + by)).astype(np.float32)) for name in "abc"]
         sides.append(write(tmp_path / side, values, capture={"mode": "stats"}))
     assert ac.diff(*sides).answer is Answer.ROUNDING
+
+
+@pytest.mark.parametrize(("by", "fed", "passed"), [(1e-6, False, True), (1e-6, True, False), (0.0, True, True)])
+def test_fed_a_result_proves_nothing_of_what_was_replaced_on_the_way(by: float, fed: bool, passed: bool, tmp_path: Path) -> None:
+    """The error of ``a`` shows in what ``b`` was given, within its limit; ``b`` then computed with golden's."""
+    x = X.astype(np.float32)
+
+    def side(factor: float) -> list[Item]:
+        odd = item("a", dtype="float32", layout="sparse", detail="odd.Thing")
+        given = item("b", (X * factor).astype(np.float32), role="input")
+        return [item("a", x, role="input"), odd, given, item("b", x), item("", x, parent=None)]
+
+    golden = write(tmp_path / "golden", side(1.0))
+    feed = {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}
+    candidate = write(tmp_path / "candidate", side(1 + by), **({"capture": {"feed": feed}} if fed else {}))
+    assert ac.diff(golden, candidate).passed is passed

@@ -141,3 +141,15 @@ def test_other_lengths_are_another_shape(layout: torch.layout, tmp_path: Path) -
     comparison = ac.diff(golden, other)
     assert {row.verdict.reason for row in comparison.rows} == {Reason.SHAPE}
     assert "[[3, 4], [5, 4]] and [[5, 4], [3, 4]]" in comparison.rows[0].verdict.detail
+
+
+@LAYOUTS
+def test_where_autograd_follows_one_a_fed_capture_runs_and_says_what_it_could_not_feed(layout: torch.layout, tmp_path: Path) -> None:
+    model = Glue(lambda self, x: self.child(ragged(layout, 3, 5).requires_grad_() * x), child=nn.Identity())
+    golden = tmp_path / "golden"
+    for out, x, feed in ((golden, 1.0, None), (tmp_path / "fed", 2.0, golden)):
+        with ac.capture(model, out, feed=feed), torch.enable_grad():
+            model(torch.tensor(x))
+    not_fed = {(each["name"], each["role"]) for each in ac.open_bundle(tmp_path / "fed").manifest.capture["feed"]["not_fed"]}
+    calls = {("child", "input"), ("child", "output"), ("", "output")}
+    assert not_fed == (calls if layout is torch.strided else set())

@@ -197,6 +197,16 @@ def test_a_shared_module_has_its_first_name_and_the_other_as_alias(record: Recor
     assert places(bundle, "a") == ["a#0 input 0", "a#0 output", "a#1 input 0", "a#1 output"]
 
 
+def test_a_module_that_only_holds_others_is_not_listed_as_never_called(record: Record) -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+    model = Glue(lambda self, x: self.blocks[0](x) * self.table.weight, blocks=nn.ModuleList([nn.ReLU(), nn.Tanh()]), table=Table())
+    assert record(model, torch.ones(1)).manifest.model["not_called"] == ["blocks.1", "table"]
+
+
 def test_a_module_never_called_is_listed(record: Record) -> None:
     bundle = record(Glue(lambda self, x: self.used(x), used=nn.ReLU(), idle=nn.Sequential(nn.Tanh())), torch.ones(1))
     assert bundle.manifest.model["not_called"] == ["idle", "idle.0"]

@@ -53,6 +53,18 @@ def golden(tmp_path: Path) -> Path:
     return capture_case(f"{tmp_path}/net.py", tmp_path / "golden", CPU, seed=11, save_state=True, skip=["norm"])
 
 
+def test_weights_that_golden_replaced_are_named(golden: Path, tmp_path: Path) -> None:
+    """Else an all-clear would say nothing of a model whose own weights are wrong."""
+    capture_case(f"{tmp_path}/net.py", tmp_path / "same", CPU, like=golden)
+    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "other", CPU, like=golden)
+    same, other = (ac.diff(golden, tmp_path / name) for name in ("same", "other"))
+    assert same.conclusion == "identical"
+    assert other.conclusion == "identical; 1 of the case's own weights were not golden's, and were replaced by them (embed.weight)"
+    assert "candidate: --like: 1 of the model's weights held other values before: embed.weight" in [
+        finding.message for finding in other.preflight
+    ]
+
+
 def test_a_case_that_has_only_the_models_code_repeats_the_golden_run(golden: Path, tmp_path: Path) -> None:
     capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, like=golden)
     comparison = ac.diff(golden, tmp_path / "again")

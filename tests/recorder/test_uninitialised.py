@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+import accucompare as ac
+from accucompare.compare.result import Answer
 from accucompare.compare.rows import Reason
 from accucompare.devices import DeviceName
 from accucompare.locate import locate
@@ -57,3 +59,37 @@ def test_it_is_no_culprit_where_golden_is_captured_twice(repeat: int, tmp_path: 
         assert row.verdict.reason is Reason.NOT_DETERMINISTIC
         assert not comparison.culprits
         assert not comparison.passed
+
+
+class Drawn(nn.Module):
+    """Adds what no seed decides."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + next(_found) * 37 % 101
+
+
+class Behind(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.drawn, self.fc, self.scale = Drawn(), nn.Linear(8, 8), scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.fc(self.drawn(x))
+        return x * self.scale if x.dtype is torch.bfloat16 else x
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(1.0, Answer.NOT_SURE), (1.5, Answer.BUG)])
+def test_a_fault_behind_what_golden_does_not_hold_steady_is_a_bug(scale: float, expected: Answer, tmp_path: Path) -> None:
+    """Golden's own captures differ from there on, and the candidate was given what the first one had."""
+    x = torch.linspace(-1, 1, 512).view(64, 8)
+    golden = tmp_path / "golden"
+    for out, fault in ((golden, scale), (golden / "repeat1", scale), (tmp_path / "candidate", scale), (tmp_path / "baseline", 1.0)):
+        torch.manual_seed(0)
+        half = out.parent == tmp_path and out != golden
+        model = Behind(fault).to(torch.bfloat16)
+        model = model if half else model.float()
+        with ac.capture(model, out, feed=golden if half else None):
+            model(x.to(torch.bfloat16) if half else x.bfloat16().float())
+    comparison = ac.diff(golden, tmp_path / "candidate", baseline=tmp_path / "baseline")
+    assert comparison.answer is expected
+    assert [culprit.name for culprit in comparison.culprits] == [""] * (scale != 1.0)

@@ -189,7 +189,7 @@ def test_each_process_of_the_command_tells_its_own_rank(ranks: Ranks, rank: int)
     """The other one's log may not have ended yet."""
     path = ranks.folder / "command" / f"rank{rank}.jsonl"
     first, *_ = ranks.seen("command", rank)["printed"].splitlines()
-    assert first == f"FINITE  {path}: everything was finite in 2 steps that were watched"
+    assert first == f"FINITE  {path}: everything was finite in 2 watched steps"
 
 
 def test_an_error_says_on_which_rank(ranks: Ranks) -> None:

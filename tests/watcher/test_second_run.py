@@ -381,6 +381,26 @@ def test_gradients_near_the_limit_are_not_doubled_into_an_overflow_elsewhere(tmp
     assert (found.place, found.notes) == ("layers.0, backward", [])
 
 
+def test_gradients_that_come_in_by_a_loss_too_long_to_follow_go_into_the_second_run_too(tmp_path: Path) -> None:
+    model: Any = _Answer(nn.Linear(2, 2), nn.Linear(2, 2), Glue(lambda self, x: (x * 0).abs().sqrt() + x), nn.Linear(2, 2))
+
+    def losses(output: Any) -> list[torch.Tensor]:
+        other = output["hidden_states"][3]
+        for _ in range(600):
+            other = other * 1.001
+        return [output["loss"], other.sum() * 1000]
+
+    plain = model(torch.ones(1, 2))
+    (expected,) = torch.autograd.grad(losses(plain), plain["hidden_states"][2])
+    with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
+        torch.autograd.backward(losses(model(torch.ones(1, 2))))
+        watch.step()
+    (found,) = origins(watch)
+    with Reproducer.open(tmp_path / found.reproducer).bundle as bundle:
+        (record,) = [record for record in bundle.state() if record.name == "grad."]
+        assert np.array_equal(bundle.values(record), expected.numpy())
+
+
 class _Remembered(torch.autograd.Function):
     """Twice a tensor; ``gone`` says later whether the memory of the gradient that it was given is free again."""
 
