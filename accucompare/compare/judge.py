@@ -34,9 +34,10 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
         return Verdict(Reason.SHAPE, detail=f"golden is {list(golden.shape)}, the candidate {list(candidate.shape)}")
     if (golden.member is not None and candidate.member is not None) or can_bound(golden, candidate):
         return None
-    detail = _described(golden) if _described(golden) == _described(candidate) else _both(golden, candidate)
+    alike = _described(golden) == _described(candidate)
+    detail = _described(golden) if alike else _both(golden, candidate)
     if golden.digest is None or candidate.digest is None:
-        return Verdict(Reason.NOT_COMPARABLE, detail=detail)
+        return Verdict(Reason.NOT_COMPARABLE, detail=detail, alike=alike)
     return Verdict(Reason.IDENTICAL if golden.digest == candidate.digest else Reason.INTRODUCED, detail=detail)
 
 
@@ -117,7 +118,7 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
         used=found / most,
         rel_l2_limit=most * expects if math.isfinite(expects) else None,
         excess=found,
-        precision=expected.dtype,
+        excess_limit=most,
     )
     beyond = tolerance.ceiling is not None and tolerance.ceiling < metrics.rel_l2 < math.inf and found <= most
     if beyond and not tolerance.fed:  # it may come from a choice that rounding changed, in the baseline too: no failure, and no pass
@@ -130,6 +131,7 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
             rule="ceiling",
             needed="",
             used=metrics.rel_l2 / tolerance.ceiling,
+            excess_limit=None,
             rel_l2_limit=tolerance.ceiling,
             detail=_far_beyond(expected),
             beyond=True,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, same_line
-from accucompare.compare.rows import BEGINS_HERE, Difference, Option, Reason, Row, Status, Verdict
+from accucompare.compare.rows import Difference, Option, Reason, Row, Status, Verdict
 
 #: An operator of a module call: (rank, step, name, call index, operator, number).
 Operator = tuple[int, int, str, int, str, int]
@@ -103,7 +103,7 @@ class OperatorOrigins:
         if verdict.reason is Reason.INTRODUCED:
             return replace(verdict, reason=Reason.INHERITED if before else reason)
         if verdict.reason is Reason.NON_FINITE and not before:
-            return replace(verdict, detail=f"{verdict.detail}; {BEGINS_HERE}" if verdict.detail else BEGINS_HERE)
+            return verdict.beginning()
         return verdict
 
 

@@ -15,7 +15,6 @@ from accucompare.compare.measure import Metrics
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Culprit, Row
 from accucompare.files import written_whole
-from accucompare.report.columns import excess_limit
 from accucompare.report.culprit_words import place, verdict
 
 
@@ -63,7 +62,10 @@ def _culprit(comparison: Result, culprit: Culprit, number: int) -> dict[str, Any
     more = {name: getattr(culprit, name) for name in ("jump", "seen", "words", "hints")}
     more["configured"] = [asdict(option) for option in culprit.configured]
     difference = {} if culprit.difference is None else {"difference": asdict(culprit.difference)}
-    return {"place": place(comparison, culprit), "row": number, **found, "limit": excess_limit(culprit.row), **more, **difference}
+    return {"place": place(comparison, culprit), "row": number, **found, "limit": culprit.row.verdict.excess_limit, **more, **difference}
+
+
+_VERDICT = ("reason", "tolerance", "rule", "needed", "used", "detail", "excess", "excess_limit")
 
 
 def _row(row: Row) -> dict[str, Any]:
@@ -73,8 +75,7 @@ def _row(row: Row) -> dict[str, Any]:
         "name": row.module,
         **place,
         "status": row.status,
-        **{name: getattr(row.verdict, name) for name in ("reason", "tolerance", "rule", "needed", "used", "detail", "excess")},
-        "excess_limit": excess_limit(row),
+        **{name: getattr(row.verdict, name) for name in _VERDICT},
         "baseline": row.baseline,
         "noise": row.noise,
         "nearest": row.nearest,

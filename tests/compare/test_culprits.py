@@ -199,7 +199,9 @@ def test_only_the_faulty_one_of_several_calls_is_named(tmp_path: Path) -> None:
 def test_nan_comes_first_where_it_begins(compared: Callable[..., Comparison]) -> None:
     comparison = compared({"a.fc output": 0.5, "b.norm output": math.nan})
     assert places(comparison) == ["b.norm", "a.fc"]
-    assert comparison.culprits[0].row.verdict.detail.endswith("begins here")
+    verdict = comparison.culprits[0].row.verdict
+    assert verdict.begins
+    assert verdict.detail.endswith("; begins here")
     assert comparison.conclusion == "bug: b.norm, non-finite; and a.fc, excess 500"
 
 
@@ -219,6 +221,7 @@ def test_what_may_have_come_in_unfed_and_unseen_ranks_last(tmp_path: Path, detai
     feed = {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": not_fed}
     comparison = ac.diff(golden, write(tmp_path / "candidate", calls(a=0.5, b=1e-2), capture={"feed": feed}))
     assert places(comparison) == expected
+    assert [row.place for row in comparison.rows if row.verdict.not_all_fed] == (["a.fc output"] if expected[0] == "b.fc" else [])
 
 
 def test_what_was_computed_in_another_shape_from_another_shape_is_inherited(tmp_path: Path) -> None:
@@ -289,7 +292,7 @@ def test_a_jump_in_rows_that_given_limits_call_inherited_is_introduced_or_glue(c
 def test_nan_that_was_passed_on_is_no_culprit(compared: Callable[..., Comparison]) -> None:
     comparison = compared(dict.fromkeys(ALL_BEHIND_A_FC, math.nan), fed=False)
     assert places(comparison) == ["a.fc"]
-    begins = [row.place for row in comparison.rows if row.verdict.detail.endswith("begins here")]
+    begins = [row.place for row in comparison.rows if row.verdict.begins]
     assert begins == ["a.fc output"]
 
 

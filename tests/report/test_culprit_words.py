@@ -32,7 +32,7 @@ HINT = "often: a wrong eps in a normalisation"
 def judged(name: str, excess: float = 1.0, baseline: float = 1e-3, reason: Reason | None = None, role: Role = Role.OUTPUT) -> Row:
     """A row with this excess, judged by a baseline with this error."""
     reason = reason or (Reason.OK if excess <= MOST else Reason.INTRODUCED)
-    verdict = Verdict(reason, f"excess {MOST:.3g}", "baseline", f"excess {excess:.3g}", excess / MOST, "", MOST * baseline, excess)
+    verdict = Verdict(reason, f"excess {MOST:.3g}", "baseline", f"excess {excess:.3g}", excess / MOST, "", MOST * baseline, excess, MOST)
     return replace(pair(name, excess * baseline, reason, role), verdict=verdict, baseline=baseline)
 
 
