@@ -253,14 +253,32 @@ class Row:
         return f"{self.module or '(root)'}{call} {record.role.value}{path}"
 
 
+class About(str, Enum):
+    """What a finding is about, as far as anything is decided by that."""
+
+    GIVEN = "given"  # weights and inputs, which alone explain any difference
+    STEPS = "steps"
+    SEED = "seed"
+    MODE = "mode"  # train mode, dropout, random numbers
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that pre-flight found; ``serious`` if it alone may explain differences; ``of_baseline``: it is the baseline that has it."""
+    """One thing that pre-flight found.
+
+    Attributes:
+        topic, message: what people read.
+        serious: whether it alone may explain differences.
+        of_baseline: whether it is the baseline that has it.
+        about: what is decided by.
+    """
 
     topic: str
     message: str
     serious: bool = True
     of_baseline: bool = False
+    about: About = About.OTHER
 
 
 @dataclass(frozen=True, slots=True)

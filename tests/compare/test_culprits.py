@@ -244,6 +244,13 @@ def test_integers_are_said_to_differ_by_their_number(tmp_path: Path) -> None:
     assert comparison.culprits[0].words == ("3 of 1000 differ",)
 
 
+def test_the_conclusion_names_its_answer_whatever_the_module_is_called(tmp_path: Path) -> None:
+    golden = write(tmp_path / "golden", [item("bug", np.arange(1000))])
+    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
+    candidate = write(tmp_path / "candidate", [item("bug", np.arange(1000) + (np.arange(1000) > 996))], **feed)
+    assert ac.diff(golden, candidate).conclusion == "bug: bug, 3 of 1000 differ"
+
+
 def test_glue_names_the_call_that_it_is_before(tmp_path: Path) -> None:
     def calls(*errors: float) -> list[Item]:
         given = [item("a", VALUES + NOISE[0] * error, role="input", call=call) for call, error in enumerate(errors)]
