@@ -100,7 +100,7 @@ class OperatorOrigins:
             reason = Reason.INTRODUCED
             if unfed:
                 self._calls_over.add(call)
-        if verdict.reason is Reason.INTRODUCED:
+        if verdict.reason is Reason.OVER:
             return replace(verdict, reason=Reason.INHERITED if before else reason)
         if verdict.reason is Reason.NON_FINITE and not before:
             return verdict.beginning()

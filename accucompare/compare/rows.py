@@ -37,6 +37,7 @@ class Reason(str, Enum):
     NOT_COMPARABLE = "not comparable"
     OVER_PRECISE = "over-precise"
     NOT_DETERMINISTIC = "not deterministic"
+    OVER = "over"  # its limit, until it is traced to where that came from; no row of a result has it
 
 
 STATUS_OF = {
@@ -55,11 +56,13 @@ STATUS_OF = {
     Reason.NOT_COMPARABLE: Status.NOT_COMPARED,
     Reason.OVER_PRECISE: Status.PASS,
     Reason.NOT_DETERMINISTIC: Status.NOT_COMPARED,
+    Reason.OVER: Status.FAIL,
 }
 
 #: Reasons of rows that have only one side.
 UNMATCHED = (Reason.MISSING, Reason.EXTRA)
 
+#: What the reasons mean that a row of a result may have.
 MEANING = {
     Reason.IDENTICAL: "bit for bit the same",
     Reason.OK: "within tolerance",

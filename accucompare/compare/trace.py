@@ -50,7 +50,7 @@ class Origins:
         if record.role is Role.COMPUTED_BUFFER:
             if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
                 self._buffers.add((record.rank, record.name))
-            return verdict.beginning() if verdict.reason is Reason.NON_FINITE else verdict
+            return _of_buffer(verdict)
         call = self._state((*step, record.name, record.call))
         if is_operator(record):
             return self._operators.trace(record, verdict, call.over)
@@ -60,7 +60,7 @@ class Origins:
             parent = self._state((*step, *record.parent))
             parent.has_children = True
         nonfinite = verdict.reason is Reason.NON_FINITE
-        if verdict.reason is Reason.INTRODUCED:
+        if verdict.reason is Reason.OVER:
             verdict = replace(verdict, reason=self._reason(record, call, parent))
         elif nonfinite and not self._nonfinite_before(record, call, parent):
             verdict = verdict.beginning()
@@ -154,7 +154,7 @@ class Fed:
         if record.role is Role.COMPUTED_BUFFER:
             if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
                 self._buffers.add((record.rank, record.name))
-            return verdict.beginning() if verdict.reason is Reason.NON_FINITE else verdict
+            return _of_buffer(verdict)
         call: Call = (*step, record.name, record.call)
         if is_operator(record):
             return self.operators.trace(record, verdict, call in self._tainted)
@@ -171,7 +171,7 @@ class Fed:
             verdict = verdict.unfed()
         if reshaped and source in self._reshaped:
             verdict = replace(verdict, reason=Reason.INHERITED)
-        elif verdict.reason is Reason.INTRODUCED:
+        elif verdict.reason is Reason.OVER:
             reason = Reason.INHERITED if given else self._reason(record, call)
             if reason is Reason.GLUE and source is not None and self._passed_on(source, verdict):
                 reason = Reason.INHERITED
@@ -202,6 +202,13 @@ class Fed:
         if record.role is Role.INPUT:
             return Reason.INPUTS_DIFFER if record.parent is None else Reason.GLUE
         return Reason.GLUE if call in self._with_children else Reason.INTRODUCED
+
+
+def _of_buffer(verdict: Verdict) -> Verdict:
+    """The verdict on a computed buffer: nothing goes into it."""
+    if verdict.reason is Reason.OVER:
+        return replace(verdict, reason=Reason.INTRODUCED)
+    return verdict.beginning() if verdict.reason is Reason.NON_FINITE else verdict
 
 
 def _is_right(record: Record, verdict: Verdict) -> bool:
