@@ -60,9 +60,7 @@ def _completeness(pair: Pairing) -> Iterator[Finding]:
 
 def _mode(pair: Pairing) -> Iterator[Finding]:
     sides = [
-        name
-        for name, bundle in (("golden", pair.golden), ("the candidate", pair.candidate))
-        if bundle.manifest.capture.get("mode") == "stats"
+        name for name, bundle in (("golden", pair.golden), ("the candidate", pair.candidate)) if bundle.manifest.options.mode == "stats"
     ]
     if sides:
         hold = "hold" if len(sides) == 2 else "holds"
@@ -85,9 +83,8 @@ def _weights(pair: Pairing) -> Iterator[Finding]:
             alone = {name: entry for name, entry in own.items() if name not in found}
             renamed = {**alone, **{new: own[name] for name, new in found.items()}}
             computed = {name for table in (renamed, others) for name, entry in table.items() if entry.get("computed")}
-            narrowed = tuple(
-                f"{name}." for name in (theirs.capture.get("fallback") or {}).get("modules") or ()
-            )  # of another type on purpose
+            fallback = theirs.options.fallback
+            narrowed = tuple(f"{name}." for name in (() if fallback is None else fallback.modules))  # of another type on purpose
             computed |= {name for name in others if name.startswith(narrowed)}
             given = [{name: entry for name, entry in table.items() if name not in computed} for table in (renamed, others)]
             yield from _digests(f"{kind}{rank}", given[0], given[1], pair.name)
@@ -162,7 +159,7 @@ _SETTINGS = (
 
 
 def _versions(pair: Pairing) -> Iterator[Finding]:
-    ours, theirs = ((bundle.manifest.environment.get("versions") or {}) for bundle in (pair.golden, pair.candidate))
+    ours, theirs = (bundle.manifest.versions for bundle in (pair.golden, pair.candidate))
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         if ours.get(name) != theirs.get(name) and name not in ("python", "accucompare"):
             yield Finding(name, f"{name}: golden {_shown(ours.get(name))}, {pair.name} {_shown(theirs.get(name))}", serious=False)
@@ -182,7 +179,7 @@ _MOST_CONFIGURED = 5
 
 
 def _flags(pair: Pairing) -> Iterator[Finding]:
-    ours, theirs = ((bundle.manifest.environment.get("flags") or {}) for bundle in (pair.golden, pair.candidate))
+    ours, theirs = (bundle.manifest.flags for bundle in (pair.golden, pair.candidate))
     for name in sorted(ours.keys() & theirs.keys()):
         if ours[name] != theirs[name]:
             yield Finding("flags", f"{name}: golden {_shown(ours[name])}, candidate {_shown(theirs[name])}")
@@ -208,20 +205,19 @@ _LOWERED = (True, "tf32", "bf16")
 
 def _feeding(pair: Pairing) -> Iterator[Finding]:
     for manifest in pair.candidate.manifests.values():
-        feed = manifest.capture.get("feed") or {}
-        left = feed.get("not_fed") or []
+        feed = manifest.feed
+        left = () if feed is None else feed.not_fed
         if left:
-            places = _some([f"{entry.get('name') or '(root)'} {entry.get('role')} ({entry.get('why')})" for entry in left])
+            places = _some([f"{entry.name or '(root)'} {entry.role} ({entry.why})" for entry in left])
             yield Finding("feed", f"{len(left)} values of golden were not fed: {places}", serious=False)
 
 
 def _rounding(pair: Pairing) -> Iterator[Finding]:
     ours, theirs = (float_dtype(bundle.manifest) for bundle in (pair.golden, pair.candidate))
-    if theirs in ("bfloat16", "float16") and ours in ("float32", "float64"):
-        rounded = pair.golden.manifest.capture.get("round_weights")
-        if rounded != theirs and pair.candidate.manifest.capture.get("feed"):
-            message = f"golden's weights are not rounded to {theirs} as the candidate's are, which hides small errors"
-            yield Finding("round_weights", f"{message}; capture it with --round-weights {theirs}", serious=False)
+    narrower = theirs in ("bfloat16", "float16") and ours in ("float32", "float64")
+    if narrower and pair.golden.manifest.options.round_weights != theirs and pair.candidate.manifest.fed:
+        message = f"golden's weights are not rounded to {theirs} as the candidate's are, which hides small errors"
+        yield Finding("round_weights", f"{message}; capture it with --round-weights {theirs}", serious=False)
 
 
 def _notes(pair: Pairing) -> Iterator[Finding]:
@@ -276,8 +272,7 @@ def preflight_baseline(
         return [Finding("refused baseline", f"{refused}; fixed limits judge"), Finding("baseline", cure, serious=False)]
     if baseline is None:
         dtypes = [float_dtype(bundle.manifest) for bundle in (golden, candidate)]
-        fed = bool(candidate.manifest.capture.get("feed"))
-        if not fed and (dtypes[0] == dtypes[1] or "" in dtypes):
+        if not candidate.manifest.fed and (dtypes[0] == dtypes[1] or "" in dtypes):
             return []
         command = baseline_command(golden, candidate)
         other = other_code(golden.manifest, candidate.manifest).versions

@@ -85,7 +85,7 @@ class Result:
     @property
     def fed(self) -> bool:
         """Whether each of the candidate's module calls was given golden's values, so that its error is its own."""
-        return bool(self.candidate.manifest.capture.get("feed"))
+        return self.candidate.manifest.fed
 
     @property
     def conclusion(self) -> str:
@@ -261,7 +261,7 @@ def _conclude(result: Result) -> tuple[Answer, str]:
 def _not_looked_at(result: Result) -> Iterator[str]:
     """What an all-clear does not cover."""
     sides = result.golden.manifest, result.candidate.manifest
-    if any(manifest.capture.get("loss") for manifest in sides):
+    if any(manifest.options.loss for manifest in sides):
         yield "forward only: the case has a loss, of which no gradient was compared"
     counts = [len(manifest.steps) for manifest in sides]
     if counts[0] != counts[1]:

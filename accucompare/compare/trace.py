@@ -102,9 +102,10 @@ NotFed = tuple[int, int, str, int, str, str]
 def not_fed(manifests: Mapping[int, Manifest]) -> set[NotFed]:
     """Which values of a fed capture kept what had been computed, from the manifests of its ranks."""
     return {
-        (rank, entry.get("step", 0), entry.get("name", ""), entry.get("call", 0), entry.get("role", ""), entry.get("path", ""))
+        (rank, entry.step, entry.name, entry.call, entry.role, entry.path)
         for rank, manifest in manifests.items()
-        for entry in (manifest.capture.get("feed") or {}).get("not_fed") or ()
+        if (feed := manifest.feed) is not None
+        for entry in feed.not_fed
     }
 
 
@@ -112,7 +113,8 @@ def operators_not_fed(manifests: Mapping[int, Manifest]) -> frozenset[Operator]:
     """Which operators of a fed capture kept what they were given, or gave, from the manifests of its ranks."""
     found: set[Operator] = set()
     for rank, manifest in manifests.items():
-        found |= not_fed_operators(rank, (manifest.capture.get("feed") or {}).get("not_fed") or ())
+        feed = manifest.feed
+        found |= set() if feed is None else not_fed_operators(rank, feed.not_fed)
     return frozenset(found)
 
 

@@ -187,7 +187,15 @@ def test_baseline_is_described_beside_what_was_compared(tmp_path: Path) -> None:
 
 
 def test_fed_candidate_is_said_with_what_could_not_be_fed(tmp_path: Path) -> None:
-    kept = Manifest(capture={"feed": {"golden": "golden", "identity": "0123", "not_fed": [{"name": "a"}, {"name": "b"}]}})
+    kept = Manifest(
+        capture={
+            "feed": {
+                "golden": "golden",
+                "identity": "0123",
+                "not_fed": [{"step": 0, "name": name, "call": 0, "role": "output"} for name in "ab"],
+            }
+        }
+    )
     lines = summary_lines(opened(tmp_path, comparison(pair("a"), candidate=kept)))
     said = next(line[1] for line in lines if line and line[0] == "fed")
     assert said == "every call was given golden's values, but for 2 values (see Environment), so each error is its own"
