@@ -12,10 +12,13 @@ import stat
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from accucompare.bundle.records import count
 from accucompare.errors import BundleError
+from accucompare.numbers.statistics import Count
 from accucompare.version import __version__
 
 FORMAT = "accucompare bundle"
@@ -64,6 +67,80 @@ class StepEntry:
     partial: bool = False
 
 
+class Unfed(msgspec.Struct, frozen=True):
+    """A value of golden that a call of a fed capture was not given, or did not pass on, and why."""
+
+    step: Count
+    name: str
+    call: Count
+    role: str
+    path: str = ""
+    why: str = ""
+
+
+class Feed(msgspec.Struct, frozen=True):
+    """What a capture was fed with: ``identity`` and path of golden, and the values that were not fed."""
+
+    identity: str
+    not_fed: tuple[Unfed, ...]
+    golden: str = ""
+
+
+class Fallback(msgspec.Struct, frozen=True):
+    """The modules of a float64 capture that do not run in float64, and ran in float32."""
+
+    modules: tuple[str, ...] = ()
+
+
+class Options(msgspec.Struct, frozen=True):
+    """Of the options of a capture those that a comparison decides by; older bundles do not have them all.
+
+    Attributes:
+        mode: ``stats`` if it holds statistics only.
+        dtype: what it was cast to; ``None`` if it was not.
+        round_weights: to which type golden's weights were rounded, if they were.
+        loss: whether its case has a loss.
+        optimizer: the class of the case's optimizer, if it has one.
+        fallback: which modules ran in another type than the capture's.
+        replaced: the weights that held other values than golden's before those were copied into the model.
+    """
+
+    mode: str | None = None
+    dtype: str | None = None
+    round_weights: str | None = None
+    loss: bool | None = None
+    optimizer: str | None = None
+    fallback: Fallback | None = None
+    replaced: tuple[str, ...] = ()
+
+
+class Code(msgspec.Struct, frozen=True):
+    """Which code ran, as ``model`` has it; ``None`` where an older bundle does not say.
+
+    Attributes:
+        sources: digests of the source files of Python modules, by the modules' names.
+        functions_seen: whether the functions that ran are all among them.
+        class_sources: the Python modules with the classes of the model's modules.
+        configuration: the numbers and strings that each module keeps, by its name.
+        classes: the Python modules with the classes of each name.
+    """
+
+    sources: dict[str, str] | None = None
+    functions_seen: bool | None = True
+    class_sources: tuple[str, ...] | None = None
+    configuration: dict[str, dict[str, Any]] | None = None
+    classes: dict[str, tuple[str, ...]] | None = None
+
+
+class _Fed(msgspec.Struct, frozen=True):
+    feed: Feed | None = None
+
+
+class _Settings(msgspec.Struct, frozen=True):
+    flags: dict[str, Any] | None = None
+    versions: dict[str, Any] | None = None
+
+
 @dataclass
 class Manifest:
     """What ``manifest.json`` holds.
@@ -91,6 +168,36 @@ class Manifest:
     model: dict[str, Any] = field(default_factory=dict)
     inputs: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def fed(self) -> bool:
+        """Whether each module call was given golden's values."""
+        return bool(self.capture.get("feed"))
+
+    @property
+    def feed(self) -> Feed | None:
+        """What it was fed with; ``None`` if it was not. Errors as ``check``."""
+        return _typed(self.capture, _Fed).feed
+
+    @property
+    def options(self) -> Options:
+        """Options of the capture. Errors as ``check``."""
+        return _typed(self.capture, Options)
+
+    @property
+    def code(self) -> Code:
+        """Which code ran. Errors as ``check``."""
+        return _typed(self.model, Code)
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """Flags that change numbers, by name. Errors as ``check``."""
+        return _typed(self.environment, _Settings).flags or {}
+
+    @property
+    def versions(self) -> dict[str, Any]:
+        """Versions of packages and drivers, by name. Errors as ``check``."""
+        return _typed(self.environment, _Settings).versions or {}
 
     def write(self, path: Path) -> None:
         """Replace the file whole, so that a reader never sees half of it."""
@@ -174,27 +281,7 @@ class Manifest:
         _expect(self.model.get("signatures", {}), dict, "signatures")
         _expect_all(self.model.get("signatures", {}).values(), list, "signatures")
         _expect_all((name for names in self.model.get("signatures", {}).values() for name in names), str, "signatures")
-        for place, table, kind in (  # which older captures did not note
-            ("sources", self.model.get("sources"), str),
-            ("configuration", self.model.get("configuration"), dict),
-            ("classes", self.model.get("classes"), list),
-            ("versions", self.environment.get("versions"), (str, type(None))),
-        ):
-            _expect({} if table is None else table, dict, place)
-            _expect_all({} if table is None else table.values(), kind, place)
-        _expect(self.model.get("class_sources") or [], list, "class_sources")
-        _expect_all(self.capture.get("replaced") or (), str, "replaced")
-        _expect(self.environment.get("flags", {}), dict, "flags")
-        feed = self.capture.get("feed")
-        if feed is not None:
-            _expect(feed, dict, "feed")
-            _expect(feed["identity"], str, "identity of feed")
-            _expect(feed["not_fed"], list, "not_fed")
-            _expect_all(feed["not_fed"], dict, "not_fed")
-            for entry in feed["not_fed"]:
-                _expect_all((entry["name"], entry["role"]), str, "not_fed")
-                count(entry["step"])
-                count(entry["call"])
+        _ = self.feed, self.options, self.code, self.flags  # each is checked when it is read
         for place, table in (
             ("parameters", self.model.get("parameters", {})),
             ("buffers", self.model.get("buffers", {})),
@@ -219,6 +306,17 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "inputs": dict,
     "notes": list,
 }
+
+
+_T = TypeVar("_T")
+
+
+def _typed(table: dict[str, Any], kind: type[_T]) -> _T:
+    """What of a table a struct has; TypeError if a value is of the wrong type, or missing."""
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        raise TypeError(str(error)) from None
 
 
 def _expect(value: Any, kind: type | tuple[type, ...], name: str) -> None:

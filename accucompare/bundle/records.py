@@ -155,6 +155,11 @@ class Record:
         """
         return self.detail.rpartition(" at ")[2] if self.role in OPERATOR_ROLES else ""
 
+    @property
+    def is_cache(self) -> bool:
+        """Whether it is an object that cannot be looked into, of a class called a cache: ``detail`` is its class."""
+        return self.layout is Layout.OPAQUE and self.detail.endswith("Cache")
+
     def to_json(self) -> dict[str, Any]:
         """One line of ``stepN.jsonl``; rank and step are the file's."""
         return {

@@ -216,8 +216,7 @@ def check_feed(golden: Bundle, candidate: Bundle) -> None:
     """
     if not _fed_with(golden, candidate):
         raise UsageError(
-            f"{candidate.path}: was fed with another bundle than {golden.path} "
-            f"({_feed(candidate).get('golden')}, identity {_feed(candidate).get('identity')}); compare it with that one"
+            f"{candidate.path}: was fed with another bundle than {golden.path} ({_fed_by(candidate)}); compare it with that one"
         )
 
 
@@ -230,19 +229,18 @@ def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
     for side in (golden, candidate):
         if baseline.path.resolve() == side.path.resolve():
             raise UsageError(f"{baseline.path}: cannot be the baseline too; capture one apart")
-    if baseline.manifest.capture.get("mode") == "stats":
+    if baseline.manifest.options.mode == "stats":
         raise UsageError(f"{baseline.path}: holds statistics only, which tell no error; capture the baseline with --mode tensors")
     if not baseline.complete:
         raise UsageError(f"{baseline.path}: is incomplete, so it is no baseline; capture it again")
-    if bool(_feed(candidate)) is not bool(_feed(baseline)):
+    if candidate.manifest.fed is not baseline.manifest.fed:
         words = {True: "fed", False: "free-running"}
-        kinds = words[bool(_feed(baseline))], words[bool(_feed(candidate))]
-        cure = f"capture it with --feed {golden.path}" if _feed(candidate) else "capture it without --feed"
+        kinds = words[baseline.manifest.fed], words[candidate.manifest.fed]
+        cure = f"capture it with --feed {golden.path}" if candidate.manifest.fed else "capture it without --feed"
         raise UsageError(f"{baseline.path}: is a {kinds[0]} baseline, but the candidate {candidate.path} is {kinds[1]}; {cure}")
     if not _fed_with(golden, baseline):
         raise UsageError(
-            f"{baseline.path}: was fed with another bundle than {golden.path} "
-            f"({_feed(baseline).get('golden')}, identity {_feed(baseline).get('identity')}); capture it with --feed {golden.path}"
+            f"{baseline.path}: was fed with another bundle than {golden.path} ({_fed_by(baseline)}); capture it with --feed {golden.path}"
         )
 
 
@@ -279,12 +277,12 @@ def _floats(record: Record) -> bool:
     return record.dtype in DTYPES and DTYPES[record.dtype].digits > 0
 
 
-def _feed(bundle: Bundle) -> dict[str, object]:
-    feed = bundle.manifest.capture.get("feed")
-    return feed if isinstance(feed, dict) else {}
+def _fed_by(bundle: Bundle) -> str:
+    feed = bundle.manifest.feed
+    return "" if feed is None else f"{feed.golden}, identity {feed.identity}"
 
 
 def _fed_with(golden: Bundle, bundle: Bundle) -> bool:
     """Whether a bundle is free-running, or was fed with this golden."""
-    feed = _feed(bundle)
-    return not feed or feed.get("identity") == golden.identity()
+    feed = bundle.manifest.feed
+    return feed is None or feed.identity == golden.identity()

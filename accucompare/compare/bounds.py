@@ -203,7 +203,7 @@ def _angles(profile: _Profile) -> _Range:
 
 
 def judge_bounds(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance) -> Verdict:
-    """The verdict on a pair by statistics alone, as if everything that went into the call were within tolerance.
+    """The verdict on a pair by statistics alone. Where it fails it is ``OVER``, until ``trace`` says where that came from.
 
     A failure is certain: some limit is exceeded whatever the values were. ``identical`` is certain, too. ``ok`` is not: it says that
     the statistics prove no failure, and its detail says so. ``needed`` is empty, as no limit is known to pass. Where masks may explain
@@ -227,11 +227,11 @@ def judge_bounds(golden: Record, candidate: Record, metrics: Metrics, tolerance:
         return Verdict(Reason.NOT_COMPARABLE, detail="by statistics alone nothing can be told of what may be masks")
     if DTYPES[golden.dtype].kind in (Kind.INT, Kind.BOOL):
         if metrics.max_abs:
-            return Verdict(Reason.INTRODUCED, str(EXACT), EXACT.source, used=math.inf, detail=_detail(metrics))
+            return Verdict(Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=_detail(metrics))
         return Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=_detail(metrics))
     used = max(_shares(golden, metrics, tolerance), default=0.0)
     return Verdict(
-        reason=Reason.INTRODUCED if used > 1.0 else Reason.OK,
+        reason=Reason.OVER if used > 1.0 else Reason.OK,
         tolerance=str(tolerance),
         rule=tolerance.source,
         used=used,

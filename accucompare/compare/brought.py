@@ -57,7 +57,7 @@ def precision_of(candidate: Manifest) -> str:
 def own_baseline(golden: Bundle, candidate: Bundle) -> Path | None:
     """The baseline that golden brings for a fed candidate of this precision; ``None`` if it brings none."""
     precision = precision_of(candidate.manifest)
-    if not candidate.manifest.capture.get("feed") or not precision:
+    if not candidate.manifest.fed or not precision:
         return None
     path = golden.path / BASELINES / precision
     return path if (path / "manifest.json").is_file() else None

@@ -25,7 +25,7 @@ from accucompare.compare.judge import is_noise
 from accucompare.compare.masks import is_masked
 from accucompare.compare.operator_rows import blame, is_operator
 from accucompare.compare.provenance import other_configuration
-from accucompare.compare.rows import BEGINS_HERE, NOT_ALL_FED, UNMATCHED, Culprit, Option, Reason, Row, Status
+from accucompare.compare.rows import UNMATCHED, Culprit, Option, Reason, Row, Status
 from accucompare.compare.trace import Call
 from accucompare.numbers.dtypes import DTYPES, Kind
 
@@ -115,7 +115,7 @@ def _own_error(row: Row) -> bool:
     if not _may_be_culprit(row):
         return False
     if row.reason is Reason.NON_FINITE:
-        return row.verdict.detail.endswith(BEGINS_HERE)
+        return row.verdict.begins
     return row.reason in (Reason.INTRODUCED, Reason.GLUE, Reason.SHAPE, Reason.DTYPE)
 
 
@@ -178,7 +178,7 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[Call]) -> list[Culprit]
             apart = -math.inf if culprit.size else math.inf
         else:
             apart = math.floor(math.log(most / culprit.size, ALIKE))
-        given = NOT_ALL_FED in culprit.row.verdict.detail
+        given = culprit.row.verdict.not_all_fed
         record = culprit.row.record
         harmless = record is not None and record.role is Role.INPUT and _call(record) not in off
         structure = (culprit.reason in STRUCTURAL) * (1 + harmless) or culprit.row.verdict.beyond
@@ -230,7 +230,7 @@ def _jump(row: Row, before: float) -> float | None:
     if row.reason in (Reason.SHAPE, Reason.DTYPE):
         return 0.0
     if row.reason is Reason.NON_FINITE:
-        return math.inf if row.verdict.detail.endswith(BEGINS_HERE) else None
+        return math.inf if row.verdict.begins else None
     if is_choice(row):
         return None if row.reason is Reason.INHERITED else _excess(row)
     jump = 0.0 if math.isinf(before) else _excess(row) / before

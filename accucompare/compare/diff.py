@@ -67,7 +67,7 @@ def compare(
         proposed = propose(*models, renamings)
         if auto:
             renamings = [*renamings, *(Renaming.parse(text) for text in proposed)]
-        fed = bool(candidate_bundle.manifest.capture.get("feed"))  # then an operator has the number of golden's that it is
+        fed = candidate_bundle.manifest.fed  # then an operator has the number of golden's that it is
         pairs = (align if fed else align_operators)(golden_records, candidate_records, renamings, signatures_of(*models))
         chosen = [pair for pair in pairs if selection.allows(_name(pair))]
         precision = _Precision()
@@ -175,7 +175,8 @@ def _judged(
     golden, candidate, own = records
     if not fed:
         own = numbered_as(golden, own, renamings)
-    narrowed = (baseline.manifest.capture.get("fallback") or {}).get("modules") or ()
+    fallback = baseline.manifest.options.fallback
+    narrowed = () if fallback is None else fallback.modules
     found = partners(golden, own, renamings, signatures_of(model, baseline.manifest.model), narrowed)
     check_dtypes(pairs, found, baseline.path)
     tasks = [with_baseline(task, found) for task in tasks]
@@ -215,14 +216,13 @@ def _side(bundle: Bundle) -> Side:
 def _rules(given: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tolerances:
     """The limits in force: for a fed candidate, the default depends on the format that its float32 products were rounded to."""
     matmul, conv = (PRODUCT_ROUNDING.get(name, 0.0) for name in product_formats(candidate.manifest))
-    classes = candidate.manifest.model.get("classes") or {}
+    classes = candidate.manifest.code.classes or {}
     copies = frozenset(name for name in COPIES if all(home.startswith("torch.nn.modules.") for home in classes.get(name) or [""]))
-    fed = bool(candidate.manifest.capture.get("feed"))
-    return Tolerances(given, limits, fed, rounding=matmul, conv_rounding=max(matmul, conv), copies=copies)
+    return Tolerances(given, limits, candidate.manifest.fed, rounding=matmul, conv_rounding=max(matmul, conv), copies=copies)
 
 
 def _origins(golden: list[Record], candidate: Bundle, pairs: list[Pair]) -> Origins | Fed:
-    if not candidate.manifest.capture.get("feed"):
+    if not candidate.manifest.fed:
         return Origins()
     recorded = {record.name for record in golden if record.role is Role.OUTPUT}  # of what was left out, the root's inputs are there
     both = [(pair.candidate.key, pair.golden.key) for pair in pairs if pair.golden is not None and pair.candidate is not None]

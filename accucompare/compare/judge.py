@@ -1,4 +1,4 @@
-"""What is said of a pair alone: whether it passes, and why. Where a difference came from is for ``compare.origins`` to say."""
+"""What is said of a pair alone: whether it passes, and why. Where a difference came from is for ``compare.trace`` to say."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from accucompare.numbers.dtypes import DTYPES, Kind
 def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
     """The verdict on a pair that cannot or need not be measured; ``None`` if it is to be measured.
 
-    A difference is called introduced here too, until ``Origins.trace`` has seen it.
+    A difference is ``OVER`` here, until ``trace`` says where it came from.
     """
     if golden.layout is not candidate.layout and not {golden.layout, candidate.layout} <= {Layout.STRIDED, Layout.SCALAR}:
         return Verdict(Reason.DTYPE, detail=_both(golden, candidate))
@@ -34,10 +34,11 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
         return Verdict(Reason.SHAPE, detail=f"golden is {list(golden.shape)}, the candidate {list(candidate.shape)}")
     if (golden.member is not None and candidate.member is not None) or can_bound(golden, candidate):
         return None
-    detail = _described(golden) if _described(golden) == _described(candidate) else _both(golden, candidate)
+    alike = _described(golden) == _described(candidate)
+    detail = _described(golden) if alike else _both(golden, candidate)
     if golden.digest is None or candidate.digest is None:
-        return Verdict(Reason.NOT_COMPARABLE, detail=detail)
-    return Verdict(Reason.IDENTICAL if golden.digest == candidate.digest else Reason.INTRODUCED, detail=detail)
+        return Verdict(Reason.NOT_COMPARABLE, detail=detail, alike=alike)
+    return Verdict(Reason.IDENTICAL if golden.digest == candidate.digest else Reason.OVER, detail=detail)
 
 
 def _kind(record: Record) -> Kind | bool:
@@ -59,9 +60,7 @@ def _described(record: Record) -> str:
 
 
 def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance, expected: Expected | None = None) -> Verdict:
-    """The verdict on a measured pair, as if everything that went into the call were within tolerance.
-
-    ``Origins.trace`` says afterwards whether the error was inherited.
+    """The verdict on a measured pair alone. Where it fails by its numbers it is ``OVER``, until ``trace`` says where that came from.
 
     Args:
         golden, candidate: the pair.
@@ -83,13 +82,13 @@ def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolera
     if DTYPES[golden.dtype].kind in (Kind.INT, Kind.BOOL):
         if metrics.max_abs and expected is not None and expected.different:
             return _judge_choices(metrics, expected)
-        reason = Reason.OK if metrics.max_abs == 0 else Reason.INTRODUCED
+        reason = Reason.OK if metrics.max_abs == 0 else Reason.OVER
         return Verdict(reason, str(EXACT), EXACT.source, used=math.inf if metrics.max_abs else 0.0)
     limits = _limits(metrics, tolerance)
     if math.isinf(metrics.rel_l2) and tolerance.rel_l2 is not None:
         detail = f"golden is all zeros, so no relative limit would pass; {_up('atol', metrics.max_abs)} would"
     return Verdict(
-        reason=Reason.OK if all(limit.passes for limit in limits) else Reason.INTRODUCED,
+        reason=Reason.OK if all(limit.passes for limit in limits) else Reason.OVER,
         tolerance=str(tolerance),
         rule=tolerance.source,
         needed=", ".join(limit.needed for limit in limits if limit.needed),
@@ -117,7 +116,7 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
         used=found / most,
         rel_l2_limit=most * expects if math.isfinite(expects) else None,
         excess=found,
-        precision=expected.dtype,
+        excess_limit=most,
     )
     beyond = tolerance.ceiling is not None and tolerance.ceiling < metrics.rel_l2 < math.inf and found <= most
     if beyond and not tolerance.fed:  # it may come from a choice that rounding changed, in the baseline too: no failure, and no pass
@@ -125,11 +124,12 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
     if beyond and tolerance.ceiling is not None:
         return replace(
             verdict,
-            reason=Reason.INTRODUCED,
+            reason=Reason.OVER,
             tolerance=f"rel_l2 {tolerance.ceiling:g}",
             rule="ceiling",
             needed="",
             used=metrics.rel_l2 / tolerance.ceiling,
+            excess_limit=None,
             rel_l2_limit=tolerance.ceiling,
             detail=_far_beyond(expected),
             beyond=True,
@@ -139,7 +139,7 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
     if verdict.reason is Reason.IDENTICAL:
         return replace(verdict, needed="")
     if found > most:
-        return replace(verdict, reason=Reason.INTRODUCED)
+        return replace(verdict, reason=Reason.OVER)
     proves = is_half(dtype) and metrics.compared >= FEW and floor(dtype) < expected.rel_l2 < math.inf
     detail = verdict.detail if math.isfinite(metrics.rel_l2) else ""  # which was said of another limit
     return replace(verdict, reason=Reason.OVER_PRECISE if proves and found < 1.0 / most else Reason.OK, detail=detail)
@@ -157,7 +157,7 @@ def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
     """
     found = differing(metrics)
     most = most_changed(expected.different)
-    reason = Reason.OK if found <= most else Reason.INTRODUCED
+    reason = Reason.OK if found <= most else Reason.OVER
     detail = f"{found} of {metrics.compared} differ; so do {expected.different} in the baseline, by rounding alone"
     ratio = found / expected.different
     return Verdict(reason, f"{most:.0f} different", "baseline", f"{found} different", found / most, detail, excess=ratio)

@@ -12,8 +12,9 @@ from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
+from accucompare.bundle.manifest import Unfed
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, same_line
-from accucompare.compare.rows import BEGINS_HERE, Difference, Option, Reason, Row, Status, Verdict
+from accucompare.compare.rows import Difference, Option, Reason, Row, Status, Verdict
 
 #: An operator of a module call: (rank, step, name, call index, operator, number).
 Operator = tuple[int, int, str, int, str, int]
@@ -100,26 +101,22 @@ class OperatorOrigins:
             reason = Reason.INTRODUCED
             if unfed:
                 self._calls_over.add(call)
-        if verdict.reason is Reason.INTRODUCED:
+        if verdict.reason is Reason.OVER:
             return replace(verdict, reason=Reason.INHERITED if before else reason)
         if verdict.reason is Reason.NON_FINITE and not before:
-            return replace(verdict, detail=f"{verdict.detail}; {BEGINS_HERE}" if verdict.detail else BEGINS_HERE)
+            return verdict.beginning()
         return verdict
 
 
-def not_fed_operators(rank: int, entries: Iterable[dict[str, object]]) -> set[Operator]:
+def not_fed_operators(rank: int, entries: Iterable[Unfed]) -> set[Operator]:
     """The operators of a fed capture's list of what was not fed."""
     found = set()
     for entry in entries:
-        name, _, rest = str(entry.get("path", "")).partition("#")
+        name, _, rest = entry.path.partition("#")
         number = rest.partition(".")[0]
-        if entry.get("role") in list(OPERATOR_ROLES) and number.isdecimal():
-            found.add((rank, _number(entry.get("step")), str(entry.get("name", "")), _number(entry.get("call")), name, int(number)))
+        if entry.role in list(OPERATOR_ROLES) and number.isdecimal():
+            found.add((rank, entry.step, entry.name, entry.call, name, int(number)))
     return found
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0
 
 
 @dataclass(frozen=True)

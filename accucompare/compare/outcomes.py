@@ -115,7 +115,7 @@ class Sides:
     def _outcome(self, task: Task, run: Run = map) -> Outcome:
         """What is found of a pair; over its limit, and rounding alone makes it another one, there is nothing to judge it by."""
         found = self._found(task, run)
-        chosen = (Reason.SHAPE, Reason.INTRODUCED, Reason.MISSING, Reason.EXTRA)
+        chosen = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
         if not task.chosen or isinstance(found, BundleError) or found.verdict.reason not in chosen:
             return found
         return Found(None, Verdict(Reason.NOT_COMPARABLE, detail=task.chosen, chosen=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -84,7 +85,22 @@ HINTS_THERE = {
     "": {"scale": ""},
 }
 
-Found = list[tuple[str, str]]  # words and the key of a hint, or ""
+
+class Fact(NamedTuple):
+    """One thing that is found.
+
+    Attributes:
+        words: it in words.
+        hint: the key of a hint, or ``""``.
+        of_all: whether it is said of all values that were looked at, which may be those of one place.
+    """
+
+    words: str
+    hint: str = ""
+    of_all: bool = False
+
+
+Found = list[Fact]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +133,17 @@ def describe_error(golden: Float64, candidate: Float64, *, dtype: str = "float32
         finite = np.isfinite(golden) & np.isfinite(candidate)
         pair = pair_of(np.where(finite, golden, 0.0), np.where(finite, candidate, 0.0))
         found = _findings(pair, golden.shape, dtype) if pair.golden.size > 1 else []
-    if any(hint == "saturated" for _, hint in facts):
-        found = [one for one in found if one[1] != "clip"]  # it says the same
-    hints = [HINTS[hint] for _, hint in (*facts, *reversed(found)) if hint in HINTS]  # what was done tells more of the cause than where
-    return Shape(tuple(words for words, _ in (*facts, *found))[:3], tuple(dict.fromkeys(hints))[:2])
+    if any(fact.hint == "saturated" for fact in facts):
+        found = [one for one in found if one.hint != "clip"]  # it says the same
+    told = (*facts, *reversed(found))  # what was done tells more of the cause than where
+    hints = [HINTS[fact.hint] for fact in told if fact.hint in HINTS]
+    return Shape(tuple(fact.words for fact in (*facts, *found))[:3], tuple(dict.fromkeys(hints))[:2])
 
 
 def _saturated(golden: Float64, candidate: Float64, dtype: str) -> Found:
     largest = DTYPES[dtype].largest
     count = np.count_nonzero((np.abs(candidate) == largest) & (np.abs(golden) > largest))
-    return [(f"saturated at {dtype}'s largest value, {largest:.6g}, at {count} element(s)", "saturated")] if largest and count else []
+    return [Fact(f"saturated at {dtype}'s largest value, {largest:.6g}, at {count} element(s)", "saturated")] if largest and count else []
 
 
 def _not_finite(golden: Float64, candidate: Float64) -> Found:
@@ -144,7 +161,7 @@ def _not_finite(golden: Float64, candidate: Float64) -> Found:
             counted = pair_of(np.zeros(bad.shape), bad.astype(np.float64))
             places = [place for _, place in locate(counted, sums_of(counted))] if counted.places else []
             where = " and ".join(map(str, places)) or f"first at index {_index(int(bad.argmax()), bad.shape)}"
-            found.append((f"{words}, at {count} of {bad.size} element(s), {where}", hint))
+            found.append(Fact(f"{words}, at {count} of {bad.size} element(s), {where}", hint))
     return found
 
 
@@ -163,12 +180,10 @@ def _findings(whole: Pair, shape: tuple[int, ...], dtype: str) -> Found:
     chosen, kind = [place for _, place in where], _kind([place for _, place in where])
     share = percent(min(share for share, _ in where))
     hint = "" if kind == "token" else kind  # what is wrong with a whole row tells of its cause, that it is one does not
-    found = [(f"{share} of the squared error is in {' of '.join(map(str, reversed(chosen)))}", hint if hint in HINTS else "")]
+    found = [Fact(f"{share} of the squared error is in {' of '.join(map(str, reversed(chosen)))}", hint if hint in HINTS else "")]
     part = whole.part(chosen)
-    for words, hint in _what(part, sums_of(part), dtype):
-        there = " there" if words.startswith(("the candidate", "a constant", "the sign")) else ""
-        found.append((words + there, HINTS_THERE[kind].get(hint, hint)))
-    return found
+    what = _what(part, sums_of(part), dtype)
+    return found + [Fact(fact.words + (" there" if fact.of_all else ""), HINTS_THERE[kind].get(fact.hint, fact.hint)) for fact in what]
 
 
 def _kind(places: list[Place]) -> str:
@@ -188,12 +203,12 @@ def _spike(pair: Pair, shape: tuple[int, ...]) -> Found:
     share = float(diff[at]) ** 2 / total
     if share < 0.99 or diff[at] < SPIKE * np.abs(pair.golden).max() or diff.size < FEWEST:
         return []
-    return [(f"{percent(share)} of the squared error is in one element, at {_index(at, shape)}", "")]
+    return [Fact(f"{percent(share)} of the squared error is in one element, at {_index(at, shape)}")]
 
 
 def _what(pair: Pair, sums: Sums, dtype: str) -> Found:
     if best := describe(pair, sums):
-        return [(best.words, best.hint)]
+        return [Fact(best.words, best.hint, best.of_all)]
     return _steps(pair, dtype) + _by_golden(pair) or _low_rank(pair) or _unrelated(sums) or _noise(pair, sums)
 
 
@@ -212,7 +227,7 @@ def _steps(pair: Pair, dtype: str) -> Found:
     levels = len(np.unique(candidate))
     if not 1 < levels <= min(257, len(candidate) // 16) or len(np.unique(golden)) < 4 * levels:
         return []
-    return [(f"the candidate has only {levels} distinct values", "steps")]
+    return [Fact(f"the candidate has only {levels} distinct values", "steps", of_all=True)]
 
 
 def _by_golden(pair: Pair) -> Found:
@@ -226,9 +241,9 @@ def _by_golden(pair: Pair) -> Found:
         share = float(diff[where] @ diff[where]) / total
         expected = max(float(where.mean()), float(golden[where] @ golden[where]) / (float(golden @ golden) or 1.0))
         if share >= SIDE and expected <= SHARE and beyond_chance(np.array(share), np.array(expected), carriers) >= CERTAIN:
-            return [(f"{percent(share)} of the squared error is where golden is {words}", "side")]
+            return [Fact(f"{percent(share)} of the squared error is where golden is {words}", "side")]
     one = _function_of_golden(golden, candidate)
-    return [(one.words, one.hint)] if carriers >= 4 * BINS and one.certain() else []
+    return [Fact(one.words, one.hint)] if carriers >= 4 * BINS and one.certain() else []
 
 
 def _function_of_golden(golden: Float64, candidate: Float64) -> Description:
@@ -262,7 +277,7 @@ def _low_rank(pair: Pair) -> Found:
         return []
     left = max(0.0, 1 - float(np.linalg.norm(diff, 2)) ** 2 / total)
     one = Description("low rank", "every row of the tensor has the same error but for a factor", left, sum(diff.shape), carriers_of(diff))
-    return [(one.words, one.hint)] if one.certain() else []
+    return [Fact(one.words, one.hint)] if one.certain() else []
 
 
 def _unrelated(sums: Sums) -> Found:
@@ -271,7 +286,7 @@ def _unrelated(sums: Sums) -> Found:
     candidate, both = diff + 2 * product + golden, product + golden
     if sums.carriers < UNRELATED or not golden or not candidate or abs(both) > 4 * math.sqrt(golden * candidate / sums.carriers):
         return []
-    return [("the candidate does not correlate with golden", "unrelated")]
+    return [Fact("the candidate does not correlate with golden", "unrelated", of_all=True)]
 
 
 def _noise(pair: Pair, sums: Sums) -> Found:
@@ -280,15 +295,15 @@ def _noise(pair: Pair, sums: Sums) -> Found:
         return []
     golden, error = float(sums.leading[3].sum()), float(sums.leading[1].sum())
     if not golden:
-        return [("no pattern was found", "")]
+        return [Fact("no pattern was found")]
     ratio, slope = math.sqrt(error / golden), _slope(pair)
     bits = round(math.log2(min(max(ROUNDING / ratio, 1.0), 2.0**53)))
     if abs(slope - 1) < SLOPE:
         size = f"about as large as rounding to {bits} bits" if bits > 1 else f"{ratio:.1g} of it"
         known = any(abs(bits - digits) <= 1 for digits in CAST_TO)
-        return [(f"no pattern was found, in proportion to |golden|: {size}", "relative" if known else "")]
+        return [Fact(f"no pattern was found, in proportion to |golden|: {size}", "relative" if known else "")]
     alike = ", as large where golden is small" if abs(slope) < SLOPE else ""
-    return [(f"no pattern was found, {ratio:.1e} of golden's RMS{alike}", "")]  # any error is so behind a product: no hint
+    return [Fact(f"no pattern was found, {ratio:.1e} of golden's RMS{alike}")]  # any error is so behind a product: no hint
 
 
 def _explained(pair: Pair, sums: Sums) -> bool:

@@ -10,7 +10,7 @@ from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle
 from accucompare.compare.align import Renaming, counterparts, rename_parameter
 from accucompare.compare.provenance import other_code, other_configuration, place
-from accucompare.compare.rows import Finding, RefusedBaseline
+from accucompare.compare.rows import About, Finding, RefusedBaseline
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
 from accucompare.numbers.digests import same_fingerprint
 
@@ -60,9 +60,7 @@ def _completeness(pair: Pairing) -> Iterator[Finding]:
 
 def _mode(pair: Pairing) -> Iterator[Finding]:
     sides = [
-        name
-        for name, bundle in (("golden", pair.golden), ("the candidate", pair.candidate))
-        if bundle.manifest.capture.get("mode") == "stats"
+        name for name, bundle in (("golden", pair.golden), ("the candidate", pair.candidate)) if bundle.manifest.options.mode == "stats"
     ]
     if sides:
         hold = "hold" if len(sides) == 2 else "holds"
@@ -74,7 +72,7 @@ def _steps(pair: Pairing) -> Iterator[Finding]:
     sides = [{(rank, entry.step) for rank, entry in bundle.steps()} for bundle in (pair.golden, pair.candidate)]
     if sides[0] != sides[1]:
         counts = [f"{len(side)} step(s) of {len({rank for rank, _ in side})} rank(s)" for side in sides]
-        yield Finding("steps", f"golden holds {counts[0]}, the {pair.name} {counts[1]}")
+        yield Finding("steps", f"golden holds {counts[0]}, the {pair.name} {counts[1]}", about=About.STEPS)
 
 
 def _weights(pair: Pairing) -> Iterator[Finding]:
@@ -85,9 +83,8 @@ def _weights(pair: Pairing) -> Iterator[Finding]:
             alone = {name: entry for name, entry in own.items() if name not in found}
             renamed = {**alone, **{new: own[name] for name, new in found.items()}}
             computed = {name for table in (renamed, others) for name, entry in table.items() if entry.get("computed")}
-            narrowed = tuple(
-                f"{name}." for name in (theirs.capture.get("fallback") or {}).get("modules") or ()
-            )  # of another type on purpose
+            fallback = theirs.options.fallback
+            narrowed = tuple(f"{name}." for name in (() if fallback is None else fallback.modules))  # of another type on purpose
             computed |= {name for name in others if name.startswith(narrowed)}
             given = [{name: entry for name, entry in table.items() if name not in computed} for table in (renamed, others)]
             yield from _digests(f"{kind}{rank}", given[0], given[1], pair.name)
@@ -115,23 +112,23 @@ def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any], side:
     same = {name: same_fingerprint(golden[name], candidate[name]) for name in shared}
     different = [name for name in shared if same[name] is False]
     if different:
-        yield Finding(what, f"{len(different)} of {len(shared)} {what} differ: {_some(different)}")
-    changes: dict[tuple[str, str], list[str]] = {}
+        yield Finding(what, f"{len(different)} of {len(shared)} {what} differ: {_some(different)}", about=About.GIVEN)
+    changes: dict[tuple[str, str, bool], list[str]] = {}
     for name in shared:
         ours, theirs = golden[name]["dtype"], candidate[name]["dtype"]
         if ours != theirs and same[name] is not False:
-            known = "" if same[name] else ", too different to say whether they agree"
-            changes.setdefault((ours, f"{ours} in golden, {theirs} in the {side}{known}"), []).append(name)
+            changes.setdefault((ours, theirs, bool(same[name])), []).append(name)
     kept = {golden[name]["dtype"] for name in shared if golden[name]["dtype"] == candidate[name]["dtype"]}
-    for (ours, change), names in changes.items():
+    for (ours, theirs, known), names in changes.items():
+        change = f"{ours} in golden, {theirs} in the {side}{'' if known else ', too different to say whether they agree'}"
         if ours in kept:  # others of this dtype kept it: an accident, more often than not
-            yield Finding(what, f"{len(names)} of {len(shared)} {what} are {change}: {_some(names)}")
+            yield Finding(what, f"{len(names)} of {len(shared)} {what} are {change}: {_some(names)}", about=About.GIVEN)
         else:
-            agree = "" if "too different" in change else "; the same after rounding"
-            yield Finding(what, f"{what} are {change}{agree}", serious=False)
+            agree = "; the same after rounding" if known else ""
+            yield Finding(what, f"{what} are {change}{agree}", serious=False, about=About.GIVEN)
     alone = sorted(golden.keys() ^ candidate.keys())
     if alone and shared:
-        yield Finding(what, f"{len(alone)} {what} on one side only: {_some(alone)}")
+        yield Finding(what, f"{len(alone)} {what} on one side only: {_some(alone)}", about=About.GIVEN)
 
 
 def _some(names: Sequence[str | int]) -> str:
@@ -139,30 +136,30 @@ def _some(names: Sequence[str | int]) -> str:
 
 
 def _settings(pair: Pairing) -> Iterator[Finding]:
-    for section, key, words, serious in _SETTINGS:
+    for section, key, words, serious, about in _SETTINGS:
         ours, theirs = (_get(bundle.manifest, section, key) for bundle in (pair.golden, pair.candidate))
         if ours != theirs and not (key == "random" and None in (ours, theirs)):  # a killed capture could not say
-            yield Finding(words, f"{words}: golden {_shown(ours)}, {pair.name} {_shown(theirs)}", serious)
+            yield Finding(words, f"{words}: golden {_shown(ours)}, {pair.name} {_shown(theirs)}", serious, about=about)
 
 
-#: Settings that two captures should share: section of the manifest, dotted key, how it is called, whether it is serious.
+#: Settings that two captures should share: section of the manifest, dotted key, how it is called, whether it is serious, what it is about.
 _SETTINGS = (
-    ("model", "training", "train mode", True),
-    ("model", "active_dropout", "active dropout modules", True),
-    ("model", "class", "model class", False),
-    ("capture", "seed", "seed", True),
-    ("environment", "autocast", "autocast", True),
-    ("capture", "emulate", "emulated precision", True),
-    ("capture", "only", "--only", False),
-    ("capture", "skip", "--skip", False),
-    ("environment", "random", "random operations", True),
-    ("environment", "device.type", "device", False),
-    ("environment", "git.commit", "git commit", False),
+    ("model", "training", "train mode", True, About.MODE),
+    ("model", "active_dropout", "active dropout modules", True, About.MODE),
+    ("model", "class", "model class", False, About.OTHER),
+    ("capture", "seed", "seed", True, About.SEED),
+    ("environment", "autocast", "autocast", True, About.OTHER),
+    ("capture", "emulate", "emulated precision", True, About.OTHER),
+    ("capture", "only", "--only", False, About.OTHER),
+    ("capture", "skip", "--skip", False, About.OTHER),
+    ("environment", "random", "random operations", True, About.MODE),
+    ("environment", "device.type", "device", False, About.OTHER),
+    ("environment", "git.commit", "git commit", False, About.OTHER),
 )
 
 
 def _versions(pair: Pairing) -> Iterator[Finding]:
-    ours, theirs = ((bundle.manifest.environment.get("versions") or {}) for bundle in (pair.golden, pair.candidate))
+    ours, theirs = (bundle.manifest.versions for bundle in (pair.golden, pair.candidate))
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         if ours.get(name) != theirs.get(name) and name not in ("python", "accucompare"):
             yield Finding(name, f"{name}: golden {_shown(ours.get(name))}, {pair.name} {_shown(theirs.get(name))}", serious=False)
@@ -182,7 +179,7 @@ _MOST_CONFIGURED = 5
 
 
 def _flags(pair: Pairing) -> Iterator[Finding]:
-    ours, theirs = ((bundle.manifest.environment.get("flags") or {}) for bundle in (pair.golden, pair.candidate))
+    ours, theirs = (bundle.manifest.flags for bundle in (pair.golden, pair.candidate))
     for name in sorted(ours.keys() & theirs.keys()):
         if ours[name] != theirs[name]:
             yield Finding("flags", f"{name}: golden {_shown(ours[name])}, candidate {_shown(theirs[name])}")
@@ -208,20 +205,19 @@ _LOWERED = (True, "tf32", "bf16")
 
 def _feeding(pair: Pairing) -> Iterator[Finding]:
     for manifest in pair.candidate.manifests.values():
-        feed = manifest.capture.get("feed") or {}
-        left = feed.get("not_fed") or []
+        feed = manifest.feed
+        left = () if feed is None else feed.not_fed
         if left:
-            places = _some([f"{entry.get('name') or '(root)'} {entry.get('role')} ({entry.get('why')})" for entry in left])
+            places = _some([f"{entry.name or '(root)'} {entry.role} ({entry.why})" for entry in left])
             yield Finding("feed", f"{len(left)} values of golden were not fed: {places}", serious=False)
 
 
 def _rounding(pair: Pairing) -> Iterator[Finding]:
     ours, theirs = (float_dtype(bundle.manifest) for bundle in (pair.golden, pair.candidate))
-    if theirs in ("bfloat16", "float16") and ours in ("float32", "float64"):
-        rounded = pair.golden.manifest.capture.get("round_weights")
-        if rounded != theirs and pair.candidate.manifest.capture.get("feed"):
-            message = f"golden's weights are not rounded to {theirs} as the candidate's are, which hides small errors"
-            yield Finding("round_weights", f"{message}; capture it with --round-weights {theirs}", serious=False)
+    narrower = theirs in ("bfloat16", "float16") and ours in ("float32", "float64")
+    if narrower and pair.golden.manifest.options.round_weights != theirs and pair.candidate.manifest.fed:
+        message = f"golden's weights are not rounded to {theirs} as the candidate's are, which hides small errors"
+        yield Finding("round_weights", f"{message}; capture it with --round-weights {theirs}", serious=False)
 
 
 def _notes(pair: Pairing) -> Iterator[Finding]:
@@ -258,11 +254,9 @@ _CHECKS: tuple[Check, ...] = (
     _notes,
 )
 
-#: What a baseline must share with golden; its precision is the candidate's.
+#: What a baseline must share with golden, as far as it is about anything but ``OTHER``; its precision is the candidate's.
 _BASELINE_CHECKS: tuple[Check, ...] = (_weights, _inputs, _steps, _settings)
-_BASELINE_SETTINGS = ("train mode", "active dropout modules", "seed", "random operations")
-_HARMLESS = ("seed", "steps")  # where weights, inputs and draws agree
-_OF_A_BASELINE = ("parameters", "buffers", "inputs", "steps")
+_HARMLESS = (About.SEED, About.STEPS)  # where weights, inputs and draws agree
 
 
 def preflight_baseline(
@@ -278,8 +272,7 @@ def preflight_baseline(
         return [Finding("refused baseline", f"{refused}; fixed limits judge"), Finding("baseline", cure, serious=False)]
     if baseline is None:
         dtypes = [float_dtype(bundle.manifest) for bundle in (golden, candidate)]
-        fed = bool(candidate.manifest.capture.get("feed"))
-        if not fed and (dtypes[0] == dtypes[1] or "" in dtypes):
+        if not candidate.manifest.fed and (dtypes[0] == dtypes[1] or "" in dtypes):
             return []
         command = baseline_command(golden, candidate)
         other = other_code(golden.manifest, candidate.manifest).versions
@@ -292,10 +285,10 @@ def preflight_baseline(
             finding,
             topic=f"baseline {finding.topic}",
             message=f"baseline: {finding.message}",
-            of_baseline=not finding.topic.startswith(_HARMLESS),
+            of_baseline=finding.about not in _HARMLESS,
         )
         for finding in found
-        if finding.topic in _BASELINE_SETTINGS or finding.topic.startswith(_OF_A_BASELINE)
+        if finding.about is not About.OTHER
     ]
     ours, theirs = product_formats(baseline.manifest), product_formats(candidate.manifest)
     lowered = next((name for name in theirs if name), "")

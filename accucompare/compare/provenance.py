@@ -52,16 +52,15 @@ def other_code(golden: Manifest, other: Manifest) -> OtherCode:
     other devices (``2.13.0+cpu``) are one version. A file that the other capture did not run is no difference, unless it holds the class
     of one of golden's modules.
     """
-    ours, theirs = (manifest.model.get("sources") for manifest in (golden, other))
-    if ours is None or theirs is None or not all(manifest.model.get("functions_seen", True) for manifest in (golden, other)):
+    codes = golden.code, other.code
+    ours, theirs = (code.sources for code in codes)
+    if ours is None or theirs is None or not all(code.functions_seen for code in codes):
         return OtherCode(unrecorded=True)
     files = set(theirs.values())  # a file may have been moved
     return OtherCode(
         versions=tuple(_versions(golden, other, {name.partition(".")[0] for name in ours})),
         edited=tuple(name for name in ours if theirs.get(name, ours[name]) != ours[name]),
-        absent=tuple(
-            name for name in golden.model.get("class_sources") or () if name in ours and not (name in theirs or ours[name] in files)
-        ),
+        absent=tuple(name for name in codes[0].class_sources or () if name in ours and not (name in theirs or ours[name] in files)),
         configured=tuple(other_configuration(golden, other)),
     )
 
@@ -71,7 +70,7 @@ def other_optimizer(golden: Manifest, other: Manifest) -> OtherCode:
 
     Another release of torch is no other optimizer, as it is no other layer: that no update was compared is said in any case.
     """
-    classes = [str(manifest.capture.get("optimizer") or "") for manifest in (golden, other)]
+    classes = [manifest.options.optimizer or "" for manifest in (golden, other)]
     names = {name.rpartition(".")[0].partition(" of ")[0] for name in classes}
     code = other_code(golden, other)
     packages = {name.partition(".")[0] for name in names} - {"", "torch"}
@@ -85,7 +84,7 @@ def other_optimizer(golden: Manifest, other: Manifest) -> OtherCode:
 
 def other_configuration(golden: Manifest, other: Manifest, renamings: Sequence[Renaming] = ()) -> Iterable[tuple[str, str, Any, Any]]:
     """The attributes of modules that both captures have with different values: module, attribute, golden's value, the other's."""
-    ours, theirs = ((manifest.model.get("configuration") or {}) for manifest in (golden, other))
+    ours, theirs = ((manifest.code.configuration or {}) for manifest in (golden, other))
     for name, values in ours.items():
         others = theirs.get(rename(name, renamings) or name, {})
         yield from ((name, key, value, others[key]) for key, value in values.items() if key in others and repr(others[key]) != repr(value))
@@ -97,7 +96,7 @@ def place(name: str, attribute: str) -> str:
 
 
 def _versions(golden: Manifest, other: Manifest, packages: Iterable[str]) -> Iterable[tuple[str, str, str]]:
-    ours, theirs = (_public(manifest.environment.get("versions") or {}) for manifest in (golden, other))
+    ours, theirs = (_public(manifest.versions) for manifest in (golden, other))
     for package in sorted(packages):
         if package in ours and package in theirs and ours[package] != theirs[package]:
             yield package, ours[package], theirs[package]

@@ -14,7 +14,7 @@ from accucompare.bundle.records import Record, Role
 from accucompare.compare.culprits import STRUCTURAL, different_values, is_of_glue
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.provenance import OtherCode
-from accucompare.compare.rows import STATUS_OF, UNMATCHED, Culprit, Finding, Reason, RefusedBaseline, Row, Status
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Culprit, Finding, Reason, RefusedBaseline, Row, Status
 from accucompare.compare.tolerance import Tolerances
 from accucompare.compare.unseen import unseen
 
@@ -32,6 +32,10 @@ class Answer(str, Enum):
     ROUNDING = "rounding"
     BUG = "bug"
     NOT_SURE = "not sure"
+
+
+#: Answers that find no bug. In words they begin with the answer.
+ALL_CLEAR = (Answer.IDENTICAL, Answer.ROUNDING)
 
 
 @dataclass(frozen=True)
@@ -81,13 +85,13 @@ class Result:
     @property
     def fed(self) -> bool:
         """Whether each of the candidate's module calls was given golden's values, so that its error is its own."""
-        return bool(self.candidate.manifest.capture.get("feed"))
+        return self.candidate.manifest.fed
 
     @property
     def conclusion(self) -> str:
         """Rounding or a bug, and where, in one line that begins with ``rounding``, ``bug``, ``not sure`` or ``identical``."""
         answer, words = _conclude(self)
-        return words if words.startswith(answer.value) else f"{answer.value}: {words}"
+        return words if answer in ALL_CLEAR else f"{answer.value}: {words}"
 
     @property
     def answer(self) -> Answer:
@@ -204,13 +208,17 @@ class Result:
 
     def place(self, row: Row) -> str:
         """Where a row is, with its step and rank where there are several: ``encoder.0.fc1 output (step 2, rank 1)``."""
+        return row.place + self.step_and_rank(row)
+
+    def step_and_rank(self, row: Row) -> str:
+        """`` (step 2, rank 1)``, where there are several of each; else ``""``."""
         manifests = (self.golden.manifest, self.candidate.manifest)
         numbers = []
         if row.record is not None and any(len(manifest.steps) > 1 for manifest in manifests):
             numbers.append(f"step {row.record.step}")
         if row.record is not None and any(manifest.ranks > 1 for manifest in manifests):
             numbers.append(f"rank {row.record.rank}")
-        return row.place + (f" ({', '.join(numbers)})" if numbers else "")
+        return f" ({', '.join(numbers)})" if numbers else ""
 
     def counts(self) -> Counter[Reason]:
         """Number of rows by reason; they add up to ``len(rows)``."""
@@ -247,15 +255,15 @@ def _conclude(result: Result) -> tuple[Answer, str]:
         judged = result.compared - result.without_baseline
         return Answer.NOT_SURE, f"the baseline judges {judged} of {result.compared} compared rows only"
     answer, words = _concluded(result)
-    return answer, "; ".join([words, *_not_looked_at(result)]) if answer in (Answer.IDENTICAL, Answer.ROUNDING) else words
+    return answer, "; ".join([words, *_not_looked_at(result)]) if answer in ALL_CLEAR else words
 
 
 def _not_looked_at(result: Result) -> Iterator[str]:
     """What an all-clear does not cover."""
     sides = result.golden.manifest, result.candidate.manifest
-    if any(manifest.capture.get("loss") for manifest in sides):
+    if any(manifest.options.loss for manifest in sides):
         yield "forward only: the case has a loss, of which no gradient was compared"
-    if replaced := result.candidate.manifest.capture.get("replaced") or []:
+    if replaced := result.candidate.manifest.options.replaced:
         more = ", …" if len(replaced) > 1 else ""
         yield f"{len(replaced)} of the case's own weights were not golden's, and were replaced by them ({replaced[0]}{more})"
     if configured := [finding.message for finding in result.preflight if finding.topic == "configuration"]:
@@ -310,8 +318,7 @@ def _without_failure(result: Result) -> tuple[Answer, str]:
 
 def _given_differently(findings: Iterable[Finding]) -> str:
     """What pre-flight found of weights and inputs, which alone explains any difference."""
-    topics = ("parameters", "buffers", "inputs")
-    return next((each.message for each in findings if each.serious and not each.of_baseline and each.topic.startswith(topics)), "")
+    return next((each.message for each in findings if each.serious and not each.of_baseline and each.about is About.GIVEN), "")
 
 
 def _named(result: Result, culprit: Culprit) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -37,6 +37,7 @@ class Reason(str, Enum):
     NOT_COMPARABLE = "not comparable"
     OVER_PRECISE = "over-precise"
     NOT_DETERMINISTIC = "not deterministic"
+    OVER = "over"  # its limit, until it is traced to where that came from; no row of a result has it
 
 
 STATUS_OF = {
@@ -55,11 +56,13 @@ STATUS_OF = {
     Reason.NOT_COMPARABLE: Status.NOT_COMPARED,
     Reason.OVER_PRECISE: Status.PASS,
     Reason.NOT_DETERMINISTIC: Status.NOT_COMPARED,
+    Reason.OVER: Status.FAIL,
 }
 
 #: Reasons of rows that have only one side.
 UNMATCHED = (Reason.MISSING, Reason.EXTRA)
 
+#: What the reasons mean that a row of a result may have.
 MEANING = {
     Reason.IDENTICAL: "bit for bit the same",
     Reason.OK: "within tolerance",
@@ -77,12 +80,6 @@ MEANING = {
     Reason.OVER_PRECISE: "much closer to golden than the baseline, which computes in the same precision: usually a cast is missing",
     Reason.NOT_DETERMINISTIC: "over its limit, but no more than two runs of the candidate differ from each other",
 }
-
-#: What the detail of a fed row says where something that went into its call was not fed and is not known to be right.
-NOT_ALL_FED = "not all that went in was fed"
-
-#: How the detail of a row ends where values that are not finite come from.
-BEGINS_HERE = "begins here"
 
 #: How a row without recorded values was judged, after "judged".
 BY_STATISTICS = "by statistics alone, which show neither values in another order nor most small differences"
@@ -146,10 +143,13 @@ class Verdict:
         detail: one sentence more, where there is something to say.
         rel_l2_limit: the limit on the relative L2 error, where there was one.
         excess: the candidate's relative L2 error as a multiple of the baseline's (or of its floor); ``None`` without a baseline.
-        precision: the baseline's dtype, if its rounding was expected of a wider one; else ``""``.
+        excess_limit: the limit on ``excess``, where that is what judged it.
         beyond: whether the baseline would pass it, but it is too large to be rounding, whatever the baseline.
         option: of a number or a string given to an operator, what the two sides give, if that differs.
         chosen: whether rounding changes the shape here, or how often the call is made, as the baseline shows: nothing judges it.
+        alike: of values that cannot be compared, whether both sides hold the same kind of value.
+        begins: whether values that are not finite come from here: nothing that went in has any.
+        not_all_fed: of a fed row, whether something that went into its call was not fed and is not known to be right.
     """
 
     reason: Reason
@@ -160,10 +160,13 @@ class Verdict:
     detail: str = ""
     rel_l2_limit: float | None = None
     excess: float | None = None
-    precision: str = ""
+    excess_limit: float | None = None
     beyond: bool = False
     option: Option | None = None
     chosen: bool = False
+    alike: bool = False
+    begins: bool = False
+    not_all_fed: bool = False
 
     @property
     def status(self) -> Status:
@@ -173,6 +176,17 @@ class Verdict:
     def near(self) -> bool:
         """Whether it passes with more than half of its tolerance used."""
         return self.status is Status.PASS and self.used is not None and self.used > 0.5
+
+    def beginning(self) -> Verdict:
+        """The same with ``begins``, which its detail says."""
+        return replace(self, begins=True, detail=self._also("begins here"))
+
+    def unfed(self) -> Verdict:
+        """The same with ``not_all_fed``, which its detail says."""
+        return replace(self, not_all_fed=True, detail=self._also("not all that went in was fed"))
+
+    def _also(self, words: str) -> str:
+        return f"{self.detail}; {words}" if self.detail else words
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -242,14 +256,32 @@ class Row:
         return f"{self.module or '(root)'}{call} {record.role.value}{path}"
 
 
+class About(str, Enum):
+    """What a finding is about, as far as anything is decided by that."""
+
+    GIVEN = "given"  # weights and inputs, which alone explain any difference
+    STEPS = "steps"
+    SEED = "seed"
+    MODE = "mode"  # train mode, dropout, random numbers
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that pre-flight found; ``serious`` if it alone may explain differences; ``of_baseline``: it is the baseline that has it."""
+    """One thing that pre-flight found.
+
+    Attributes:
+        topic, message: what people read.
+        serious: whether it alone may explain differences.
+        of_baseline: whether it is the baseline that has it.
+        about: what is decided by.
+    """
 
     topic: str
     message: str
     serious: bool = True
     of_baseline: bool = False
+    about: About = About.OTHER
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ _SHORT = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "
 def product_formats(manifest: Manifest) -> tuple[str, str]:
     """The formats (see ``PRODUCT_ROUNDING``) that a capture's float32 matrix products and convolutions were rounded to, or ``""``."""
     emulated = str(manifest.capture.get("emulate") or "")
-    flags = manifest.environment.get("flags") or {}
+    flags = manifest.flags
     found = [emulated or next((_format(flags.get(name), on) for name, on in table.items() if _format(flags.get(name), on)), "")
              for table in (_MATMUL_FLAGS, _CONV_FLAGS)]  # fmt: skip
     return found[0], found[1]
@@ -35,9 +35,8 @@ def _format(value: Any, on: str) -> str:
 
 def float_dtype(manifest: Manifest) -> str:
     """The floating dtype that a capture computed in: what it was cast to, or else that of most of its parameters; ``""`` if unknown."""
-    cast = manifest.capture.get("dtype")
-    if cast:
-        return str(cast)
+    if cast := manifest.options.dtype:
+        return cast
     dtypes = [entry["dtype"] for entry in (manifest.model.get("parameters") or {}).values() if entry["dtype"] in _SHORT]
     return max(sorted(set(dtypes)), key=dtypes.count, default="")
 
@@ -74,12 +73,12 @@ def baseline_command(golden: Bundle, candidate: Bundle) -> str:
         dtype = dtypes[1] if dtypes[0] != dtypes[1] and dtypes[1] else "float64"
         name = _SHORT.get(dtype, dtype)
         command += ["--dtype", dtype]
-    fed = bool(theirs.capture.get("feed"))
-    rounded, like = ours.capture.get("round_weights"), golden.path if ours.state is not None else ours.capture.get("like")
+    fed = theirs.fed
+    rounded, like = ours.options.round_weights, golden.path if ours.state is not None else ours.capture.get("like")
     if fed:  # which takes over how golden's weights were rounded
         command += ["--feed", str(golden.path)]
     elif rounded:
-        command += ["--round-weights", str(rounded)]
+        command += ["--round-weights", rounded]
     command += ["--like", str(like)] if like else []
     for option in ("seed", "steps"):
         command += [f"--{option}", str(ours.capture[option])] if ours.capture.get(option) else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
@@ -142,9 +142,10 @@ EXACT = Tolerance(source="integers and booleans are compared exactly")
 
 @dataclass(frozen=True)
 class Rule:
-    """One ``[[rule]]`` of a tolerance file: what it applies to, and the limits there."""
+    """One ``[[rule]]`` of a tolerance ``file``: what it applies to, and the limits there."""
 
     tolerance: Tolerance
+    file: str
     layer: str = "*"
     type: str = "*"
     role: str = "*"
@@ -199,15 +200,20 @@ class Tolerances:
         ceiling = _ceiling(coarsest, max(self.rounding, self.conv_rounding), copies=False, fed=False)
         return _default(coarsest, coarsest in (golden.dtype, candidate.dtype), ceiling)
 
+    @property
+    def by_rules(self) -> str:
+        """The rules of a file in words; ``""`` if there are none."""
+        return f"{len(self.rules)} rule(s) from {self.rules[0].file}" if self.rules else ""
+
+    @property
+    def by_dtype(self) -> str:
+        """The limits that hold by default, in words."""
+        if self.fed:
+            return f"{FED_ROUNDINGS} x the rounding of each dtype ({FED_ROUNDINGS_OF_SUMS} x where sums make most of the error)"
+        return "default relative L2 limit of each dtype"
+
     def __str__(self) -> str:
-        parts = [f"{len(self.rules)} rule(s) from {self.rules[0].tolerance.source.rsplit(',', 1)[0]}"] if self.rules else []
-        default = (
-            f"{FED_ROUNDINGS} x the rounding of each dtype ({FED_ROUNDINGS_OF_SUMS} x where sums make most of the error)"
-            if self.fed
-            else "default relative L2 limit of each dtype"
-        )
-        parts.append(str(self.otherwise) if self.otherwise.given else default)
-        return ", then ".join(parts)
+        return ", then ".join(filter(None, [self.by_rules, str(self.otherwise) if self.otherwise.given else self.by_dtype]))
 
 
 @cache
@@ -233,7 +239,7 @@ def _ceiling(coarsest: str, products: float, copies: bool, fed: bool = True) -> 
 
 
 _MOST_BYTES = 16 << 20  # of a file of rules, which has a few lines for a layer
-_RULE_KEYS = [field.name for field in fields(Rule) if field.name != "tolerance"]
+_RULE_KEYS = ["layer", "type", "role", "dtype"]
 _LIMIT_KEYS = ["atol", "rtol", "rel_l2", "cosine"]
 
 
@@ -254,10 +260,11 @@ def read_rules(path: str | Path) -> tuple[Rule, ...]:
     tables = content.pop("rule", [])
     if content or not isinstance(tables, list) or not tables:
         raise UsageError(f"{path}: must hold [[rule]] tables and nothing else, but has {sorted(content) or 'none'}")
-    return tuple(_rule(table, f"{path}, rule {number}") for number, table in enumerate(tables, 1))
+    return tuple(_rule(table, str(path), number) for number, table in enumerate(tables, 1))
 
 
-def _rule(table: Any, place: str) -> Rule:
+def _rule(table: Any, file: str, number: int) -> Rule:
+    place = f"{file}, rule {number}"
     if not isinstance(table, Mapping):
         raise UsageError(f"{place}: must be a [[rule]] table, but is {table!r}")
     unknown = sorted(set(table) - {*_RULE_KEYS, *_LIMIT_KEYS})
@@ -272,4 +279,4 @@ def _rule(table: Any, place: str) -> Rule:
         raise UsageError(f"{place}: {error}") from None
     if not tolerance.given:
         raise UsageError(f"{place}: has no limit; give one of {', '.join(_LIMIT_KEYS)}")
-    return Rule(tolerance, **{key: table[key] for key in _RULE_KEYS if key in table})
+    return Rule(tolerance, file, **{key: table[key] for key in _RULE_KEYS if key in table})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.compare.operator_rows import Operator, OperatorOrigins, is_operator, not_fed_operators
-from accucompare.compare.rows import BEGINS_HERE, NOT_ALL_FED, UNMATCHED, Reason, Status, Verdict
+from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
 
 #: Fed: a later error in a call's own code is one of its own if it is so many times as far over its limit as the earlier ones.
 MUCH_FURTHER = 8.0
@@ -50,7 +50,7 @@ class Origins:
         if record.role is Role.COMPUTED_BUFFER:
             if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
                 self._buffers.add((record.rank, record.name))
-            return _noted(verdict, BEGINS_HERE) if verdict.reason is Reason.NON_FINITE else verdict
+            return _of_buffer(verdict)
         call = self._state((*step, record.name, record.call))
         if is_operator(record):
             return self._operators.trace(record, verdict, call.over)
@@ -60,10 +60,10 @@ class Origins:
             parent = self._state((*step, *record.parent))
             parent.has_children = True
         nonfinite = verdict.reason is Reason.NON_FINITE
-        if verdict.reason is Reason.INTRODUCED:
+        if verdict.reason is Reason.OVER:
             verdict = replace(verdict, reason=self._reason(record, call, parent))
         elif nonfinite and not self._nonfinite_before(record, call, parent):
-            verdict = _noted(verdict, BEGINS_HERE)
+            verdict = verdict.beginning()
         if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
             self._steps_over.add(step)
             if nonfinite:
@@ -102,9 +102,10 @@ NotFed = tuple[int, int, str, int, str, str]
 def not_fed(manifests: Mapping[int, Manifest]) -> set[NotFed]:
     """Which values of a fed capture kept what had been computed, from the manifests of its ranks."""
     return {
-        (rank, entry.get("step", 0), entry.get("name", ""), entry.get("call", 0), entry.get("role", ""), entry.get("path", ""))
+        (rank, entry.step, entry.name, entry.call, entry.role, entry.path)
         for rank, manifest in manifests.items()
-        for entry in (manifest.capture.get("feed") or {}).get("not_fed") or ()
+        if (feed := manifest.feed) is not None
+        for entry in feed.not_fed
     }
 
 
@@ -112,7 +113,8 @@ def operators_not_fed(manifests: Mapping[int, Manifest]) -> frozenset[Operator]:
     """Which operators of a fed capture kept what they were given, or gave, from the manifests of its ranks."""
     found: set[Operator] = set()
     for rank, manifest in manifests.items():
-        found |= not_fed_operators(rank, (manifest.capture.get("feed") or {}).get("not_fed") or ())
+        feed = manifest.feed
+        found |= set() if feed is None else not_fed_operators(rank, feed.not_fed)
     return frozenset(found)
 
 
@@ -122,7 +124,7 @@ class Fed:
 
     Where an input that was not fed is over its limit, or an output of a child that was not fed, a call's own code computed with
     values that were wrong already: its outputs, and what it gives its children, are *inherited*. Where such an input cannot be told to
-    be right, the outputs' verdicts say so (``NOT_ALL_FED``).
+    be right, the outputs' verdicts say so (``not_all_fed``).
 
     A call's own code goes on with what it has computed itself, as a residual stream does: of the values that it gives its children and
     returns, only the first one over its limit is *glue*, and others that are much further over theirs.
@@ -154,7 +156,7 @@ class Fed:
         if record.role is Role.COMPUTED_BUFFER:
             if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
                 self._buffers.add((record.rank, record.name))
-            return _noted(verdict, BEGINS_HERE) if verdict.reason is Reason.NON_FINITE else verdict
+            return _of_buffer(verdict)
         call: Call = (*step, record.name, record.call)
         if is_operator(record):
             return self.operators.trace(record, verdict, call in self._tainted)
@@ -168,16 +170,16 @@ class Fed:
         if record.role is Role.INPUT and _is_right(record, verdict):
             self._unknown.get(call, set()).discard(record.path)
         elif record.role is Role.OUTPUT and verdict.status is Status.FAIL and self._unknown.get(call):
-            verdict = _noted(verdict, NOT_ALL_FED)
+            verdict = verdict.unfed()
         if reshaped and source in self._reshaped:
             verdict = replace(verdict, reason=Reason.INHERITED)
-        elif verdict.reason is Reason.INTRODUCED:
+        elif verdict.reason is Reason.OVER:
             reason = Reason.INHERITED if given else self._reason(record, call)
             if reason is Reason.GLUE and source is not None and self._passed_on(source, verdict):
                 reason = Reason.INHERITED
             verdict = replace(verdict, reason=reason)
         elif verdict.reason is Reason.NON_FINITE and not given:
-            verdict = _noted(verdict, BEGINS_HERE)
+            verdict = verdict.beginning()
         wrong = verdict.status is Status.FAIL or verdict.chosen or verdict.reason is Reason.NOT_DETERMINISTIC
         if wrong and (*call, record.role.value, record.path) in self.not_fed:
             whose = call if record.role is Role.INPUT else parent  # whose own code goes on with it
@@ -204,12 +206,15 @@ class Fed:
         return Reason.GLUE if call in self._with_children else Reason.INTRODUCED
 
 
+def _of_buffer(verdict: Verdict) -> Verdict:
+    """The verdict on a computed buffer: nothing goes into it."""
+    if verdict.reason is Reason.OVER:
+        return replace(verdict, reason=Reason.INTRODUCED)
+    return verdict.beginning() if verdict.reason is Reason.NON_FINITE else verdict
+
+
 def _is_right(record: Record, verdict: Verdict) -> bool:
     """Whether what was given to a call passes; or is a cache that cannot be looked into, which holds what was fed to calls before."""
     if verdict.reason is Reason.NOT_COMPARABLE and record.layout is Layout.OPAQUE:
-        return verdict.detail == record.detail and record.detail.endswith("Cache")
+        return verdict.alike and record.is_cache
     return verdict.status is Status.PASS
-
-
-def _noted(verdict: Verdict, note: str) -> Verdict:
-    return replace(verdict, detail=f"{verdict.detail}; {note}" if verdict.detail else note)

@@ -39,6 +39,7 @@ class Description:
         left: share of the squared error that it does not explain.
         numbers: how many free numbers it has.
         carriers: how many elements carry the error that it explains.
+        of_all: whether it is said of all values that were looked at, not of rows, of slices or of some elements.
     """
 
     hint: str
@@ -46,6 +47,7 @@ class Description:
     left: float
     numbers: float
     carriers: float
+    of_all: bool = False
 
     def evidence(self) -> float:
         """Nats for it and against chance."""
@@ -87,7 +89,7 @@ def _zero(pair: Pair, sums: Sums) -> Iterator[Description]:
     zero = pair.candidate == 0
     count = np.count_nonzero(zero & (pair.golden != 0))
     if zero.all():
-        yield Description("zero", "the candidate is exactly zero", 0.0, 0, zero.size)  # a fact, of every element
+        yield Description("zero", "the candidate is exactly zero", 0.0, 0, zero.size, of_all=True)  # a fact, of every element
     elif count:
         words = f"exactly zero where golden is not, at {percent(count / zero.size)} of the elements"
         yield Description("zero", words, _left(pair, np.where(zero, 0.0, pair.golden)), 2, sums.carriers)
@@ -108,8 +110,8 @@ def scales_and_offsets(pair: Pair, sums: Sums) -> Iterator[Description]:
         hint, words = _scales_in_words(1 + excess, each)
         if hint != NEARLY_ZERO:
             scaled = max(scaled, _not_golden(scaled * error, error + float((2 * product + squares).sum())))
-        yield Description(hint, words, scaled, groups, sums.carriers)
-        yield Description("offset", _offset_in_words(offsets, each, rms), moved, groups, sums.carriers)
+        yield Description(hint, words, scaled, groups, sums.carriers, of_all=not each)
+        yield Description("offset", _offset_in_words(offsets, each, rms), moved, groups, sums.carriers, of_all=not each)
 
 
 def _not_golden(missed: float, candidate: float) -> float:
@@ -203,7 +205,7 @@ def _row_scales(pair: Pair) -> Iterator[Description]:
         hint, words = _scales_in_words(1 + excess, each)
         if hint != NEARLY_ZERO:
             left = max(left, _not_golden(left * error, candidate))
-        yield Description(hint, words, left, len(excess), carriers)
+        yield Description(hint, words, left, len(excess), carriers, of_all=not each)
 
     excess, bias = apart, np.zeros(length)  # the bias's sign is changed: d = excess * (golden + bias)
     for _ in range(TURNS):
@@ -220,7 +222,8 @@ def _row_scales(pair: Pair) -> Iterator[Description]:
 def _clipped(pair: Pair, sums: Sums) -> Iterator[Description]:
     low, high = float(pair.candidate.min()), float(pair.candidate.max())
     below, above = float(pair.golden.min()) < low, float(pair.golden.max()) > high
-    if high - low < NEAR * float(np.ptp(pair.golden)):
+    flat = high - low < NEAR * float(np.ptp(pair.golden))
+    if flat:
         exactly = high == low
         hint, words, numbers = "constant" if exactly else "", f"the candidate is {'' if exactly else 'nearly '}constant", 1
     elif below and above:
@@ -232,7 +235,7 @@ def _clipped(pair: Pair, sums: Sums) -> Iterator[Description]:
         return
     guess = np.clip(pair.golden, low, high)
     left = _left_of_both(pair, guess) if hint == "clip" else _left(pair, guess)
-    yield Description(hint, words, left, numbers, sums.carriers)
+    yield Description(hint, words, left, numbers, sums.carriers, of_all=flat)
 
 
 def _softmax_again(pair: Pair, sums: Sums) -> Iterator[Description]:
@@ -244,7 +247,7 @@ def _softmax_again(pair: Pair, sums: Sums) -> Iterator[Description]:
     for kept in (powers, np.where(golden > 0, powers, 0.0)):
         guess = kept / kept.sum(-1, keepdims=True)
         words = "the candidate is the softmax of golden, which is one already"
-        yield Description("softmax", words, _left_of_both(pair, guess), 1, sums.carriers)
+        yield Description("softmax", words, _left_of_both(pair, guess), 1, sums.carriers, of_all=True)
 
 
 def _moved_slices(pair: Pair, sums: Sums) -> Iterator[Description]:

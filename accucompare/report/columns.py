@@ -7,7 +7,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from accucompare.bundle.records import Record, display_name
-from accucompare.compare.baseline import limit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
 
@@ -143,14 +142,6 @@ def _value(name: str) -> Callable[[int, Row], Value]:
     return lambda number, row: read(row)
 
 
-def excess_limit(row: Row) -> float | None:
-    """The limit on the excess, where a baseline judged the row by it."""
-    verdict, metrics = row.verdict, row.metrics
-    if verdict.excess is None or not verdict.tolerance.startswith("excess ") or metrics is None or row.candidate is None:
-        return None
-    return limit(metrics.compared, verdict.precision or row.candidate.dtype)
-
-
 def _where(number: int, row: Row) -> str:
     return bracketed(row.metrics.max_abs_index) if row.metrics and row.metrics.max_abs_index is not None else ""
 
@@ -181,7 +172,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("rule", lambda number, row: row.verdict.rule, TEXT, 24, "judgement", folded=2),
     Column("would pass at", lambda number, row: row.verdict.needed, TEXT, 20, "judgement", folded=2),
     Column("baseline relative L2", _value("baseline"), SCIENTIFIC, 12, "baseline", sparse=True, folded=1),
-    Column("excess limit", lambda number, row: excess_limit(row), EXCESS, 12, "baseline", sparse=True, folded=2),
+    Column("excess limit", _value("verdict.excess_limit"), EXCESS, 12, "baseline", sparse=True, folded=2),
     Column("noise", _value("noise"), SCIENTIFIC, 11, "baseline", sparse=True, folded=2),
     Column("1 − cosine", _metric("one_minus_cosine"), SCIENTIFIC, 12, "difference", folded=1),
     Column("at index", _where, TEXT, 16, "difference", folded=2),

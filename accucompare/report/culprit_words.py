@@ -41,8 +41,8 @@ def tolerance(comparison: Result) -> str:
     limits = comparison.tolerances
     if comparison.baseline is None or limits.otherwise.given:
         return str(limits)
-    given, default = str(limits).rpartition(", then ")[::2]
-    return f"{given + ', then ' if given else ''}the baseline; where it has no such record, {default}"
+    parts = [limits.by_rules, f"the baseline; where it has no such record, {limits.by_dtype}"]
+    return ", then ".join(filter(None, parts))
 
 
 def note(comparison: Result) -> str:
@@ -76,7 +76,7 @@ def _difference(row: Row) -> str:
 
 def place(comparison: Result, culprit: Culprit) -> str:
     """Where a culprit is, with step and rank where there are several: ``encoder.0 (glue, before fc1) (step 2)``."""
-    return culprit.place + comparison.place(culprit.row).removeprefix(culprit.row.place)
+    return culprit.place + comparison.step_and_rank(culprit.row)
 
 
 def excess(culprit: Culprit) -> float | None:

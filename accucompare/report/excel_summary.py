@@ -187,8 +187,8 @@ def _expectation(comparison: Result) -> Iterator[Line]:
         what = [device.get("type") if isinstance(device, dict) else device, float_dtype(manifest)]
         told = ", ".join(str(each) for each in what if each)
         yield Line([Item("baseline", MUTED_TEXT), Item(f"{comparison.baseline.path}{told and f' ({told})'}", BOLD)], spread=1)
-    if comparison.fed:
-        kept = len(comparison.candidate.manifest.capture["feed"].get("not_fed") or ())
+    if (feed := comparison.candidate.manifest.feed) is not None:
+        kept = len(feed.not_fed)
         but = f", but for {kept:,} values (see Environment)" if kept else ""
         yield Line([Item("fed", MUTED_TEXT), Item(f"every call was given golden's values{but}, so each error is its own", BOLD)], spread=1)
 

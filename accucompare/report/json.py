@@ -13,9 +13,8 @@ import msgspec
 from accucompare.bundle.records import Record
 from accucompare.compare.measure import Metrics
 from accucompare.compare.result import Result
-from accucompare.compare.rows import Culprit, Row
+from accucompare.compare.rows import Culprit, Finding, Row
 from accucompare.files import written_whole
-from accucompare.report.columns import excess_limit
 from accucompare.report.culprit_words import place, verdict
 
 
@@ -48,7 +47,7 @@ def write_json(comparison: Result, path: Path) -> Path:
         "identical_until": None if until is None else comparison.place(until),
         "first_divergence": None if first is None else comparison.place(first),
         "culprits": [_culprit(comparison, culprit, numbers[id(culprit.row)]) for culprit in comparison.culprits],
-        "preflight": [asdict(finding) for finding in comparison.preflight],
+        "preflight": [_finding(finding) for finding in comparison.preflight],
         "damage": comparison.damage,
         "rows": [_row(row) for row in comparison.rows],
     }
@@ -57,13 +56,20 @@ def write_json(comparison: Result, path: Path) -> Path:
     return written_whole(path, lambda temporary: temporary.write_bytes(encoded))
 
 
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {name: getattr(finding, name) for name in ("topic", "message", "serious", "of_baseline")}
+
+
 def _culprit(comparison: Result, culprit: Culprit, number: int) -> dict[str, Any]:
     """A culprit; ``row`` is the number (from 1) of the row that shows it."""
     found = {name: getattr(culprit, name) for name in ("name", "call", "site", "before", "reason", "excess", "over_limit")}
     more = {name: getattr(culprit, name) for name in ("jump", "seen", "words", "hints")}
     more["configured"] = [asdict(option) for option in culprit.configured]
     difference = {} if culprit.difference is None else {"difference": asdict(culprit.difference)}
-    return {"place": place(comparison, culprit), "row": number, **found, "limit": excess_limit(culprit.row), **more, **difference}
+    return {"place": place(comparison, culprit), "row": number, **found, "limit": culprit.row.verdict.excess_limit, **more, **difference}
+
+
+_VERDICT = ("reason", "tolerance", "rule", "needed", "used", "detail", "excess", "excess_limit")
 
 
 def _row(row: Row) -> dict[str, Any]:
@@ -73,8 +79,7 @@ def _row(row: Row) -> dict[str, Any]:
         "name": row.module,
         **place,
         "status": row.status,
-        **{name: getattr(row.verdict, name) for name in ("reason", "tolerance", "rule", "needed", "used", "detail", "excess")},
-        "excess_limit": excess_limit(row),
+        **{name: getattr(row.verdict, name) for name in _VERDICT},
         "baseline": row.baseline,
         "noise": row.noise,
         "nearest": row.nearest,

@@ -199,7 +199,9 @@ def test_only_the_faulty_one_of_several_calls_is_named(tmp_path: Path) -> None:
 def test_nan_comes_first_where_it_begins(compared: Callable[..., Comparison]) -> None:
     comparison = compared({"a.fc output": 0.5, "b.norm output": math.nan})
     assert places(comparison) == ["b.norm", "a.fc"]
-    assert comparison.culprits[0].row.verdict.detail.endswith("begins here")
+    verdict = comparison.culprits[0].row.verdict
+    assert verdict.begins
+    assert verdict.detail.endswith("; begins here")
     assert comparison.conclusion == "bug: b.norm, non-finite; and a.fc, excess 500"
 
 
@@ -219,6 +221,7 @@ def test_what_may_have_come_in_unfed_and_unseen_ranks_last(tmp_path: Path, detai
     feed = {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": not_fed}
     comparison = ac.diff(golden, write(tmp_path / "candidate", calls(a=0.5, b=1e-2), capture={"feed": feed}))
     assert places(comparison) == expected
+    assert [row.place for row in comparison.rows if row.verdict.not_all_fed] == (["a.fc output"] if expected[0] == "b.fc" else [])
 
 
 def test_what_was_computed_in_another_shape_from_another_shape_is_inherited(tmp_path: Path) -> None:
@@ -239,6 +242,13 @@ def test_integers_are_said_to_differ_by_their_number(tmp_path: Path) -> None:
     comparison = ac.diff(golden, write(tmp_path / "candidate", [item("a", np.arange(1000) + (np.arange(1000) > 996))], **feed))
     assert comparison.conclusion == "bug: a, 3 of 1000 differ"
     assert comparison.culprits[0].words == ("3 of 1000 differ",)
+
+
+def test_the_conclusion_names_its_answer_whatever_the_module_is_called(tmp_path: Path) -> None:
+    golden = write(tmp_path / "golden", [item("bug", np.arange(1000))])
+    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
+    candidate = write(tmp_path / "candidate", [item("bug", np.arange(1000) + (np.arange(1000) > 996))], **feed)
+    assert ac.diff(golden, candidate).conclusion == "bug: bug, 3 of 1000 differ"
 
 
 def test_glue_names_the_call_that_it_is_before(tmp_path: Path) -> None:
@@ -289,7 +299,7 @@ def test_a_jump_in_rows_that_given_limits_call_inherited_is_introduced_or_glue(c
 def test_nan_that_was_passed_on_is_no_culprit(compared: Callable[..., Comparison]) -> None:
     comparison = compared(dict.fromkeys(ALL_BEHIND_A_FC, math.nan), fed=False)
     assert places(comparison) == ["a.fc"]
-    begins = [row.place for row in comparison.rows if row.verdict.detail.endswith("begins here")]
+    begins = [row.place for row in comparison.rows if row.verdict.begins]
     assert begins == ["a.fc output"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import accucompare as ac
-from accucompare.bundle.records import Role
+from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role
 from accucompare.compare.judge import judge, judge_without_data
 from accucompare.compare.measure import measure
 from accucompare.compare.rows import MEANING, STATUS_OF, Reason, Row, Status, Verdict
 from accucompare.compare.tolerance import EXACT, Tolerance
-from accucompare.compare.trace import Origins
+from accucompare.compare.trace import Fed, Origins
 from accucompare.numbers.dtypes import DTYPES
 from tests.compare.builder import Item, compare, in_blocks, item, write
 
@@ -56,7 +57,16 @@ def reasons(tmp_path: Path, golden: list[Item], candidate: list[Item], **options
 
 
 def test_every_reason_has_a_status_and_a_meaning() -> None:
-    assert set(STATUS_OF) == set(MEANING) == set(Reason)
+    assert set(STATUS_OF) == {*MEANING, Reason.OVER} == set(Reason)
+
+
+@pytest.mark.parametrize("role", [Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, Role.OP_INPUT, Role.OP_OUTPUT])
+@pytest.mark.parametrize("origins", [Origins, lambda: Fed(not_fed=())])
+def test_what_is_over_its_limit_is_given_a_reason_when_it_is_traced(origins: Callable[[], Origins | Fed], role: Role) -> None:
+    path = "aten.mul.Tensor#0.self" if role in OPERATOR_ROLES else ""
+    record = Record(0, 0, "a", 0, role, path, 0, "Linear", ("", 0), (2,), "float32", Layout.STRIDED)
+    own = {Role.INPUT: Reason.GLUE, Role.OP_INPUT: Reason.GLUE}.get(role, Reason.INTRODUCED)
+    assert origins().trace(record, Verdict(Reason.OVER)) == Verdict(own)
 
 
 # One pair

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.compare.rows import Finding
+from accucompare.compare.rows import About, Finding
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES, round_to
 from tests.compare.builder import item, write
@@ -49,7 +49,7 @@ def test_weights_that_differ_are_named(tmp_path: Path, kind: str) -> None:
     golden = {"model": {kind: {"a.weight": tensor(), "b.weight": tensor()}}}
     candidate = {"model": {kind: {"a.weight": tensor(), "b.weight": tensor(VALUES + 1)}}}
     found = findings(tmp_path, golden, candidate)
-    assert found == [Finding(kind, f"1 of 2 {kind} differ: b.weight")]
+    assert found == [Finding(kind, f"1 of 2 {kind} differ: b.weight", about=About.GIVEN)]
 
 
 def test_weights_of_another_shape_differ(tmp_path: Path) -> None:
@@ -65,7 +65,12 @@ def test_weights_that_are_the_same_after_rounding_are_no_serious_finding(tmp_pat
     values = VALUES if {golden, candidate} == {"float64", "float32"} else VALUES.astype(np.float32)
     sides = ({"model": {"parameters": {"w": tensor(values, dtype)}}} for dtype in (golden, candidate))
     assert findings(tmp_path, *sides) == [
-        Finding("parameters", f"parameters are {golden} in golden, {candidate} in the candidate; the same after rounding", serious=False)
+        Finding(
+            "parameters",
+            f"parameters are {golden} in golden, {candidate} in the candidate; the same after rounding",
+            serious=False,
+            about=About.GIVEN,
+        )
     ]
 
 

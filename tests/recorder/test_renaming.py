@@ -12,6 +12,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.reader import Bundle
+from accucompare.compare.rows import Reason
 from accucompare.devices import DeviceName
 from accucompare.errors import AccucompareError, CaptureError, UsageError
 from accucompare.live.names import name_modules
@@ -85,9 +86,7 @@ def test_a_layer_is_fed_with_what_golden_recorded_of_the_other_name(given: str, 
     captured(candidate, tmp_path / "like", like=golden, map=given)  # golden's weights are in it now
     fed = opened(captured(candidate, tmp_path / "fed", feed=golden, map=given))
     comparison = ac.diff(golden, fed.path, map=fed.manifest.capture["map"])
-    wrong = [
-        row.place for row in comparison.rows if row.golden and row.candidate and row.reason is not ac.compare.comparison.Reason.IDENTICAL
-    ]
+    wrong = [row.place for row in comparison.rows if row.golden and row.candidate and row.reason is not Reason.IDENTICAL]
     assert wrong == ["encoder.1 output"]  # and nothing of it reaches what comes after
     assert [culprit.name for culprit in comparison.culprits] == ["encoder.1"]
 
@@ -157,6 +156,7 @@ def test_what_was_not_fed_is_known_of_a_layer_that_is_called_otherwise(tmp_path:
     golden = captured(build("old", (3,)), tmp_path / "golden")
     out = captured(build("new", (4,)), tmp_path / "fed", feed=golden, force=True, map="old=new")
     (row,) = [row for row in ac.diff(golden, out, map="old=new").rows if row.place == "old output"]
+    assert row.verdict.not_all_fed
     assert row.verdict.detail == "not all that went in was fed"
 
 

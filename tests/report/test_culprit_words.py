@@ -32,7 +32,7 @@ HINT = "often: a wrong eps in a normalisation"
 def judged(name: str, excess: float = 1.0, baseline: float = 1e-3, reason: Reason | None = None, role: Role = Role.OUTPUT) -> Row:
     """A row with this excess, judged by a baseline with this error."""
     reason = reason or (Reason.OK if excess <= MOST else Reason.INTRODUCED)
-    verdict = Verdict(reason, f"excess {MOST:.3g}", "baseline", f"excess {excess:.3g}", excess / MOST, "", MOST * baseline, excess)
+    verdict = Verdict(reason, f"excess {MOST:.3g}", "baseline", f"excess {excess:.3g}", excess / MOST, "", MOST * baseline, excess, MOST)
     return replace(pair(name, excess * baseline, reason, role), verdict=verdict, baseline=baseline)
 
 
@@ -187,7 +187,15 @@ def test_baseline_is_described_beside_what_was_compared(tmp_path: Path) -> None:
 
 
 def test_fed_candidate_is_said_with_what_could_not_be_fed(tmp_path: Path) -> None:
-    kept = Manifest(capture={"feed": {"golden": "golden", "identity": "0123", "not_fed": [{"name": "a"}, {"name": "b"}]}})
+    kept = Manifest(
+        capture={
+            "feed": {
+                "golden": "golden",
+                "identity": "0123",
+                "not_fed": [{"step": 0, "name": name, "call": 0, "role": "output"} for name in "ab"],
+            }
+        }
+    )
     lines = summary_lines(opened(tmp_path, comparison(pair("a"), candidate=kept)))
     said = next(line[1] for line in lines if line and line[0] == "fed")
     assert said == "every call was given golden's values, but for 2 values (see Environment), so each error is its own"
