@@ -13,7 +13,8 @@ from accucompare.compare.brought import PRECISIONS, keep_errors
 from accucompare.compare.suggest import float_dtype
 from accucompare.devices import DeviceName
 from accucompare.errors import UsageError
-from accucompare.recorder.capture_case import FloatType, capture_case
+from accucompare.recorder.capture_case import capture_case
+from accucompare.selection import FloatType
 
 
 def capture_baselines(

@@ -7,7 +7,6 @@ import functools
 import random
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +24,9 @@ from accucompare.errors import AccucompareError, CaptureError, CaseError, Device
 from accucompare.live.names import name_modules
 from accucompare.recorder.feeding import check_golden
 from accucompare.recorder.renaming import check_given
-from accucompare.recorder.session import Level, Mode, capture
+from accucompare.recorder.session import capture
 from accucompare.recorder.state import Arguments, saved_inputs
-
-
-class FloatType(str, Enum):
-    """What ``--dtype`` can be."""
-
-    FLOAT64 = "float64"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
-class RoundedType(str, Enum):
-    """What ``--round-weights`` can be."""
-
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
+from accucompare.selection import FloatType, Level, Mode, RoundedType
 
 
 class Casting:

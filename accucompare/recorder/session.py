@@ -6,7 +6,6 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +27,7 @@ from accucompare.recorder.feeding import Feed, check_golden, check_model
 from accucompare.recorder.recorder import Recorder
 from accucompare.recorder.renaming import check_given, maps_in_force, selection_of
 from accucompare.recorder.state import Arguments, restore_weights, state_records
-from accucompare.selection import Selection
-
-
-class Mode(str, Enum):
-    """What ``mode`` can be: what a capture keeps of a tensor."""
-
-    TENSORS = "tensors"
-    STATS = "stats"
-
-
-class Level(str, Enum):
-    """What ``level`` can be: whose inputs and outputs a capture records."""
-
-    MODULE = "module"
-    OP = "op"
+from accucompare.selection import Level, Mode, Selection
 
 
 class Session:

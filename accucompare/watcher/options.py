@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from accucompare.bundle.records import display_name
 from accucompare.errors import UsageError
-from accucompare.recorder.session import Level
-from accucompare.selection import Selection
-
-
-class OnFinding(str, Enum):
-    """What ``on_finding`` can be."""
-
-    RAISE = "raise"
-    WARN = "warn"
-    SNAPSHOT = "snapshot"
+from accucompare.selection import Level, OnFinding, Selection
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,10 @@ from accucompare.live.hooks import listens
 from accucompare.live.names import Modules, name_modules
 from accucompare.live.ranks import coordinates
 from accucompare.recorder.recorder import Recorder
-from accucompare.recorder.session import Level, eager_stance, rank_and_ranks
+from accucompare.recorder.session import eager_stance, rank_and_ranks
+from accucompare.selection import Level, OnFinding
 from accucompare.version import __version__
-from accucompare.watcher.options import OnFinding, Options
+from accucompare.watcher.options import Options
 from accucompare.watcher.steps import Watch
 
 _watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()

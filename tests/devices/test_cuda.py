@@ -12,7 +12,8 @@ import torch
 
 import accucompare as ac
 from accucompare.devices import DeviceName, cuda
-from accucompare.recorder.capture_case import FloatType, capture_case
+from accucompare.recorder.capture_case import capture_case
+from accucompare.selection import FloatType
 from tests.conftest import ROOT
 
 MATMUL, CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn

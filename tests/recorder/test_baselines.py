@@ -18,7 +18,8 @@ from accucompare.compare.rows import Reason
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, UsageError
 from accucompare.recorder.baselines import capture_baselines
-from accucompare.recorder.capture_case import FloatType, capture_case
+from accucompare.recorder.capture_case import capture_case
+from accucompare.selection import FloatType
 
 CASE = """
 import torch

@@ -14,7 +14,8 @@ import accucompare as ac
 from accucompare.case import load_case
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, CaseError, UsageError
-from accucompare.recorder.capture_case import FloatType, RoundedType, capture_case
+from accucompare.recorder.capture_case import capture_case
+from accucompare.selection import FloatType, RoundedType
 from tests.conftest import ROOT
 from tests.recorded import Opened
 

@@ -23,7 +23,8 @@ import accucompare as ac
 from accucompare.bundle.reader import Bundle
 from accucompare.devices import DeviceName
 from accucompare.errors import AccucompareError, CaptureError, RecordError, UsageError
-from accucompare.recorder.capture_case import FloatType, capture_case
+from accucompare.recorder.capture_case import capture_case
+from accucompare.selection import FloatType
 from tests.conftest import ROOT, Run, has_lstm_in_bfloat16
 from tests.recorded import Glue, Opened
 

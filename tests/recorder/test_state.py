@@ -14,8 +14,9 @@ import accucompare as ac
 from accucompare.bundle.records import Role
 from accucompare.devices import DeviceName
 from accucompare.errors import BundleError, CaptureError, UsageError
-from accucompare.recorder.capture_case import FloatType, capture_case
+from accucompare.recorder.capture_case import capture_case
 from accucompare.recorder.state import put_together, take_apart
+from accucompare.selection import FloatType
 from tests.recorded import Glue, Opened
 
 CPU = DeviceName("cpu")
