@@ -6,7 +6,7 @@ import glob
 import shlex
 import subprocess
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from accucompare.compare.rows import RefusedBaseline
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, UsageError
-from accucompare.selection import FloatType, RoundedType
+from accucompare.recorder.options import CaptureOptions
+from accucompare.selection import FloatType, Level, RoundedType
 
 #: Called with what is being done now, before it begins.
 Announce = Callable[[str], None]
@@ -99,19 +100,17 @@ def locate(
         _check(Path(golden), setup.out)
     else:
         setup.announce(f"golden: {trusted.case or 'the case'} on the CPU, in float32")
-        golden = trusted.capture(
-            trusted.case,
-            setup.out / "golden",
-            dtype=FloatType.FLOAT32,
-            round_weights=RoundedType(setup.dtype) if setup.dtype in (FloatType.BFLOAT16, FloatType.FLOAT16) else None,
+        made = CaptureOptions(
             seed=seed,
             steps=steps,
             save_state=setup.golden_python is not None,  # another release may draw other weights
-            repeat=repeat,
             overwrite=setup.overwrite,
         )
-    options = {"seed": seed, "steps": steps, "force": setup.force, "overwrite": setup.overwrite}
-    return _compared(setup, trusted, Path(golden), setup.out, {"repeat": repeat, "map": maps}, options, {"only": only, "skip": skip})
+        rounded = RoundedType(setup.dtype.value) if setup.dtype in (FloatType.BFLOAT16, FloatType.FLOAT16) else None
+        golden = trusted.capture(trusted.case, setup.out / "golden", made, FloatType.FLOAT32, rounded, repeat)
+    of_golden = CaptureOptions(feed=golden, seed=seed, steps=steps, force=setup.force, overwrite=setup.overwrite)
+    of_candidate = replace(of_golden, map=maps)
+    return _compared(setup, trusted, setup.out, of_golden, of_candidate, repeat, only=only, skip=skip)
 
 
 def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
@@ -134,14 +133,14 @@ def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
         return None
     name, manifest = comparison.culprits[0].name, comparison.golden.manifest
     made, first, folder = manifest.capture, comparison.golden.path, setup.out / "ops"
-    only = [glob.escape(name)]
-    options: dict[str, Any] = {
-        "seed": made.get("seed"),
-        "steps": len(manifest.steps),
-        "overwrite": setup.overwrite,
-        "level": "op",
-        "only": only,
-    }
+    options = CaptureOptions(
+        level=Level.OP,
+        seed=made.get("seed"),
+        steps=len(manifest.steps),
+        only=glob.escape(name),
+        overwrite=setup.overwrite,
+        like=first if manifest.state is not None else made.get("like"),
+    )
     trusted = _Trusted(setup.golden_python, setup.golden_case)
     trusted.check()
     other = _other_versions(comparison.golden.manifest, comparison.candidate.manifest)
@@ -150,23 +149,22 @@ def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
             f"{first}: its operators cannot be captured here, since {other}; "
             "name the Python that has golden's versions (--golden-python PATH)"
         )
-    like = first if manifest.state is not None else made.get("like")
     setup.announce(f"operators of {display_name(name)}: golden on the CPU")
+    dtype, rounded = made.get("dtype"), made.get("round_weights")
     golden = trusted.capture(
         trusted.case_of(manifest, setup.case) or setup.case,
         folder / "golden",
-        dtype=made.get("dtype"),
-        round_weights=made.get("round_weights"),
-        emulate=made.get("emulate"),
-        like=like,
-        **options,
+        replace(options, emulate=made.get("emulate")),
+        dtype and FloatType(dtype),
+        rounded and RoundedType(rounded),
     )
-    again = diff(first, golden, only=only)
+    again = diff(first, golden, only=options.only)
     if not again.passed:
         cure = "" if manifest.state is not None else "; capture it with --save-state"
         raise CaptureError(f"{first}: captured again here, {display_name(name)} gives other values than it holds{cure}")
-    candidate = {"map": comparison.maps, "only": [glob.escape(_name_in_candidate(comparison, name))]}
-    return _compared(setup, trusted, golden, folder, candidate, {**options, "force": setup.force}, {}, like)
+    of_golden = replace(options, feed=golden, force=setup.force)
+    of_candidate = replace(of_golden, map=comparison.maps, only=glob.escape(_name_in_candidate(comparison, name)))
+    return _compared(setup, trusted, folder, of_golden, of_candidate)
 
 
 @dataclass(frozen=True)
@@ -199,16 +197,23 @@ class _Trusted:
         case = self.case or golden.environment.get("case")
         return case if case and (case == target or self.python is not None or is_here(case)) else None
 
-    def capture(self, case: str | None, out: Path, **options: Any) -> Path:
-        """Capture a case on the CPU, in this process, or by the other interpreter in one of its own; options as for ``capture_case``."""
+    def capture(
+        self,
+        case: str | None,
+        out: Path,
+        options: CaptureOptions,
+        dtype: FloatType | None = None,
+        round_weights: RoundedType | None = None,
+        repeat: int = 1,
+    ) -> Path:
+        """Capture a case on the CPU, in this process, or by the other interpreter in one of its own; arguments as of ``capture_case``."""
         if self.python is None:
             from accucompare.recorder.capture_case import capture_case
 
-            for name, kind in (("dtype", FloatType), ("round_weights", RoundedType)):
-                options[name] = kind(options[name]) if options.get(name) else None
-            return capture_case(case, out, DeviceName("cpu"), **options)
+            return capture_case(case, out, DeviceName("cpu"), options, dtype=dtype, round_weights=round_weights, repeat=repeat)
         command = [str(self.python), "-m", "accucompare", "capture", *([case] if case else []), "--device", "cpu", "--out", str(out), "-q"]
-        for name, value in options.items():
+        given = {field.name: value for field in fields(options) if (value := getattr(options, field.name)) != field.default}
+        for name, value in {**given, "dtype": dtype, "round_weights": round_weights, "repeat": repeat}.items():
             option = f"--{name.replace('_', '-')}"
             if isinstance(value, (list, tuple)):
                 command += [part for each in value for part in (option, str(each))]
@@ -225,30 +230,32 @@ class _Trusted:
 def _compared(
     setup: Setup,
     trusted: _Trusted,
-    golden: Path,
     folder: Path,
-    of_candidate: dict[str, Any],
-    options: dict[str, Any],
-    compared: dict[str, Any],
-    like: str | Path | None = None,
+    of_golden: CaptureOptions,
+    of_candidate: CaptureOptions,
+    repeat: int = 1,
+    **compared: Any,
 ) -> Comparison:
     """Capture the candidate, fed with golden, find its baseline, and compare.
 
     Args:
         setup: the candidate's case, device and numerics.
         trusted: what runs golden's code.
-        of_candidate, options: of ``capture_case``, for the candidate and for both; what the former has counts.
+        folder: for the bundles that are made.
+        of_golden, of_candidate: how the case is captured, fed with golden, under golden's names of layers and under the candidate's.
+        repeat: how often to run the candidate.
         compared: of ``diff``.
     """
     from accucompare.recorder.capture_case import capture_case
 
+    golden = Path(of_golden.feed or "")
     with open_bundle(golden) as bundle:
         manifest = bundle.manifest
-    like = golden if manifest.state is not None else like
+    like = golden if manifest.state is not None else of_golden.like
     what = "operator" if manifest.capture.get("level") == "op" else "module"
     setup.announce(f"candidate: each {what} on golden's inputs, on {setup.device}")
-    numerics: dict[str, Any] = {name: getattr(setup, name) for name in ("dtype", "hf32", "tf32", "deterministic")}
-    made = capture_case(setup.case, folder / "candidate", setup.device, like=like, feed=golden, **numerics, **{**options, **of_candidate})
+    options = replace(of_candidate, like=like, hf32=setup.hf32, tf32=setup.tf32, deterministic=setup.deterministic)
+    made = capture_case(setup.case, folder / "candidate", setup.device, options, dtype=setup.dtype, repeat=repeat)
     with open_bundle(golden) as ours, open_bundle(made) as theirs:
         brought, candidate = own_baseline(ours, theirs), theirs.manifest
         cure = baseline_command(ours, theirs)
@@ -264,8 +271,9 @@ def _compared(
         )
     else:
         case = trusted.case_of(manifest, setup.case)
-        named_anew = {"map": maps, "only": of_candidate.get("only", ())} if case == setup.case and trusted.python is None else {}
-        of_baseline = {**options, "like": like, "feed": golden, **named_anew}  # golden's own case has golden's names
+        of_baseline = replace(of_golden, like=like)
+        if case == setup.case and trusted.python is None:  # else it is golden's own case, which has golden's names
+            of_baseline = replace(of_baseline, map=maps, only=of_candidate.only)
         baseline = _baseline(case, trusted, manifest, candidate, folder / "baseline", of_baseline, setup.announce)
         if baseline is None and other:
             refused = RefusedBaseline(None, other, cure)
@@ -280,7 +288,7 @@ def _baseline(
     golden: Manifest,
     candidate: Manifest,
     out: Path,
-    options: dict[str, Any],
+    options: CaptureOptions,
     announce: Announce,
 ) -> Path | None:
     """Golden's case on the CPU in the candidate's precision; ``None`` if it is not to be had, which is announced."""
@@ -293,7 +301,7 @@ def _baseline(
     precision, emulate = _of_baseline(golden, candidate)
     announce(f"baseline: {case} on the CPU, in {precision}{f' with products in {emulate}' if emulate else ''}")
     try:
-        return trusted.capture(case, out, dtype=precision, emulate=emulate, **options)
+        return trusted.capture(case, out, replace(options, emulate=emulate), FloatType(precision) if precision else None)
     except (
         CaptureError,
         UsageError,

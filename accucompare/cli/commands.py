@@ -16,7 +16,7 @@ from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.options import examples, refuse_other_than_xlsx, refuse_places, stem
 from accucompare.errors import CaptureError, UsageError
 from accucompare.files import is_stdout, is_stream
-from accucompare.selection import FloatType, Mode
+from accucompare.selection import FloatType, Mode, RoundedType
 from accucompare.text import printable
 
 if TYPE_CHECKING:
@@ -71,6 +71,9 @@ def capture(
     case: str | None,
     device: str,
     out: Path | None,
+    dtype: FloatType | None,
+    round_weights: RoundedType | None,
+    repeat: int,
     with_baseline: str | None,
     baseline_tensors: bool,
     queue: int,
@@ -92,13 +95,15 @@ def capture(
 
     open_device(name)  # before anything else imports torch
     from accucompare.recorder.capture_case import capture_case, repeat_of
+    from accucompare.recorder.options import CaptureOptions
     from accucompare.recorder.session import rank_and_ranks
     from accucompare.report.terminal import print_capture, progress_bar, reader_may_leave
 
     with progress_bar("capturing", "steps", quiet) as progress, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "accucompare could not record")  # it is said below
-        capture_case(case, directory, name, queue_bytes=queue, progress=progress, **options)
-    written = [repeat_of(directory, run) for run in range(options["repeat"])]
+        asked = CaptureOptions(queue_bytes=queue, **options)
+        capture_case(case, directory, name, asked, dtype=dtype, round_weights=round_weights, repeat=repeat, progress=progress)
+    written = [repeat_of(directory, run) for run in range(repeat)]
     if not quiet:
         with reader_may_leave():
             for path in written:

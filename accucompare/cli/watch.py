@@ -14,6 +14,7 @@ import click
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.options import examples, refuse_other_than_xlsx, refuse_places, stem
+from accucompare.selection import FloatType
 
 if TYPE_CHECKING:
     from accucompare.findings.analysis import Ranks
@@ -53,7 +54,19 @@ if TYPE_CHECKING:
 @option.hf32()
 @option.tf32()
 @option.quiet()
-def watch(case: str | None, device: str, out: Path, quiet: bool, **options: Any) -> int:
+def watch(
+    case: str | None,
+    device: str,
+    dtype: FloatType | None,
+    steps: int | None,
+    seed: int | None,
+    out: Path,
+    deterministic: bool,
+    hf32: bool | None,
+    tf32: bool | None,
+    quiet: bool,
+    **options: Any,
+) -> int:
     """Run CASE, with its loss and optimizer if it has them, and say where NaN, Inf or an overflow begins.
 
     CASE is file.py[:callable] or package.module[:callable]; the callable, `case` if not named, returns an accucompare.Case.
@@ -68,10 +81,24 @@ def watch(case: str | None, device: str, out: Path, quiet: bool, **options: Any)
     from accucompare.recorder.session import rank_and_ranks
     from accucompare.report.terminal import progress_bar, reader_may_leave
     from accucompare.report.terminal_watch import print_watched
+    from accucompare.watcher.options import WatchOptions
     from accucompare.watcher.watch_case import watch_case
 
     with progress_bar("watching", "steps", quiet) as progress, _bare_warnings():
-        found = watch_case(case, name, out=out, quiet=quiet, progress=progress, **options)
+        asked = WatchOptions(quiet=quiet, **options)
+        found = watch_case(
+            case,
+            name,
+            out,
+            asked,
+            dtype=dtype,
+            seed=seed,
+            steps=steps,
+            deterministic=deterministic,
+            hf32=hf32,
+            tf32=tf32,
+            progress=progress,
+        )
     if not quiet and (found or options["trace_steps"]):
         click.echo(err=True)  # between the frames that were shown meanwhile and the verdict
     rank, several = rank_and_ranks()
