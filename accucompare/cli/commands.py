@@ -97,7 +97,8 @@ def capture(
     from accucompare.recorder.capture_case import capture_case, repeat_of
     from accucompare.recorder.options import CaptureOptions
     from accucompare.recorder.session import rank_and_ranks
-    from accucompare.report.terminal import print_capture, progress_bar, reader_may_leave
+    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.report.terminal import print_capture
 
     with progress_bar("capturing", "steps", quiet) as progress, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "accucompare could not record")  # it is said below
@@ -155,7 +156,7 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
     Fed is a candidate captured with --feed, each layer on golden's inputs, so that each error is its own.
     """
     from accucompare.api import diff as compare
-    from accucompare.report.terminal import progress_bar
+    from accucompare.report.console import progress_bar
 
     report = report or Path("reports") / f"{stem(golden)}-vs-{stem(candidate)}.xlsx"
     refuse_other_than_xlsx(report)
@@ -266,7 +267,8 @@ def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, 
     NAME is a layer's qualified name; the model itself is '(root)'. A glob, such as 'encoder.*', lists the records of the layers that match.
     """
     from accucompare.bundle.reader import open_bundle
-    from accucompare.report.terminal import print_records, print_tensor, reader_may_leave
+    from accucompare.report.console import reader_may_leave
+    from accucompare.report.terminal import print_records, print_tensor
 
     refuse_places({"--save": save}, (bundle,))
     with open_bundle(bundle) as opened, reader_may_leave():
@@ -294,7 +296,8 @@ def verify(bundle: Path, quiet: bool) -> int:
     """Read all of BUNDLE, every rank, step and record, and say whether it is as it was written."""
     from accucompare.bundle.reader import open_bundle
     from accucompare.bundle.verification import verify as read_all
-    from accucompare.report.terminal import print_verified, progress_bar, reader_may_leave
+    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.report.terminal import print_verified
 
     with open_bundle(bundle) as opened:
         with progress_bar("verifying", "bytes", quiet) as progress:
@@ -371,7 +374,8 @@ def _refuse_incomplete(path: Path, rank: int) -> None:
 
 def _conclude(comparison: Comparison, report: Path, json_path: Path | None, quiet: bool) -> int:
     """Write the reports, print what came out, and give the exit code."""
-    from accucompare.report.terminal import print_comparison, reader_may_leave
+    from accucompare.report.console import reader_may_leave
+    from accucompare.report.terminal import print_comparison
 
     try:
         comparison.to_excel(report)

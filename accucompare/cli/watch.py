@@ -79,7 +79,7 @@ def watch(
     from accucompare.findings.analysis import read
     from accucompare.findings.events import log_path
     from accucompare.recorder.session import rank_and_ranks
-    from accucompare.report.terminal import progress_bar, reader_may_leave
+    from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.report.terminal_watch import print_watched
     from accucompare.watcher.options import WatchOptions
     from accucompare.watcher.watch_case import watch_case
@@ -133,8 +133,8 @@ def overflow(log: Path, report: Path | None, quiet: bool) -> int:
     from accucompare.findings.analysis import read
 
     ranks = read(log)
+    from accucompare.report.console import reader_may_leave
     from accucompare.report.excel_watch import write_watch
-    from accucompare.report.terminal import reader_may_leave
     from accucompare.report.terminal_watch import print_analysis
 
     try:
