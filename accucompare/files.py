@@ -118,17 +118,25 @@ def _descriptor(path: Path) -> int | None:
     return None
 
 
-def _write_aside(path: Path, write: Callable[[Path], object]) -> None:
-    temporary = path.with_name(f".accucompare-{secrets.token_hex(6)}.part")
+def replace_whole(path: Path, temporary: Path, write: Callable[[Path], object]) -> None:
+    """Write a file under another name beside its place, and rename it when it is complete; nothing is left of it if that fails.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_symlink():  # as only a link in a circle still is
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         write(temporary)
         os.replace(temporary, path)
     finally:
         with suppress(OSError):  # what stopped the writing may stop this too; the reason is already being reported
             temporary.unlink(missing_ok=True)
+
+
+def _write_aside(path: Path, write: Callable[[Path], object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():  # as only a link in a circle still is
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    replace_whole(path, path.with_name(f".accucompare-{secrets.token_hex(6)}.part"), write)
 
 
 def _write_through(path: Path, write: Callable[[Path], object]) -> None:

@@ -6,7 +6,7 @@ import glob
 import shlex
 import subprocess
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,63 +16,72 @@ from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.records import display_name
 from accucompare.case import is_here
 from accucompare.compare.brought import own_baseline
-from accucompare.compare.outcomes import Progress
 from accucompare.compare.provenance import OtherCode, other_code
 from accucompare.compare.renames import read_maps
 from accucompare.compare.rows import RefusedBaseline
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, UsageError
+from accucompare.recorder.options import CaptureOptions
+from accucompare.selection import FloatType, Level, RoundedType
 
 #: Called with what is being done now, before it begins.
 Announce = Callable[[str], None]
 
-_HALF = ("bfloat16", "float16")
+
+@dataclass(frozen=True)
+class Setup:
+    """How the case is run, for its modules and then for the operators of one.
+
+    Attributes:
+        case: the case, see ``accucompare.case.load_case``.
+        device: the device under test.
+        golden_case: the case that golden was captured from, for the baseline; as golden's manifest has it, if not given. A golden that is
+            made here is made from this case.
+        golden_python: the Python interpreter of the environment that golden was captured in: it makes the baseline (and golden, if that
+            is not given) in a process of its own, so that they run golden's code.
+        out: directory for the bundles that are made: ``golden``, ``candidate`` and ``baseline``, and the same of operators in ``ops``.
+        dtype: what the candidate computes in; its own type, if not given.
+        hf32, tf32: let the device round the operands of float32 products; otherwise it is forbidden while this runs, for what it does to
+            every layer would hide small faults.
+        deterministic, overwrite, force: as for ``accucompare.capture``.
+        announce: called with each thing that is done.
+    """
+
+    case: str | None
+    device: DeviceName
+    golden_case: str | None = None
+    golden_python: Path | None = None
+    out: Path = Path("locate")
+    dtype: FloatType | None = None
+    hf32: bool = False
+    tf32: bool = False
+    deterministic: bool = False
+    overwrite: bool = False
+    force: bool = False
+    announce: Announce = lambda doing: None
 
 
 def locate(
-    target: str | None,
-    device: DeviceName,
+    setup: Setup,
     *,
     golden: str | Path | None = None,
-    golden_case: str | None = None,
-    golden_python: str | Path | None = None,
     map: str | Iterable[str] = (),
-    out: str | Path = "locate",
-    dtype: str | None = None,
-    hf32: bool = False,
-    tf32: bool = False,
-    deterministic: bool = False,
     seed: int | None = None,
     steps: int | None = None,
     repeat: int = 1,
     only: str | Iterable[str] = (),
     skip: str | Iterable[str] = (),
-    overwrite: bool = False,
-    force: bool = False,
-    announce: Announce = lambda doing: None,
-    progress: Progress | None = None,
 ) -> Comparison:
     """Run a case on a device, each module on golden's inputs, and compare with what rounding alone does to it.
 
     Args:
-        target: the case, see ``accucompare.case.load_case``.
-        device: the device under test.
-        golden: the trusted bundle; without it, one is made on the CPU in float32, with weights and inputs rounded to ``dtype``.
-        golden_case: the case that golden was captured from, for the baseline; as golden's manifest has it, if not given. Without
-            ``golden``, it is made from this case.
-        golden_python: the Python interpreter of the environment that golden was captured in: it makes the baseline (and golden, if that
-            is not given) in a process of its own, so that they run golden's code.
+        setup: the case, the device, and how it is run.
+        golden: the trusted bundle; without it, one is made on the CPU in float32, with weights and inputs rounded to the type of ``setup``.
         map: ``OLD=NEW`` renamings of golden's layers, or ``"auto"``, as for ``accucompare.capture`` and ``accucompare.diff``.
-        out: directory for the bundles that are made: ``golden``, ``candidate`` and ``baseline``.
-        dtype: what the candidate computes in; its own type, if not given.
-        hf32, tf32: let the device round the operands of float32 products; otherwise it is forbidden while this runs, for what it does to
-            every layer would hide small faults.
-        deterministic, seed, steps, overwrite, force: as for ``accucompare.capture``.
+        seed, steps: as for ``accucompare.capture``.
         repeat: how often to run the candidate, and golden if that is made here, to see whether each agrees with itself.
         only, skip: globs of the layers to compare and to leave out.
-        announce: called with each thing that is done.
-        progress: of the comparison.
 
     Returns:
         The fed comparison with its baseline; ``conclusion`` and ``culprits`` are the answer.
@@ -80,66 +89,43 @@ def locate(
     Raises:
         CaseError, DeviceError, CaptureError, BundleError, UsageError: as the captures and the comparison do.
     """
-    open_device(device)  # before torch is imported, and before anything is written
-    folder = Path(out)
+    open_device(setup.device)  # before torch is imported, and before anything is written
     maps = [map] if isinstance(map, str) else list(map)
     read_maps(maps)
     if maps and golden is None:
         raise UsageError("--map: renames the layers of golden, which would be made from the same case; name the bundle with --golden")
-    half = dtype if dtype in _HALF else None
-    trusted = _Trusted(None if golden_python is None else Path(golden_python), golden_case if golden is not None else golden_case or target)
+    trusted = _Trusted(setup.golden_python, setup.golden_case if golden is not None else setup.golden_case or setup.case)
     trusted.check()
     if golden is not None:
-        _check(Path(golden), folder)
+        _check(Path(golden), setup.out)
     else:
-        announce(f"golden: {trusted.case or 'the case'} on the CPU, in float32")
-        if device.type == "cpu" and dtype in (None, "float32") and golden_case is None and golden_python is None:
-            announce(
+        setup.announce(f"golden: {trusted.case or 'the case'} on the CPU, in float32")
+        same_device = setup.device.type == "cpu" and setup.dtype in (None, FloatType.FLOAT32)
+        if same_device and setup.golden_case is None and setup.golden_python is None:
+            setup.announce(
                 "the candidate is the same case on the same device: that shows whether it repeats itself; --golden compares with another"
             )
-        golden = trusted.capture(
-            trusted.case,
-            folder / "golden",
-            dtype="float32",
-            round_weights=half,
+        made = CaptureOptions(
             seed=seed,
             steps=steps,
-            save_state=golden_python is not None,  # another release may draw other weights
-            repeat=repeat,
-            overwrite=overwrite,
+            save_state=setup.golden_python is not None,  # another release may draw other weights
+            overwrite=setup.overwrite,
         )
-    candidate = {"dtype": dtype, "hf32": hf32, "tf32": tf32, "deterministic": deterministic}
-    options = {"seed": seed, "steps": steps, "force": force, "overwrite": overwrite}
-    compared = {"only": only, "skip": skip, "progress": progress}
-    of_candidate = {**candidate, "repeat": repeat, "map": maps}
-    return _compared(target, trusted, device, Path(golden), folder, of_candidate, options, announce, compared)
+        rounded = RoundedType(setup.dtype.value) if setup.dtype in (FloatType.BFLOAT16, FloatType.FLOAT16) else None
+        golden = trusted.capture(trusted.case, setup.out / "golden", made, FloatType.FLOAT32, rounded, repeat)
+    of_golden = CaptureOptions(feed=golden, seed=seed, steps=steps, force=setup.force, overwrite=setup.overwrite)
+    of_candidate = replace(of_golden, map=maps)
+    return _compared(setup, trusted, setup.out, of_golden, of_candidate, repeat, only=only, skip=skip)
 
 
-def locate_operators(
-    comparison: Comparison,
-    target: str | None,
-    device: DeviceName,
-    *,
-    golden_case: str | None = None,
-    golden_python: str | Path | None = None,
-    out: str | Path = "locate",
-    dtype: str | None = None,
-    hf32: bool = False,
-    tf32: bool = False,
-    deterministic: bool = False,
-    overwrite: bool = False,
-    force: bool = False,
-    announce: Announce = lambda doing: None,
-    progress: Progress | None = None,
-) -> Comparison | None:
+def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
     """After ``locate``: which operator of the first culprit's module makes the error?
 
     Golden, candidate and baseline are captured again, with the operators of that one module.
 
     Args:
-        comparison: what ``locate`` returned.
-        target, device, golden_case, golden_python, out, dtype, hf32, tf32, deterministic, overwrite, force, announce, progress: as for
-            ``locate``; the bundles go to ``ops`` in ``out``.
+        setup: as it was for ``locate``.
+        comparison: what that returned.
 
     Returns:
         The fed comparison of that module's operators; ``None`` if there is no culprit.
@@ -151,42 +137,39 @@ def locate_operators(
     if not comparison.culprits:
         return None
     name, manifest = comparison.culprits[0].name, comparison.golden.manifest
-    made, first, folder = manifest.capture, comparison.golden.path, Path(out) / "ops"
-    only = [glob.escape(name)]
-    options: dict[str, Any] = {
-        "seed": made.get("seed"),
-        "steps": len(manifest.steps),
-        "overwrite": overwrite,
-        "level": "op",
-        "only": only,
-    }
-    trusted = _Trusted(None if golden_python is None else Path(golden_python), golden_case)
+    made, first, folder = manifest.capture, comparison.golden.path, setup.out / "ops"
+    options = CaptureOptions(
+        level=Level.OP,
+        seed=made.get("seed"),
+        steps=len(manifest.steps),
+        only=glob.escape(name),
+        overwrite=setup.overwrite,
+        like=first if manifest.state is not None else made.get("like"),
+    )
+    trusted = _Trusted(setup.golden_python, setup.golden_case)
     trusted.check()
     other = _other_versions(comparison.golden.manifest, comparison.candidate.manifest)
-    if other and golden_python is None:
+    if other and setup.golden_python is None:
         raise CaptureError(
             f"{first}: its operators cannot be captured here, since {other}; "
             "name the Python that has golden's versions (--golden-python PATH)"
         )
-    like = first if manifest.state is not None else made.get("like")
-    announce(f"operators of {display_name(name)}: golden on the CPU")
+    setup.announce(f"operators of {display_name(name)}: golden on the CPU")
+    dtype, rounded = made.get("dtype"), made.get("round_weights")
     golden = trusted.capture(
-        trusted.case_of(manifest, target) or target,
+        trusted.case_of(manifest, setup.case) or setup.case,
         folder / "golden",
-        dtype=made.get("dtype"),
-        round_weights=made.get("round_weights"),
-        emulate=made.get("emulate"),
-        like=like,
-        **options,
+        replace(options, emulate=made.get("emulate")),
+        dtype and FloatType(dtype),
+        rounded and RoundedType(rounded),
     )
-    again = diff(first, golden, only=only)
+    again = diff(first, golden, only=options.only)
     if not again.passed:
         cure = "" if manifest.state is not None else "; capture it with --save-state"
         raise CaptureError(f"{first}: captured again here, {display_name(name)} gives other values than it holds{cure}")
-    candidate: dict[str, Any] = {"dtype": dtype, "hf32": hf32, "tf32": tf32, "deterministic": deterministic}
-    candidate |= {"map": comparison.maps, "only": [glob.escape(_name_in_candidate(comparison, name))]}
-    compared = {"progress": progress}
-    return _compared(target, trusted, device, golden, folder, candidate, {**options, "force": force}, announce, compared, like)
+    of_golden = replace(options, feed=golden, force=setup.force)
+    of_candidate = replace(of_golden, map=comparison.maps, only=glob.escape(_name_in_candidate(comparison, name)))
+    return _compared(setup, trusted, folder, of_golden, of_candidate)
 
 
 @dataclass(frozen=True)
@@ -219,16 +202,23 @@ class _Trusted:
         case = self.case or golden.environment.get("case")
         return case if case and (case == target or self.python is not None or is_here(case)) else None
 
-    def capture(self, case: str | None, out: Path, **options: Any) -> Path:
-        """Capture a case on the CPU, in this process, or by the other interpreter in one of its own; options as for ``capture_case``."""
+    def capture(
+        self,
+        case: str | None,
+        out: Path,
+        options: CaptureOptions,
+        dtype: FloatType | None = None,
+        round_weights: RoundedType | None = None,
+        repeat: int = 1,
+    ) -> Path:
+        """Capture a case on the CPU, in this process, or by the other interpreter in one of its own; arguments as of ``capture_case``."""
         if self.python is None:
-            from accucompare.recorder.capture_case import FloatType, RoundedType, capture_case
+            from accucompare.recorder.capture_case import capture_case
 
-            for name, kind in (("dtype", FloatType), ("round_weights", RoundedType)):
-                options[name] = kind(options[name]) if options.get(name) else None
-            return capture_case(case, out, DeviceName("cpu"), **options)
+            return capture_case(case, out, DeviceName("cpu"), options, dtype=dtype, round_weights=round_weights, repeat=repeat)
         command = [str(self.python), "-m", "accucompare", "capture", *([case] if case else []), "--device", "cpu", "--out", str(out), "-q"]
-        for name, value in options.items():
+        given = {field.name: value for field in fields(options) if (value := getattr(options, field.name)) != field.default}
+        for name, value in {**given, "dtype": dtype, "round_weights": round_weights, "repeat": repeat}.items():
             option = f"--{name.replace('_', '-')}"
             if isinstance(value, (list, tuple)):
                 command += [part for each in value for part in (option, str(each))]
@@ -243,35 +233,34 @@ class _Trusted:
 
 
 def _compared(
-    target: str | None,
+    setup: Setup,
     trusted: _Trusted,
-    device: DeviceName,
-    golden: Path,
     folder: Path,
-    of_candidate: dict[str, Any],
-    options: dict[str, Any],
-    announce: Announce,
-    compared: dict[str, Any],
-    like: str | Path | None = None,
+    of_golden: CaptureOptions,
+    of_candidate: CaptureOptions,
+    repeat: int = 1,
+    **compared: Any,
 ) -> Comparison:
     """Capture the candidate, fed with golden, find its baseline, and compare.
 
     Args:
-        target: the candidate's case.
+        setup: the candidate's case, device and numerics.
         trusted: what runs golden's code.
-        of_candidate, options: of ``capture_case``, for the candidate and for both; what the former has counts.
+        folder: for the bundles that are made.
+        of_golden, of_candidate: how the case is captured, fed with golden, under golden's names of layers and under the candidate's.
+        repeat: how often to run the candidate.
         compared: of ``diff``.
     """
-    from accucompare.recorder.capture_case import FloatType, capture_case
+    from accucompare.recorder.capture_case import capture_case
 
+    golden = Path(of_golden.feed or "")
     with open_bundle(golden) as bundle:
         manifest = bundle.manifest
-    like = golden if manifest.state is not None else like
+    like = golden if manifest.state is not None else of_golden.like
     what = "operator" if manifest.capture.get("level") == "op" else "module"
-    announce(f"candidate: each {what} on golden's inputs, on {device}")
-    dtype = of_candidate["dtype"] and FloatType(of_candidate["dtype"])
-    of_candidate = {**options, **of_candidate, "dtype": dtype}
-    made = capture_case(target, folder / "candidate", device, like=like, feed=golden, **of_candidate)
+    setup.announce(f"candidate: each {what} on golden's inputs, on {setup.device}")
+    options = replace(of_candidate, like=like, hf32=setup.hf32, tf32=setup.tf32, deterministic=setup.deterministic)
+    made = capture_case(setup.case, folder / "candidate", setup.device, options, dtype=setup.dtype, repeat=repeat)
     with open_bundle(golden) as ours, open_bundle(made) as theirs:
         brought, candidate = own_baseline(ours, theirs), theirs.manifest
         cure = baseline_command(ours, theirs)
@@ -279,18 +268,21 @@ def _compared(
     other = _other_versions(manifest, candidate)
     baseline, refused = None, None
     if brought is not None:
-        announce(f"baseline: golden's own, {brought}")
+        setup.announce(f"baseline: golden's own, {brought}")
     elif other and trusted.python is None:
         refused = RefusedBaseline(None, other, cure)
-        announce(f"no baseline: {other}; capture golden with --with-baseline, or name the Python that has them (--golden-python PATH)")
+        setup.announce(
+            f"no baseline: {other}; capture golden with --with-baseline, or name the Python that has them (--golden-python PATH)"
+        )
     else:
-        case = trusted.case_of(manifest, target)
-        named_anew = {"map": maps, "only": of_candidate.get("only", ())} if case == target and trusted.python is None else {}
-        of_baseline = {**options, "like": like, "feed": golden, **named_anew}  # golden's own case has golden's names
-        baseline = _baseline(case, trusted, manifest, candidate, folder / "baseline", of_baseline, announce)
+        case = trusted.case_of(manifest, setup.case)
+        of_baseline = replace(of_golden, like=like)
+        if case == setup.case and trusted.python is None:  # else it is golden's own case, which has golden's names
+            of_baseline = replace(of_baseline, map=maps, only=of_candidate.only)
+        baseline = _baseline(case, trusted, manifest, candidate, folder / "baseline", of_baseline, setup.announce)
         if baseline is None and other:
             refused = RefusedBaseline(None, other, cure)
-    announce("comparing")
+    setup.announce("comparing")
     comparison = diff(golden, made, baseline=baseline, map=maps, **compared)
     return comparison if refused is None else replace(comparison, refused=refused)
 
@@ -301,7 +293,7 @@ def _baseline(
     golden: Manifest,
     candidate: Manifest,
     out: Path,
-    options: dict[str, Any],
+    options: CaptureOptions,
     announce: Announce,
 ) -> Path | None:
     """Golden's case on the CPU in the candidate's precision; ``None`` if it is not to be had, which is announced."""
@@ -314,7 +306,7 @@ def _baseline(
     precision, emulate = _of_baseline(golden, candidate)
     announce(f"baseline: {case} on the CPU, in {precision}{f' with products in {emulate}' if emulate else ''}")
     try:
-        return trusted.capture(case, out, dtype=precision, emulate=emulate, **options)
+        return trusted.capture(case, out, replace(options, emulate=emulate), FloatType(precision) if precision else None)
     except (
         CaptureError,
         UsageError,

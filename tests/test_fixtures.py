@@ -19,7 +19,8 @@ import accucompare as ac
 from accucompare.bundle.records import Role
 from accucompare.case import Case, load_case, steps_of
 from accucompare.devices import DeviceName
-from accucompare.recorder.capture_case import FloatType, capture_case
+from accucompare.recorder.capture_case import capture_case
+from accucompare.selection import FloatType
 from tests.conftest import ROOT
 
 NAMES = ["tricky", "cnn", "gpt2", "t5", "minilm"]

@@ -19,7 +19,8 @@ FLOORS = [
     ["api", "watcher"],
     ["report", "recorder", "reproduce"],
     ["compare", "findings", "live", "doctor"],
-    ["bundle", "devices", "case", "files"],
+    ["bundle", "devices", "case"],
+    ["files"],
     ["numbers", "selection", "errors", "version", "text"],
 ]
 FLOOR = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for room in rooms}

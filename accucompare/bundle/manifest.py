@@ -5,9 +5,7 @@ Rank 0 writes ``manifest.json`` in the bundle's directory; rank r > 0 of a distr
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import stat
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -18,6 +16,7 @@ import msgspec
 
 from accucompare.bundle.records import count
 from accucompare.errors import BundleError
+from accucompare.files import replace_whole
 from accucompare.numbers.statistics import Count
 from accucompare.version import __version__
 
@@ -207,15 +206,9 @@ class Manifest:
             "accucompare": __version__,
             **asdict(self),
         }
-        temporary = path.with_name(path.name + ".part")
-        try:
-            text = json.dumps(content, indent=1, ensure_ascii=False, default=str)
-            temporary.write_bytes(text.encode("utf-8", "backslashreplace"))  # lone surrogates, as of file names, become JSON's \udc80
-            os.replace(temporary, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        text = json.dumps(content, indent=1, ensure_ascii=False, default=str)
+        encoded = text.encode("utf-8", "backslashreplace")  # lone surrogates, as of file names, become JSON's \udc80
+        replace_whole(path, path.with_name(path.name + ".part"), lambda temporary: temporary.write_bytes(encoded))
 
     @classmethod
     def read(cls, path: Path) -> Manifest:

@@ -1,15 +1,21 @@
-"""Options that several commands share, and how their help shows examples."""
+"""Every option of the command line, once; what differs between commands, such as the help, they give. And how help shows examples."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from accucompare.errors import ReportError, UsageError
 from accucompare.files import is_stream, same_place
+from accucompare.selection import FloatType, Level, Mode, OnFinding, Precision, RoundedType
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def examples(*lines: str) -> str:
@@ -17,27 +23,241 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-device = click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="cpu, cuda, cuda:N, npu or npu:N.")
-dtype = click.option(
-    "--dtype",
-    type=click.Choice(["float64", "float32", "bfloat16", "float16"]),
-    help="Cast the model and its floating inputs to this type.  [default: as they are]",
-)
-seed = click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), help="Seed of weights and random operations.  [default: 0]")
-steps = click.option("--steps", type=click.IntRange(1), help="Steps to run.  [default: one for each of the case's inputs]")
-compared_only = click.option("--only", multiple=True, metavar="GLOB", help="Compare only the layers that match; may be repeated.")
-compared_skip = click.option("--skip", multiple=True, metavar="GLOB", help="Leave out the layers that match; may be repeated.")
+class _OneOf(click.Choice):  # type: ignore[type-arg]  # generic only in newer versions
+    """One of an Enum's values, which the command gets as that Enum."""
+
+    def __init__(self, kind: type[Enum], *but: Enum) -> None:
+        super().__init__([each.value for each in kind if each not in but])
+        self._kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self._kind(super().convert(value, param, ctx))
+
+
+class _Size(click.ParamType):  # type: ignore[type-arg]
+    """A number of bytes such as 512MiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", value.lower())
+        if match is None or not float(match[1]):
+            self.fail(f"{value!r} is no size; write it as 512MiB or 1GiB", param, ctx)
+        return int(float(match[1]) * 1024 ** " kmgt".index(match[2] or " "))
+
+
+_PATH = click.Path(path_type=Path)
+_HF32 = "Let an NPU round what goes into float32 products to HF32.  [default: as it is]"
+
+# What runs, and how.
+case = click.argument("case", required=False)
+
+
+def device(help: str = "cpu, cuda, cuda:N, npu or npu:N.", default: str | None = "cpu", required: bool = False) -> Callable[[F], F]:
+    return click.option("--device", default=default, show_default=True, required=required, metavar="DEVICE", help=help)
+
+
+def dtype(help: str = "Cast the model and its floating inputs to this type.  [default: as they are]", *but: FloatType) -> Callable[[F], F]:
+    return click.option("--dtype", type=_OneOf(FloatType, *but), help=help)
+
+
+def seed(default: str = "0") -> Callable[[F], F]:
+    text = f"Seed of weights and random operations.  [default: {default}]"
+    return click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), help=text)
+
+
+def steps(default: str = "one for each of the case's inputs") -> Callable[[F], F]:
+    return click.option("--steps", type=click.IntRange(1), help=f"Steps to run.  [default: {default}]")
+
+
+def repeat(help: str) -> Callable[[F], F]:
+    return click.option("--repeat", type=click.IntRange(1, 9), default=1, show_default=True, help=help)
+
+
+def level(help: str) -> Callable[[F], F]:
+    return click.option("--level", type=_OneOf(Level), default=Level.MODULE.value, show_default=True, help=help)
+
+
+def out(help: str, default: str | None = None) -> Callable[[F], F]:
+    return click.option("--out", type=_PATH, default=default, show_default=True, metavar="DIR", help=help)
+
+
+def overwrite(help: str) -> Callable[[F], F]:
+    return click.option("--overwrite", is_flag=True, help=help)
+
+
+def force(help: str) -> Callable[[F], F]:
+    return click.option("--force", is_flag=True, help=help)
+
+
+def hf32(help: str = _HF32, may_forbid: bool = True) -> Callable[[F], F]:
+    return _permission("hf32", help, may_forbid)
+
+
+def tf32(help: str = "The same for TF32 on a GPU.  [default: as it is]", may_forbid: bool = True) -> Callable[[F], F]:
+    return _permission("tf32", help, may_forbid)
+
+
 deterministic = click.option("--deterministic", is_flag=True, help="Use deterministic algorithms where the device has such.")
-hf32 = click.option("--hf32/--no-hf32", default=None, help="Let an NPU round what goes into float32 products to HF32.  [default: as it is]")
-tf32 = click.option("--tf32/--no-tf32", default=None, help="The same for TF32 on a GPU.  [default: as it is]")
+emulate = click.option(
+    "--emulate",
+    type=_OneOf(Precision),
+    help="On the CPU: round what goes into products to this format, to see the size of error to expect of it.",
+)
+round_weights = click.option(
+    "--round-weights",
+    type=_OneOf(RoundedType),
+    help="Round weights, buffers and floating inputs to this type first; they keep their own.  [default: as --like or --feed]",
+)
+mode = click.option(
+    "--mode",
+    type=_OneOf(Mode),
+    default=Mode.TENSORS.value,
+    show_default=True,
+    help="Keep every distinct tensor, or only digests and statistics: a bundle of a few kilobytes.",
+)
+save_state = click.option("--save-state", is_flag=True, help="Save weights and inputs too, for --like.")
+with_baseline = click.option(
+    "--with-baseline",
+    is_flag=False,
+    flag_value="float32,bfloat16",
+    metavar="[PRECISION,…]",
+    help="Then run CASE fed with this capture (each layer given its inputs) for candidates of each precision (float32, bfloat16, "
+    "float16, hf32, tf32), and keep how large an error rounding alone makes. locate and diff judge by it, wherever they run.  "
+    "[without a list: float32,bfloat16]",
+)
+baseline_tensors = click.option(
+    "--baseline-tensors", is_flag=True, help="With --with-baseline, keep what the layers computed, too, not only the errors."
+)
+like = click.option(
+    "--like",
+    type=_PATH,
+    metavar="BUNDLE",
+    help="Start from a bundle captured with --save-state: its weights, inputs, seed, selection and mode.",
+)
+feed = click.option(
+    "--feed",
+    type=_PATH,
+    metavar="GOLDEN",
+    help="Give every layer golden's inputs, and its caller golden's outputs, so that what is recorded shows each layer's own error.",
+)
+queue = click.option("--queue", type=_Size(), default="1GiB", show_default=True, help="Most bytes of tensors that may wait to be written.")
+
+# Which layers, and what is compared with what.
+
+
+def only(verb: str = "Compare") -> Callable[[F], F]:
+    return click.option("--only", multiple=True, metavar="GLOB", help=f"{verb} only the layers that match; may be repeated.")
+
+
+skip = click.option("--skip", multiple=True, metavar="GLOB", help="Leave out the layers that match; may be repeated.")
 maps = click.option(
     "--map",
     multiple=True,
     metavar="OLD=NEW",
     help="Golden's layer OLD is the candidate's NEW; globs, or re:REGEX=NEW. auto: find out. May be repeated.",
 )
-json = click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="PATH", help="Write everything as JSON, too.")
-verdict_only = click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only.")
+golden = click.option("--golden", type=_PATH, metavar="BUNDLE", help="The trusted bundle.  [default: made on the CPU]")
+golden_case = click.option(
+    "--golden-case",
+    metavar="CASE",
+    help="The case that golden is of: the baseline's, and golden's own if it is made here.  [default: as golden says, or CASE]",
+)
+golden_python = click.option(
+    "--golden-python",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="PATH",
+    help="Python of the environment that golden was captured in; it makes the baseline, and golden's operators, in a process of its own.",
+)
+ops = click.option("--ops", is_flag=True, help="Then say which operator of the culprit it is, with its source line; report in …-ops.xlsx.")
+baseline = click.option(
+    "--baseline", type=_PATH, metavar="BUNDLE", help="A trusted device's bundle in CANDIDATE's precision, which shows the error to expect."
+)
+atol = click.option("--atol", type=float, help="Largest |candidate - golden|, on top of rtol * |golden|.")
+rtol = click.option("--rtol", type=float, help="Largest |candidate - golden| / |golden|, on top of atol.")
+rel_l2 = click.option("--rel-l2", type=float, help="Largest relative L2 error of a tensor.")
+cosine = click.option("--cosine", type=float, help="Smallest cosine similarity of a tensor, such as 0.999.")
+tolerances = click.option("--tolerances", type=_PATH, metavar="TOML", help="Limits by layer, type, role and dtype.")
+verify = click.option("--verify", is_flag=True, help="Read and verify equal tensors too; by default equal digests are believed.")
+workers = click.option("--workers", type=click.IntRange(1), help="Threads that read and measure.  [default: one a processor]")
+keep_going = click.option("--keep-going", is_flag=True, help="Compare the other records when some cannot be read (still exit code 2).")
+
+# What is shown and written.
+
+
+def report(default: str) -> Callable[[F], F]:
+    return click.option("--report", type=_PATH, metavar="XLSX", help=f"Excel report.  [default: reports/{default}.xlsx]")
+
+
+def quiet(prints: str = "the verdict line only") -> Callable[[F], F]:
+    return click.option("-q", "--quiet", is_flag=True, help=f"Print {prints}.")
+
+
+json = click.option("--json", "json_path", type=_PATH, metavar="PATH", help="Write everything as JSON, too.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+
+# Of show and doctor.
+call = click.option("--call", type=click.IntRange(0), default=0, show_default=True, help="Call index.")
+role = click.option(  # values of Role, which would need NumPy
+    "--role", type=click.Choice(["input", "output", "computed_buffer", "op_input", "op_output"]), default="output", show_default=True
+)
+path = click.option("--path", help="Place in a nested value, as the list of records shows it.")
+step = click.option("--step", type=click.IntRange(0), help="Step.  [default: 0; all, without NAME]")
+rank = click.option("--rank", type=click.IntRange(0), help="Rank.  [default: 0; all, without NAME]")
+slices = click.option("--slice", "slices", metavar="SLICE", help="Part to print or save, as in NumPy: '0, :4'.")
+save = click.option(
+    "--save", type=click.Path(path_type=Path, dir_okay=False), metavar="NPY", help="Save the values; bfloat16 becomes float32."
+)
+timeout = click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True, max=3600),
+    default=60,
+    show_default=True,
+    help="Seconds that devices are given to answer.",
+)
+
+# Of watch.
+on_finding = click.option(
+    "--on-finding",
+    type=_OneOf(OnFinding),
+    default=OnFinding.RAISE.value,
+    show_default=True,
+    help="Stop at the first finding; print it and go on; or save its reproducer and go on.",
+)
+frames = click.option(
+    "--frames", type=click.IntRange(0), default=21, show_default=True, help="How many of the last calls to show with a finding."
+)
+trace_steps = click.option(
+    "--trace-step", "trace_steps", type=click.IntRange(0), multiple=True, help="Show every call of this step; may be repeated."
+)
+abort_after_step = click.option("--abort-after-step", type=click.IntRange(0), help="Stop after this step, whatever was found.")
+every = click.option(
+    "--every", type=click.IntRange(1), default=1, show_default=True, help="Watch only every Nth step; the others cost nothing."
+)
+allow = click.option("--allow", multiple=True, metavar="GLOB", help="Layers that may give an infinity, by name; may be repeated.")
+near = click.option(
+    "--near",
+    type=click.FloatRange(1),
+    default=4.0,
+    show_default=True,
+    help="Warn of values within this factor of the largest number of their dtype.",
+)
+flag_per_module = click.option("--flag-per-module", is_flag=True, help="Read a saturating NPU's overflow flag after each module; slow.")
+agree = click.option("--agree", is_flag=True, help="Let ranks ask each other before each update, so that all stop at a finding.")
+kernel_dump = click.option(
+    "--kernel-dump",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Have an NPU dump what all kernels of the first step take and give into this directory.",
+)
+
+
+def _permission(name: str, help: str, may_forbid: bool) -> Callable[[F], F]:
+    """A flag that lets a device round; one that can also forbid it leaves it as it is if not given."""
+    flag = f"--{name}/--no-{name}" if may_forbid else f"--{name}"
+    return click.option(flag, is_flag=True, default=None if may_forbid else False, help=help)
 
 
 def refuse_other_than_xlsx(report: Path) -> None:

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from accucompare.cli import options as shared
+from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
+from accucompare.cli.options import examples, refuse_other_than_xlsx, refuse_places, stem
+from accucompare.selection import FloatType
 
 if TYPE_CHECKING:
     from accucompare.findings.analysis import Ranks
 
 
 @cli.command(
-    epilog=shared.examples(
+    epilog=examples(
         "accucompare watch model.py --device npu --steps 100",
         "accucompare watch model.py --device npu --level op            # which operator, on which line?",
         "accucompare watch model.py --dtype float16 --on-finding warn  # go on after a finding",
@@ -31,51 +33,40 @@ if TYPE_CHECKING:
         "Exit code: 0 everything was finite, 1 something was not, 2 trouble.",
     )
 )
-@click.argument("case", required=False)
-@shared.device
-@shared.dtype
-@shared.steps
-@shared.seed
-@click.option("--out", type=click.Path(path_type=Path), default="watch", show_default=True, metavar="DIR", help="Directory to write.")
-@click.option(
-    "--on-finding",
-    type=click.Choice(["raise", "warn", "snapshot"]),
-    default="raise",
-    show_default=True,
-    help="Stop at the first finding; print it and go on; or save its reproducer and go on.",
-)
-@click.option("--frames", type=click.IntRange(0), default=21, show_default=True, help="How many of the last calls to show with a finding.")
-@click.option("--trace-step", "trace_steps", type=click.IntRange(0), multiple=True, help="Show every call of this step; may be repeated.")
-@click.option("--abort-after-step", type=click.IntRange(0), help="Stop after this step, whatever was found.")
-@click.option("--every", type=click.IntRange(1), default=1, show_default=True, help="Watch only every Nth step; the others cost nothing.")
-@click.option(
-    "--level",
-    type=click.Choice(["module", "op"]),
-    default="module",
-    show_default=True,
-    help="op: look at every operator, wherever it is called.",
-)
-@click.option("--allow", multiple=True, metavar="GLOB", help="Layers that may give an infinity, by name; may be repeated.")
-@click.option(
-    "--near",
-    type=click.FloatRange(1),
-    default=4.0,
-    show_default=True,
-    help="Warn of values within this factor of the largest number of their dtype.",
-)
-@click.option("--flag-per-module", is_flag=True, help="Read a saturating NPU's overflow flag after each module; slow.")
-@click.option("--agree", is_flag=True, help="Let ranks ask each other before each update, so that all stop at a finding.")
-@click.option(
-    "--kernel-dump",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Have an NPU dump what all kernels of the first step take and give into this directory.",
-)
-@shared.deterministic
-@shared.hf32
-@shared.tf32
-@shared.verdict_only
-def watch(case: str | None, device: str, out: Path, quiet: bool, **options: Any) -> int:
+@option.case
+@option.device()
+@option.dtype()
+@option.steps()
+@option.seed()
+@option.out("Directory to write.", "watch")
+@option.on_finding
+@option.frames
+@option.trace_steps
+@option.abort_after_step
+@option.every
+@option.level("op: look at every operator, wherever it is called.")
+@option.allow
+@option.near
+@option.flag_per_module
+@option.agree
+@option.kernel_dump
+@option.deterministic
+@option.hf32()
+@option.tf32()
+@option.quiet()
+def watch(
+    case: str | None,
+    device: str,
+    dtype: FloatType | None,
+    steps: int | None,
+    seed: int | None,
+    out: Path,
+    deterministic: bool,
+    hf32: bool | None,
+    tf32: bool | None,
+    quiet: bool,
+    **options: Any,
+) -> int:
     """Run CASE, with its loss and optimizer if it has them, and say where NaN, Inf or an overflow begins.
 
     CASE is file.py[:callable] or package.module[:callable]; the callable, `case` if not named, returns an accucompare.Case.
@@ -87,15 +78,27 @@ def watch(case: str | None, device: str, out: Path, quiet: bool, **options: Any)
     open_device(name)  # before anything else imports torch
     from accucompare.findings.analysis import read
     from accucompare.findings.events import log_path
-    from accucompare.recorder.capture_case import FloatType
     from accucompare.recorder.session import rank_and_ranks
-    from accucompare.report.terminal import progress_bar, reader_may_leave
+    from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.report.terminal_watch import print_watched
+    from accucompare.watcher.options import WatchOptions
     from accucompare.watcher.watch_case import watch_case
 
-    options["dtype"] = FloatType(options["dtype"]) if options["dtype"] else None
     with progress_bar("watching", "steps", quiet) as progress, _bare_warnings():
-        found = watch_case(case, name, out=out, quiet=quiet, progress=progress, **options)
+        asked = WatchOptions(quiet=quiet, **options)
+        found = watch_case(
+            case,
+            name,
+            out,
+            asked,
+            dtype=dtype,
+            seed=seed,
+            steps=steps,
+            deterministic=deterministic,
+            hf32=hf32,
+            tf32=tf32,
+            progress=progress,
+        )
     if not quiet and (found or options["trace_steps"]):
         click.echo(err=True)  # between the frames that were shown meanwhile and the verdict
     rank, several = rank_and_ranks()
@@ -106,7 +109,7 @@ def watch(case: str | None, device: str, out: Path, quiet: bool, **options: Any)
 
 
 @cli.command(
-    epilog=shared.examples(
+    epilog=examples(
         "accucompare overflow watch/                     # all ranks; writes reports/watch-overflow.xlsx",
         "accucompare overflow watch/rank3.jsonl --report rank3.xlsx",
         "accucompare overflow watch/ --quiet             # one line",
@@ -116,24 +119,22 @@ def watch(case: str | None, device: str, out: Path, quiet: bool, **options: Any)
     )
 )
 @click.argument("log", type=click.Path(path_type=Path))
-@click.option("--report", type=click.Path(path_type=Path), metavar="XLSX", help="Excel report.  [default: reports/LOG-overflow.xlsx]")
-@shared.verdict_only
+@option.report("LOG-overflow")
+@option.quiet()
 def overflow(log: Path, report: Path | None, quiet: bool) -> int:
     """Say what a watch found, where it began and what to try, and write it as an Excel report.
 
     LOG is the directory that `accucompare watch` or accucompare.watch() wrote, with a log of each rank, or one of those logs. Of each
     log, the last run is told.
     """
-    report = (
-        report if report is not None else Path("reports") / f"{shared.stem(log.with_suffix('') if log.is_file() else log)}-overflow.xlsx"
-    )
-    shared.refuse_other_than_xlsx(report)
-    shared.refuse_places({"--report": report})
+    report = report if report is not None else Path("reports") / f"{stem(log.with_suffix('') if log.is_file() else log)}-overflow.xlsx"
+    refuse_other_than_xlsx(report)
+    refuse_places({"--report": report})
     from accucompare.findings.analysis import read
 
     ranks = read(log)
+    from accucompare.report.console import reader_may_leave
     from accucompare.report.excel_watch import write_watch
-    from accucompare.report.terminal import reader_may_leave
     from accucompare.report.terminal_watch import print_analysis
 
     try:

@@ -20,7 +20,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -28,20 +27,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-
-class Precision(str, Enum):
-    """A format that matrix units round float32 operands to.
-
-    ``HF32`` has 1 + 8 + 11 bits of sign, exponent and explicit mantissa (Huawei, ATC user guide, ``--allow_hf32``); on Ascend NPUs
-    torch_npu sets it for convolutions, but not for matrix products. ``TF32`` has 1 + 8 + 10 (NVIDIA A100 Tensor Core GPU
-    Architecture, whitepaper), ``BF16`` 1 + 8 + 7, and ``FP16`` 1 + 5 + 10 (IEEE 754 binary16).
-    """
-
-    HF32 = "hf32"
-    TF32 = "tf32"
-    BF16 = "bf16"
-    FP16 = "fp16"
-
+from accucompare.selection import Precision
 
 _MANTISSA = {Precision.HF32: 11, Precision.TF32: 10}  # explicit bits; float32 has 23
 _CASTS = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}

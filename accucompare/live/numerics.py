@@ -12,8 +12,9 @@ import torch
 
 from accucompare import devices
 from accucompare.errors import UsageError
-from accucompare.live.emulation import Precision, emulated
+from accucompare.live.emulation import emulated
 from accucompare.live.fallbacks import noting_fallbacks
+from accucompare.selection import Precision
 
 
 class Numerics:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from accucompare.bundle.manifest import BASELINES, Manifest
 from accucompare.bundle.reader import open_bundle
@@ -13,7 +12,9 @@ from accucompare.compare.brought import PRECISIONS, keep_errors
 from accucompare.compare.suggest import float_dtype
 from accucompare.devices import DeviceName
 from accucompare.errors import UsageError
-from accucompare.recorder.capture_case import FloatType, capture_case
+from accucompare.recorder.capture_case import capture_case
+from accucompare.recorder.options import CaptureOptions
+from accucompare.selection import FloatType, Level
 
 
 def capture_baselines(
@@ -52,20 +53,20 @@ def capture_baselines(
         dtype, emulate = baseline_dtype(trusted, precision)
         announce(f"baseline for {precision}: {dtype}{f' with products in {emulate}' if emulate else ''}")
         out = golden / BASELINES / precision
-        options: dict[str, Any] = {
-            "dtype": FloatType(dtype),
-            "emulate": emulate,
-            "feed": golden,
-            "like": golden if trusted.state is not None else trusted.capture.get("like"),
-            "level": trusted.capture.get("level") or "module",
-            "overwrite": True,
-        }
+        options = CaptureOptions(
+            emulate=emulate,
+            feed=golden,
+            like=golden if trusted.state is not None else trusted.capture.get("like"),
+            level=trusted.capture.get("level") or Level.MODULE,
+            overwrite=True,
+        )
         place = DeviceName("cpu") if emulate else device
         if tensors:
-            made.append(capture_case(target, out, place, **options))
+            made.append(capture_case(target, out, place, options, dtype=FloatType(dtype)))
             continue
         with tempfile.TemporaryDirectory(prefix=".baseline-", dir=golden) as folder:
-            made.append(keep_errors(golden, capture_case(target, Path(folder) / precision, place, **options), out))
+            fed = capture_case(target, Path(folder) / precision, place, options, dtype=FloatType(dtype))
+            made.append(keep_errors(golden, fed, out))
     return made
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +17,15 @@ from torch.utils import _pytree as pytree
 
 from accucompare.bundle.manifest import PREVIOUS
 from accucompare.bundle.reader import open_bundle
-from accucompare.bundle.writer import QUEUE_BYTES
 from accucompare.case import Case, load_case, steps_of
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, CaseError, DeviceError, UsageError
 from accucompare.live.names import name_modules
 from accucompare.recorder.feeding import check_golden
-from accucompare.recorder.renaming import check_given
-from accucompare.recorder.session import Level, Mode, capture
+from accucompare.recorder.options import DEFAULTS, CaptureOptions
+from accucompare.recorder.session import recording
 from accucompare.recorder.state import Arguments, saved_inputs
-
-
-class FloatType(str, Enum):
-    """What ``--dtype`` can be."""
-
-    FLOAT64 = "float64"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
-class RoundedType(str, Enum):
-    """What ``--round-weights`` can be."""
-
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
+from accucompare.selection import FloatType, RoundedType
 
 
 class Casting:
@@ -75,27 +58,11 @@ def capture_case(
     target: str | None,
     out: str | Path,
     device: DeviceName,
+    options: CaptureOptions = DEFAULTS,
     *,
-    mode: str = Mode.TENSORS,
-    level: str = Level.MODULE,
     dtype: FloatType | None = None,
     round_weights: RoundedType | None = None,
-    seed: int | None = None,
-    steps: int | None = None,
-    only: Iterable[str] = (),
-    skip: Iterable[str] = (),
-    overwrite: bool = False,
-    save_state: bool = False,
-    like: str | Path | None = None,
-    feed: str | Path | None = None,
-    map: str | Iterable[str] = (),
-    force: bool = False,
     repeat: int = 1,
-    deterministic: bool = False,
-    hf32: bool | None = None,
-    tf32: bool | None = None,
-    emulate: str | None = None,
-    queue_bytes: int = QUEUE_BYTES,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Build a case on the CPU under the seed, move it to the device, and capture its steps.
@@ -104,15 +71,13 @@ def capture_case(
         target: the case, see ``accucompare.case.load_case``.
         out: directory to write the bundle to.
         device: where to run.
+        options: as for ``accucompare.capture``, except:
+            steps: how many; as many as the case has inputs if not given, or as ``like`` or ``feed`` has. Inputs are used again from the
+            first if there are fewer.
+            feed: with ``dtype`` float64, modules that do not run in it compute in float32, and the manifest lists them (``fallback``).
+            Loss and optimizer are left out; of a case with an optimizer only step 0 is run, since golden's later steps had other weights.
         dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
         round_weights: what to round floating parameters, buffers and inputs to, before they are cast; they keep their types.
-        steps: how many; as many as the case has inputs if not given, or as ``like`` or ``feed`` has. Inputs are used again from the first
-            if there are fewer.
-        mode, level, seed, only, skip, overwrite, save_state, like, map, force, deterministic, hf32, tf32, emulate, queue_bytes: as
-            for ``accucompare.capture``.
-        feed: likewise. With ``dtype`` float64, modules that do not run in it compute in float32, and the manifest lists them
-            (``fallback``). Loss and optimizer are left out; of a case with an optimizer only step 0 is run, since golden's later steps had
-            other weights.
         repeat: how many times to run the case from scratch; the runs after the first one go to ``repeat1``, … in its directory.
         progress: called with the steps done and the steps to do.
 
@@ -125,43 +90,12 @@ def capture_case(
         CaptureError: if the model raised, or the bundle cannot be written.
         UsageError: as for ``accucompare.capture``.
     """
-    maps = [map] if isinstance(map, str) else list(map)
-    check_given(maps, like, feed)
-    if emulate is not None and dtype not in (None, FloatType.FLOAT32):
-        raise UsageError(f"--emulate {emulate}: rounds what goes into float32 products; with --dtype {dtype.value} there are none")
+    if options.emulate is not None and dtype not in (None, FloatType.FLOAT32):
+        raise UsageError(f"--emulate {options.emulate}: rounds what goes into float32 products; with --dtype {dtype} there are none")
     place = open_device(device)
-    for source in (like, feed):
-        if source is not None:
-            with open_bundle(source) as bundle:
-                if source is feed:
-                    check_golden(bundle, out, steps)  # before the model is built
-                seed = bundle.manifest.capture.get("seed") if seed is None else seed
-                steps = steps or len(bundle.manifest.steps) or None
-                rounded = bundle.manifest.capture.get("round_weights")
-                if source is like and round_weights not in (None, rounded):
-                    raise UsageError(
-                        f"--round-weights {round_weights.value}: the weights are those of --like {like}; round them where that is captured"
-                    )
-                round_weights = round_weights or (rounded and RoundedType(rounded))
+    options, round_weights = _taken_over(options, out, round_weights)
     casting = Casting(round_weights, dtype)
-    options: dict[str, Any] = {
-        "mode": mode,
-        "level": level,
-        "seed": seed,
-        "only": only,
-        "skip": skip,
-        "overwrite": overwrite,
-        "save_state": save_state,
-        "like": like,
-        "feed": feed,
-        "map": maps,
-        "force": force,
-        "deterministic": deterministic,
-        "hf32": hf32,
-        "tf32": tf32,
-        "emulate": emulate,
-        "queue_bytes": queue_bytes,
-    }
+    again = options
     for run in range(repeat):
 
         def note_step(done: int, count: int, run: int = run) -> None:
@@ -172,18 +106,39 @@ def capture_case(
         grad = False
         while True:
             try:
-                _capture_once(target, repeat_of(Path(out), run), place, casting, steps, options, note_step, narrowed, grad)
+                _capture_once(target, repeat_of(Path(out), run), place, casting, again, note_step, narrowed, grad)
                 break
             except CaptureError as error:
                 if not grad and _wanted_gradients(error.__cause__):
                     grad = True
                 else:
-                    no_kernel = isinstance(error.__cause__, RuntimeError) and feed is not None and dtype is FloatType.FLOAT64
+                    no_kernel = isinstance(error.__cause__, RuntimeError) and options.feed is not None and dtype is FloatType.FLOAT64
                     if not isinstance(error, _ModuleFailedError) or not no_kernel or error.module in narrowed:
                         raise
                     narrowed.add(error.module)
-                options["overwrite"] = True  # what was recorded until then
+                again = replace(again, overwrite=True)  # what was recorded until then
     return Path(out)
+
+
+def _taken_over(options: CaptureOptions, out: str | Path, round_weights: RoundedType | None) -> tuple[CaptureOptions, RoundedType | None]:
+    """The options, with the seed, the steps and the rounding of ``like`` and ``feed`` where none is given."""
+    seed, steps = options.seed, options.steps
+    for source in (options.like, options.feed):
+        if source is None:
+            continue
+        with open_bundle(source) as bundle:
+            if source is options.feed:
+                check_golden(bundle, out, steps)  # before the model is built
+            made = bundle.manifest.capture
+            seed = made.get("seed") if seed is None else seed
+            steps = steps or len(bundle.manifest.steps) or None
+            rounded = made.get("round_weights")
+            if source is options.like and round_weights not in (None, rounded):
+                raise UsageError(
+                    f"--round-weights {round_weights}: the weights are those of --like {source}; round them where that is captured"
+                )
+            round_weights = round_weights or (rounded and RoundedType(rounded))
+    return replace(options, seed=seed, steps=steps), round_weights
 
 
 def _capture_once(
@@ -191,8 +146,7 @@ def _capture_once(
     out: Path,
     place: torch.device,
     casting: Casting,
-    steps: int | None,
-    options: dict[str, Any],
+    options: CaptureOptions,
     progress: Callable[[int, int], None],
     narrowed: Collection[str] = (),
     grad: bool = False,
@@ -200,14 +154,14 @@ def _capture_once(
     """Build the case and capture it.
 
     Args:
-        options: those of ``accucompare.capture``.
+        options: those of ``capture_case``.
         narrowed: qualified names of the classes of modules that compute in float32, whatever the model's type.
         grad: run a case without a loss with gradients on; fed, they are on also where golden's forward asked for some.
     """
-    built = build(target, place, casting, options["seed"] or 0, options["like"])
+    built = build(target, place, casting, options.seed or 0, options.like)
     case, name, inputs = built.case, built.name, built.inputs
-    count = steps if steps is not None else len(inputs)
-    fed = options["feed"] is not None
+    count = options.steps if options.steps is not None else len(inputs)
+    fed = options.feed is not None
     notes = []
     if fed and case.optimizer is not None and count > 1:
         notes.append(f"fed: only step 0 of {count} was run, since golden's later steps had the weights that its optimizer made")
@@ -225,10 +179,11 @@ def _capture_once(
             _compute_in_float32(named[name])
         made["fallback"] = {"dtype": "float32", "modules": narrow}
         notes.append(f"{len(narrow)} module(s) do not run in float64 and ran in float32: {', '.join(narrow[:3])}")
-    saved = inputs if options["save_state"] else None
+    saved = inputs if options.save_state else None
+    all_steps = replace(options, steps=None)  # of those that are run here
     with (
         _naming_the_model(name, out, place.type, model),
-        capture(model, out, device=place, case=name, inputs=saved, made=made, notes=notes, **options) as session,
+        recording(model, out, all_steps, device=place, case=name, inputs=saved, made=made, notes=notes) as session,
     ):
         for step in range(count):
             args, kwargs = moved(inputs[step % len(inputs)], place, casting)

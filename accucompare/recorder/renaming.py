@@ -9,41 +9,27 @@ from pathlib import Path
 from accucompare.bundle.manifest import Manifest
 from accucompare.compare.align import Renaming, counterparts
 from accucompare.compare.renames import check_maps, options, propose, read_maps
-from accucompare.errors import UsageError
 from accucompare.live.environment import describe_model
 from accucompare.live.names import Modules
+from accucompare.recorder.options import CaptureOptions
 from accucompare.selection import Selection
 
 
-def check_given(maps: Sequence[str], like: str | Path | None, feed: str | Path | None) -> None:
-    """Refuse what is no map, or without a bundle whose layers it could rename.
-
-    Raises:
-        UsageError: if it is.
-    """
-    renamings, auto = read_maps(maps)
-    if (renamings or auto) and like is None and feed is None:
-        raise UsageError("--map: renames the layers of the bundle that --like or --feed names; give one of them, or --map to diff")
-
-
-def maps_in_force(
-    maps: Sequence[str], like: str | Path | None, feed: str | Path | None, modules: Modules
-) -> tuple[list[Renaming], list[str]]:
+def maps_in_force(asked: CaptureOptions, modules: Modules) -> tuple[list[Renaming], list[str]]:
     """The renamings of golden's layers, those that ``auto`` finds among them; and notes that tell these.
 
     Raises:
-        UsageError: as ``check_given``; if a map matches nothing or leads nowhere, or two layers become one.
+        UsageError: if a map matches nothing or leads nowhere, or two layers become one.
         BundleError: if there is no such bundle.
     """
-    check_given(maps, like, feed)
-    renamings, auto = read_maps(maps)
+    renamings, auto = read_maps(asked.map)
     notes = []
-    goldens = [Manifest.read(Path(source) / "manifest.json").model for source in (like, feed) if source is not None]
+    goldens = [Manifest.read(Path(source) / "manifest.json").model for source in (asked.like, asked.feed) if source is not None]
     if auto:
-        own = modules.outline() if like is not None else describe_model(modules)  # of the former the weights will be replaced
+        own = modules.outline() if asked.like is not None else describe_model(modules)  # of the former the weights will be replaced
         taken: list[str] = []
         for golden in goldens:
-            new = propose(golden, own, renamings, fingerprints=like is None)
+            new = propose(golden, own, renamings, fingerprints=asked.like is None)
             renamings += [Renaming.parse(text) for text in new]
             taken += new
         notes.append(f"--map auto took {options(taken)}" if taken else "--map auto found nothing to rename")

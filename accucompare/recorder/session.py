@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +14,19 @@ from torch import nn
 
 from accucompare.bundle.lock import locked
 from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter, forget_previous, prepare_directory, restore_previous
-from accucompare.compare.align import Renaming, counterparts
 from accucompare.errors import CaptureError, UsageError
-from accucompare.live.environment import describe_autocast, describe_environment, describe_model, device_of, notes_on, notes_on_what_ran
+from accucompare.live.environment import describe_autocast, describe_environment, device_of, notes_on, notes_on_what_ran
 from accucompare.live.names import Modules, name_modules
 from accucompare.live.numerics import Numerics
 from accucompare.live.randomness import Draws, matched_randomness
 from accucompare.live.sources import digests_of, modules_in, versions_of
-from accucompare.recorder.feeding import Feed, check_golden, check_model
+from accucompare.recorder.feeding import Feed
+from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.recorder import Recorder
-from accucompare.recorder.renaming import check_given, maps_in_force, selection_of
-from accucompare.recorder.state import Arguments, restore_weights, state_records
-from accucompare.selection import Selection
-
-
-class Mode(str, Enum):
-    """What ``mode`` can be: what a capture keeps of a tensor."""
-
-    TENSORS = "tensors"
-    STATS = "stats"
-
-
-class Level(str, Enum):
-    """What ``level`` can be: whose inputs and outputs a capture records."""
-
-    MODULE = "module"
-    OP = "op"
+from accucompare.recorder.start import Start
+from accucompare.recorder.state import Arguments, state_records
+from accucompare.selection import Level, Mode
 
 
 class Session:
@@ -104,6 +88,18 @@ class Session:
         if self._steps is not None and self._recorder.step >= self._steps:
             self._recorder.listening = False
 
+    def _check_end(self, feed: Feed | None, golden: str | Path | None) -> None:
+        """Raise what the model has caught, and refuse a fed capture in which nothing was fed."""
+        recorder = self._recorder
+        if recorder.failure is not None:
+            raise recorder.failure
+        if recorder.records:
+            self._numerics.end_step(recorder.step)
+        if feed is not None:
+            self._writer.manifest.notes += feed.notes()
+            if not feed.fed:
+                raise CaptureError(f"{golden}: nothing of it was fed; {'; '.join(feed.notes()) or 'no module was called'}")
+
     def _end(self, error: BaseException | None) -> None:
         """Write the last step and the manifest."""
         recorder, manifest = self._recorder, self._writer.manifest
@@ -139,7 +135,6 @@ class Session:
             )
 
 
-@contextlib.contextmanager
 def capture(
     model: nn.Module,
     out: str | Path,
@@ -166,7 +161,7 @@ def capture(
     inputs: list[Arguments] | None = None,
     made: Mapping[str, Any] | None = None,
     notes: Iterable[str] = (),
-) -> Iterator[Session]:
+) -> contextlib.AbstractContextManager[Session]:
     """Record the inputs and outputs of every module call while the context lasts.
 
     Random operations draw from a CPU generator under ``seed``, so that dropout agrees on every device; the global generators,
@@ -223,104 +218,71 @@ def capture(
         ...         model(**batch)
         ...         session.step()
     """
-    if steps is not None and steps < 1:
-        raise UsageError(f"steps must be at least 1, but is {steps}")
-    if queue_bytes < 1:
-        raise UsageError(f"queue_bytes must be at least 1, but is {queue_bytes}")
-    if like is not None and Path(like).resolve() == Path(out).resolve():
+    options = CaptureOptions(
+        mode=mode,
+        level=level,
+        seed=seed,
+        steps=steps,
+        only=only,
+        skip=skip,
+        overwrite=overwrite,
+        save_state=save_state,
+        like=like,
+        feed=feed,
+        map=map,
+        force=force,
+        deterministic=deterministic,
+        hf32=hf32,
+        tf32=tf32,
+        emulate=emulate,
+        queue_bytes=queue_bytes,
+    )
+    return recording(model, out, options, device=device, case=case, inputs=inputs, made=made, notes=notes)
+
+
+@contextlib.contextmanager
+def recording(
+    model: nn.Module,
+    out: str | Path,
+    options: CaptureOptions,
+    *,
+    device: torch.device | None = None,
+    case: str | None = None,
+    inputs: list[Arguments] | None = None,
+    made: Mapping[str, Any] | None = None,
+    notes: Iterable[str] = (),
+) -> Iterator[Session]:
+    """What ``capture`` does, with its options as one object."""
+    if options.like is not None and Path(options.like).resolve() == Path(out).resolve():
         raise UsageError(f"{out}: cannot be both what the capture starts from and what it writes; choose another --out")
-    if mode not in list(Mode):
-        raise UsageError(f"mode must be 'tensors' or 'stats', but is {mode!r}")
-    if level not in list(Level):
-        raise UsageError(f"level must be 'module' or 'op', but is {level!r}")
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
-    maps = [map] if isinstance(map, str) else list(map)
-    check_given(maps, like, feed)
     modules = name_modules(model)
-    selection = Selection.of(only, skip)
-    sentences = [*notes_on(modules), *notes]
     device, rank, ranks = device or device_of(model), *rank_and_ranks()
-    numerics = Numerics(device, deterministic=deterministic, hf32=hf32, tf32=tf32, emulate=emulate)
+    notes_on_it = notes_on(modules)  # before it is given the weights and the mode of another
+    numerics = Numerics(device, deterministic=options.deterministic, hf32=options.hf32, tf32=options.tf32, emulate=options.emulate)
     with contextlib.ExitStack() as stack:
         stack.enter_context(numerics.in_force())
-        renamings, told = maps_in_force(maps, like, feed, modules) if maps else ([], [])
-        sentences += told
-        replaced: list[str] = []
-        if like is not None:
-            with open_bundle(like) as source:
-                told, replaced = restore_weights(source, modules, renamings)
-                sentences += [
-                    *told,
-                    *([f"--like: {len(replaced)} of the model's weights held other values before: {_some(replaced)}"] if replaced else []),
-                ]
-                options = source.manifest.capture
-                _set_mode(model, modules, source.manifest.model, renamings)
-                seed = options.get("seed") if seed is None else seed
-                if not (selection.only or selection.skip):
-                    selection = selection_of(source.manifest, modules, renamings)
-        description = describe_model(modules)
-        feeding = None
-        if feed is not None:
-            golden = stack.enter_context(open_bundle(feed))
-            check_golden(golden, out, steps, ranks)
-            check_model(golden, rank, description, force, renamings, like)
-            options = golden.manifest.capture
-            seed = options.get("seed") if seed is None else seed
-            steps = steps or len(golden.manifests[rank].steps)
-            if not (selection.only or selection.skip):
-                selection = selection_of(golden.manifest, modules, renamings)
-            feeding = Feed(golden, rank, modules, renamings)
-            stack.enter_context(torch.set_grad_enabled(_differentiates(golden)))
-            if level == Level.OP and options.get("level") != Level.OP:
-                raise UsageError(
-                    f"{feed}: holds no operators; capture it with --level op --only {' --only '.join(selection.only) or 'NAME'}"
-                )
-        if level == Level.OP and not selection.only:
-            raise UsageError(
-                "--level op: give the modules whose operators are to be recorded (--only NAME); those of all would be too many"
-            )
-        seed = seed or 0
-        _check_selection(selection, modules)
+        start = Start.of(model, modules, out, options, (rank, ranks), stack)
+        start.notes[:0] = [*notes_on_it, *notes]
         directory = Path(out)
-        stack.enter_context(_prepared(directory, overwrite, rank, ranks))
-        manifest = Manifest(
-            ranks=ranks,
-            capture={
-                "mode": Mode(mode).value,
-                "level": Level(level).value,
-                "seed": seed,
-                "steps": steps,
-                "only": list(selection.only),
-                "skip": list(selection.skip),
-                "like": like and str(like),
-                "replaced": replaced,
-                "map": [renaming.text for renaming in renamings],
-                "inputs": None,
-                "feed": feeding and {"golden": str(feed), "identity": golden.identity(), "not_fed": feeding.not_fed},
-                "grad": None,
-                "dtype": None,
-                "round_weights": None,
-                **(made or {}),
-                **numerics.options,
-            },
-            # every key is there from the start: the writer's thread reads these tables while they are filled in
-            environment={**describe_environment(device, case), "autocast": None, "random": None},
-            model={**description, "not_called": [], "functions_seen": True, "differentiates": False},
-            notes=sentences,
-        )
-        writer = BundleWriter(directory, manifest, rank, queue_bytes, tensors=mode == Mode.TENSORS)
+        stack.enter_context(_prepared(directory, options.overwrite, rank, ranks))
+        manifest = start.manifest(options, ranks)
+        manifest.capture.update({**(made or {}), **numerics.options})
+        manifest.environment.update({**describe_environment(device, case), "autocast": None, "random": None})
+        writer = BundleWriter(directory, manifest, rank, options.queue_bytes, tensors=options.mode == Mode.TENSORS)
         try:
-            if save_state:
+            if options.save_state:
                 records, manifest.capture["inputs"] = state_records(modules, inputs)
                 writer.write_state(records)
-            draws = stack.enter_context(matched_randomness(seed))
+            draws = stack.enter_context(matched_randomness(start.seed or 0))
             if draws is None:
                 manifest.notes.append("this version of torch does not let random operations be matched across devices")
             eager = "torch._dynamo" in sys.modules
             if eager:  # inner hooks of a compiled model stop firing after its first call
                 stack.enter_context(eager_stance())
-            recorder = Recorder(modules, selection, writer, _on_first_call(manifest, model, device), feeding, level == Level.OP)
+            on_first_call = _on_first_call(manifest, model, device)
+            recorder = Recorder(modules, start.selection, writer, on_first_call, start.feed, options.level == Level.OP)
             stack.callback(recorder.remove)
             recorder.record_computed()
             recorder.install()
@@ -328,19 +290,11 @@ def capture(
             with contextlib.suppress(CaptureError):
                 writer.close()
             raise
-        of_golden = () if feed is None else golden.manifest.model.get("sources") or ()  # functions that are cached do not run again
-        session = Session(directory, recorder, writer, draws, steps, numerics, modules, eager, of_golden)
+        session = Session(directory, recorder, writer, draws, start.steps, numerics, modules, eager, start.sources)
         try:
             with numerics.emulation():
                 yield session
-            if recorder.failure is not None:  # the model has caught it
-                raise recorder.failure
-            if recorder.records:
-                numerics.end_step(recorder.step)
-            if feeding is not None:
-                manifest.notes += feeding.notes()
-                if not feeding.fed:
-                    raise CaptureError(f"{feed}: nothing of it was fed; {'; '.join(feeding.notes()) or 'no module was called'}")
+            session._check_end(start.feed, options.feed)
         except BaseException as error:
             recorder.remove()
             with contextlib.suppress(CaptureError, Warning):  # the model's own error matters more
@@ -368,31 +322,12 @@ def _on_first_call(manifest: Manifest, model: nn.Module, device: torch.device) -
     return note
 
 
-def _differentiates(golden: Bundle) -> bool:
-    """Whether golden's forward asked autograd for gradients, and left it to its caller to turn them on: a force field, a PINN."""
-    return bool(golden.manifest.capture.get("grad") and golden.manifest.model.get("differentiates"))
-
-
 def eager_stance() -> contextlib.AbstractContextManager[Any]:
     set_stance = getattr(torch.compiler, "set_stance", None)
     if set_stance is None:  # before torch 2.6
         return torch._dynamo.config.patch(disable=True)  # type: ignore[no-any-return]
     stance: contextlib.AbstractContextManager[Any] = set_stance("force_eager")
     return stance
-
-
-def _check_selection(selection: Selection, modules: Modules) -> None:
-    if not any(selection.allows(name) for name in modules.named):
-        globs = ", ".join(f"--only {glob}" for glob in selection.only) + "".join(f" --skip {glob}" for glob in selection.skip)
-        names = [name for name in modules.named if name][:5]
-        raise UsageError(f"{globs}: leaves no module to record; the model has {', '.join(names)}, … ({len(modules.named)} in all)")
-
-
-def _set_mode(model: nn.Module, modules: Modules, saved: dict[str, Any], renamings: Sequence[Renaming]) -> None:
-    """Set train or eval mode as in a saved model, on each module."""
-    model.train(bool(saved.get("training")))
-    for name in counterparts(saved.get("other_mode") or (), modules.named.keys(), renamings).values():
-        modules.named[name].training = not saved.get("training")
 
 
 @contextlib.contextmanager
@@ -426,7 +361,3 @@ def rank_and_ranks() -> tuple[int, int]:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f", and {len(names) - 3} more" if len(names) > 3 else "")

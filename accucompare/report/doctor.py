@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import asdict
 from typing import Any
@@ -13,16 +12,15 @@ from rich.text import Text
 
 from accucompare.devices.settings import ENVIRONMENT
 from accucompare.doctor import DeviceFound, Examination
+from accucompare.report.console import open_console, reader_may_leave
 
-WIDTH = 100
 Rows = list[tuple[str, str]]
 
 
 def print_examination(found: Examination, *, as_json: bool = False, quiet: bool = False) -> None:
     """Print what was found; if quiet, the verdict only."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    console.width = console.width if console.is_terminal else WIDTH
-    with contextlib.suppress(BrokenPipeError, SystemExit):  # the reader of a pipe may leave
+    console = open_console()
+    with reader_may_leave():
         if as_json:
             console.print(Text(json.dumps(asdict(found), indent=1)), soft_wrap=True)
             return

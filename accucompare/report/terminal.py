@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -23,10 +21,10 @@ from accucompare.errors import RecordError, UsageError
 from accucompare.files import written_whole
 from accucompare.numbers.dtypes import DTYPES, Array, DType, widen
 from accucompare.report import culprit_words as culprits
+from accucompare.report.console import WIDTH, open_console
 from accucompare.report.tables import Heading, Line, number, print_table
 from accucompare.text import printable
 
-WIDTH = 100
 _STYLE = {Status.PASS: "green", Status.FAIL: "red", Status.NOT_COMPARED: "bright_black"}
 _UNMATCHED_SHOWN = 10
 _CULPRITS_SHOWN = 5
@@ -35,39 +33,9 @@ _NAME = 24  # characters that a name is given at least
 _VALUES_SHOWN = 200  # of a tensor; of a larger one, those at the ends
 
 
-def _console() -> Console:
-    console = Console(highlight=False, markup=False, emoji=False)
-    console.width = console.width if console.is_terminal else WIDTH
-    return console
-
-
 def _text(value: str, style: str = "") -> Text:
     """One line as it is printed: with nothing in it that a terminal would obey."""
     return Text(printable(value), style)
-
-
-@contextlib.contextmanager
-def reader_may_leave() -> Iterator[None]:
-    """Let the reader of a pipe go before everything is printed (``| head``): the command's result stands all the same."""
-    with contextlib.suppress(BrokenPipeError, SystemExit):  # rich turns a broken pipe into an exit, and stdout into a sink
-        yield
-
-
-@contextlib.contextmanager
-def progress_bar(verb: str, unit: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on stderr, to be called with what is done and what is to do; ``None`` where nobody would see it."""
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield None
-        return
-    from rich import progress
-
-    amount = progress.DownloadColumn() if unit == "bytes" else progress.MofNCompleteColumn()
-    with progress.Progress(
-        progress.TextColumn(verb), progress.BarColumn(), amount, progress.TimeRemainingColumn(), console=console, transient=True
-    ) as bar:
-        task = bar.add_task(verb, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def print_capture(path: Path) -> None:
@@ -76,7 +44,7 @@ def print_capture(path: Path) -> None:
         steps = bundle.steps()
         records = sum(entry.records for _, entry in steps)
         size = sum(file.stat().st_size for file in path.glob("rank*/*"))
-        console = _console()
+        console = open_console()
         plural = "" if len(steps) == 1 else "s"
         console.print(_text(f"captured {len(steps)} step{plural}, {records} records, {_size(size)} in {path}"), soft_wrap=True)
         idle = bundle.manifest.model.get("not_called") or []
@@ -89,7 +57,7 @@ def print_capture(path: Path) -> None:
 
 def print_comparison(comparison: Result, report: Path, quiet: bool) -> None:
     """Print the verdict, how far all is identical, what pre-flight found, the culprits, the first divergence, the worst rows, counts."""
-    console = _console()
+    console = open_console()
     console.print(_verdict_line(comparison), soft_wrap=True)
     if quiet:
         return
@@ -240,7 +208,7 @@ def _counts(comparison: Result) -> str:
 
 def print_verified(bundle: Bundle, found: Verified, quiet: bool) -> None:
     """Print whether a bundle is as it was written, and what is damaged."""
-    console = _console()
+    console = open_console()
     amount = f"{found.records} records, {_size(found.nbytes)}"
     if found.damage:
         verdict = Text.assemble(("TROUBLE", "bold red"), _text(f"  {bundle.path}: {len(found.damage)} damaged; {amount} read"))
@@ -266,7 +234,7 @@ def print_records(bundle: Bundle, step: int | None, rank: int | None, glob: str 
     Raises:
         UsageError: if none matches, or no record is of that step or rank.
     """
-    console = _console()
+    console = open_console()
     several = len(bundle.steps()) > 1
     lines = []
     for record in bundle.records():
@@ -313,7 +281,7 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
     index = _index(slices, record.shape) if slices is not None else ()
     if stored is not None:
         stored.read()  # to verify it; a block in memory at a time
-    console = _console()
+    console = open_console()
     console.print(_text(f"{record.key}: {record.type}, {record.dtype} {list(record.shape)}"), soft_wrap=True)
     if found is not None:
         console.print(

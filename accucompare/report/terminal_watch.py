@@ -13,19 +13,13 @@ from rich.text import Text
 from accucompare.bundle.records import display_name
 from accucompare.findings.analysis import Analysis, Ranks, Trail, answer, called, headline, kinds, printable, short, smallest, where
 from accucompare.findings.events import Cause, Direction, Found, Frame, Frames, Seen, Start, Step
-from accucompare.report.terminal import WIDTH
+from accucompare.report.console import open_console
 
 _TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
 _NORMS_SHOWN = 10
 _INPUTS = {Cause.RANKS: "finite, of this rank", Cause.INSIDE: "finite", Cause.NEAR: "near the limit", Cause.INPUTS: "already bad"}
 _TENSOR_WIDTHS = (5, 26, 9, 18, 10, 10, 7, 7)  # with a space between them, 99
 _TENSOR_TITLES = ("#", "call, tensor", "dtype", "shape", "abs min", "abs max", "NaN", "Inf")
-
-
-def _console(stderr: bool = False) -> Console:
-    console = Console(highlight=False, markup=False, emoji=False, stderr=stderr)
-    console.width = console.width if console.is_terminal else WIDTH
-    return console
 
 
 def print_finding(
@@ -49,7 +43,7 @@ def print_finding(
         with_answer: false if an exception will say it.
         console: where to print, if not to stderr.
     """
-    console = console or _console(stderr=True)
+    console = console or open_console(stderr=True)
     if with_answer:
         _print_answer(console, f"accucompare: {answer(found, start, directory, scale)}")
     if frames is not None and frames.frames:
@@ -61,7 +55,7 @@ def print_finding(
 
 def print_frames(frames: Frames, *, console: Console | None = None) -> None:
     """Print all frames of a traced step; to stderr, if no console is given."""
-    console = console or _console(stderr=True)
+    console = console or open_console(stderr=True)
     title = f"step {frames.step}: {'all' if frames.traced else 'the last'} {len(frames.frames):,} calls, as they ended"
     console.print(Text(title, "bold"))
     _print_frames(console, frames.frames, None)
@@ -75,7 +69,7 @@ def print_analysis(ranks: Ranks, report: Path | None, quiet: bool = False) -> No
         report: the Excel report, if there is one.
         quiet: print the verdict line only.
     """
-    console = _console()
+    console = open_console()
     console.print(verdict_line(ranks, quiet), soft_wrap=True)
     if quiet:
         return
@@ -111,7 +105,7 @@ def print_watched(ranks: Ranks, quiet: bool) -> None:
         ranks: what the run wrote.
         quiet: print the verdict line only.
     """
-    console = _console()
+    console = open_console()
     console.print(verdict_line(ranks, quiet), soft_wrap=True)
     if quiet:
         return

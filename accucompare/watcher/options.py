@@ -4,49 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.records import display_name
 from accucompare.errors import UsageError
-from accucompare.recorder.session import Level
-from accucompare.selection import Selection
-
-
-class OnFinding(str, Enum):
-    """What ``on_finding`` can be."""
-
-    RAISE = "raise"
-    WARN = "warn"
-    SNAPSHOT = "snapshot"
+from accucompare.selection import Level, OnFinding, Selection
 
 
 @dataclass(frozen=True)
-class Options:
-    """The arguments of ``accucompare.watch``.
+class WatchOptions:
+    """The options of ``accucompare.watch``, which says what each means.
 
     Raises:
         UsageError: if one makes no sense.
     """
 
-    optimizer: Any
-    scaler: Any
-    on_finding: str
-    frames: int
-    trace_steps: Iterable[int]
-    abort_after_step: int | None
-    every: int
-    level: str
-    allow: str | Iterable[str]
-    near: float
-    flag_per_module: bool
-    kernel_dump: str | None
-    case: str | None
-    quiet: bool
+    optimizer: Any = None
+    scaler: Any = None
+    on_finding: str = OnFinding.RAISE
+    frames: int = 21
+    trace_steps: Iterable[int] = ()
+    abort_after_step: int | None = None
+    every: int = 1
+    level: str = Level.MODULE
+    allow: str | Iterable[str] = ()
+    near: float = 4.0
+    flag_per_module: bool = False
+    kernel_dump: str | Path | None = None
+    case: str | None = None
+    quiet: bool = False
     agree: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "allow", (self.allow,) if isinstance(self.allow, str) else self._all("allow", str, "globs of names"))
+        object.__setattr__(self, "kernel_dump", None if self.kernel_dump is None else str(self.kernel_dump))
         object.__setattr__(self, "trace_steps", frozenset(self._all("trace_steps", int, "numbers of steps")))
         for name, kinds in (("on_finding", OnFinding), ("level", Level)):
             value, names = getattr(self, name), [each.value for each in kinds]

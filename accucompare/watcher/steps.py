@@ -23,15 +23,15 @@ from accucompare.findings.scaling import Scaling
 from accucompare.live import points
 from accucompare.live.names import Modules
 from accucompare.live.ranks import any_has
-from accucompare.recorder.session import Level
 from accucompare.reproduce.saving import Moment, save_reproducer
+from accucompare.selection import Level, OnFinding
 from accucompare.watcher.early_warnings import Lookout
 from accucompare.watcher.explanation import Explainer
 from accucompare.watcher.extrema import Extrema, Meter, has_memory
 from accucompare.watcher.gradient_hooks import Parameter
 from accucompare.watcher.hooks import Watcher
 from accucompare.watcher.notes import Hearing, WatchedCall
-from accucompare.watcher.options import OnFinding, Options
+from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.second_run import Memory
 from accucompare.watcher.step_end import Reader
 
@@ -60,7 +60,7 @@ class Watch:
         scales: the loss scale after each step, if there is a scaler.
     """
 
-    def __init__(self, modules: Modules, device: torch.device, out: Path, start: Start, options: Options) -> None:
+    def __init__(self, modules: Modules, device: torch.device, out: Path, start: Start, options: WatchOptions) -> None:
         self.path = out
         self.findings: list[Found] = []
         self.grad_norms: list[float] = []

@@ -25,15 +25,15 @@ from accucompare.live.hooks import listens
 from accucompare.live.names import Modules, name_modules
 from accucompare.live.ranks import coordinates
 from accucompare.recorder.recorder import Recorder
-from accucompare.recorder.session import Level, eager_stance, rank_and_ranks
+from accucompare.recorder.session import eager_stance, rank_and_ranks
+from accucompare.selection import Level, OnFinding
 from accucompare.version import __version__
-from accucompare.watcher.options import OnFinding, Options
+from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.steps import Watch
 
 _watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-@contextlib.contextmanager
 def watch(
     model: nn.Module,
     optimizer: Any = None,
@@ -55,7 +55,7 @@ def watch(
     quiet: bool = False,
     case: str | None = None,
     device: torch.device | None = None,
-) -> Iterator[Watch]:
+) -> contextlib.AbstractContextManager[Watch]:
     """Find where NaN, Inf and overflow begin, forward and backward, while a loop of the user's own runs.
 
     Everything is looked at on the device and read once a step: when the optimizer is about to update, or at ``step()``. Nothing of the
@@ -104,7 +104,7 @@ def watch(
     """
     if not isinstance(out, (str, Path)):
         raise UsageError(f"out must be the path of a directory, but is a {type(out).__name__}")
-    options = Options(
+    options = WatchOptions(
         optimizer=optimizer,
         scaler=scaler,
         on_finding=on_finding,
@@ -116,11 +116,19 @@ def watch(
         allow=allow,
         near=near,
         flag_per_module=flag_per_module,
-        kernel_dump=None if kernel_dump is None else str(kernel_dump),
+        kernel_dump=kernel_dump,
         case=case,
         quiet=quiet,
         agree=agree,
     )
+    return watching(model, out, options, mesh, device)
+
+
+@contextlib.contextmanager
+def watching(
+    model: nn.Module, out: str | Path, options: WatchOptions, mesh: Any = None, device: torch.device | None = None
+) -> Iterator[Watch]:
+    """What ``watch`` does, with its options as one object."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
     modules = name_modules(model)
@@ -138,16 +146,16 @@ def watch(
         parameters=sum(parameter.numel() for parameter in modules.named[""].parameters() if not is_lazy(parameter)),
         device=str(device),
         coordinates=coordinates(modules, mesh),
-        case=case,
+        case=options.case,
         options=options.as_json(),
-        environment=json.loads(json.dumps(describe_environment(device, case), default=str)),
+        environment=json.loads(json.dumps(describe_environment(device, options.case), default=str)),
         saturates=backend.saturates(),
     )
     with contextlib.ExitStack() as stack:
         session = Watch(modules, device, Path(out), start, options)
         try:
-            if kernel_dump is not None:
-                folder = Path(kernel_dump) / f"rank{rank}" if ranks > 1 else Path(kernel_dump)
+            if options.kernel_dump is not None:
+                folder = Path(options.kernel_dump) / (f"rank{rank}" if ranks > 1 else "")
                 session.dump = stack.enter_context(_closing(backend.kernel_dump(folder)))
             if "torch._dynamo" in sys.modules:  # inner hooks of a compiled model stop firing after its first call
                 stack.enter_context(eager_stance())

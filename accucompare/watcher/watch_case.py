@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from accucompare.case import Case
 from accucompare.devices import DeviceName, backend, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, NonFiniteError, WatchEndedError
 from accucompare.findings.events import Found
 from accucompare.live.numerics import Numerics
-from accucompare.recorder.capture_case import Casting, FloatType, build, moved, run_step
-from accucompare.watcher.watch import watch
+from accucompare.recorder.capture_case import Casting, build, moved, run_step
+from accucompare.selection import FloatType
+from accucompare.watcher.options import WatchOptions
+from accucompare.watcher.watch import watching
 
 
 def watch_case(
     target: str | None,
     device: DeviceName,
-    *,
     out: str | Path,
+    options: WatchOptions,
+    *,
     dtype: FloatType | None = None,
     seed: int | None = None,
     steps: int | None = None,
-    trace_steps: Iterable[int] = (),
     deterministic: bool = False,
     hf32: bool | None = None,
     tf32: bool | None = None,
-    quiet: bool = False,
     progress: Callable[[int, int], None] | None = None,
-    **options: Any,
 ) -> list[Found]:
     """Build a case on the CPU under the seed, move it to the device, and watch its steps.
 
@@ -37,12 +37,12 @@ def watch_case(
         target: the case, see ``accucompare.case.load_case``.
         device: where to run.
         out: directory of the log and of the reproducer.
+        options: as for ``accucompare.watch``; the optimizer is the case's.
         dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
         seed: of weights and random operations; 0 if not given.
         steps: how many; as many as the case has inputs if not given. Inputs are used again from the first if there are fewer.
         deterministic, hf32, tf32: as for ``accucompare.capture``.
         progress: called with the steps done and the steps to do.
-        trace_steps, quiet, options: as for ``accucompare.watch``.
 
     Returns:
         What was found.
@@ -58,23 +58,15 @@ def watch_case(
     casting = Casting(None, dtype)
     built = build(target, place, casting, seed or 0)
     case, count = built.case, steps if steps is not None else len(built.inputs)
+    options = replace(options, optimizer=case.optimizer, case=built.name)
     with numerics.in_force():
         try:
-            with watch(
-                built.model,
-                case.optimizer,
-                out=out,
-                trace_steps=trace_steps,
-                quiet=quiet,
-                case=built.name,
-                device=place,
-                **options,
-            ) as watching:
+            with watching(built.model, out, options, device=place) as watch:
                 for note in _notes(case, place.type, options):
-                    watching.say(note)
+                    watch.say(note)
                 for step in range(count):
                     args, kwargs = moved(built.inputs[step % len(built.inputs)], place, casting)
-                    watching.step(run_step(built.model, args, kwargs, case.loss, case.optimizer))
+                    watch.step(run_step(built.model, args, kwargs, case.loss, case.optimizer))
                     if progress is not None:
                         progress(step + 1, count)
         except (NonFiniteError, WatchEndedError):
@@ -82,17 +74,17 @@ def watch_case(
         except AccucompareError:
             raise
         except (Exception, SystemExit) as error:  # a sys.exit(0) in the user's code is no success of the watch
-            message = f"{built.name}: the model raised in step {watching.step_number}: {explain(place.type, error)}"
+            message = f"{built.name}: the model raised in step {watch.step_number}: {explain(place.type, error)}"
             raise CaptureError(f"{message}\nWhat was watched until then: accucompare overflow {out}") from error
         except KeyboardInterrupt:
-            message = f"stopped in step {watching.step_number}; what was watched until then: accucompare overflow {out}"
+            message = f"stopped in step {watch.step_number}; what was watched until then: accucompare overflow {out}"
             raise KeyboardInterrupt(message) from None
-    return watching.findings
+    return watch.findings
 
 
-def _notes(case: Case, device: str, options: Mapping[str, Any]) -> Iterator[str]:
+def _notes(case: Case, device: str, options: WatchOptions) -> Iterator[str]:
     """What is asked of a watch, or expected, and cannot be had here."""
     if case.loss is None:
         yield "the case has no loss: only its forward was watched; give Case(…, loss=…) to watch gradients"
-    if options.get("flag_per_module") and not backend(device).saturates():
+    if options.flag_per_module and not backend(device).saturates():
         yield "--flag-per-module: this device has no overflow flag, for its overflows give Inf; values alone were looked at"

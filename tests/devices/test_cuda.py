@@ -12,7 +12,9 @@ import torch
 
 import accucompare as ac
 from accucompare.devices import DeviceName, cuda
-from accucompare.recorder.capture_case import FloatType, capture_case
+from accucompare.recorder.capture_case import capture_case
+from accucompare.recorder.options import CaptureOptions
+from accucompare.selection import FloatType
 from tests.conftest import ROOT
 
 MATMUL, CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -122,7 +124,7 @@ def test_a_users_own_workspace_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_in_float32_agrees_with_the_cpu(name: str, tmp_path: Path) -> None:
     case = f"{ROOT}/fixtures/{name}.py"
     golden = capture_case(case, tmp_path / "golden", DeviceName("cpu"))
-    candidate = capture_case(case, tmp_path / "cuda", DeviceName("cuda"), tf32=False, deterministic=True)
+    candidate = capture_case(case, tmp_path / "cuda", DeviceName("cuda"), CaptureOptions(tf32=False, deterministic=True))
     comparison = ac.diff(golden, candidate, verify=True)
     assert comparison.passed
     with ac.open_bundle(candidate) as bundle:
@@ -133,7 +135,8 @@ def test_a_gpu_in_float32_agrees_with_the_cpu(name: str, tmp_path: Path) -> None
 def test_tf32_on_a_gpu_is_seen_in_the_first_product(tmp_path: Path) -> None:
     case = f"{ROOT}/fixtures/gpt2.py"
     golden = capture_case(case, tmp_path / "golden", DeviceName("cpu"))
-    first = ac.diff(golden, capture_case(case, tmp_path / "cuda", DeviceName("cuda"), tf32=True), rel_l2=1e-5).first_divergence
+    candidate = capture_case(case, tmp_path / "cuda", DeviceName("cuda"), CaptureOptions(tf32=True))
+    first = ac.diff(golden, candidate, rel_l2=1e-5).first_divergence
     assert first is not None
     assert first.golden is not None
     assert first.golden.name == "transformer.h.0.attn.c_attn"

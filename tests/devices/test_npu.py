@@ -22,6 +22,7 @@ from accucompare.bundle.records import Role
 from accucompare.compare.rows import Reason, Row
 from accucompare.devices import DeviceName
 from accucompare.recorder.capture_case import capture_case
+from accucompare.recorder.options import CaptureOptions
 from tests.conftest import ROOT, run_cli
 
 sys.path.insert(0, str(ROOT / "fixtures"))
@@ -101,7 +102,7 @@ def goldens(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def golden(case: str, steps: int | None = None) -> Path:
         out = folder / case.replace(":", "-")
-        return out if out.exists() else capture_case(f"{ROOT}/fixtures/{case}", out, DeviceName("cpu"), steps=steps)
+        return out if out.exists() else capture_case(f"{ROOT}/fixtures/{case}", out, DeviceName("cpu"), CaptureOptions(steps=steps))
 
     return golden
 

@@ -17,8 +17,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from accucompare.live.emulation import Emulation, Precision, emulated, rounded
+from accucompare.live.emulation import Emulation, emulated, rounded
 from accucompare.live.randomness import matched_randomness
+from accucompare.selection import Precision
 from fixtures import gpt2
 
 BF16, FP16, HF32, TF32 = Precision.BF16, Precision.FP16, Precision.HF32, Precision.TF32

@@ -18,7 +18,9 @@ from accucompare.compare.rows import Reason
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, UsageError
 from accucompare.recorder.baselines import capture_baselines
-from accucompare.recorder.capture_case import FloatType, capture_case
+from accucompare.recorder.capture_case import capture_case
+from accucompare.recorder.options import CaptureOptions
+from accucompare.selection import FloatType
 
 CASE = """
 import torch
@@ -56,8 +58,8 @@ def golden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text(CASE)
 
-    def capture(name: str, out: str = "golden", **options: Any) -> Path:
-        return capture_case(f"model.py:{name}", out, CPU, **options)
+    def capture(name: str, out: str = "golden", dtype: FloatType | None = None, **options: Any) -> Path:
+        return capture_case(f"model.py:{name}", out, CPU, CaptureOptions(**options), dtype=dtype)
 
     return capture
 

@@ -14,7 +14,9 @@ import accucompare as ac
 from accucompare.case import load_case
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, CaseError, UsageError
-from accucompare.recorder.capture_case import FloatType, RoundedType, capture_case
+from accucompare.recorder.capture_case import capture_case
+from accucompare.recorder.options import CaptureOptions
+from accucompare.selection import FloatType, RoundedType
 from tests.conftest import ROOT
 from tests.recorded import Opened
 
@@ -40,14 +42,16 @@ def test_parameters_depend_on_the_seed_alone(case: WriteCase, tmp_path: Path, op
     outputs = []
     for number, seed in enumerate((1, 1, 2)):
         torch.manual_seed(1000 + number)
-        outputs.append(opened(capture_case(target, tmp_path / str(number), CPU, seed=seed)).load("").tolist())
+        outputs.append(opened(capture_case(target, tmp_path / str(number), CPU, CaptureOptions(seed=seed))).load("").tolist())
     assert outputs[0] == outputs[1] != outputs[2]
 
 
 def test_python_and_numpy_random_numbers_depend_on_the_seed_too(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
     net = "class Net(nn.Module):\n    def forward(self, *args):\n        return args"
     target = case("Case(Net(), (random.random(), np.random.rand()))", net)
-    bundles = [opened(capture_case(target, tmp_path / str(number), CPU, seed=seed)) for number, seed in enumerate((1, 1, 2))]
+    bundles = [
+        opened(capture_case(target, tmp_path / str(number), CPU, CaptureOptions(seed=seed))) for number, seed in enumerate((1, 1, 2))
+    ]
     for path in ("0", "1"):
         first, second, third = (bundle.load("", path=path).item() for bundle in bundles)
         assert first == second != third
@@ -87,13 +91,13 @@ def test_without_a_dtype_everything_stays_as_it_is(case: WriteCase, tmp_path: Pa
 
 def test_inputs_are_used_again_when_there_are_fewer_than_steps(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
     target = case("Case(nn.ReLU(inplace=True), [torch.tensor([-1.0]), torch.tensor([-2.0])])")
-    bundle = opened(capture_case(target, tmp_path / "out", CPU, steps=3))
+    bundle = opened(capture_case(target, tmp_path / "out", CPU, CaptureOptions(steps=3)))
     assert [bundle.load("", role="input", step=step).tolist() for step in range(3)] == [[-1], [-2], [-1]]
 
 
 def test_fewer_steps_than_inputs(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
     target = case("Case(nn.Identity(), [torch.ones(1)] * 3)")
-    assert len(opened(capture_case(target, tmp_path / "out", CPU, steps=2)).manifest.steps) == 2
+    assert len(opened(capture_case(target, tmp_path / "out", CPU, CaptureOptions(steps=2))).manifest.steps) == 2
 
 
 def test_progress_is_told_after_each_step(case: WriteCase, tmp_path: Path) -> None:
@@ -120,7 +124,7 @@ def test_loss_and_optimizer_train_as_a_plain_loop_does(tmp_path: Path, monkeypat
     ours, _ = load_case(target)
     plain = copy.deepcopy(ours)
     monkeypatch.setattr("accucompare.recorder.capture_case.load_case", lambda _: (ours, "training"))
-    capture_case(target, tmp_path / "out", CPU, seed=3, steps=2)
+    capture_case(target, tmp_path / "out", CPU, CaptureOptions(seed=3, steps=2))
     initial = copy.deepcopy(plain.model.state_dict())
     for _ in range(2):
         plain.loss(plain.model(plain.inputs)).backward()
@@ -159,7 +163,7 @@ def test_cases_that_cannot_be_run_are_refused(expression: str, message: str, cas
 @pytest.mark.parametrize("seed", [-1, 1 << 32])
 def test_a_seed_out_of_range_is_refused(seed: int, case: WriteCase, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be between 0 and"):
-        capture_case(case("Case(nn.Linear(1, 1), torch.ones(1))"), tmp_path / "out", CPU, seed=seed)
+        capture_case(case("Case(nn.Linear(1, 1), torch.ones(1))"), tmp_path / "out", CPU, CaptureOptions(seed=seed))
 
 
 @pytest.mark.parametrize(
@@ -200,8 +204,7 @@ def test_weights_buffers_and_inputs_are_rounded_and_keep_their_types(
 
 def test_rounded_weights_are_cast_afterwards(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
     target = case("Case(nn.Linear(2, 3), torch.randn(4, 2))")
-    options = {"round_weights": RoundedType.BFLOAT16, "dtype": FloatType.FLOAT16}
-    bundle = opened(capture_case(target, tmp_path / "out", CPU, **options))  # type: ignore[arg-type]
+    bundle = opened(capture_case(target, tmp_path / "out", CPU, round_weights=RoundedType.BFLOAT16, dtype=FloatType.FLOAT16))
     assert bundle.manifest.capture["dtype"] == "float16"
     values = bundle.load("", role="input").astype(np.float32)
     assert torch.from_numpy(values).bfloat16().float().equal(torch.from_numpy(values))
@@ -209,18 +212,18 @@ def test_rounded_weights_are_cast_afterwards(case: WriteCase, tmp_path: Path, op
 
 def test_rounding_is_taken_over_with_the_saved_state_and_cannot_be_another(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
     target = case("Case(nn.Linear(2, 3), torch.randn(4, 2))")
-    capture_case(target, tmp_path / "golden", CPU, round_weights=RoundedType.BFLOAT16, save_state=True)
-    bundle = opened(capture_case(target, tmp_path / "out", CPU, like=tmp_path / "golden"))
+    capture_case(target, tmp_path / "golden", CPU, CaptureOptions(save_state=True), round_weights=RoundedType.BFLOAT16)
+    bundle = opened(capture_case(target, tmp_path / "out", CPU, CaptureOptions(like=tmp_path / "golden")))
     assert bundle.manifest.capture["round_weights"] == "bfloat16"
     assert bundle.load("").tolist() == opened(tmp_path / "golden").load("").tolist()
     with pytest.raises(UsageError, match="--round-weights float16: the weights are those of --like"):
-        capture_case(target, tmp_path / "other", CPU, like=tmp_path / "golden", round_weights=RoundedType.FLOAT16)
+        capture_case(target, tmp_path / "other", CPU, CaptureOptions(like=tmp_path / "golden"), round_weights=RoundedType.FLOAT16)
 
 
 def test_a_repeated_capture_is_a_second_bundle_of_the_same_case(case: WriteCase, tmp_path: Path, opened: Opened) -> None:
     target = case("Case(nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5)).train(), torch.randn(4, 2))")
     seen: list[tuple[int, int]] = []
-    capture_case(target, tmp_path / "out", CPU, repeat=2, seed=5, progress=lambda done, count: seen.append((done, count)))
+    capture_case(target, tmp_path / "out", CPU, CaptureOptions(seed=5), repeat=2, progress=lambda done, count: seen.append((done, count)))
     first, second = opened(tmp_path / "out"), opened(tmp_path / "out" / "repeat1")
     assert list(first.records()) == list(second.records())
     assert first.identity() == second.identity()
@@ -232,9 +235,9 @@ def test_a_repeated_capture_is_a_second_bundle_of_the_same_case(case: WriteCase,
 def test_overwriting_replaces_a_repeated_capture_too(case: WriteCase, tmp_path: Path) -> None:
     target = case("Case(nn.Linear(2, 3), torch.randn(4, 2))")
     capture_case(target, tmp_path / "out", CPU, repeat=3)
-    capture_case(target, tmp_path / "out", CPU, repeat=2, overwrite=True)
+    capture_case(target, tmp_path / "out", CPU, CaptureOptions(overwrite=True), repeat=2)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["manifest.json", "rank0", "repeat1"]
-    capture_case(target, tmp_path / "out", CPU, overwrite=True)
+    capture_case(target, tmp_path / "out", CPU, CaptureOptions(overwrite=True))
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["manifest.json", "rank0"]
 
 

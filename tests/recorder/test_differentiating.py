@@ -15,6 +15,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.devices import DeviceName
 from accucompare.recorder.capture_case import capture_case
+from accucompare.recorder.options import CaptureOptions
 from tests.recorded import Opened
 
 CPU = DeviceName("cpu")
@@ -113,4 +114,4 @@ def test_a_case_of_a_force_field_is_captured_and_fed(loss: str, tmp_path: Path) 
     (tmp_path / "forces.py").write_text(CASE.format(loss=loss))
     target = str(tmp_path / "forces.py")
     golden = capture_case(target, tmp_path / "golden", CPU)
-    assert ac.diff(golden, capture_case(target, tmp_path / "fed", CPU, feed=golden)).passed
+    assert ac.diff(golden, capture_case(target, tmp_path / "fed", CPU, CaptureOptions(feed=golden))).passed

@@ -23,7 +23,9 @@ import accucompare as ac
 from accucompare.bundle.reader import Bundle
 from accucompare.devices import DeviceName
 from accucompare.errors import AccucompareError, CaptureError, RecordError, UsageError
-from accucompare.recorder.capture_case import FloatType, capture_case
+from accucompare.recorder.capture_case import capture_case
+from accucompare.recorder.options import CaptureOptions
+from accucompare.selection import FloatType
 from tests.conftest import ROOT, Run, has_lstm_in_bfloat16
 from tests.recorded import Glue, Opened
 
@@ -859,8 +861,8 @@ def test_a_capture_that_fed_nothing_fails(golden: Path, tmp_path: Path) -> None:
 
 def test_a_case_with_an_optimizer_is_fed_its_first_step_and_forward_only(tmp_path: Path, opened: Opened) -> None:
     target = f"{ROOT}/fixtures/llama.py:training"
-    capture_case(target, tmp_path / "golden", CPU, seed=3)
-    capture_case(target, tmp_path / "fed", CPU, feed=tmp_path / "golden", dtype=FloatType.BFLOAT16)
+    capture_case(target, tmp_path / "golden", CPU, CaptureOptions(seed=3))
+    capture_case(target, tmp_path / "fed", CPU, CaptureOptions(feed=tmp_path / "golden"), dtype=FloatType.BFLOAT16)
     fed = opened(tmp_path / "fed")
     assert fed.manifest.capture["seed"] == 3
     assert fed.manifest.capture["dtype"] == "bfloat16"
@@ -870,8 +872,8 @@ def test_a_case_with_an_optimizer_is_fed_its_first_step_and_forward_only(tmp_pat
 
 def test_like_and_feed_go_together(tmp_path: Path, opened: Opened) -> None:
     target = f"{ROOT}/fixtures/llama.py"
-    capture_case(target, tmp_path / "golden", CPU, seed=3, save_state=True)
-    capture_case(target, tmp_path / "fed", CPU, feed=tmp_path / "golden", like=tmp_path / "golden", seed=5)
+    capture_case(target, tmp_path / "golden", CPU, CaptureOptions(seed=3, save_state=True))
+    capture_case(target, tmp_path / "fed", CPU, CaptureOptions(feed=tmp_path / "golden", like=tmp_path / "golden", seed=5))
     assert different(opened(tmp_path / "golden"), opened(tmp_path / "fed")) == []
 
 

@@ -17,6 +17,7 @@ from accucompare.devices import DeviceName
 from accucompare.errors import AccucompareError, CaptureError, UsageError
 from accucompare.live.names import name_modules
 from accucompare.recorder.capture_case import capture_case
+from accucompare.recorder.options import CaptureOptions
 from tests.recorded import Glue, Opened
 
 X = torch.ones(2, 4)
@@ -203,7 +204,11 @@ def test_a_map_that_nobody_can_mean_is_refused(given: Any, message: str, golden:
 
 
 @pytest.mark.parametrize(
-    "capture", [lambda out: captured(old(), out, map="a=b"), lambda out: capture_case("none.py", out, DeviceName("cpu"), map=["auto"])]
+    "capture",
+    [
+        lambda out: captured(old(), out, map="a=b"),
+        lambda out: capture_case("none.py", out, DeviceName("cpu"), CaptureOptions(map=["auto"])),
+    ],
 )
 def test_a_map_without_a_bundle_to_rename_is_refused(capture: Callable[[Path], Any], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--map: renames the layers of the bundle that --like or --feed names; give one of them"):

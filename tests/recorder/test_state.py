@@ -14,8 +14,10 @@ import accucompare as ac
 from accucompare.bundle.records import Role
 from accucompare.devices import DeviceName
 from accucompare.errors import BundleError, CaptureError, UsageError
-from accucompare.recorder.capture_case import FloatType, capture_case
+from accucompare.recorder.capture_case import capture_case
+from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.state import put_together, take_apart
+from accucompare.selection import FloatType
 from tests.recorded import Glue, Opened
 
 CPU = DeviceName("cpu")
@@ -50,13 +52,13 @@ def nothing_but_code():
 @pytest.fixture
 def golden(tmp_path: Path) -> Path:
     (tmp_path / "net.py").write_text(CASE)
-    return capture_case(f"{tmp_path}/net.py", tmp_path / "golden", CPU, seed=11, save_state=True, skip=["norm"])
+    return capture_case(f"{tmp_path}/net.py", tmp_path / "golden", CPU, CaptureOptions(seed=11, save_state=True, skip=["norm"]))
 
 
 def test_weights_that_golden_replaced_are_named(golden: Path, tmp_path: Path) -> None:
     """Else an all-clear would say nothing of a model whose own weights are wrong."""
-    capture_case(f"{tmp_path}/net.py", tmp_path / "same", CPU, like=golden)
-    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "other", CPU, like=golden)
+    capture_case(f"{tmp_path}/net.py", tmp_path / "same", CPU, CaptureOptions(like=golden))
+    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "other", CPU, CaptureOptions(like=golden))
     same, other = (ac.diff(golden, tmp_path / name) for name in ("same", "other"))
     assert same.conclusion == "identical"
     assert other.conclusion == "identical; 1 of the case's own weights were not golden's, and were replaced by them (embed.weight)"
@@ -66,14 +68,14 @@ def test_weights_that_golden_replaced_are_named(golden: Path, tmp_path: Path) ->
 
 
 def test_a_case_that_has_only_the_models_code_repeats_the_golden_run(golden: Path, tmp_path: Path) -> None:
-    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, like=golden)
+    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, CaptureOptions(like=golden))
     comparison = ac.diff(golden, tmp_path / "again")
     assert set(comparison.counts()) == {"identical"}
     assert comparison.passed
 
 
 def test_seed_selection_and_mode_are_taken_over_and_noted(golden: Path, tmp_path: Path, opened: Opened) -> None:
-    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, like=golden)
+    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, CaptureOptions(like=golden))
     manifest = opened(tmp_path / "again").manifest
     assert manifest.capture["seed"] == 11
     assert manifest.capture["skip"] == ["norm"]
@@ -82,13 +84,13 @@ def test_seed_selection_and_mode_are_taken_over_and_noted(golden: Path, tmp_path
 
 
 def test_a_seed_and_a_selection_given_win(golden: Path, tmp_path: Path, opened: Opened) -> None:
-    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, like=golden, seed=12, only=["head"])
+    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, CaptureOptions(like=golden, seed=12, only=["head"]))
     manifest = opened(tmp_path / "again").manifest
     assert (manifest.capture["seed"], manifest.capture["only"], manifest.capture["skip"]) == (12, ["head"], [])
 
 
 def test_the_state_can_be_taken_over_in_another_dtype(golden: Path, tmp_path: Path, opened: Opened) -> None:
-    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "bf16", CPU, like=golden, dtype=FloatType.BFLOAT16)
+    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "bf16", CPU, CaptureOptions(like=golden), dtype=FloatType.BFLOAT16)
     first, second = opened(golden).manifest.model, opened(tmp_path / "bf16").manifest.model
     for kind in ("parameters", "buffers"):
         for name, entry in first[kind].items():
@@ -244,20 +246,20 @@ def test_a_damaged_structure_of_inputs_is_an_error_without_traceback(golden: Pat
     manifest["capture"]["inputs"] = [{"tensor": "77"}]
     path.write_text(json.dumps(manifest))
     with pytest.raises(CaptureError, match=r"the inputs saved in .* are damaged"):
-        capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, like=golden)
+        capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, CaptureOptions(like=golden))
 
 
 def test_a_bundle_may_not_replace_the_one_it_starts_from(golden: Path, tmp_path: Path, opened: Opened) -> None:
     with pytest.raises(UsageError, match="cannot be both what the capture starts from and what it writes"):
-        capture_case(f"{tmp_path}/net.py:nothing_but_code", golden, CPU, like=golden, overwrite=True)
-    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, like=golden)
+        capture_case(f"{tmp_path}/net.py:nothing_but_code", golden, CPU, CaptureOptions(like=golden, overwrite=True))
+    capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, CaptureOptions(like=golden))
     assert ac.diff(golden, tmp_path / "again").passed
 
 
 def test_as_many_steps_are_run_as_the_bundle_has_that_it_starts_from(tmp_path: Path, golden: Path, opened: Opened) -> None:
     target = f"{tmp_path}/net.py:nothing_but_code"
-    capture_case(target, tmp_path / "long", CPU, like=golden, save_state=True, steps=5)
-    capture_case(target, tmp_path / "again", CPU, like=tmp_path / "long")
+    capture_case(target, tmp_path / "long", CPU, CaptureOptions(like=golden, save_state=True, steps=5))
+    capture_case(target, tmp_path / "again", CPU, CaptureOptions(like=tmp_path / "long"))
     assert len(opened(tmp_path / "again").steps()) == 5
 
 

@@ -14,7 +14,7 @@ import accucompare as ac
 from accucompare.compare.result import Answer
 from accucompare.compare.rows import Reason
 from accucompare.devices import DeviceName
-from accucompare.locate import locate
+from accucompare.locate import Setup, locate
 
 CASE = """
 import itertools
@@ -51,7 +51,7 @@ class Outer(nn.Module):
 @pytest.mark.parametrize("repeat", [1, 2])
 def test_it_is_no_culprit_where_golden_is_captured_twice(repeat: int, tmp_path: Path) -> None:
     (tmp_path / "into.py").write_text(CASE)
-    comparison = locate(str(tmp_path / "into.py"), DeviceName("cpu"), out=tmp_path / "locate", repeat=repeat)
+    comparison = locate(Setup(str(tmp_path / "into.py"), DeviceName("cpu"), out=tmp_path / "locate"), repeat=repeat)
     row = next(row for row in comparison.rows if row.golden is not None and (row.golden.name, row.golden.path) == ("into", "1"))
     if repeat == 1:
         assert row.verdict.reason is Reason.GLUE  # nothing tells it from a bug

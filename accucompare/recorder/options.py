@@ -1,0 +1,64 @@
+"""The options of a capture. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from accucompare.bundle.writer import QUEUE_BYTES
+from accucompare.compare.renames import read_maps
+from accucompare.errors import UsageError
+from accucompare.selection import Level, Mode, Selection
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """The options of ``accucompare.capture``, which says what each means.
+
+    Raises:
+        UsageError: if one makes no sense.
+    """
+
+    mode: str = Mode.TENSORS
+    level: str = Level.MODULE
+    seed: int | None = None
+    steps: int | None = None
+    only: str | Iterable[str] = ()
+    skip: str | Iterable[str] = ()
+    overwrite: bool = False
+    save_state: bool = False
+    like: str | Path | None = None
+    feed: str | Path | None = None
+    map: str | Iterable[str] = ()
+    force: bool = False
+    deterministic: bool = False
+    hf32: bool | None = None
+    tf32: bool | None = None
+    emulate: str | None = None
+    queue_bytes: int = QUEUE_BYTES
+
+    def __post_init__(self) -> None:
+        for name in ("only", "skip", "map"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"steps must be at least 1, but is {self.steps}")
+        if self.queue_bytes < 1:
+            raise UsageError(f"queue_bytes must be at least 1, but is {self.queue_bytes}")
+        if self.mode not in list(Mode):
+            raise UsageError(f"mode must be 'tensors' or 'stats', but is {self.mode!r}")
+        if self.level not in list(Level):
+            raise UsageError(f"level must be 'module' or 'op', but is {self.level!r}")
+        renamings, auto = read_maps(self.map)
+        if (renamings or auto) and self.like is None and self.feed is None:
+            raise UsageError("--map: renames the layers of the bundle that --like or --feed names; give one of them, or --map to diff")
+
+    @property
+    def selection(self) -> Selection:
+        """The layers that ``only`` and ``skip`` choose."""
+        return Selection.of(self.only, self.skip)
+
+
+#: Of a capture that was asked nothing else.
+DEFAULTS = CaptureOptions()

@@ -1,0 +1,154 @@
+"""What a capture starts from: the options, and what the bundles of ``like`` and ``feed`` add to them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.reader import Bundle, open_bundle
+from accucompare.compare.align import Renaming, counterparts
+from accucompare.errors import UsageError
+from accucompare.live.environment import describe_model
+from accucompare.live.names import Modules
+from accucompare.recorder.feeding import Feed, check_golden, check_model
+from accucompare.recorder.options import CaptureOptions
+from accucompare.recorder.renaming import maps_in_force, selection_of
+from accucompare.recorder.state import restore_weights
+from accucompare.selection import Level, Mode, Selection
+
+
+@dataclass
+class Start:
+    """What a capture starts from: what was asked, and what ``like`` and ``feed`` add to it.
+
+    Attributes:
+        seed, steps, selection: in force.
+        renamings: of the layers of ``like`` and ``feed``.
+        notes: sentences for the manifest.
+        replaced: the weights that held other values before those of ``like`` were copied.
+        model: described, with its weights as they are now.
+        golden, feed: what it is fed with, if it is.
+    """
+
+    seed: int | None
+    steps: int | None
+    selection: Selection
+    renamings: list[Renaming]
+    notes: list[str]
+    replaced: list[str] = field(default_factory=list)
+    model: dict[str, Any] = field(default_factory=dict)
+    golden: Bundle | None = None
+    feed: Feed | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        modules: Modules,
+        out: str | Path,
+        options: CaptureOptions,
+        ranks: tuple[int, int],
+        stack: contextlib.ExitStack,
+    ) -> Start:
+        """Restore the weights of ``like`` and open the golden of ``feed``, which the stack closes.
+
+        Args:
+            ranks: this process's, and how many there are.
+
+        Raises:
+            UsageError: if one of them does not fit the model or the options.
+        """
+        renamings, notes = maps_in_force(options, modules) if options.map else ([], [])
+        start = cls(options.seed, options.steps, options.selection, renamings, notes)
+        if options.like is not None:
+            with open_bundle(options.like) as source:
+                told, start.replaced = restore_weights(source, modules, renamings)
+                notes += told
+                if start.replaced:
+                    first = ", ".join(start.replaced[:3]) + (f", and {len(start.replaced) - 3} more" if len(start.replaced) > 3 else "")
+                    notes.append(f"--like: {len(start.replaced)} of the model's weights held other values before: {first}")
+                _set_mode(model, modules, source.manifest.model, renamings)
+                start._take_over(source.manifest, modules)
+        start.model = describe_model(modules)
+        if options.feed is not None:
+            golden = start.golden = stack.enter_context(open_bundle(options.feed))
+            check_golden(golden, out, start.steps, ranks[1])
+            check_model(golden, ranks[0], start.model, options.force, renamings, options.like)
+            start._take_over(golden.manifest, modules)
+            start.steps = start.steps or len(golden.manifests[ranks[0]].steps)
+            start.feed = Feed(golden, ranks[0], modules, renamings)
+            stack.enter_context(torch.set_grad_enabled(_differentiates(golden)))
+            if options.level == Level.OP and golden.manifest.capture.get("level") != Level.OP:
+                chosen = f"--only {' --only '.join(start.selection.only) or 'NAME'}"
+                raise UsageError(f"{options.feed}: holds no operators; capture it with --level op {chosen}")
+        if options.level == Level.OP and not start.selection.only:
+            raise UsageError(
+                "--level op: give the modules whose operators are to be recorded (--only NAME); those of all would be too many"
+            )
+        start.seed = start.seed or 0
+        _check_selection(start.selection, modules)
+        return start
+
+    def _take_over(self, manifest: Manifest, modules: Modules) -> None:
+        """Seed and selection of a bundle, where none was given."""
+        self.seed = manifest.capture.get("seed") if self.seed is None else self.seed
+        if not (self.selection.only or self.selection.skip):
+            self.selection = selection_of(manifest, modules, self.renamings)
+
+    @property
+    def sources(self) -> Iterable[str]:
+        """Python modules that golden ran: functions that are cached do not run again."""
+        return () if self.golden is None else self.golden.manifest.model.get("sources") or ()
+
+    def manifest(self, options: CaptureOptions, ranks: int) -> Manifest:
+        """Every key is there from the start: the writer's thread reads these tables while they are filled in."""
+        fed = None
+        if self.golden is not None and self.feed is not None:
+            fed = {"golden": str(options.feed), "identity": self.golden.identity(), "not_fed": self.feed.not_fed}
+        return Manifest(
+            ranks=ranks,
+            capture={
+                "mode": Mode(options.mode).value,
+                "level": Level(options.level).value,
+                "seed": self.seed,
+                "steps": self.steps,
+                "only": list(self.selection.only),
+                "skip": list(self.selection.skip),
+                "like": options.like and str(options.like),
+                "replaced": self.replaced,
+                "map": [renaming.text for renaming in self.renamings],
+                "inputs": None,
+                "feed": fed,
+                "grad": None,
+                "dtype": None,
+                "round_weights": None,
+            },
+            model={**self.model, "not_called": [], "functions_seen": True, "differentiates": False},
+            notes=self.notes,
+        )
+
+
+def _differentiates(golden: Bundle) -> bool:
+    """Whether golden's forward asked autograd for gradients, and left it to its caller to turn them on: a force field, a PINN."""
+    return bool(golden.manifest.capture.get("grad") and golden.manifest.model.get("differentiates"))
+
+
+def _check_selection(selection: Selection, modules: Modules) -> None:
+    if not any(selection.allows(name) for name in modules.named):
+        globs = ", ".join(f"--only {glob}" for glob in selection.only) + "".join(f" --skip {glob}" for glob in selection.skip)
+        names = [name for name in modules.named if name][:5]
+        raise UsageError(f"{globs}: leaves no module to record; the model has {', '.join(names)}, … ({len(modules.named)} in all)")
+
+
+def _set_mode(model: nn.Module, modules: Modules, saved: dict[str, Any], renamings: Sequence[Renaming]) -> None:
+    """Set train or eval mode as in a saved model, on each module."""
+    model.train(bool(saved.get("training")))
+    for name in counterparts(saved.get("other_mode") or (), modules.named.keys(), renamings).values():
+        modules.named[name].training = not saved.get("training")

@@ -1,0 +1,41 @@
+"""Where the commands print: as wide as the terminal, or in 100 columns; progress on stderr, if that is a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+
+WIDTH = 100
+
+
+def open_console(stderr: bool = False) -> Console:
+    """A console that prints text as it is."""
+    console = Console(highlight=False, markup=False, emoji=False, stderr=stderr)
+    console.width = console.width if console.is_terminal else WIDTH
+    return console
+
+
+@contextlib.contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Let the reader of a pipe go before everything is printed (``| head``): the command's result stands all the same."""
+    with contextlib.suppress(BrokenPipeError, SystemExit):  # rich turns a broken pipe into an exit, and stdout into a sink
+        yield
+
+
+@contextlib.contextmanager
+def progress_bar(verb: str, unit: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on stderr, to be called with what is done and what is to do; ``None`` where nobody would see it."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    from rich import progress
+
+    amount = progress.DownloadColumn() if unit == "bytes" else progress.MofNCompleteColumn()
+    with progress.Progress(
+        progress.TextColumn(verb), progress.BarColumn(), amount, progress.TimeRemainingColumn(), console=console, transient=True
+    ) as bar:
+        task = bar.add_task(verb, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,62 @@
+"""Each option of the command line is declared in one place, and gives the command what it chooses from."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import click
+import pytest
+
+from accucompare.cli import cli, options
+from accucompare.selection import FloatType, Level, Mode, OnFinding, Precision, RoundedType
+
+CLI = Path(options.__file__).parent
+
+
+def declared(file: Path) -> list[tuple[str, ...]]:
+    """The names of each option that a file declares: its flag, and the parameter, if that is named otherwise."""
+    calls = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
+    made = [call for call in calls if ast.unparse(call.func) == "click.option"]
+    return [tuple(each.value for each in call.args if isinstance(each, ast.Constant)) for call in made]
+
+
+def test_each_option_is_declared_once() -> None:
+    again = {names: times for names, times in Counter(declared(CLI / "options.py")).items() if times > 1}
+    assert not again
+
+
+def test_commands_declare_no_options_of_their_own() -> None:
+    own = {file.name: declared(file) for file in CLI.glob("*.py") if file.name != "options.py"}
+    assert {name: found for name, found in own.items() if found} == {"group.py": [("--debug",)]}
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "value", "given"),
+    [
+        ("capture", "mode", "stats", Mode.STATS),
+        ("capture", "level", "op", Level.OP),
+        ("capture", "dtype", "float64", FloatType.FLOAT64),
+        ("capture", "round_weights", "float16", RoundedType.FLOAT16),
+        ("capture", "emulate", "hf32", Precision.HF32),
+        ("watch", "on_finding", "snapshot", OnFinding.SNAPSHOT),
+        ("watch", "level", "module", Level.MODULE),
+    ],
+)
+def test_a_command_is_given_what_was_chosen(command: str, name: str, value: str, given: object) -> None:
+    context = cli.commands[command].make_context(command, [f"--{name.replace('_', '-')}", value])
+    assert context.params[name] is given
+    assert str(context.params[name]) == value
+
+
+def test_locate_computes_in_no_type_that_only_a_capture_has() -> None:
+    with pytest.raises(click.BadParameter, match="'float64' is not one of 'float32', 'bfloat16', 'float16'"):
+        cli.commands["locate"].make_context("locate", ["--device", "cpu", "--dtype", "float64"])
+
+
+def test_help_needs_neither_torch_nor_numpy() -> None:
+    program = "import sys, accucompare.cli; sys.exit(' '.join({'torch', 'numpy', 'pandas', 'rich'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr == "\n"
