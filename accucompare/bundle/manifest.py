@@ -96,6 +96,10 @@ class Options(msgspec.Struct, frozen=True):
 
     Attributes:
         mode: ``stats`` if it holds statistics only.
+        level: ``op`` if it holds operators.
+        seed, steps, only, skip: as given.
+        like: the bundle that it took weights and inputs from, if it did.
+        emulate: the format that it rounded operands of products to, if it did.
         dtype: what it was cast to; ``None`` if it was not.
         round_weights: to which type golden's weights were rounded, if they were.
         loss: whether its case has a loss.
@@ -105,6 +109,13 @@ class Options(msgspec.Struct, frozen=True):
     """
 
     mode: str | None = None
+    level: str | None = None
+    seed: int | None = None
+    steps: int | None = None
+    only: tuple[str, ...] | None = None
+    skip: tuple[str, ...] | None = None
+    like: str | None = None
+    emulate: str | None = None
     dtype: str | None = None
     round_weights: str | None = None
     loss: bool | None = None
@@ -136,6 +147,7 @@ class _Fed(msgspec.Struct, frozen=True):
 
 
 class _Settings(msgspec.Struct, frozen=True):
+    case: str | None = None
     flags: dict[str, Any] | None = None
     versions: dict[str, Any] | None = None
 
@@ -192,6 +204,11 @@ class Manifest:
     def flags(self) -> dict[str, Any]:
         """Flags that change numbers, by name. Errors as ``check``."""
         return _typed(self.environment, _Settings).flags or {}
+
+    @property
+    def case(self) -> str:
+        """The case that ran; ``""`` if none is named, as of a capture by the Python API. Errors as ``check``."""
+        return _typed(self.environment, _Settings).case or ""
 
     @property
     def versions(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _SHORT = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "
 
 def product_formats(manifest: Manifest) -> tuple[str, str]:
     """The formats (see ``PRODUCT_ROUNDING``) that a capture's float32 matrix products and convolutions were rounded to, or ``""``."""
-    emulated = str(manifest.capture.get("emulate") or "")
+    emulated = manifest.options.emulate or ""
     flags = manifest.flags
     found = [emulated or next((_format(flags.get(name), on) for name, on in table.items() if _format(flags.get(name), on)), "")
              for table in (_MATMUL_FLAGS, _CONV_FLAGS)]  # fmt: skip
@@ -63,7 +63,7 @@ def baseline_command(golden: Bundle, candidate: Bundle) -> str:
     """The same for bundles that are open."""
     ours, theirs = golden.manifest, candidate.manifest
     dtypes = float_dtype(ours), float_dtype(theirs)
-    command = ["accucompare", "capture", str(ours.environment.get("case") or theirs.environment.get("case") or "CASE"), "--device", "cpu"]
+    command = ["accucompare", "capture", ours.case or theirs.case or "CASE", "--device", "cpu"]
     lowered = next((each for each in product_formats(theirs) if each and dtypes[1] == "float32"), "")
     if lowered:
         name = lowered
@@ -74,18 +74,19 @@ def baseline_command(golden: Bundle, candidate: Bundle) -> str:
         name = _SHORT.get(dtype, dtype)
         command += ["--dtype", dtype]
     fed = theirs.fed
-    rounded, like = ours.options.round_weights, golden.path if ours.state is not None else ours.capture.get("like")
+    made = ours.options
+    like = golden.path if ours.state is not None else made.like
     if fed:  # which takes over how golden's weights were rounded
         command += ["--feed", str(golden.path)]
-    elif rounded:
-        command += ["--round-weights", rounded]
+    elif made.round_weights:
+        command += ["--round-weights", made.round_weights]
     command += ["--like", str(like)] if like else []
-    for option in ("seed", "steps"):
-        command += [f"--{option}", str(ours.capture[option])] if ours.capture.get(option) else []
-    command += ["--level", "op"] if theirs.capture.get("level") == "op" else []
-    for option in ("only", "skip"):
-        for glob in theirs.capture.get(option) or ():
-            command += [f"--{option}", str(glob)]
+    for option, number in (("--seed", made.seed), ("--steps", made.steps)):
+        command += [option, str(number)] if number else []
+    command += ["--level", "op"] if theirs.options.level == "op" else []
+    for option, globs in (("--only", theirs.options.only), ("--skip", theirs.options.skip)):
+        for glob in globs or ():
+            command += [option, glob]
     out = f"cpu-{name}{'-fed' if fed else ''}"
     if out in (golden.path.resolve().name, candidate.path.resolve().name):
         out += "-baseline"

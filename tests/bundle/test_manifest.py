@@ -120,6 +120,8 @@ ENTRY = {"dtype": "float32", "shape": [1], "digests": {}}
         {"capture": {"feed": {"identity": "", "not_fed": [{"step": 0, "name": "a", "call": 0, "role": 1}]}}},
         {"capture": {"fallback": ["a"]}},
         {"capture": {"dtype": 32}},
+        {"capture": {"only": 1}},
+        {"environment": {"case": ["model.py"]}},
         {"environment": []},
         {"environment": {"versions": ["2.5"]}},
         {"environment": {"flags": [1]}},
