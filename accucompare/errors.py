@@ -50,6 +50,10 @@ class NonFiniteError(AccucompareError):
         return type(self), (str(self), self.finding)
 
 
+class NonFiniteWarning(UserWarning):
+    """A watch has found NaN, Inf or an overflow, and goes on; the message is the answer in five lines."""
+
+
 class WatchEndedError(AccucompareError):
     """A watch has watched as many steps as ``abort_after_step`` says."""
 

@@ -13,6 +13,7 @@ import click
 
 from accucompare.cli import options as shared
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
+from accucompare.errors import NonFiniteWarning
 
 if TYPE_CHECKING:
     from accucompare.findings.analysis import Ranks
@@ -154,8 +155,7 @@ def _bare_warnings() -> Iterator[None]:
     usual = warnings.formatwarning
 
     def bare(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-        text = str(message)
-        return f"\n{text}\n" if text.startswith("accucompare: ") else usual(message, category, filename, lineno, line)
+        return f"\n{message}\n" if issubclass(category, NonFiniteWarning) else usual(message, category, filename, lineno, line)
 
     warnings.formatwarning = bare
     try:

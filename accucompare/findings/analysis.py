@@ -144,11 +144,7 @@ def how(found: Found) -> str:
         sentence = "it came in and passed through; it did not begin here"
     if found.parameters:
         sentence += f"; gradients not finite: {_listed([printable(name) for name in found.parameters], _MOST['parameters'])}"
-    return "; ".join([sentence, *(printable(note, 300) for note in found.notes if not _is_of_reproducer(note))])
-
-
-def _is_of_reproducer(note: str) -> bool:
-    return note.startswith("reproducer: ")
+    return "; ".join([sentence, *(printable(note, 300) for note in found.notes)])
 
 
 def _aside(found: Found) -> str:
@@ -184,7 +180,7 @@ def _listed(texts: Sequence[str], most: int) -> str:
 def _files(found: Found, start: Start, directory: Path | None) -> str:
     place = directory or Path()
     parts = [f"reproducer: {printable(str(place / found.reproducer), 400)}"] if found.reproducer else []
-    parts += [printable(note.removeprefix("reproducer: "), 400) for note in found.notes if _is_of_reproducer(note)]
+    parts += [printable(note, 400) for note in found.reproducer_notes]
     parts += [f"log: {printable(str(log_path(directory, start.rank)), 400)}"] if directory is not None else []
     return "; ".join(parts)
 

@@ -69,6 +69,30 @@ class Cause(str, Enum):
     INPUTS = "inputs already bad"
 
 
+class WarningKind(str, Enum):
+    """Of what a watch warns that is not yet wrong."""
+
+    __str__ = str.__str__
+
+    NEAR = "near the limit"
+    UNDERFLOW = "underflow"
+    FLAG = "device flag"
+    SCALE = "loss scale"
+    NOTE = "note"
+
+
+class Ending(str, Enum):
+    """How a run ended."""
+
+    __str__ = str.__str__
+
+    FINISHED = "finished"
+    FINDING = "a finding"
+    STOPPED = "stopped, as asked"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"  # the loop has raised an error
+
+
 class Seen(msgspec.Struct, omit_defaults=True):
     """One tensor, or one Python number, that was looked at.
 
@@ -175,6 +199,7 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
         unseen: of what may have gone in, what was not looked at: paths of inputs, ``weights``, or an operator's input that is neither.
         second: whether it was in a second backward, through the gradients that another one gave.
         reproducer: the path of the script, from the log's directory.
+        reproducer_notes: what the reproducer lacks, or why there is none.
         notes: sentences more, such as that the step could not be run again, and why.
     """
 
@@ -199,6 +224,7 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
     unseen: list[str] = []
     second: bool = False
     reproducer: str = ""
+    reproducer_notes: list[str] = []
     notes: list[str] = []
 
     @property
@@ -222,7 +248,7 @@ class Warned(msgspec.Struct, tag="warned", tag_field="event", omit_defaults=True
     """What is not yet wrong. Each module is warned of once for each kind.
 
     Attributes:
-        kind: ``near the limit``, ``underflow``, ``device flag``, ``loss scale`` or ``note``.
+        kind: of what.
         text: the whole sentence.
         step: when.
         name, call, type: of the module call; empty for what concerns no module.
@@ -230,7 +256,7 @@ class Warned(msgspec.Struct, tag="warned", tag_field="event", omit_defaults=True
         dtype: of the tensor.
     """
 
-    kind: str
+    kind: WarningKind
     text: str
     step: int
     name: str = ""
@@ -305,20 +331,24 @@ class End(msgspec.Struct, tag="end", tag_field="event", omit_defaults=True):
 
     Attributes:
         steps: how many there were; ``watched`` of them were watched.
-        reason: ``finished``, ``a finding``, ``stopped after step N, as asked``, ``interrupted``, or the error that ended the loop.
+        reason: how it ended, in words: ``finished``, ``stopped after step N, as asked``, or the error that ended the loop.
+        ending: how it ended; a log of version 0.1 has the words only, from which ``read_log`` takes it.
     """
 
     steps: int
     watched: int
     reason: str
+    ending: Ending | None = None
 
     @property
     def as_meant(self) -> bool:
         """Whether the loop was neither interrupted nor ended by an error."""
-        return self.reason in ("finished", "a finding") or self.reason.startswith("stopped after step")
+        return self.ending in (Ending.FINISHED, Ending.FINDING, Ending.STOPPED)
 
 
 Event: TypeAlias = Start | Found | Warned | Frames | Scaled | Step | End
+
+_OF_REPRODUCER = "reproducer: "  # what such notes began with in logs of version 0.1
 
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
@@ -333,6 +363,19 @@ def number(value: float) -> Number:
 def log_path(directory: Path, rank: int) -> Path:
     """Where a rank's log is in the directory of a watch."""
     return directory / f"rank{rank}.jsonl"
+
+
+def _of_version_0_1(event: Event) -> Event:
+    """An event with the fields that logs of version 0.1 have only in words; any other as it is."""
+    if isinstance(event, End) and event.ending is None:
+        known = {each.value: each for each in (Ending.FINISHED, Ending.FINDING, Ending.INTERRUPTED)}
+        stopped = event.reason.startswith("stopped after step")
+        return msgspec.structs.replace(event, ending=known.get(event.reason, Ending.STOPPED if stopped else Ending.FAILED))
+    if isinstance(event, Found) and any(note.startswith(_OF_REPRODUCER) for note in event.notes):
+        notes = [note for note in event.notes if not note.startswith(_OF_REPRODUCER)]
+        moved = [note.removeprefix(_OF_REPRODUCER) for note in event.notes if note.startswith(_OF_REPRODUCER)]
+        return msgspec.structs.replace(event, notes=notes, reproducer_notes=[*event.reproducer_notes, *moved])
+    return event
 
 
 def _is_start(line: bytes) -> bool:
@@ -357,7 +400,7 @@ def read_log(path: Path) -> list[list[Event]]:
     runs: list[list[Event]] = []
     for index, line in enumerate(lines, start=1):
         try:
-            event = _DECODER.decode(line)
+            event = _of_version_0_1(_DECODER.decode(line))
         except msgspec.DecodeError as error:
             if index == len(lines) and not line.endswith(b"\n"):
                 break

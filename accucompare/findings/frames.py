@@ -40,6 +40,6 @@ def _frame(each: Heard, began: Heard | None) -> Frame:
         each.place.call,
         each.place.type,
         Direction.BACKWARD if each.what in (What.GRADIENT, What.ARRIVED, What.PARAMETER) else Direction.FORWARD,
-        each.detail,
+        each.operator or each.parameter_name or each.near,
         [*given, *(each.seen if each is not began else [])],
     )

@@ -81,9 +81,11 @@ class Heard:
     Attributes:
         what, place: what, and of which module call.
         seen: the tensors.
-        detail: an operator, a point's label, a parameter's name; of a flag, ``before`` and the child, if it went up before one.
+        operator: of an operator or its gradient, its name.
         line: of an operator, the source line that called it.
-        near: of an operator's gradient, the child that its call's own code had called last, if it has children.
+        near: of an operator's gradient, the child that its call's own code had called last, if it has children; of a point, its label;
+            of a flag, ``before`` and the child, if it went up before one.
+        parameter: of a parameter's gradient, the parameter's name in its module, which is the place.
         order: its place in the step.
         unseen: paths of tensors that could not be looked at.
         talked: of a call that began or ended, whether this rank has talked to others since the last thing of that kind.
@@ -92,12 +94,18 @@ class Heard:
     what: What
     place: Place
     seen: list[Seen] = field(default_factory=list)
-    detail: str = ""
+    operator: str = ""
     line: str = ""
     near: str = ""
+    parameter: str = ""
     order: int = 0
     unseen: list[str] = field(default_factory=list)
     talked: bool = False
+
+    @property
+    def parameter_name(self) -> str:
+        """The qualified name of the parameter; empty if this is of none."""
+        return f"{self.place.name}.{self.parameter}" if self.place.name and self.parameter else self.parameter
 
     def of(self, role: str) -> list[Seen]:
         return [seen for seen in self.seen if seen.role == role]
@@ -331,16 +339,16 @@ class _Judge:
         call, kinds = self._open.get(heard.place.key, self._outside), self.kinds(heard.seen)
         if kinds and not kinds <= call.bad:
             tensors = [*self._inputs_of(call), *heard.seen]
-            self._tell(self._finding(heard, Site.POINT, sorted(kinds), tensors, call, heard.detail), call)
+            self._tell(self._finding(heard, Site.POINT, sorted(kinds), tensors, call, heard.near), call)
 
     def _flag(self, heard: Heard) -> None:
         """The first is told as where it began: what is saturated sets off the flag in most calls after it."""
         call, ended = self._ends.get(heard.place.key, (self._open.get(heard.place.key), None))
         tensors = [*(self._inputs_of(call) if call is not None else []), *(ended.seen if ended is not None else [])]
-        found = self._finding(heard, Site.GLUE if heard.detail else Site.MODULE, [FLAG], tensors, call, heard.detail)
+        found = self._finding(heard, Site.GLUE if heard.near else Site.MODULE, [FLAG], tensors, call, heard.near)
         if call is not None and SATURATED in call.makers:
             maker = call.makers[SATURATED]
-            found.operator, found.line, found.operator_tensors = maker.detail, maker.line, maker.seen
+            found.operator, found.line, found.operator_tensors = maker.operator, maker.line, maker.seen
         if any(each.origin for each in self.found):
             found.origin, found.cause = False, Cause.INPUTS
             self._passed_on += 1
@@ -359,7 +367,7 @@ class _Judge:
         found.cause = Cause.INSIDE if origin else Cause.INPUTS
         if self._made_in_loss is not None:
             maker = self._made_in_loss
-            found.operator, found.line, found.operator_tensors = maker.detail, maker.line, maker.seen
+            found.operator, found.line, found.operator_tensors = maker.operator, maker.line, maker.seen
         self.found.append(found)
 
     def _loss(self, heard: Heard) -> None:
@@ -382,7 +390,7 @@ class _Judge:
         kinds = self.kinds(heard.seen)
         if kinds and not self._spoilt and not any(found.origin for found in self.found):
             self._spoilt = True
-            found = self._finding(heard, Site.HOOK, sorted(kinds), heard.seen, None, heard.detail.rpartition(".")[2])
+            found = self._finding(heard, Site.HOOK, sorted(kinds), heard.seen, None, heard.parameter)
             found.direction = Direction.BACKWARD
             self.found.append(found)
 
@@ -399,7 +407,7 @@ class _Judge:
         call, ended = self._ends.get(heard.place.key, (None, None))
         forward = [] if call is None or ended is None else [*self._inputs_of(call), *ended.seen]
         found = self._finding(heard, Site.GLUE if heard.near else Site.MODULE, sorted(kinds), [*forward, *heard.seen], None, heard.near)
-        found.direction, found.origin, found.operator, found.line = Direction.BACKWARD, origin, heard.detail, heard.line
+        found.direction, found.origin, found.operator, found.line = Direction.BACKWARD, origin, heard.operator, heard.line
         if origin and call is not None:
             found.notes += [_swallowed(each) for each in list(dict.fromkeys(call.makers.values()))[:1]]
         found.cause = Cause.INSIDE if origin else Cause.INPUTS
@@ -431,11 +439,11 @@ class _Judge:
         origin = next((found for found in self.found if found.origin), None)
         if origin is None:
             owner = heard.place
-            origin = self._finding(heard, Site.SUM, sorted(self.kinds(heard.seen)), heard.seen, None, heard.detail.rpartition(".")[2])
+            origin = self._finding(heard, Site.SUM, sorted(self.kinds(heard.seen)), heard.seen, None, heard.parameter)
             origin.direction, origin.name, origin.type = Direction.BACKWARD, owner.name, owner.type
             self.found.append(origin)
-        if heard.detail not in origin.parameters:
-            origin.parameters.append(heard.detail)
+        if heard.parameter_name not in origin.parameters:
+            origin.parameters.append(heard.parameter_name)
 
     def _inputs_of(self, call: _Open) -> list[Seen]:
         return call.inputs.of("input") if call.inputs is not None else []
@@ -467,10 +475,10 @@ class _Judge:
         if given is not None and given.inputs is not None:
             found.unseen += given.inputs.unseen
         if maker is not None:
-            found.operator, found.line, found.operator_tensors = maker.detail, maker.line, maker.seen
+            found.operator, found.line, found.operator_tensors = maker.operator, maker.line, maker.seen
             if call is not None and maker in call.brought.values():
                 bad = [seen.path for seen in maker.of("input") if self.kinds([seen]) & set(kinds)]
-                found.unseen += [f"{', '.join(bad)} of {maker.detail}, which is neither an input nor a weight"]
+                found.unseen += [f"{', '.join(bad)} of {maker.operator}, which is neither an input nor a weight"]
         return found
 
     def _is_near(self, seen: Seen) -> bool:
@@ -501,9 +509,9 @@ def _is_number(seen: Seen) -> bool:
 
 def _is_mask(heard: Heard) -> bool:
     """Whether an operator that gives -Inf does so where there is nothing, or has added something to the lowest number of a mask."""
-    if _POOLS.match(heard.detail):
+    if _POOLS.match(heard.operator):
         return True
-    return _SUMS.match(heard.detail) is not None and any(
+    return _SUMS.match(heard.operator) is not None and any(
         seen.dtype in DTYPES and -DTYPES[seen.dtype].largest <= float(seen.low) <= -0.99 * DTYPES[seen.dtype].largest
         for seen in heard.of("input")
     )
@@ -520,7 +528,7 @@ def near_the_limit(dtype: str, low: float, high: float, near: float) -> bool:
 
 def _swallowed(maker: Heard) -> str:
     """What an operator made in the forward that the call's output does not show, but its backward does."""
-    return f"in the forward {maker.detail}{f' at {maker.line}' if maker.line else ''} gave a value that is not finite"
+    return f"in the forward {maker.operator}{f' at {maker.line}' if maker.line else ''} gave a value that is not finite"
 
 
 def within(child: Place, parent: Place) -> str:

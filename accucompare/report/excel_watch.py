@@ -15,7 +15,7 @@ from openpyxl.worksheet.worksheet import Worksheet
 from accucompare.bundle.records import display_name
 from accucompare.files import written_whole
 from accucompare.findings.analysis import Analysis, Ranks, answer, called, described, hints, smallest
-from accucompare.findings.events import Cause, Found, Number, Seen, Step, Warned
+from accucompare.findings.events import Cause, Found, Number, Seen, Step, Warned, WarningKind
 from accucompare.report.columns import COUNT, NUMBER, TEXT, Value, bracketed
 from accucompare.report.excel import WRITE_ERRORS, new_workbook
 from accucompare.report.excel_rows import number_or_text
@@ -201,6 +201,10 @@ def _hints(row: _Finding) -> str:
     return "; ".join(hints(row.found, row.run.start, row.run.scale_at(row.found.step)))
 
 
+def _notes(row: _Finding) -> str:
+    return "; ".join([*row.found.notes, *(f"reproducer: {note}" for note in row.found.reproducer_notes)])
+
+
 def _coordinates(run: Analysis) -> str:
     return ", ".join(f"{axis} {index}" for axis, index in run.start.coordinates.items())
 
@@ -231,7 +235,7 @@ _FINDINGS: tuple[_Column, ...] = (
     _Column("legal Inf in", TEXT, 18, lambda row: ", ".join(row.found.legal)),
     _Column("what to try", TEXT, 90, _hints, "judgement"),
     _Column("reproducer", TEXT, 44, lambda row: row.found.reproducer, "judgement"),
-    _Column("notes", TEXT, 60, lambda row: "; ".join(row.found.notes), "judgement"),
+    _Column("notes", TEXT, 60, _notes, "judgement"),
 )
 
 
@@ -397,7 +401,7 @@ class _Warning(NamedTuple):
 _WARNINGS: tuple[_Column, ...] = (
     _Column("step", COUNT, 10, lambda row: row.warned.step),
     _Column("rank", COUNT, 7, lambda row: row.run.start.rank),
-    _Column("kind", TEXT, 18, lambda row: row.warned.kind, "verdict"),
+    _Column("kind", TEXT, 18, lambda row: row.warned.kind.value, "verdict"),
     _Column("module", TEXT, 44, lambda row: display_name(row.warned.name) if row.warned.type else row.warned.name),
     _Column("class", TEXT, 22, lambda row: row.warned.type),
     _Column("value", NUMBER, 15, lambda row: _number(row.warned.value), "difference"),
@@ -413,7 +417,7 @@ def _warned(run: Analysis) -> Iterator[_Warning]:
         yield _Warning(run, warned, False)
     for each in run.scaled:
         said = each.text or f"the loss scale is {each.scale:g} now" + (", the step was skipped" if each.skipped else "")
-        yield _Warning(run, Warned("loss scale", said, each.step, value=each.scale), id(each) in alarms)
+        yield _Warning(run, Warned(WarningKind.SCALE, said, each.step, value=each.scale), id(each) in alarms)
 
 
 def _add_warnings(workbook: Workbook, ranks: Ranks) -> None:

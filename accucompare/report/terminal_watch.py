@@ -12,7 +12,7 @@ from rich.text import Text
 
 from accucompare.bundle.records import display_name
 from accucompare.findings.analysis import Analysis, Ranks, Trail, answer, called, headline, kinds, printable, short, smallest, where
-from accucompare.findings.events import Cause, Direction, Found, Frame, Frames, Seen, Start, Step
+from accucompare.findings.events import Cause, Direction, Ending, Found, Frame, Frames, Seen, Start, Step
 from accucompare.report.terminal import WIDTH
 
 _TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
@@ -120,7 +120,7 @@ def print_watched(ranks: Ranks, quiet: bool) -> None:
         _print_answer(console, answer(found, run.start, ranks.directory, run.scale_at(found.step)))
     _print_warnings(console, ranks)
     for run in _told(ranks):
-        if run.end is not None and run.end.reason not in ("finished", "a finding"):
+        if run.end is not None and run.end.ending not in (Ending.FINISHED, Ending.FINDING):
             console.print(Text(f"{_rank(ranks, run)}{run.ending}"), soft_wrap=True)
     console.print(f"more: accucompare overflow {printable(str(ranks.path), 400)}", soft_wrap=True)
 

@@ -75,7 +75,7 @@ def save_reproducer(stem: Path, found: Found, moment: Moment, case: str | None) 
 
     Args:
         stem: such as ``watch/rank0-step7``.
-        found: what was found; a sentence is added to its notes for each thing that could not be saved, or not be rebuilt.
+        found: what was found; a sentence is added to its reproducer_notes for each thing that could not be saved, or not be rebuilt.
         moment: what the module was given.
         case: the case that was run, if the command line runs it: then the script takes the module from it.
 
@@ -108,8 +108,8 @@ def save_reproducer(stem: Path, found: Found, moment: Moment, case: str | None) 
             raise CaptureError(f"{stem}: the reproducer cannot be written ({type(error).__name__}: {error})") from error
         raise
     if isinstance(making, str):
-        found.notes.append(f"reproducer: the module has to be made by hand in {script.name}: {making}")
-    found.notes += [f"reproducer: {place} could not be saved ({what})" for place, what in lost.items()]
+        found.reproducer_notes.append(f"the module has to be made by hand in {script.name}: {making}")
+    found.reproducer_notes += [f"{place} could not be saved ({what})" for place, what in lost.items()]
     return script
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from accucompare.bundle.records import display_name
-from accucompare.findings.events import Warned, number
+from accucompare.findings.events import Warned, WarningKind, number
 from accucompare.findings.log import Log
 from accucompare.findings.origins import Place, What, near_the_limit
 from accucompare.watcher.extrema import Extrema
@@ -26,7 +26,7 @@ class Lookout:
         self._near = near
         self._allow = allow
         self._quiet = quiet
-        self._warned: set[tuple[str, str]] = set()
+        self._warned: set[tuple[WarningKind, str]] = set()
 
     def look(self, noted: Iterable[Noted], step: int) -> None:
         """Warn of outputs and gradients that come near their type's limit, or sink below what it can hold in full precision."""
@@ -41,10 +41,10 @@ class Lookout:
             if near_the_limit(extrema.dtype, extrema.low, extrema.high, self._near):
                 largest = max(abs(extrema.low), abs(extrema.high))
                 text = f"{values} up to {largest:.4g} come near the limit of {extrema.dtype}"
-                self.warn("near the limit", text, step, noted.place, largest, extrema.dtype)
+                self.warn(WarningKind.NEAR, text, step, noted.place, largest, extrema.dtype)
             if extrema.subnormal is not None and extrema.zero is not None and extrema.subnormal >= _UNDERFLOW:
                 text = f"{extrema.subnormal:.0%} of {values} are subnormal in {extrema.dtype}, and {extrema.zero:.0%} are zero"
-                self.warn("underflow", text, step, noted.place, extrema.subnormal + extrema.zero, extrema.dtype)
+                self.warn(WarningKind.UNDERFLOW, text, step, noted.place, extrema.subnormal + extrema.zero, extrema.dtype)
 
     def look_at_sums(self, norms: Mapping[str, Extrema], step: int) -> bool:
         """Warn of gradients that are not finite since they were summed over ranks, this rank's own being finite.
@@ -56,11 +56,20 @@ class Lookout:
         if spoilt:
             which = f"{len(spoilt)} gradients, such as that of {spoilt[0]}, are" if len(spoilt) > 1 else f"the gradient of {spoilt[0]} is"
             text = f"{which} not finite since they were summed over ranks"
-            self.warn("note", f"{text}, and this rank's own were: another rank made it, and its log names where", step, once="sums")
+            self.warn(
+                WarningKind.NOTE, f"{text}, and this rank's own were: another rank made it, and its log names where", step, once="sums"
+            )
         return bool(spoilt)
 
     def warn(
-        self, kind: str, text: str, step: int, place: Place | None = None, value: float | None = None, dtype: str = "", once: str = ""
+        self,
+        kind: WarningKind,
+        text: str,
+        step: int,
+        place: Place | None = None,
+        value: float | None = None,
+        dtype: str = "",
+        once: str = "",
     ) -> None:
         """Warn once of this kind and this module; of what concerns no module, once for each ``once``."""
         key = (kind, place.name if place is not None else once or text)

@@ -69,6 +69,8 @@ class Explainer:
         again = replay(context, found, noted, self._modules, self._memory.versions(), self._limits)
         if again.note:
             found.notes.append(again.note)
+        if again.reproducer_note:
+            found.reproducer_notes.append(again.reproducer_note)
         if again.found is not None:
             _refine(found, again.found)
         _blame_weights(found, weights or [])

@@ -141,7 +141,7 @@ class Watcher(Notes):
         if ended or caller is None:
             self.note(What.FLAG, call.place, ())
         else:
-            self.note(What.FLAG, caller.place, (), detail=f"before {call.name.removeprefix(caller.name + '.')}")
+            self.note(What.FLAG, caller.place, (), near=f"before {call.name.removeprefix(caller.name + '.')}")
 
     def _in_own_code(self) -> bool:
         call = self.running()
@@ -162,7 +162,7 @@ class Watcher(Notes):
     def point(self, tensor: torch.Tensor, label: str) -> None:
         """A point of the user's own."""
         call = self.running()
-        self.run(lambda: self.note(What.POINT, call.place if call else OUTSIDE, [("point", "", tensor)], label) and None, label, ())
+        self.run(lambda: self.note(What.POINT, call.place if call else OUTSIDE, [("point", "", tensor)], near=label) and None, label, ())
 
 
 def _weights(module: nn.Module) -> list[Part]:

@@ -43,16 +43,17 @@ class Noted:
     what: What
     place: Place
     parts: list[tuple[str, str, Extrema]]
-    detail: str = ""
+    operator: str = ""
     line: str = ""
     near: str = ""
+    parameter: str = ""
     order: int = 0
     unseen: list[str] = field(default_factory=list)
     talked: bool = False
 
     def heard(self) -> Heard:
         seen = [extrema.seen(role, path) for role, path, extrema in self.parts]
-        return Heard(self.what, self.place, seen, self.detail, self.line, self.near, self.order, self.unseen, self.talked)
+        return Heard(self.what, self.place, seen, self.operator, self.line, self.near, self.parameter, self.order, self.unseen, self.talked)
 
 
 @dataclass
@@ -111,13 +112,16 @@ class Notes(Listener[WatchedCall]):
         self.unseen.setdefault(name, "an error in a hook")
         self.errors.append(f"step {self.step}, {name or '(root)'}: {type(error).__name__}: {error}")
 
-    def note(self, what: What, place: Place, parts: Iterable[Part], detail: str = "", line: str = "", near: str = "") -> Noted:
-        """Note one thing, and begin to look at its tensors."""
+    def note(
+        self, what: What, place: Place, parts: Iterable[Part], operator: str = "", line: str = "", near: str = "", parameter: str = ""
+    ) -> Noted:
+        """Note one thing, and begin to look at its tensors; what the words are is said of ``Heard``."""
         frames = self.hearing.frames and what in (What.BEGAN, What.ENDED, What.GRADIENT, What.OPERATOR)
         underflow = self.hearing.underflow and what in (What.ENDED, What.GRADIENT)
         parts = list(parts)
         looked = [(role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts]
-        noted = Noted(what, place, [(role, path, each) for role, path, each in looked if each], detail, line, near, len(self.noted))
+        extrema = [(role, path, each) for role, path, each in looked if each]
+        noted = Noted(what, place, extrema, operator, line, near, parameter, len(self.noted))
         if self._distributed and what in (What.BEGAN, What.ENDED):
             before, self._collectives = self._collectives, collectives()
             noted.talked = self._collectives != before
@@ -131,4 +135,4 @@ class Notes(Listener[WatchedCall]):
 
     def look_at_flag_backward(self, place: Place, operator: str) -> None:
         if self._overflowed is not None and self._overflowed():
-            self.note(What.FLAG, place, (), detail=f"in the backward of {operator}")
+            self.note(What.FLAG, place, (), near=f"in the backward of {operator}")

@@ -170,11 +170,13 @@ class Replayed:
         found: the same finding, with the operator that made it; ``None`` if it did not show again.
         moment: what the module call was given.
         note: why there is no second run, or how it differs; empty if all is well.
+        reproducer_note: why there can be no reproducer of it; empty if there can.
     """
 
     found: Found | None = None
     moment: Moment | None = None
     note: str = ""
+    reproducer_note: str = ""
 
 
 def replay(context: Context, found: Found, noted: Sequence[Noted], modules: Modules, versions: list[int], limits: Limits) -> Replayed:
@@ -210,14 +212,14 @@ def replay(context: Context, found: Found, noted: Sequence[Noted], modules: Modu
                 if again is not None:
                     break
             if again is None and found.site is Site.SUM:
-                return Replayed(note="reproducer: none, for one call does not show a sum over several")
+                return Replayed(reproducer_note="none, for one call does not show a sum over several")
             if again is None:
                 return Replayed(note="it did not show when the step was run again: the model or its device may not be deterministic")
             watcher = _Again(modules, context, Hearing(), (again.name, again.call))
             watcher.sees_returns = True
             watcher.run_again(backward)
             if again.direction is Direction.FORWARD and again.site is Site.MODULE and FLAG not in again.kinds and not watcher.returned_it:
-                return Replayed(again, note="reproducer: none, for a hook on the module made it, and not the module itself")
+                return Replayed(again, reproducer_note="none, for a hook on the module made it, and not the module itself")
             return Replayed(again, watcher.moment)
     except Exception as error:  # whatever a model may raise when it is called once more
         return Replayed(note=f"the step could not be run again: {type(error).__name__}: {_first_line(error)}")
@@ -418,8 +420,8 @@ def _was_finite(found: Found, noted: Sequence[Noted]) -> bool:
     backward = found.direction is Direction.BACKWARD
     if not _NOT_FINITE & set(found.kinds) or found.site not in (Site.MODULE, Site.GLUE) or (not backward and found.near):
         return False
-    what, detail = (What.GRADIENT, found.operator) if backward else (What.ENDED, "")
-    heard = [each for each in noted if each.what is what and each.place.key == (found.name, found.call) and each.detail == detail]
+    what, operator = (What.GRADIENT, found.operator) if backward else (What.ENDED, "")
+    heard = [each for each in noted if each.what is what and each.place.key == (found.name, found.call) and each.operator == operator]
     return bool(heard) and all(extrema.finite for each in heard for *_, extrema in each.parts)
 
 

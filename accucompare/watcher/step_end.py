@@ -143,7 +143,8 @@ class Reader:
         for name in {**gradients.order, **dict.fromkeys(gradients.norms)}:
             extrema = gradients.extrema.get(name)
             if extrema is not None and not extrema.finite:
-                yield Heard(What.PARAMETER, by_name[name].owner, [extrema.seen("grad", name)], name, order=order)
+                parameter = by_name[name]
+                yield Heard(What.PARAMETER, parameter.owner, [extrema.seen("grad", name)], parameter=parameter.own, order=order)
 
 
 def _kinds(seen: Seen) -> list[str]:

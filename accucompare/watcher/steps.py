@@ -13,9 +13,25 @@ from typing import Any
 import torch
 
 from accucompare import devices
-from accucompare.errors import AccucompareError, NonFiniteError, WatchEndedError
+from accucompare.errors import AccucompareError, NonFiniteError, NonFiniteWarning, WatchEndedError
 from accucompare.findings.analysis import answer
-from accucompare.findings.events import Cause, Direction, End, Found, Frames, Number, Scaled, Site, Start, Step, Warned, log_path, number
+from accucompare.findings.events import (
+    Cause,
+    Direction,
+    End,
+    Ending,
+    Found,
+    Frames,
+    Number,
+    Scaled,
+    Site,
+    Start,
+    Step,
+    Warned,
+    WarningKind,
+    log_path,
+    number,
+)
 from accucompare.findings.frames import frames_of
 from accucompare.findings.log import Log
 from accucompare.findings.origins import Limits, Place, What
@@ -135,12 +151,12 @@ class Watch:
         self._next_step()
         if self._options.abort_after_step is not None and step >= self._options.abort_after_step:
             self._check_parameters(step)
-            self._end(f"stopped after step {step}, as asked")
+            self._end(Ending.STOPPED, f"stopped after step {step}, as asked")
             raise WatchEndedError(f"the watch ends after step {step}, as asked (abort_after_step); its log is {self._log.path}")
 
     def say(self, text: str) -> None:
         """Write a sentence into the log."""
-        self._log.write(Warned("note", text, self._watcher.step))
+        self._log.write(Warned(WarningKind.NOTE, text, self._watcher.step))
 
     # what the watcher tells of outermost calls
 
@@ -167,7 +183,7 @@ class Watch:
             self._reader.next_step()
             self._explainer.contexts.clear()
             text = "this step has no end: call step() of the watch at the end of each; what was heard so far is finite, and is dropped"
-            self._lookout.warn("note", text, self._watcher.step)
+            self._lookout.warn(WarningKind.NOTE, text, self._watcher.step)
 
     def arrived(self, call: WatchedCall, path: str, grad: torch.Tensor) -> None:
         if call.context is not None and not call.context.obstacle:
@@ -211,7 +227,7 @@ class Watch:
         self._updated[id(optimizer)] += 1
         if self._updated[id(optimizer)] == 2:
             text = "the optimizer updates several times in one step: call step() of the watch at the end of each"
-            self._lookout.warn("note", text, self._watcher.step)
+            self._lookout.warn(WarningKind.NOTE, text, self._watcher.step)
         self._check(optimizer)
         return None
 
@@ -231,7 +247,7 @@ class Watch:
         error = error or others
         if error is not None:
             self._write_step()
-            self._end("a finding")
+            self._end(Ending.FINDING)
             raise error
 
     def _has_spoilt_gradients(self) -> bool:
@@ -277,7 +293,7 @@ class Watch:
                 self._lookout.tell(step, scaled.text)
         self._write_step(handled, loss)
         if error is not None:
-            self._end("a finding")
+            self._end(Ending.FINDING)
             raise error
 
     def _write_step(self, handled: bool = False, loss: float | None = None) -> None:
@@ -287,7 +303,7 @@ class Watch:
         self._watched_steps += bool(self._watcher.noted)
         if not self._watcher.noted:
             text = "no call of the model was seen in this step: is it this very model, not a copy, that is called inside the watch?"
-            self._lookout.warn("note", text, self._watcher.step)
+            self._lookout.warn(WarningKind.NOTE, text, self._watcher.step)
         norms = {name: norm.low / (self._scale_of_step or 1.0) for name, norm in self._watcher.gradients.norms.items()}
         total = math.hypot(*norms.values()) if norms else None
         if total is not None:
@@ -380,7 +396,7 @@ class Watch:
         if frames is not None and not self._options.quiet:
             self._print(first, frames, with_answer=not raises)
         elif not again and not raises and not self._options.quiet:
-            warnings.warn(f"accucompare: {message}", stacklevel=3)
+            warnings.warn(f"accucompare: {message}", NonFiniteWarning, stacklevel=3)
         return NonFiniteError(message, first) if raises else None
 
     def _pass_on_of_others(self, found: Found) -> None:
@@ -437,10 +453,10 @@ class Watch:
             text = (
                 f"its gradient ({masked.operator or 'backward'}) held {' and '.join(masked.kinds)}, which came to no parameter's gradient"
             )
-            self._lookout.warn("note", text, step, Place(masked.name, masked.call, masked.type, None))
+            self._lookout.warn(WarningKind.NOTE, text, step, Place(masked.name, masked.call, masked.type, None))
         if self._flag and not self._reader.findings:
             text = "the device's overflow flag is up, and no value shows it; flag_per_module=True (--flag-per-module) names the module"
-            self._lookout.warn("device flag", text, step)
+            self._lookout.warn(WarningKind.FLAG, text, step)
         if self._start.ranks > 1 and not self._reader.findings:
             spoilt = self._lookout.look_at_sums(self._watcher.gradients.norms, step)
             self._spoilt_by_others = step if spoilt and self._spoilt_by_others is None else self._spoilt_by_others
@@ -474,7 +490,7 @@ class Watch:
         if self._watcher.noted:
             self.step()
         self._check_parameters(max(0, self._watcher.step - 1))
-        self._end("finished")
+        self._end(Ending.FINISHED)
 
     def _bad_parameters(self) -> list[tuple[Parameter, Extrema]]:
         """The parameters that are not finite now; it waits for the device."""
@@ -493,7 +509,7 @@ class Watch:
         self._reader.add_update(bad, step)
         error = self._tell()
         if error is not None:
-            self._end("a finding")
+            self._end(Ending.FINDING)
             raise error
 
     def fail(self, error: BaseException) -> None:
@@ -504,10 +520,12 @@ class Watch:
                 self._tell(may_raise=False)
                 if self._reader.findings:
                     self._write_step()
-        said = str(error).strip().splitlines()[:1]
-        self._end("interrupted" if isinstance(error, KeyboardInterrupt) else ": ".join([type(error).__name__, *said]))
+        if isinstance(error, KeyboardInterrupt):
+            self._end(Ending.INTERRUPTED)
+        else:
+            self._end(Ending.FAILED, ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]]))
 
-    def _end(self, reason: str) -> None:
+    def _end(self, ending: Ending, reason: str = "") -> None:
         if self._ended:
             return
         self._ended = True
@@ -518,6 +536,6 @@ class Watch:
             self.say(f"not looked at: {failure}")
         if self._options.optimizers and self._trainings and self._watched_steps and not self._backwards:
             text = "no backward was seen, so that no gradient was looked at; is the backward inside the watch?"
-            self._lookout.warn("note", text, self._watcher.step)
-        self._log.write(End(self._watcher.step + self._written, self._watched_steps, reason))
+            self._lookout.warn(WarningKind.NOTE, text, self._watcher.step)
+        self._log.write(End(self._watcher.step + self._written, self._watched_steps, reason or ending.value, ending))
         self._log.close()

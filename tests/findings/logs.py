@@ -7,7 +7,23 @@ from typing import Any
 
 import msgspec
 
-from accucompare.findings.events import Cause, Direction, End, Event, Found, Frame, Frames, Scaled, Seen, Site, Start, Step, Warned
+from accucompare.findings.events import (
+    Cause,
+    Direction,
+    End,
+    Ending,
+    Event,
+    Found,
+    Frame,
+    Frames,
+    Scaled,
+    Seen,
+    Site,
+    Start,
+    Step,
+    Warned,
+    WarningKind,
+)
 
 NASTY = ("=1+1", "[bold red]x[/]", "[/]", "层1", "a/b", "@SUM(A1)", "-x", "a\nb\x1b[2J", ":smile:", "n" * 300, "{0}%s{name}")
 
@@ -49,7 +65,7 @@ def step(number: int, **more: Any) -> Step:
 
 
 def end(steps: int = 1, watched: int | None = None, reason: str = "finished") -> End:
-    return End(steps, steps if watched is None else watched, reason)
+    return End(steps, steps if watched is None else watched, reason, Ending(reason))
 
 
 def frames(*names: str, number: int = 0, traced: bool = False) -> Frames:
@@ -101,7 +117,7 @@ def training(rank: int = 0, ranks: int = 2) -> list[Event]:
     for number in range(3):
         events.append(step(number, grad_norm=1.0 + number / 10, scale=65536.0, loss=3.0 - number, largest=[("wte.weight", 0.8)]))
     events += [
-        Warned("near the limit", "transformer.h.2.mlp: |x| reaches 60000 of 65504 (float16)", 2, "transformer.h.2.mlp", 0, "GPT2MLP", 6e4),
+        Warned(WarningKind.NEAR, "transformer.h.2.mlp: |x| reaches 60000 of 65504 (float16)", 2, "transformer.h.2.mlp", 0, "GPT2MLP", 6e4),
         log,
         *(passed(f"transformer.h.{block}.mlp", step=3, order=41 + block, type="GPT2MLP") for block in range(3, 12)),
         frames(*(f"transformer.h.{block}.attn" for block in range(4)), number=3),

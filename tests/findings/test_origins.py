@@ -32,8 +32,8 @@ class Told:
         self._open: list[Place] = []
         self._calls: dict[str, int] = {}
 
-    def _add(self, what: What, place: Place, seen: list[Seen], detail: str = "", line: str = "") -> Told:
-        self.heard.append(Heard(what, place, seen, detail, line, order=len(self.heard)))
+    def _add(self, what: What, place: Place, seen: list[Seen], **facts: Any) -> Told:
+        self.heard.append(Heard(what, place, seen, order=len(self.heard), **facts))
         return self
 
     def began(self, name: str, *given: Range) -> Told:
@@ -49,16 +49,16 @@ class Told:
         return self.began(name, given).ended(gave)
 
     def operator(self, name: str, given: tuple[Range, ...], gave: Range) -> Told:
-        return self._add(What.OPERATOR, self._open[-1], _seen("input", given) + _seen("output", (gave,)), name, "model.py:1")
+        return self._add(What.OPERATOR, self._open[-1], _seen("input", given) + _seen("output", (gave,)), operator=name, line="model.py:1")
 
     def point(self, label: str, value: Range) -> Told:
-        return self._add(What.POINT, self._open[-1] if self._open else OUTSIDE, _seen("point", (value,)), label)
+        return self._add(What.POINT, self._open[-1] if self._open else OUTSIDE, _seen("point", (value,)), near=label)
 
-    def flag(self, name: str, detail: str = "") -> Told:
-        return self._add(What.FLAG, Place(name, 0, "Layer", None), [], detail)
+    def flag(self, name: str, near: str = "") -> Told:
+        return self._add(What.FLAG, Place(name, 0, "Layer", None), [], near=near)
 
-    def backward(self, what: What, name: str, grad: Range, detail: str = "") -> Told:
-        return self._add(what, Place(name, 0, "Layer", None), _seen("grad", (grad,)), detail)
+    def backward(self, what: What, name: str, grad: Range, **facts: Any) -> Told:
+        return self._add(what, Place(name, 0, "Layer", None), _seen("grad", (grad,)), **facts)
 
     def found(self, **limits: Any) -> list[Found]:
         return judge(self.heard, 3, Limits(**limits))
@@ -195,19 +195,24 @@ def test_a_call_that_raised_does_not_spoil_the_next() -> None:
 
 
 def test_the_first_gradient_that_is_not_finite_is_the_origin() -> None:
-    told = Told().backward(What.GRADIENT, "b", FINE).backward(What.GRADIENT, "a", PLUS, "SqrtBackward0").backward(What.GRADIENT, "c", BAD)
+    told = (
+        Told()
+        .backward(What.GRADIENT, "b", FINE)
+        .backward(What.GRADIENT, "a", PLUS, operator="SqrtBackward0")
+        .backward(What.GRADIENT, "c", BAD)
+    )
     assert [(found.name, found.operator, found.origin) for found in told.found()] == [("a", "SqrtBackward0", True), ("c", "", False)]
     assert all(found.direction is Direction.BACKWARD for found in told.found())
 
 
 def test_a_gradient_that_arrives_bad_came_from_the_loss() -> None:
-    told = Told().backward(What.ARRIVED, "", BAD).backward(What.GRADIENT, "a", BAD).backward(What.PARAMETER, "a", BAD, "a.weight")
+    told = Told().backward(What.ARRIVED, "", BAD).backward(What.GRADIENT, "a", BAD).backward(What.PARAMETER, "a", BAD, parameter="weight")
     assert [(found.site, found.origin) for found in told.found()] == [(Site.LOSS, True), (Site.MODULE, False)]
     assert told.found()[0].parameters == ["a.weight"]
 
 
 def test_a_parameters_gradient_that_nothing_explains_is_a_sum() -> None:
-    assert Told().backward(What.PARAMETER, "a", PLUS, "a.weight").origins() == [("a", "sum", "weight", ["+Inf"])]
+    assert Told().backward(What.PARAMETER, "a", PLUS, parameter="weight").origins() == [("a", "sum", "weight", ["+Inf"])]
 
 
 def test_after_a_forward_that_is_not_finite_the_backward_is_no_origin() -> None:
@@ -239,7 +244,7 @@ def streams(draw: Callable[..., Any], values: st.SearchStrategy[Range]) -> list[
         call("", 0)
     for _ in range(draw(st.integers(0, 4))):
         what = draw(st.sampled_from([What.ARRIVED, What.GRADIENT, What.PARAMETER]))
-        told.backward(what, draw(st.sampled_from(["", "a", "b"])), draw(values), "detail.weight")
+        told.backward(what, draw(st.sampled_from(["", "a", "b"])), draw(values), operator="AddBackward0", parameter="weight")
     return told.heard
 
 

@@ -171,7 +171,7 @@ def test_without_the_outputs_gradient_the_script_does_not_say_that_all_is_well(t
     taken = take(nn.Linear(2, 1), "", torch.ones(2), backward=True)
     taken.moment.grads = {"": taken.moment.grads[""].to_sparse()}
     script, finding = save(taken, tmp_path / "r")
-    assert finding.notes == ["reproducer: grad. could not be saved (a sparse tensor)"]
+    assert finding.reproducer_notes == ["grad. could not be saved (a sparse tensor)"]
     ran = run_here(script)
     assert ran.returncode == 2
     assert "no gradient of the module's output was saved" in ran.stdout

@@ -565,7 +565,7 @@ def test_an_object_among_the_inputs_is_named_and_can_be_put_in(tmp_path: Path) -
             "            return super().forward(x) * (1 if cache is None else cache)\n    module = Local(2, 1)",
         )
     )
-    assert any(note.startswith("reproducer: cache could not be saved (") for note in finding.notes)
+    assert any(note.startswith("cache could not be saved (") for note in finding.reproducer_notes)
     ran = run_here(script)
     assert ran.returncode == 2
     assert "None was passed for cache, which could not be saved" in ran.stdout
