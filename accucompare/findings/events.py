@@ -93,7 +93,7 @@ class Ending(str, Enum):
     FAILED = "failed"  # the loop has raised an error
 
 
-class Seen(msgspec.Struct, omit_defaults=True):
+class Seen(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tensor, or one Python number, that was looked at.
 
     Attributes:
@@ -127,7 +127,7 @@ class Seen(msgspec.Struct, omit_defaults=True):
         return math.isfinite(float(self.low)) and math.isfinite(float(self.high))
 
 
-class Frame(msgspec.Struct, omit_defaults=True):
+class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
     """One module call (or, backward, one operator's gradient), as the table of the last frames shows it.
 
     Attributes:
@@ -147,7 +147,7 @@ class Frame(msgspec.Struct, omit_defaults=True):
     tensors: list[Seen] = []
 
 
-class Start(msgspec.Struct, tag="start", tag_field="event", omit_defaults=True):
+class Start(msgspec.Struct, tag="start", tag_field="event", frozen=True, omit_defaults=True):
     """The beginning of a run.
 
     Attributes:
@@ -178,7 +178,7 @@ class Start(msgspec.Struct, tag="start", tag_field="event", omit_defaults=True):
     saturates: bool = False
 
 
-class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
+class Found(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_defaults=True):
     """A module call, or a gradient, that is not finite.
 
     Attributes:
@@ -227,6 +227,14 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
     reproducer_notes: list[str] = []
     notes: list[str] = []
 
+    def noting(self, *notes: str) -> Found:
+        """The same with further notes."""
+        return msgspec.structs.replace(self, notes=[*self.notes, *notes])
+
+    def passing_on(self, *notes: str) -> Found:
+        """The same as what did not begin here, but came in."""
+        return msgspec.structs.replace(self.noting(*notes), origin=False, cause=Cause.INPUTS)
+
     @property
     def place(self) -> str:
         """What people read: ``encoder.layers.3.fc1``, ``encoder.layers.3 (glue, before norm2)``, ``fc1, backward``."""
@@ -244,7 +252,7 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
         return name + (f" ({(' ' if self.site is Site.HOOK else ', ').join(aside)})" if aside else "") + direction
 
 
-class Warned(msgspec.Struct, tag="warned", tag_field="event", omit_defaults=True):
+class Warned(msgspec.Struct, tag="warned", tag_field="event", frozen=True, omit_defaults=True):
     """What is not yet wrong. Each module is warned of once for each kind.
 
     Attributes:
@@ -266,7 +274,7 @@ class Warned(msgspec.Struct, tag="warned", tag_field="event", omit_defaults=True
     dtype: str = ""
 
 
-class Frames(msgspec.Struct, tag="frames", tag_field="event", omit_defaults=True):
+class Frames(msgspec.Struct, tag="frames", tag_field="event", frozen=True, omit_defaults=True):
     """The last frames before a finding, or all of a traced step.
 
     Attributes:
@@ -280,7 +288,7 @@ class Frames(msgspec.Struct, tag="frames", tag_field="event", omit_defaults=True
     traced: bool = False
 
 
-class Scaled(msgspec.Struct, tag="scaled", tag_field="event", omit_defaults=True):
+class Scaled(msgspec.Struct, tag="scaled", tag_field="event", frozen=True, omit_defaults=True):
     """The loss scale changed, or the optimizer's step was skipped.
 
     Attributes:
@@ -300,7 +308,7 @@ class Scaled(msgspec.Struct, tag="scaled", tag_field="event", omit_defaults=True
     text: str = ""
 
 
-class Step(msgspec.Struct, tag="step", tag_field="event", omit_defaults=True):
+class Step(msgspec.Struct, tag="step", tag_field="event", frozen=True, omit_defaults=True):
     """The end of a step that was watched.
 
     Attributes:
@@ -326,7 +334,7 @@ class Step(msgspec.Struct, tag="step", tag_field="event", omit_defaults=True):
     unseen: dict[str, str] = {}
 
 
-class End(msgspec.Struct, tag="end", tag_field="event", omit_defaults=True):
+class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaults=True):
     """The end of a run.
 
     Attributes:

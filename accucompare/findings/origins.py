@@ -20,7 +20,9 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from accucompare.bundle.records import display_name
 from accucompare.findings.events import Cause, Direction, Found, Seen, Site
@@ -160,6 +162,7 @@ class Limits:
 class _Judge:
     def __init__(self, step: int, limits: Limits) -> None:
         self.found: list[Found] = []
+        self._parameters: list[str] = []  # whose gradients are not finite, by the first origin
         self._step = step
         self._limits = limits
         self._open: dict[tuple[str, int], _Open] = {}
@@ -272,7 +275,7 @@ class _Judge:
                 found = maker.pending.pop(kind)
                 other = maker.pending.get(MINUS)
                 if other is not None and other.order == found.order and self._is_overflow(maker):
-                    found.kinds = [*found.kinds, *maker.pending.pop(MINUS).kinds]
+                    found = replace(found, kinds=[*found.kinds, *maker.pending.pop(MINUS).kinds])
                 for each in around:
                     self._blame(each, None, found.kinds)
                 return found
@@ -313,9 +316,7 @@ class _Judge:
         self._passed_on += 1
         if self._passed_on <= _MOST_PASSED_ON:
             tensors = [*self._inputs_of(call), *heard.seen]
-            found = self._finding(heard, Site.MODULE, sorted(kinds), tensors, call)
-            found.origin, found.cause = False, Cause.INPUTS
-            self.found.append(found)
+            self.found.append(self._finding(heard, Site.MODULE, sorted(kinds), tensors, call).passing_on())
 
     def _operator(self, heard: Heard) -> None:
         self._sees_operators = True
@@ -347,10 +348,9 @@ class _Judge:
         tensors = [*(self._inputs_of(call) if call is not None else []), *(ended.seen if ended is not None else [])]
         found = self._finding(heard, Site.GLUE if heard.near else Site.MODULE, [FLAG], tensors, call, heard.near)
         if call is not None and SATURATED in call.makers:
-            maker = call.makers[SATURATED]
-            found.operator, found.line, found.operator_tensors = maker.operator, maker.line, maker.seen
+            found = _made_by(call.makers[SATURATED], found)
         if any(each.origin for each in self.found):
-            found.origin, found.cause = False, Cause.INPUTS
+            found = found.passing_on()
             self._passed_on += 1
         if self._passed_on <= _MOST_PASSED_ON:
             self.found.append(found)
@@ -362,13 +362,10 @@ class _Judge:
             self._blame_loss(heard, not self.found)
 
     def _blame_loss(self, heard: Heard, origin: bool) -> None:
-        found = self._finding(heard, Site.LOSS, sorted(self.kinds(heard.seen)), heard.seen)
-        found.direction, found.origin = Direction.BACKWARD, origin
-        found.cause = Cause.INSIDE if origin else Cause.INPUTS
+        found = _backward(self._finding(heard, Site.LOSS, sorted(self.kinds(heard.seen)), heard.seen), cause=Cause.INSIDE)
         if self._made_in_loss is not None:
-            maker = self._made_in_loss
-            found.operator, found.line, found.operator_tensors = maker.operator, maker.line, maker.seen
-        self.found.append(found)
+            found = _made_by(self._made_in_loss, found)
+        self.found.append(found if origin else found.passing_on())
 
     def _loss(self, heard: Heard) -> None:
         """It is told only if it comes to the model."""
@@ -383,16 +380,13 @@ class _Judge:
             self._blame_loss(heard, True)
         else:
             self._gradient(heard)
-        for found in self.found[before:]:
-            found.second = True
+        self.found[before:] = [replace(found, second=True) for found in self.found[before:]]
 
     def _hooked(self, heard: Heard) -> None:
         kinds = self.kinds(heard.seen)
         if kinds and not self._spoilt and not any(found.origin for found in self.found):
             self._spoilt = True
-            found = self._finding(heard, Site.HOOK, sorted(kinds), heard.seen, None, heard.parameter)
-            found.direction = Direction.BACKWARD
-            self.found.append(found)
+            self.found.append(_backward(self._finding(heard, Site.HOOK, sorted(kinds), heard.seen, None, heard.parameter)))
 
     def _gradient(self, heard: Heard) -> None:
         kinds = self.kinds(heard.seen)
@@ -407,11 +401,10 @@ class _Judge:
         call, ended = self._ends.get(heard.place.key, (None, None))
         forward = [] if call is None or ended is None else [*self._inputs_of(call), *ended.seen]
         found = self._finding(heard, Site.GLUE if heard.near else Site.MODULE, sorted(kinds), [*forward, *heard.seen], None, heard.near)
-        found.direction, found.origin, found.operator, found.line = Direction.BACKWARD, origin, heard.operator, heard.line
+        found = _backward(found, cause=Cause.INSIDE, operator=heard.operator, line=heard.line)
         if origin and call is not None:
-            found.notes += [_swallowed(each) for each in list(dict.fromkeys(call.makers.values()))[:1]]
-        found.cause = Cause.INSIDE if origin else Cause.INPUTS
-        self.found.append(found)
+            found = found.noting(*map(_swallowed, list(dict.fromkeys(call.makers.values()))[:1]))
+        self.found.append(found if origin else found.passing_on())
 
     def _hidden(self, place: Place) -> Found | None:
         """What a call was given in the forward that did harm in the backward only, as a NaN that torch.where took out."""
@@ -428,22 +421,23 @@ class _Judge:
         kinds = self.kinds(heard.seen)
         if kinds and not self._spoilt and not any(found.origin for found in self.found):
             self._spoilt = True
-            found = self._finding(heard, Site.SUM, sorted(kinds), heard.seen)
-            found.direction = Direction.BACKWARD
-            self.found.append(found)
+            self.found.append(_backward(self._finding(heard, Site.SUM, sorted(kinds), heard.seen)))
 
     def _parameter(self, heard: Heard) -> None:
         """A parameter whose gradient is not finite is told with the gradient that spoilt it."""
         if not self.kinds(heard.seen):
             return
-        origin = next((found for found in self.found if found.origin), None)
-        if origin is None:
-            owner = heard.place
-            origin = self._finding(heard, Site.SUM, sorted(self.kinds(heard.seen)), heard.seen, None, heard.parameter)
-            origin.direction, origin.name, origin.type = Direction.BACKWARD, owner.name, owner.type
-            self.found.append(origin)
-        if heard.parameter_name not in origin.parameters:
-            origin.parameters.append(heard.parameter_name)
+        if not any(found.origin for found in self.found):
+            found = self._finding(heard, Site.SUM, sorted(self.kinds(heard.seen)), heard.seen, None, heard.parameter)
+            self.found.append(_backward(found, name=heard.place.name, type=heard.place.type))
+        if heard.parameter_name not in self._parameters:
+            self._parameters.append(heard.parameter_name)
+
+    def findings(self) -> list[Found]:
+        """In the order of the step; the first that was found as an origin has the parameters."""
+        spoiling = next((found for found in self.found if found.origin), None)
+        findings = [replace(found, parameters=self._parameters) if found is spoiling else found for found in self.found]
+        return sorted(findings, key=lambda found: found.order)
 
     def _inputs_of(self, call: _Open) -> list[Seen]:
         return call.inputs.of("input") if call.inputs is not None else []
@@ -457,6 +451,10 @@ class _Judge:
         maker = next((makers[kind] for kind in (NAN, *kinds) if kind in kinds and kind in makers), None)
         given = call if call is not None else self._open.get(heard.place.key)
         inputs = self._inputs_of(given) if given is not None else [seen for seen in tensors if seen.role == "input"]
+        unseen = list(given.inputs.unseen) if given is not None and given.inputs is not None else []
+        if maker is not None and call is not None and maker in call.brought.values():
+            bad = [seen.path for seen in maker.of("input") if self.kinds([seen]) & set(kinds)]
+            unseen.append(f"{', '.join(bad)} of {maker.operator}, which is neither an input nor a weight")
         found = Found(
             step=self._step,
             order=heard.order,
@@ -471,15 +469,9 @@ class _Judge:
             near=near,
             tensors=tensors,
             legal=[] if site is Site.INPUT else [seen.path for seen in inputs if self.kinds([seen]) & _INFINITE],
+            unseen=unseen,
         )
-        if given is not None and given.inputs is not None:
-            found.unseen += given.inputs.unseen
-        if maker is not None:
-            found.operator, found.line, found.operator_tensors = maker.operator, maker.line, maker.seen
-            if call is not None and maker in call.brought.values():
-                bad = [seen.path for seen in maker.of("input") if self.kinds([seen]) & set(kinds)]
-                found.unseen += [f"{', '.join(bad)} of {maker.operator}, which is neither an input nor a weight"]
-        return found
+        return found if maker is None else _made_by(maker, found)
 
     def _is_near(self, seen: Seen) -> bool:
         return near_the_limit(seen.dtype, float(seen.low), float(seen.high), self._limits.near)
@@ -499,7 +491,16 @@ def judge(heard: Iterable[Heard], step: int, limits: Limits) -> list[Found]:
     judge = _Judge(step, limits)
     for each in heard:
         judge.hear(each)
-    return sorted(judge.found, key=lambda found: found.order)
+    return judge.findings()
+
+
+def _backward(found: Found, **facts: Any) -> Found:
+    return replace(found, direction=Direction.BACKWARD, **facts)
+
+
+def _made_by(maker: Heard, found: Found) -> Found:
+    """A finding with the operator that has made it."""
+    return replace(found, operator=maker.operator, line=maker.line, operator_tensors=maker.seen)
 
 
 def _is_number(seen: Seen) -> bool:

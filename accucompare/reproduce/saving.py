@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -70,17 +70,24 @@ class Moment:
     numbers: dict[nn.Module, dict[str, Any]] = field(default_factory=dict)
 
 
-def save_reproducer(stem: Path, found: Found, moment: Moment, case: str | None) -> Path:
+class Script(NamedTuple):
+    """The script of a reproducer that was written; a note for each thing that could not be saved, or not be rebuilt."""
+
+    path: Path
+    notes: list[str]
+
+
+def save_reproducer(stem: Path, found: Found, moment: Moment, case: str | None) -> Script:
     """Write the bundle ``stem`` and the script ``stem.py``; of an earlier run's, none is left.
 
     Args:
         stem: such as ``watch/rank0-step7``.
-        found: what was found; a sentence is added to its reproducer_notes for each thing that could not be saved, or not be rebuilt.
+        found: what was found.
         moment: what the module was given.
         case: the case that was run, if the command line runs it: then the script takes the module from it.
 
     Returns:
-        The script's path.
+        The script.
 
     Raises:
         CaptureError: if it cannot be written; nothing is left of it then.
@@ -107,10 +114,8 @@ def save_reproducer(stem: Path, found: Found, moment: Moment, case: str | None) 
         if isinstance(error, Exception):  # a class of the user's may raise anything while it is looked at; the training goes on
             raise CaptureError(f"{stem}: the reproducer cannot be written ({type(error).__name__}: {error})") from error
         raise
-    if isinstance(making, str):
-        found.reproducer_notes.append(f"the module has to be made by hand in {script.name}: {making}")
-    found.reproducer_notes += [f"{place} could not be saved ({what})" for place, what in lost.items()]
-    return script
+    by_hand = [f"the module has to be made by hand in {script.name}: {making}"] if isinstance(making, str) else []
+    return Script(script, [*by_hand, *(f"{place} could not be saved ({what})" for place, what in lost.items())])
 
 
 @contextlib.contextmanager

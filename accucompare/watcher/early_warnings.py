@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from accucompare.bundle.records import display_name
 from accucompare.findings.events import Warned, WarningKind, number
 from accucompare.findings.log import Log
-from accucompare.findings.origins import Place, What, near_the_limit
+from accucompare.findings.origins import OUTSIDE, Place, What, near_the_limit
 from accucompare.watcher.extrema import Extrema
 from accucompare.watcher.notes import Noted
 
@@ -76,12 +76,10 @@ class Lookout:
         if key in self._warned:
             return
         self._warned.add(key)
-        event = Warned(kind, text, step, dtype=dtype, value=None if value is None else number(value))
-        if place is not None:
-            event.name, event.call, event.type = place.name, place.call, place.type
-            event.text = f"{display_name(place.name)} ({place.type}): {text}"
-        self._log.write(event)
-        self.tell(step, event.text)
+        about = "" if place is None else f"{display_name(place.name)} ({place.type}): "
+        name, call, type_, _ = place or OUTSIDE
+        self._log.write(Warned(kind, about + text, step, name, call, type_, None if value is None else number(value), dtype))
+        self.tell(step, about + text)
 
     def tell(self, step: int, text: str) -> None:
         """By ``logging`` alone."""

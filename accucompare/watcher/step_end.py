@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec.structs import replace
 
 from accucompare.findings.events import Cause, Direction, Found, Seen, Site, number
 from accucompare.findings.origins import FLAG, MINUS, NAN, OUTSIDE, PLUS, Heard, Limits, Place, What, judge
@@ -16,7 +19,7 @@ class Reader:
     """What a step has shown so far.
 
     Attributes:
-        findings: in execution order; read again, an earlier finding stays the same object.
+        findings: in execution order; read again, an earlier finding stays the same object, as it was explained.
         scaled: whether there is a loss scaler, which writes into gradients unseen.
         masked: an origin in the backward that spoilt no parameter's gradient, as an Inf behind a ReLU, and so is no finding.
     """
@@ -61,6 +64,13 @@ class Reader:
         self.findings += self._added
         self._add_late_gradients()
 
+    def settle(self, told: Sequence[tuple[Found, Found]]) -> None:
+        """Keep findings as they were explained, in place of what was judged."""
+        after = {id(found): explained for found, explained in told}
+        self._known = {key: after.get(id(found), found) for key, found in self._known.items()}
+        self._added = [after.get(id(found), found) for found in self._added]
+        self.findings = [after.get(id(found), found) for found in self.findings]
+
     def add_loss(self, loss: float | None) -> None:
         """A loss that is not finite, and that nothing else explains, was made outside of the model."""
         if loss is None or math.isfinite(loss) or self.findings:
@@ -70,17 +80,15 @@ class Reader:
     def add_update(self, parameters: list[tuple[Parameter, Extrema]], step: int) -> None:
         """Parameters that are not finite since the last update, in this step."""
         owner, seen = parameters[0][0].owner, [extrema.seen("weight", parameter.name) for parameter, extrema in parameters]
-        found = self._add(Site.UPDATE, seen, owner)
-        found.step, found.weights = step, seen
+        self._add(Site.UPDATE, seen, owner, step=step, weights=seen)
 
     def add_of_others(self) -> Found:
         """What another rank has found; of this one's gradients, those that are not finite since they were summed over ranks."""
         gradients = self._watcher.gradients
         spoilt = {**gradients.norms, **gradients.late}
         bad = [name for name, norm in spoilt.items() if not norm.finite]
-        found = self._add(Site.RANK, [spoilt[name].seen("grad", name) for name in bad])
-        found.direction, found.origin, found.cause, found.parameters = Direction.BACKWARD, False, Cause.INPUTS, bad
-        return found
+        seen = [spoilt[name].seen("grad", name) for name in bad]
+        return self._add(Site.RANK, seen, direction=Direction.BACKWARD, origin=False, cause=Cause.INPUTS, parameters=bad)
 
     def _add_late_gradients(self) -> None:
         """Gradients that are not finite when the update begins, and were when the backward ended."""
@@ -91,11 +99,12 @@ class Reader:
         looked = [(each, look_now(each.tensor.grad)) for each in late]  # a norm may overflow where no element does
         bad = [(each, extrema.seen("grad", each.name)) for each, extrema in looked if extrema is not None and not extrema.finite]
         if bad:
-            found = self._add(Site.GRADIENTS, [seen for _, seen in bad], bad[0][0].owner)
-            found.direction, found.parameters = Direction.BACKWARD, [each.name for each, _ in bad]
-            found.cause = Cause.RANKS if self._ranks > 1 else Cause.INSIDE
+            parameters, cause = [each.name for each, _ in bad], Cause.RANKS if self._ranks > 1 else Cause.INSIDE
+            seen = [seen for _, seen in bad]
+            self._add(Site.GRADIENTS, seen, bad[0][0].owner, direction=Direction.BACKWARD, cause=cause, parameters=parameters)
 
-    def _add(self, site: Site, seen: list[Seen], owner: Place = OUTSIDE) -> Found:
+    def _add(self, site: Site, seen: list[Seen], owner: Place = OUTSIDE, **facts: Any) -> Found:
+        """A finding of this place; ``facts`` are those in which it is not an origin in the forward."""
         found = Found(
             step=self._watcher.step,
             order=len(self._watcher.noted),
@@ -109,6 +118,7 @@ class Reader:
             kinds=sorted({kind for each in seen for kind in _kinds(each)}),
             tensors=seen,
         )
+        found = replace(found, **facts)
         self._added.append(found)
         self.findings = [*self.findings, found]
         return found

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from accucompare import devices
 from accucompare.errors import AccucompareError, NonFiniteError, NonFiniteWarning, WatchEndedError
 from accucompare.findings.analysis import answer
 from accucompare.findings.events import (
-    Cause,
     Direction,
     End,
     Ending,
@@ -103,8 +103,8 @@ class Watch:
         self._backwards = 0
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
-        self._taken: set[int] = set()  # ids of this step's findings that have been told
-        self._judged: set[int] = set()  # ids of this step's findings of which it is known whether they are fills
+        self._taken: dict[int, Found] = {}  # by id, this step's findings that have been told, as they were and as they were explained
+        self._judged: dict[int, Found] = {}  # by id, this step's findings of which it is known whether they are fills
         self._written = False  # whether this step is in the log
         self._spoilt_by_others: int | None = None  # the step in which another rank spoilt gradients, with which parameters were updated
         self._spoilt_update: int | None = None  # the last step in which parameters were updated in spite of a finding
@@ -207,9 +207,9 @@ class Watch:
                 self._flag = bool(self._flag) or flagged or self._device_flag()
 
     def _is_fill(self, found: Found) -> bool:
-        if id(found) in self._judged:
+        if id(found) in self._judged or id(found) in self._taken:
             return False
-        self._judged.add(id(found))
+        self._judged[id(found)] = found
         return self._explainer.is_fill(found, self._watcher.noted)
 
     def before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -267,7 +267,7 @@ class Watch:
         if own or not (known or asked):
             return None
         found = self._reader.add_of_others()
-        self._taken.add(id(found))
+        self._taken[id(found)] = found
         self.findings.append(found)
         self._log.write(found)
         return NonFiniteError(answer(found, self._start, self.path), found)
@@ -370,14 +370,13 @@ class Watch:
         new = [found for found in self._reader.findings if id(found) not in self._taken]
         if forward_only:
             new = [found for found in new if found.direction is Direction.FORWARD]
-        self._taken |= {id(found) for found in new}
-        for found in new:
-            self._pass_on_of_others(found)
+        self._taken |= {id(found): found for found in new}
+        judged, new = new, [self._passed_on_of_others(found) for found in new]
         origins = [found for found in new if found.origin]
         frames = self._frames_until(origins[0]) if origins and not self._told else None
-        for found in origins:
-            self._explain(found)
-            self._pass_on_of_update(found)
+        new = [self._explained(found) if found.origin else found for found in new]
+        self._taken |= {id(found): found for found in new}
+        self._reader.settle(list(zip(judged, new, strict=True)))
         origins = [found for found in new if found.origin]
         if origins and self._updated:
             self._spoilt_update = self._watcher.step
@@ -399,31 +398,33 @@ class Watch:
             warnings.warn(f"accucompare: {message}", NonFiniteWarning, stacklevel=3)
         return NonFiniteError(message, first) if raises else None
 
-    def _pass_on_of_others(self, found: Found) -> None:
+    def _passed_on_of_others(self, found: Found) -> Found:
         """What follows from gradients that another rank has spoilt did not begin here."""
-        if self._spoilt_by_others is not None and found.origin:
-            found.origin, found.cause = False, Cause.INPUTS
-            found.notes.append(f"in step {self._spoilt_by_others} parameters were updated with gradients that another rank had spoilt")
+        if self._spoilt_by_others is None or not found.origin:
+            return found
+        return found.passing_on(f"in step {self._spoilt_by_others} parameters were updated with gradients that another rank had spoilt")
 
-    def _pass_on_of_update(self, found: Found) -> None:
+    def _passed_on_of_update(self, found: Found) -> Found:
         """Nor did weights that were updated with what was found in an earlier step."""
-        if self._spoilt_update is not None and self._spoilt_update < found.step and found.site is Site.WEIGHTS:
-            found.origin, found.cause = False, Cause.INPUTS
-            found.notes.append(f"parameters were updated in step {self._spoilt_update}, in spite of what was found there")
+        if self._spoilt_update is None or self._spoilt_update >= found.step or found.site is not Site.WEIGHTS:
+            return found
+        return found.passing_on(f"parameters were updated in step {self._spoilt_update}, in spite of what was found there")
 
-    def _explain(self, found: Found) -> None:
+    def _explained(self, found: Found) -> Found:
         with self._watcher.deaf():
-            moment = self._explainer.explain(found, self._watcher.noted)
+            found, moment = self._explainer.explain(found, self._watcher.noted)
             if moment is not None and self._options.on_finding != OnFinding.WARN and not self._reproduced:
                 self._reproduced = True
-                self._save(found, moment)
+                found = self._with_reproducer(found, moment)
+        return self._passed_on_of_update(found)
 
-    def _save(self, found: Found, moment: Moment) -> None:
+    def _with_reproducer(self, found: Found, moment: Moment) -> Found:
         try:
             script = save_reproducer(self.path / f"rank{self._start.rank}-step{found.step}", found, moment, self._options.case)
-            found.reproducer = script.relative_to(self.path).as_posix()
         except AccucompareError as error:
-            found.notes.append(f"the reproducer was not written: {error}")
+            return found.noting(f"the reproducer was not written: {error}")
+        notes = [*found.reproducer_notes, *script.notes]
+        return replace(found, reproducer=script.path.relative_to(self.path).as_posix(), reproducer_notes=notes)
 
     def _frames_until(self, found: Found) -> Frames | None:
         if not self._options.frames:

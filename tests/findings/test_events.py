@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from accucompare.errors import UsageError
-from accucompare.findings.events import End, Ending, Frames, number, read_log
+from accucompare.findings.events import Cause, End, Ending, Frames, number, read_log
 from tests.findings.logs import NASTY, encoded, end, found, passed, seen, start, step, training, write
 
 
@@ -89,3 +89,11 @@ def test_notes_of_the_reproducer_are_read_from_a_log_of_version_0_1(tmp_path: Pa
     log = write(tmp_path / "log", start(), found(notes=["a", "reproducer: none, for b", "c"]))
     ((_, event),) = read_log(log)
     assert event == found(notes=["a", "c"], reproducer_notes=["none, for b"])
+
+
+def test_a_finding_stays_as_it_was_found() -> None:
+    finding = found(notes=["a"])
+    later = finding.passing_on("b")
+    assert (finding.origin, finding.notes, later.origin, later.cause, later.notes) == (True, ["a"], False, Cause.INPUTS, ["a", "b"])
+    with pytest.raises(AttributeError):
+        finding.step = 1  # type: ignore[misc]

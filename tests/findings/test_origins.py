@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,8 +172,7 @@ def test_a_flag_that_no_value_shows_is_told() -> None:
 def test_on_a_device_that_saturates_the_largest_number_is_an_overflow_and_the_lowest_is_a_mask(value: Range, saturated: bool) -> None:
     heard = Told().began("", FINE).ended(value).heard
     for each in heard:
-        for seen in each.seen:
-            seen.dtype = "float16"
+        each.seen = [msgspec.structs.replace(seen, dtype="float16") for seen in each.seen]
     assert [found.kinds for found in judge(heard, 0, Limits(saturates=True))] == ([["saturated"]] if saturated else [])
     assert judge(heard, 0, Limits()) == []
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -160,8 +161,10 @@ def found(taken: Taken, **changes: Any) -> Found:
 
 
 def save(taken: Taken, stem: Path, case: str | None = None, **changes: Any) -> tuple[Path, Found]:
+    """The script, and the finding with the notes on it."""
     finding = found(taken, **changes)
-    return save_reproducer(stem, finding, taken.moment, case), finding
+    script, notes = save_reproducer(stem, finding, taken.moment, case)
+    return script, replace(finding, reproducer_notes=notes)
 
 
 def rerun(script: Path, given: dict[str, Any] | None = None) -> Outcome:

@@ -544,7 +544,7 @@ def test_a_value_set_after_construction_is_not_lost(tmp_path: Path) -> None:
 def test_a_scripted_module_is_missing(tmp_path: Path) -> None:
     traced = torch.jit.trace(nn.Linear(2, 1), torch.ones(2))
     finding = found(Taken(Moment(traced, "", 0, (torch.ones(2),), {}), {}, {}))
-    script = save_reproducer(tmp_path / "r", finding, Moment(traced, "", 0, (torch.ones(2),), {}), None)
+    script, _ = save_reproducer(tmp_path / "r", finding, Moment(traced, "", 0, (torch.ones(2),), {}), None)
     assert "scripted or traced" in script.read_text()
 
 
@@ -581,8 +581,8 @@ def test_an_object_among_the_inputs_is_named_and_can_be_put_in(tmp_path: Path) -
 def test_whatever_cannot_be_saved_is_noted_and_never_raises(value: Any, tmp_path: Path) -> None:
     moment = Moment(nn.Linear(2, 1), "fc", 0, (torch.ones(2), [value, {"x": value}]), {"more": value})
     finding = found(Taken(moment, {}, {}))
-    script = save_reproducer(tmp_path / "r", finding, moment, None)
-    assert len(finding.notes) == 3
+    script, notes = save_reproducer(tmp_path / "r", finding, moment, None)
+    assert len(notes) == 3
     assert "'argument 1, 0': None,  # could not be saved" in script.read_text()
     with ac.open_bundle(tmp_path / "r") as bundle:
         assert len(list(bundle.records())) >= 4

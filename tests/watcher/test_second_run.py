@@ -230,7 +230,7 @@ def test_of_several_forwards_the_one_whose_gradient_is_nan_is_run_again(calls: i
         loss.backward()
         watch.step()
     found = origins(watch)[0]
-    assert (found.place, found.operator, found.line.partition(":")[0]) == ("1, backward", "SqrtBackward0", "test_replay.py")
+    assert (found.place, found.operator, found.line.partition(":")[0]) == ("1, backward", "SqrtBackward0", "test_second_run.py")
 
 
 def test_more_forwards_than_are_remembered_name_the_one_that_made_it(tmp_path: Path) -> None:

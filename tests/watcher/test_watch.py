@@ -717,7 +717,7 @@ def test_at_the_level_of_operators_the_operator_and_its_line_are_named(tmp_path:
         watch.step()
     (found,) = origins(watch)
     assert found.operator == "aten.log.default"
-    assert found.line.startswith("test_session.py:")
+    assert found.line.startswith("test_watch.py:")
 
 
 def test_a_loop_can_skip_an_update_that_overflowed(tmp_path: Path) -> None:
