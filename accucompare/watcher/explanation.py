@@ -13,7 +13,7 @@ from accucompare.findings.events import Direction, Found, Seen, Site
 from accucompare.findings.origins import MINUS, Limits, What
 from accucompare.live.hooks import arguments_of
 from accucompare.live.names import Modules
-from accucompare.reproduce.saving import Moment
+from accucompare.reproduce.snapshot import Snapshot
 from accucompare.watcher.extrema import look_now
 from accucompare.watcher.notes import Noted
 from accucompare.watcher.second_run import Context, Memory, is_fill, replay
@@ -37,7 +37,7 @@ class Explainer:
         self._memory = memory
         self._limits = limits
 
-    def explain(self, found: Found, noted: Sequence[Noted]) -> tuple[Found, Moment | None]:
+    def explain(self, found: Found, noted: Sequence[Noted]) -> tuple[Found, Snapshot | None]:
         """Say of a finding what weights it had, which operator made it, and notes.
 
         Args:
@@ -72,7 +72,7 @@ class Explainer:
             found = replace(found, reproducer_notes=[again.reproducer_note])
         if again.found is not None:
             found = _refined(found, again.found)
-        return _blame_weights(found, weights or []), again.moment
+        return _blame_weights(found, weights or []), again.snapshot
 
     def is_fill(self, found: Found, noted: Sequence[Noted]) -> bool:
         """Whether a finding is a -Inf alone that a module's output was filled with, which is legal until it does harm."""
@@ -89,7 +89,7 @@ class Explainer:
         key: tuple[str, int] | None = (found.name, found.call)
         while key is not None and parents.get(key) is not None:
             key = parents[key]
-        return next((context for context in self.contexts if (context.name, context.index) == key), None)
+        return next((context for context in self.contexts if (context.name, context.call) == key), None)
 
 
 def _first_places(found: Found, context: Context) -> list[str]:
@@ -130,7 +130,7 @@ def _weights_at(found: Found, module: nn.Module, noted: Sequence[Noted], context
                     continue
                 if not same:
                     return None
-                looked = look_now(before.get(((prefix + owner).rstrip("."), own), tensor.detach()))
+                looked = look_now(before.get(prefix + name, tensor.detach()))
                 seen += [looked.seen(role, name)] if looked is not None else []
     return seen
 

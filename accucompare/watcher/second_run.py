@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -33,7 +31,7 @@ from accucompare.live.values import is_cache, leaves, replaced
 from accucompare.recorder.recorder import Recorder
 from accucompare.reproduce.outcome import is_bad
 from accucompare.reproduce.reproducer import always, autocast_now, autocast_then
-from accucompare.reproduce.saving import Moment
+from accucompare.reproduce.snapshot import RandomState, Snapshot
 from accucompare.watcher.extrema import Meter
 from accucompare.watcher.gradient_hooks import register_first_hook
 from accucompare.watcher.hooks import Watcher
@@ -42,68 +40,25 @@ from accucompare.watcher.notes import Hearing, Noted, WatchedCall
 _NOT_FINITE = {NAN, PLUS, MINUS}
 
 
-@dataclass(eq=False)
-class Context:
-    """An outermost call, and all that is needed to run it again.
+@dataclass(eq=False, kw_only=True)
+class Context(Snapshot):
+    """An outermost call, whose buffers are those of the whole model, by qualified name.
 
     Attributes:
-        module, name, index: what was called.
         device: where it computes.
-        args, kwargs: copies of what it was given.
-        random: states of the random generators when it began, by device, and Python's and NumPy's.
-        autocast: what was in force.
-        grad: whether autograd was recording.
-        buffers: copies of all buffers, by module and name.
         versions: how often each parameter had been written into.
         indices: how often each module had been called in the step.
         attributes: of all modules, other than parameters, buffers and modules.
-        grads: gradients of its outputs by path, when the backward brings them.
         own: whether its parameters were the model's own, and not what ``functional_call`` has put in their place.
         obstacle: why it cannot be run again; empty if it can.
     """
 
-    module: nn.Module
-    name: str
-    index: int
     device: torch.device
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    random: RandomState
-    autocast: dict[str, Any]
-    grad: bool
-    buffers: dict[tuple[str, str], torch.Tensor]
     versions: list[int]
     indices: Counter[str]
     attributes: Attributes
-    grads: dict[str, torch.Tensor] = field(default_factory=dict)
-    own: bool = True
-    obstacle: str = ""
-
-
-@dataclass(frozen=True)
-class RandomState:
-    """The states of all random generators that a model may draw from."""
-
-    devices: dict[str, torch.Tensor]
-    python: Any
-    numpy: Any
-
-    @classmethod
-    def now(cls, device: torch.device) -> RandomState:
-        devices = {"cpu": torch.get_rng_state()}
-        if device.type != "cpu":
-            devices[str(device)] = torch.get_device_module(device).get_rng_state(device)
-        return cls(devices, random.getstate(), np.random.get_state())
-
-    def restore(self) -> None:
-        for name, state in self.devices.items():
-            device = torch.device(name)
-            if device.type == "cpu":
-                torch.set_rng_state(state)
-            else:
-                torch.get_device_module(device).set_rng_state(state, device)
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
+    own: bool
+    obstacle: str
 
 
 class Memory:
@@ -112,7 +67,7 @@ class Memory:
     def __init__(self, modules: Modules, device: torch.device, ranks: int) -> None:
         self._modules = modules
         self._device = device
-        self._copies: dict[tuple[str, str], tuple[int, int, torch.Tensor]] = {}  # of buffers: id, version, copy
+        self._copies: dict[str, tuple[int, int, torch.Tensor]] = {}  # of buffers: id, version, copy
         self._parameters = [tensor for *_, tensor in self._parameters_now()]
         self._obstacle = _obstacle(modules, ranks)
 
@@ -123,20 +78,21 @@ class Memory:
         own = all(tensor is parameter for (*_, tensor), parameter in zip(self._parameters_now(), self._parameters, strict=False))
         if not own:
             obstacle = obstacle or "its parameters were others than when the watch began, as functional_call lets them be"
-        copied = ((), {}) if obstacle else _copies(args, kwargs)
+        copied: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}) if obstacle else _copies(args, kwargs)
         return Context(
-            call.module,
-            call.name,
-            call.index,
-            self._device,
-            *copied,
-            RandomState.now(self._device),
-            autocast_now(),
-            torch.is_grad_enabled(),
-            {} if obstacle else self._buffers(),
-            self.versions(),
-            indices.copy(),
-            {} if obstacle else attributes_of(self._modules),
+            module=call.module,
+            name=call.name,
+            call=call.index,
+            args=copied[0],
+            kwargs=copied[1],
+            random=RandomState.now(self._device),
+            autocast=autocast_now(),
+            buffers={} if obstacle else self._buffers(),
+            grad_enabled=torch.is_grad_enabled(),
+            device=self._device,
+            versions=self.versions(),
+            indices=indices.copy(),
+            attributes={} if obstacle else attributes_of(self._modules),
             own=own,
             obstacle=obstacle,
         )
@@ -147,18 +103,19 @@ class Memory:
     def versions(self) -> list[int]:
         return [-1 if tensor.is_inference() else tensor._version for tensor in self._parameters]
 
-    def _buffers(self) -> dict[tuple[str, str], torch.Tensor]:
+    def _buffers(self) -> dict[str, torch.Tensor]:
         """Copies of all buffers; a new one only where a buffer was written into."""
         found = {}
         for prefix, module in self._modules.named.items():
             for name, buffer in module._buffers.items():
                 if buffer is None:
                     continue
-                known = self._copies.get((prefix, name))
+                qualified = f"{prefix}.{name}" if prefix else name
+                known = self._copies.get(qualified)
                 version = -1 if buffer.is_inference() else buffer._version
                 if known is None or known[0] != id(buffer) or known[1] != version or version < 0:
-                    known = self._copies[prefix, name] = (id(buffer), version, buffer.detach().clone())
-                found[prefix, name] = known[2]
+                    known = self._copies[qualified] = (id(buffer), version, buffer.detach().clone())
+                found[qualified] = known[2]
         return found
 
 
@@ -168,13 +125,13 @@ class Replayed:
 
     Attributes:
         found: the same finding, with the operator that made it; ``None`` if it did not show again.
-        moment: what the module call was given.
+        snapshot: what the module call was given.
         note: why there is no second run, or how it differs; empty if all is well.
         reproducer_note: why there can be no reproducer of it; empty if there can.
     """
 
     found: Found | None = None
-    moment: Moment | None = None
+    snapshot: Snapshot | None = None
     note: str = ""
     reproducer_note: str = ""
 
@@ -220,7 +177,7 @@ def replay(context: Context, found: Found, noted: Sequence[Noted], modules: Modu
             watcher.run_again(backward)
             if again.direction is Direction.FORWARD and again.site is Site.MODULE and FLAG not in again.kinds and not watcher.returned_it:
                 return Replayed(again, reproducer_note="none, for a hook on the module made it, and not the module itself")
-            return Replayed(again, watcher.moment)
+            return Replayed(again, watcher.snapshot)
     except Exception as error:  # whatever a model may raise when it is called once more
         return Replayed(note=f"the step could not be run again: {type(error).__name__}: {_first_line(error)}")
 
@@ -248,7 +205,7 @@ class _Again(Watcher):
     """Hears one outermost call, run again.
 
     Attributes:
-        moment: what the call of the target was given.
+        snapshot: what the call of the target was given.
         returned_it: whether its forward, before hooks of the user's, has returned what is not finite, or saturated.
     """
 
@@ -262,7 +219,7 @@ class _Again(Watcher):
     ) -> None:
         super().__init__(modules, Meter(), overflowed=overflowed)
         self.hearing = hearing
-        self.moment: Moment | None = None
+        self.snapshot: Snapshot | None = None
         self.returned_it = False
         self._context = context
         self._target = target
@@ -271,14 +228,15 @@ class _Again(Watcher):
     def run_again(self, backward: bool) -> None:
         context = self._context
         context.random.restore()
-        for (prefix, name), copy in context.buffers.items():
+        for qualified, copy in context.buffers.items():
+            prefix, _, name = qualified.rpartition(".")
             self._modules.named[prefix]._buffers[name] = copy.clone()
         set_attributes(context.attributes, self._modules)
         args, kwargs = _copies(context.args, context.kwargs)
         try:
             self.install()
             points.active.append(self)
-            with torch.set_grad_enabled(context.grad), autocast_then(context.autocast):
+            with torch.set_grad_enabled(context.grad_enabled), autocast_then(context.autocast):
                 output = context.module(*args, **kwargs)
             if backward:
                 self._backward(output, (args, kwargs))
@@ -291,15 +249,16 @@ class _Again(Watcher):
 
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         is_target = (call.name, call.index) == self._target
-        if is_target and (self.moment is None or (not self.moment.grad_enabled and in_backward())):  # there, a checkpoint calls it again
+        again_by_checkpoint = self.snapshot is not None and not self.snapshot.grad_enabled and in_backward()
+        if is_target and (self.snapshot is None or again_by_checkpoint):
             copied = _copies(args, kwargs)
-            self.moment = Moment(
+            self.snapshot = Snapshot(
                 module=call.module,
                 name=call.name,
                 call=call.index,
                 args=copied[0],
                 kwargs=copied[1],
-                random=RandomState.now(self._context.device).devices,
+                random=RandomState.now(self._context.device),
                 autocast=autocast_now(),
                 buffers={name: buffer.detach().clone() for name, buffer in call.module.named_buffers()},
                 grads={},
@@ -316,11 +275,11 @@ class _Again(Watcher):
         if call.parent is None and not in_backward():
             self._give_real_gradients(output)
         super().ended(call, output)
-        moment = self.moment
-        if moment is not None and (call.name, call.index) == self._target and torch.is_grad_enabled():
+        snapshot = self.snapshot
+        if snapshot is not None and (call.name, call.index) == self._target and torch.is_grad_enabled():
             for path, part in leaves(output):
                 if isinstance(part, torch.Tensor) and part.requires_grad and part.grad_fn is not None:
-                    part.register_hook(_keeping(moment.grads, path))  # type: ignore[no-untyped-call]
+                    part.register_hook(_keeping(snapshot.grads, path))  # type: ignore[no-untyped-call]
 
     def _give_real_gradients(self, output: Any) -> None:
         """Let each output have the gradient that it had: where a loss is computed of another output, that one would get it twice."""
@@ -336,8 +295,8 @@ class _Again(Watcher):
         inputs = [part for _, part in leaves(given) if isinstance(part, torch.Tensor) and part.requires_grad]
         inputs += [parameter for parameter in self._modules.named[""].parameters() if parameter.requires_grad]
         tensors, arrived = [part for part, _ in outputs], [grad.clone() for _, grad in outputs]
-        if self.moment is not None and self._target == (self._context.name, self._context.index):
-            self.moment.grads.update({path: grad.clone() for path, grad in grads.items()})
+        if self.snapshot is not None and self._target == (self._context.name, self._context.call):
+            self.snapshot.grads.update({path: grad.clone() for path, grad in grads.items()})
         if _checkpoints_reentrantly(tensors):
             if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in inputs):
                 raise RuntimeError("hooks wait for its gradients")
@@ -357,7 +316,7 @@ def _nothing_changed(context: Context, modules: Modules) -> Iterator[None]:
     for parameter in parameters:
         parameter.grad = None
     try:
-        with torch.autograd.set_detect_anomaly(context.grad, check_nan=False):  # it notes the source line of each node
+        with torch.autograd.set_detect_anomaly(context.grad_enabled, check_nan=False):  # it notes the source line of each node
             yield
     finally:
         for parameter, grad in zip(parameters, grads, strict=True):

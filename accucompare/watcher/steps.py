@@ -40,7 +40,8 @@ from accucompare.live import points
 from accucompare.live.names import Modules
 from accucompare.live.ranks import any_has
 from accucompare.recorder.session import Level
-from accucompare.reproduce.saving import Moment, save_reproducer
+from accucompare.reproduce.saving import save_reproducer
+from accucompare.reproduce.snapshot import Snapshot
 from accucompare.watcher.early_warnings import Lookout
 from accucompare.watcher.explanation import Explainer
 from accucompare.watcher.extrema import Extrema, Meter, has_memory
@@ -168,7 +169,7 @@ class Watch:
         if len(contexts) >= _READ_EARLY:
             self._read()
             if not self._reader.findings:
-                contexts[:] = [context for context in contexts if context.grad and not context.grads]  # their backward is to come
+                contexts[:] = [context for context in contexts if context.grad_enabled and not context.grads]  # their backward is to come
         if len(contexts) < _MOST_REMEMBERED:
             indices = self._watcher.indices()
             indices[call.name] -= 1  # it has been counted already
@@ -412,15 +413,15 @@ class Watch:
 
     def _explained(self, found: Found) -> Found:
         with self._watcher.deaf():
-            found, moment = self._explainer.explain(found, self._watcher.noted)
-            if moment is not None and self._options.on_finding != OnFinding.WARN and not self._reproduced:
+            found, snapshot = self._explainer.explain(found, self._watcher.noted)
+            if snapshot is not None and self._options.on_finding != OnFinding.WARN and not self._reproduced:
                 self._reproduced = True
-                found = self._with_reproducer(found, moment)
+                found = self._with_reproducer(found, snapshot)
         return self._passed_on_of_update(found)
 
-    def _with_reproducer(self, found: Found, moment: Moment) -> Found:
+    def _with_reproducer(self, found: Found, snapshot: Snapshot) -> Found:
         try:
-            script = save_reproducer(self.path / f"rank{self._start.rank}-step{found.step}", found, moment, self._options.case)
+            script = save_reproducer(self.path / f"rank{self._start.rank}-step{found.step}", found, snapshot, self._options.case)
         except AccucompareError as error:
             return found.noting(f"the reproducer was not written: {error}")
         notes = [*found.reproducer_notes, *script.notes]

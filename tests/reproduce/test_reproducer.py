@@ -131,7 +131,7 @@ def test_a_module_that_raises_exits_2(finite: Path, capsys: pytest.CaptureFixtur
 
 def test_a_gradient_without_a_graph_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     taken = take(nn.Linear(2, 1), "", torch.ones(2), backward=True)
-    taken.moment.module.requires_grad_(False)
+    taken.snapshot.module.requires_grad_(False)
     script, _ = save(taken, tmp_path / "r")
     assert Reproducer.open(script).main(lambda: nn.Linear(2, 1), []) == 2
     assert "has no gradient here, but one was saved" in capsys.readouterr().err
@@ -169,7 +169,7 @@ def test_saturation_is_shown_only_where_it_was_found(tmp_path: Path) -> None:
 
 def test_without_the_outputs_gradient_the_script_does_not_say_that_all_is_well(tmp_path: Path) -> None:
     taken = take(nn.Linear(2, 1), "", torch.ones(2), backward=True)
-    taken.moment.grads = {"": taken.moment.grads[""].to_sparse()}
+    taken.snapshot.grads = {"": taken.snapshot.grads[""].to_sparse()}
     script, finding = save(taken, tmp_path / "r")
     assert finding.reproducer_notes == ["grad. could not be saved (a sparse tensor)"]
     ran = run_here(script)
@@ -179,7 +179,7 @@ def test_without_the_outputs_gradient_the_script_does_not_say_that_all_is_well(t
 
 def test_a_bad_gradient_from_the_loss_is_shown(tmp_path: Path) -> None:
     taken = take(nn.Linear(2, 1), "", torch.ones(2), backward=True)
-    taken.moment.grads[""].fill_(NAN)
+    taken.snapshot.grads[""].fill_(NAN)
     assert run_here(save(taken, tmp_path / "r", site=Site.LOSS)[0]).returncode == 1
 
 

@@ -74,7 +74,7 @@ def _run(folder: Path) -> str:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*torchrun, str(ROOT / "tests" / "watch" / "two_ranks.py"), str(folder)], env=variables, capture_output=True, text=True
+        [*torchrun, str(ROOT / "tests" / "watcher" / "two_ranks.py"), str(folder)], env=variables, capture_output=True, text=True
     )
     return done.stderr
 
