@@ -18,7 +18,7 @@ import pytest
 
 from accucompare.cli.watch import _bare_warnings
 from accucompare.errors import NonFiniteWarning
-from accucompare.findings.events import End, Event, Found, Frames, Start, Step, read_log
+from accucompare.findings.events import End, Event, Finding, Frames, Start, Step, read_log
 from tests.conftest import ROOT, Run, run_cli
 from tests.watcher.served import Served
 
@@ -98,8 +98,8 @@ def log(folder: Path, out: str) -> list[Event]:
     return read_log(folder / out / "rank0.jsonl")[-1]
 
 
-def origins(events: list[Event]) -> list[Found]:
-    return [event for event in events if isinstance(event, Found) and event.origin]
+def origins(events: list[Event]) -> list[Finding]:
+    return [event for event in events if isinstance(event, Finding) and event.origin]
 
 
 def steps(events: list[Event]) -> list[int]:

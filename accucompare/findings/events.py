@@ -1,7 +1,7 @@
 """What a watch writes down: one event a line of its log, as JSON. Without torch, so that a log can be read anywhere.
 
-A log holds runs, one after the other. Each begins with a ``Start``; then for each step, in this order, its ``Warned``, ``Found``,
-``Frames`` and ``Scaled`` events and its ``Step``; and at last an ``End``, which is missing if the process was killed.
+A log holds runs, one after the other. Each begins with a ``Start``; then for each step, in this order, its ``Alert``, ``Finding``,
+``Frames`` and ``ScaleChange`` events and its ``Step``; and at last an ``End``, which is missing if the process was killed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Cause(str, Enum):
     INPUTS = "inputs already bad"
 
 
-class WarningKind(str, Enum):
+class AlertKind(str, Enum):
     """Of what a watch warns that is not yet wrong."""
 
     __str__ = str.__str__
@@ -93,7 +93,7 @@ class Ending(str, Enum):
     FAILED = "failed"  # the loop has raised an error
 
 
-class Seen(msgspec.Struct, frozen=True, omit_defaults=True):
+class TensorRange(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tensor, or one Python number, that was looked at.
 
     Attributes:
@@ -144,7 +144,7 @@ class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     direction: Direction = Direction.FORWARD
     operator: str = ""
-    tensors: list[Seen] = []
+    tensors: list[TensorRange] = []
 
 
 class Start(msgspec.Struct, tag="start", tag_field="event", frozen=True, omit_defaults=True):
@@ -178,7 +178,7 @@ class Start(msgspec.Struct, tag="start", tag_field="event", frozen=True, omit_de
     saturates: bool = False
 
 
-class Found(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_defaults=True):
+class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_defaults=True):
     """A module call, or a gradient, that is not finite.
 
     Attributes:
@@ -216,9 +216,9 @@ class Found(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_de
     near: str = ""
     operator: str = ""
     line: str = ""
-    tensors: list[Seen] = []
-    operator_tensors: list[Seen] = []
-    weights: list[Seen] = []
+    tensors: list[TensorRange] = []
+    operator_tensors: list[TensorRange] = []
+    weights: list[TensorRange] = []
     parameters: list[str] = []
     legal: list[str] = []
     unseen: list[str] = []
@@ -227,11 +227,11 @@ class Found(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_de
     reproducer_notes: list[str] = []
     notes: list[str] = []
 
-    def noting(self, *notes: str) -> Found:
+    def noting(self, *notes: str) -> Finding:
         """The same with further notes."""
         return msgspec.structs.replace(self, notes=[*self.notes, *notes])
 
-    def passing_on(self, *notes: str) -> Found:
+    def passing_on(self, *notes: str) -> Finding:
         """The same as what did not begin here, but came in."""
         return msgspec.structs.replace(self.noting(*notes), origin=False, cause=Cause.INPUTS)
 
@@ -252,7 +252,7 @@ class Found(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_de
         return name + (f" ({(' ' if self.site is Site.HOOK else ', ').join(aside)})" if aside else "") + direction
 
 
-class Warned(msgspec.Struct, tag="warned", tag_field="event", frozen=True, omit_defaults=True):
+class Alert(msgspec.Struct, tag="warned", tag_field="event", frozen=True, omit_defaults=True):
     """What is not yet wrong. Each module is warned of once for each kind.
 
     Attributes:
@@ -264,7 +264,7 @@ class Warned(msgspec.Struct, tag="warned", tag_field="event", frozen=True, omit_
         dtype: of the tensor.
     """
 
-    kind: WarningKind
+    kind: AlertKind
     text: str
     step: int
     name: str = ""
@@ -288,7 +288,7 @@ class Frames(msgspec.Struct, tag="frames", tag_field="event", frozen=True, omit_
     traced: bool = False
 
 
-class Scaled(msgspec.Struct, tag="scaled", tag_field="event", frozen=True, omit_defaults=True):
+class ScaleChange(msgspec.Struct, tag="scaled", tag_field="event", frozen=True, omit_defaults=True):
     """The loss scale changed, or the optimizer's step was skipped.
 
     Attributes:
@@ -354,7 +354,7 @@ class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaul
         return self.ending in (Ending.FINISHED, Ending.FINDING, Ending.STOPPED)
 
 
-Event: TypeAlias = Start | Found | Warned | Frames | Scaled | Step | End
+Event: TypeAlias = Start | Finding | Alert | Frames | ScaleChange | Step | End
 
 _OF_REPRODUCER = "reproducer: "  # what such notes began with in logs of version 0.1
 
@@ -379,7 +379,7 @@ def _of_version_0_1(event: Event) -> Event:
         known = {each.value: each for each in (Ending.FINISHED, Ending.FINDING, Ending.INTERRUPTED)}
         stopped = event.reason.startswith("stopped after step")
         return msgspec.structs.replace(event, ending=known.get(event.reason, Ending.STOPPED if stopped else Ending.FAILED))
-    if isinstance(event, Found) and any(note.startswith(_OF_REPRODUCER) for note in event.notes):
+    if isinstance(event, Finding) and any(note.startswith(_OF_REPRODUCER) for note in event.notes):
         notes = [note for note in event.notes if not note.startswith(_OF_REPRODUCER)]
         moved = [note.removeprefix(_OF_REPRODUCER) for note in event.notes if note.startswith(_OF_REPRODUCER)]
         return msgspec.structs.replace(event, notes=notes, reproducer_notes=[*event.reproducer_notes, *moved])

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from accucompare.bundle.records import display_name
-from accucompare.findings.events import Cause, Direction, Found, Seen, Site
+from accucompare.findings.events import Cause, Direction, Finding, Site, TensorRange
 from accucompare.numbers.dtypes import DTYPES
 
 NAN, PLUS, MINUS, SATURATED, FLAG = "NaN", "+Inf", "-Inf", "saturated", "overflow flag"
@@ -77,7 +77,7 @@ OUTSIDE = Place("", 0, "", None)
 
 
 @dataclass(eq=False)
-class Heard:
+class Observation:
     """One thing that was heard.
 
     Attributes:
@@ -95,7 +95,7 @@ class Heard:
 
     what: What
     place: Place
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[TensorRange] = field(default_factory=list)
     operator: str = ""
     line: str = ""
     near: str = ""
@@ -109,7 +109,7 @@ class Heard:
         """The qualified name of the parameter; empty if this is of none."""
         return f"{self.place.name}.{self.parameter}" if self.place.name and self.parameter else self.parameter
 
-    def of(self, role: str) -> list[Seen]:
+    def of(self, role: str) -> list[TensorRange]:
         return [seen for seen in self.seen if seen.role == role]
 
 
@@ -130,15 +130,15 @@ class _Open:
     """
 
     place: Place
-    inputs: Heard | None
+    inputs: Observation | None
     caller: _Open | None = None
     given: frozenset[str] = frozenset()
     known: set[str] = field(default_factory=set)
     bad: set[str] = field(default_factory=set)
-    pending: dict[str, Found] = field(default_factory=dict)
-    makers: dict[str, Heard] = field(default_factory=dict)
-    sources: dict[str, Heard] = field(default_factory=dict)
-    brought: dict[str, Heard] = field(default_factory=dict)
+    pending: dict[str, Finding] = field(default_factory=dict)
+    makers: dict[str, Observation] = field(default_factory=dict)
+    sources: dict[str, Observation] = field(default_factory=dict)
+    brought: dict[str, Observation] = field(default_factory=dict)
     last: Place | None = None
 
 
@@ -161,7 +161,7 @@ class Limits:
 
 class _Judge:
     def __init__(self, step: int, limits: Limits) -> None:
-        self.found: list[Found] = []
+        self.found: list[Finding] = []
         self._parameters: list[str] = []  # whose gradients are not finite, by the first origin
         self._step = step
         self._limits = limits
@@ -170,11 +170,11 @@ class _Judge:
         self._passed_on = 0
         self._spoilt = False  # backward: something has been found
         self._told: set[tuple[str, int]] = set()  # backward: calls that have been
-        self._ends: dict[tuple[str, int], tuple[_Open, Heard]] = {}
+        self._ends: dict[tuple[str, int], tuple[_Open, Observation]] = {}
         self._sees_operators = False
-        self._made_in_loss: Heard | None = None  # the first gradient outside of the model that is not finite
+        self._made_in_loss: Observation | None = None  # the first gradient outside of the model that is not finite
 
-    def kinds(self, seen: Iterable[Seen]) -> frozenset[str]:
+    def kinds(self, seen: Iterable[TensorRange]) -> frozenset[str]:
         """Which kinds of values that are not finite there are."""
         found = set()
         for each in seen:
@@ -190,7 +190,7 @@ class _Judge:
                 found.add(SATURATED)
         return frozenset(found)
 
-    def hear(self, heard: Heard) -> None:
+    def hear(self, heard: Observation) -> None:
         {
             What.BEGAN: self._began,
             What.ENDED: self._ended,
@@ -209,7 +209,7 @@ class _Judge:
     def _caller(self, place: Place) -> _Open:
         return self._open.get(place.parent, self._outside) if place.parent is not None else self._outside
 
-    def _began(self, heard: Heard) -> None:
+    def _began(self, heard: Observation) -> None:
         caller, tensors = self._caller(heard.place), [seen for seen in heard.of("input") if not _is_number(seen)]
         arrival = self.kinds(tensors) | (self.kinds(heard.of("input")) & {MINUS})  # of numbers, -Inf alone is what outputs are filled with
         call = _Open(heard.place, heard, caller, arrival, set(arrival), set(arrival & caller.bad))
@@ -222,7 +222,7 @@ class _Judge:
             else:
                 caller.pending[kind] = self._made_before(caller, heard, kind)
 
-    def _made_before(self, caller: _Open, heard: Heard, kind: str) -> Found:
+    def _made_before(self, caller: _Open, heard: Observation, kind: str) -> Finding:
         """What a child, or the model, is given and was not known to its caller."""
         bad = [each for each in heard.of("input") if kind in self.kinds([each])]
         if caller is self._outside:
@@ -231,7 +231,7 @@ class _Judge:
         tensors = [*self._inputs_of(caller), *bad]
         return self._finding(heard, Site.GLUE, [kind], tensors, caller, near)
 
-    def _ended(self, heard: Heard) -> None:
+    def _ended(self, heard: Observation) -> None:
         call = self._open.pop(heard.place.key, None)
         if call is None:
             return
@@ -242,7 +242,7 @@ class _Judge:
             self._judge(call, caller, heard, kinds)
         caller.known |= kinds
 
-    def _judge(self, call: _Open, caller: _Open, heard: Heard, kinds: frozenset[str]) -> None:
+    def _judge(self, call: _Open, caller: _Open, heard: Observation, kinds: frozenset[str]) -> None:
         """Say where the kinds in a call's output come from."""
         made = NAN not in call.known and (NAN in kinds or bool(kinds - call.known))
         pending = self._pending(call, caller, kinds)
@@ -262,7 +262,7 @@ class _Judge:
             found = self._finding(heard, Site.GLUE if glue else Site.MODULE, sorted(kinds), tensors, call, near)
             self._tell(found, caller, call)
 
-    def _pending(self, call: _Open, caller: _Open, kinds: frozenset[str]) -> Found | None:
+    def _pending(self, call: _Open, caller: _Open, kinds: frozenset[str]) -> Finding | None:
         """What, of that which callers' own code made or the model was given, does harm in this call."""
         for kind in (NAN,) if NAN in call.given else (*_HARMFUL, MINUS):
             around = self._around(kind, caller)
@@ -299,7 +299,7 @@ class _Judge:
         """Whether a -Inf that a call gives is what it was filled with, and none of its operators has computed it."""
         return MINUS not in call.makers if self._sees_operators else self._limits.fills(call.place.name)
 
-    def _tell(self, found: Found, *calls: _Open) -> None:
+    def _tell(self, found: Finding, *calls: _Open) -> None:
         """A finding; from now on these calls' values of its kinds are known to come from one."""
         self.found.append(found)
         for call in calls:
@@ -310,7 +310,7 @@ class _Judge:
             each.known |= set(kinds)
             each.bad |= set(kinds)
 
-    def _pass_on(self, call: _Open, caller: _Open, heard: Heard, kinds: frozenset[str]) -> None:
+    def _pass_on(self, call: _Open, caller: _Open, heard: Observation, kinds: frozenset[str]) -> None:
         """A call that was given what is not finite, and gives it on."""
         self._blame(caller, None, kinds)
         self._passed_on += 1
@@ -318,7 +318,7 @@ class _Judge:
             tensors = [*self._inputs_of(call), *heard.seen]
             self.found.append(self._finding(heard, Site.MODULE, sorted(kinds), tensors, call).passing_on())
 
-    def _operator(self, heard: Heard) -> None:
+    def _operator(self, heard: Observation) -> None:
         self._sees_operators = True
         call = self._open.get(heard.place.key, self._outside)
         arrival, kinds = self.kinds(heard.of("input")), self.kinds(heard.of("output"))
@@ -336,13 +336,13 @@ class _Judge:
             call.sources.update(dict.fromkeys(new & filled, heard))
             call.makers.update(dict.fromkeys(new - {NAN} - filled, heard))  # the last: an earlier one may have done no harm
 
-    def _point(self, heard: Heard) -> None:
+    def _point(self, heard: Observation) -> None:
         call, kinds = self._open.get(heard.place.key, self._outside), self.kinds(heard.seen)
         if kinds and not kinds <= call.bad:
             tensors = [*self._inputs_of(call), *heard.seen]
             self._tell(self._finding(heard, Site.POINT, sorted(kinds), tensors, call, heard.near), call)
 
-    def _flag(self, heard: Heard) -> None:
+    def _flag(self, heard: Observation) -> None:
         """The first is told as where it began: what is saturated sets off the flag in most calls after it."""
         call, ended = self._ends.get(heard.place.key, (self._open.get(heard.place.key), None))
         tensors = [*(self._inputs_of(call) if call is not None else []), *(ended.seen if ended is not None else [])]
@@ -355,24 +355,24 @@ class _Judge:
         if self._passed_on <= _MOST_PASSED_ON:
             self.found.append(found)
 
-    def _arrived(self, heard: Heard) -> None:
+    def _arrived(self, heard: Observation) -> None:
         kinds = self.kinds(heard.seen)
         if kinds and not self._spoilt:
             self._spoilt = True
             self._blame_loss(heard, not self.found)
 
-    def _blame_loss(self, heard: Heard, origin: bool) -> None:
+    def _blame_loss(self, heard: Observation, origin: bool) -> None:
         found = _backward(self._finding(heard, Site.LOSS, sorted(self.kinds(heard.seen)), heard.seen), cause=Cause.INSIDE)
         if self._made_in_loss is not None:
             found = _made_by(self._made_in_loss, found)
         self.found.append(found if origin else found.passing_on())
 
-    def _loss(self, heard: Heard) -> None:
+    def _loss(self, heard: Observation) -> None:
         """It is told only if it comes to the model."""
         if self._made_in_loss is None and self.kinds(heard.seen):
             self._made_in_loss = heard
 
-    def _second(self, heard: Heard) -> None:
+    def _second(self, heard: Observation) -> None:
         """In a second backward nothing arrives at what the model gave: what is not finite may come from the loss."""
         before = len(self.found)
         if self._made_in_loss is not None and self.kinds(heard.seen) and not self.found:
@@ -382,13 +382,13 @@ class _Judge:
             self._gradient(heard)
         self.found[before:] = [replace(found, second=True) for found in self.found[before:]]
 
-    def _hooked(self, heard: Heard) -> None:
+    def _hooked(self, heard: Observation) -> None:
         kinds = self.kinds(heard.seen)
         if kinds and not self._spoilt and not any(found.origin for found in self.found):
             self._spoilt = True
             self.found.append(_backward(self._finding(heard, Site.HOOK, sorted(kinds), heard.seen, None, heard.parameter)))
 
-    def _gradient(self, heard: Heard) -> None:
+    def _gradient(self, heard: Observation) -> None:
         kinds = self.kinds(heard.seen)
         if not kinds or heard.place.key in self._told or len(self._told) > _MOST_PASSED_ON:
             return
@@ -406,7 +406,7 @@ class _Judge:
             found = found.noting(*map(_swallowed, list(dict.fromkeys(call.makers.values()))[:1]))
         self.found.append(found if origin else found.passing_on())
 
-    def _hidden(self, place: Place) -> Found | None:
+    def _hidden(self, place: Place) -> Finding | None:
         """What a call was given in the forward that did harm in the backward only, as a NaN that torch.where took out."""
         call, _ = self._ends.get(place.key, (None, None))
         for kind in (NAN, PLUS):
@@ -416,14 +416,14 @@ class _Judge:
                     return maker.pending.pop(kind)
         return None
 
-    def _sum(self, heard: Heard) -> None:
+    def _sum(self, heard: Observation) -> None:
         """If a sum is not finite, but nothing was before, then its parts were finite."""
         kinds = self.kinds(heard.seen)
         if kinds and not self._spoilt and not any(found.origin for found in self.found):
             self._spoilt = True
             self.found.append(_backward(self._finding(heard, Site.SUM, sorted(kinds), heard.seen)))
 
-    def _parameter(self, heard: Heard) -> None:
+    def _parameter(self, heard: Observation) -> None:
         """A parameter whose gradient is not finite is told with the gradient that spoilt it."""
         if not self.kinds(heard.seen):
             return
@@ -433,18 +433,18 @@ class _Judge:
         if heard.parameter_name not in self._parameters:
             self._parameters.append(heard.parameter_name)
 
-    def findings(self) -> list[Found]:
+    def findings(self) -> list[Finding]:
         """In the order of the step; the first that was found as an origin has the parameters."""
         spoiling = next((found for found in self.found if found.origin), None)
         findings = [replace(found, parameters=self._parameters) if found is spoiling else found for found in self.found]
         return sorted(findings, key=lambda found: found.order)
 
-    def _inputs_of(self, call: _Open) -> list[Seen]:
+    def _inputs_of(self, call: _Open) -> list[TensorRange]:
         return call.inputs.of("input") if call.inputs is not None else []
 
     def _finding(
-        self, heard: Heard, site: Site, kinds: list[str], tensors: Iterable[Seen], call: _Open | None = None, near: str = ""
-    ) -> Found:
+        self, heard: Observation, site: Site, kinds: list[str], tensors: Iterable[TensorRange], call: _Open | None = None, near: str = ""
+    ) -> Finding:
         place = call.place if call is not None and call is not self._outside else heard.place
         tensors = list(tensors)
         makers = {**call.brought, **call.sources, **call.makers} if call is not None else {}
@@ -455,7 +455,7 @@ class _Judge:
         if maker is not None and call is not None and maker in call.brought.values():
             bad = [seen.path for seen in maker.of("input") if self.kinds([seen]) & set(kinds)]
             unseen.append(f"{', '.join(bad)} of {maker.operator}, which is neither an input nor a weight")
-        found = Found(
+        found = Finding(
             step=self._step,
             order=heard.order,
             name=place.name,
@@ -473,11 +473,11 @@ class _Judge:
         )
         return found if maker is None else _made_by(maker, found)
 
-    def _is_near(self, seen: Seen) -> bool:
+    def _is_near(self, seen: TensorRange) -> bool:
         return near_the_limit(seen.dtype, float(seen.low), float(seen.high), self._limits.near)
 
 
-def judge(heard: Iterable[Heard], step: int, limits: Limits) -> list[Found]:
+def judge(heard: Iterable[Observation], step: int, limits: Limits) -> list[Finding]:
     """Find where values that are not finite began.
 
     Args:
@@ -494,21 +494,21 @@ def judge(heard: Iterable[Heard], step: int, limits: Limits) -> list[Found]:
     return judge.findings()
 
 
-def _backward(found: Found, **facts: Any) -> Found:
+def _backward(found: Finding, **facts: Any) -> Finding:
     return replace(found, direction=Direction.BACKWARD, **facts)
 
 
-def _made_by(maker: Heard, found: Found) -> Found:
+def _made_by(maker: Observation, found: Finding) -> Finding:
     """A finding with the operator that has made it."""
     return replace(found, operator=maker.operator, line=maker.line, operator_tensors=maker.seen)
 
 
-def _is_number(seen: Seen) -> bool:
+def _is_number(seen: TensorRange) -> bool:
     """Whether it may be a number in the code, not a tensor."""
     return not seen.shape and seen.dtype == "float64"
 
 
-def _is_mask(heard: Heard) -> bool:
+def _is_mask(heard: Observation) -> bool:
     """Whether an operator that gives -Inf does so where there is nothing, or has added something to the lowest number of a mask."""
     if _POOLS.match(heard.operator):
         return True
@@ -527,7 +527,7 @@ def near_the_limit(dtype: str, low: float, high: float, near: float) -> bool:
     return largest > 0 and (largest / near <= high < float("inf") or -0.99 * largest < low <= -largest / near)
 
 
-def _swallowed(maker: Heard) -> str:
+def _swallowed(maker: Observation) -> str:
     """What an operator made in the forward that the call's output does not show, but its backward does."""
     return f"in the forward {maker.operator}{f' at {maker.line}' if maker.line else ''} gave a value that is not finite"
 

@@ -22,7 +22,7 @@ from accucompare.bundle.manifest import Manifest, StepEntry
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.bundle.writer import RecordFile
 from accucompare.errors import CaptureError
-from accucompare.findings.events import Found, Site
+from accucompare.findings.events import Finding, Site
 from accucompare.live.environment import describe_environment, device_of
 from accucompare.live.hooks import arguments_of
 from accucompare.live.names import Modules, name_modules
@@ -32,10 +32,10 @@ from accucompare.live.values import Scalar, describe, leaves
 from accucompare.numbers.dtypes import DTYPES, Array
 from accucompare.reproduce.imports import CannotRebuildError, place_text
 from accucompare.reproduce.recipe import Recipe, recipe
-from accucompare.reproduce.reproducer import Autocast, Saved
+from accucompare.reproduce.reproducer import Autocast, SnapshotDescription
 from accucompare.reproduce.snapshot import Snapshot
 
-_Saved = tuple[Record, Callable[[], Array]]
+_Entry = tuple[Record, Callable[[], Array]]
 
 
 class Script(NamedTuple):
@@ -45,7 +45,7 @@ class Script(NamedTuple):
     notes: list[str]
 
 
-def save_reproducer(stem: Path, found: Found, snapshot: Snapshot, case: str | None) -> Script:
+def save_reproducer(stem: Path, found: Finding, snapshot: Snapshot, case: str | None) -> Script:
     """Write the bundle ``stem`` and the script ``stem.py``; of an earlier run's, none is left.
 
     Args:
@@ -126,13 +126,13 @@ def _making(snapshot: Snapshot, case: str | None, directory: Path) -> Recipe | s
 # -- the bundle -------------------------------------------------------------------------------------------------------------------
 
 
-def _write_bundle(directory: Path, found: Found, snapshot: Snapshot, making: Recipe | str, case: str | None) -> dict[str, str]:
+def _write_bundle(directory: Path, found: Finding, snapshot: Snapshot, making: Recipe | str, case: str | None) -> dict[str, str]:
     """Write everything, and return what could not be saved: its place, and what it is."""
     modules = name_modules(snapshot.module)
     state = _State(snapshot, modules)
     device = _device(snapshot)
     root = modules.named[""]
-    saved = Saved(
+    saved = SnapshotDescription(
         found=found,
         device=str(device),
         autocast={kind: Autocast(**table) for kind, table in snapshot.autocast.items()},
@@ -187,7 +187,7 @@ def _write_records(stem: Path, records: Any) -> tuple[int, str]:
         raise
 
 
-def _shown(found: Found, snapshot: Snapshot) -> Iterator[tuple[Record, Array | None]]:
+def _shown(found: Finding, snapshot: Snapshot) -> Iterator[tuple[Record, Array | None]]:
     """The inputs, as a capture records them."""
     for order, (path, value) in enumerate(arguments_of(snapshot.args, snapshot.kwargs)):
         if isinstance(value, torch.Tensor):
@@ -226,7 +226,7 @@ class _State:
     """
 
     def __init__(self, snapshot: Snapshot, modules: Modules) -> None:
-        self.records: list[_Saved] = []
+        self.records: list[_Entry] = []
         self.lost: dict[str, str] = {}
         tensors: list[torch.Tensor] = []
         self.inputs = self._inputs(snapshot, tensors)
@@ -354,7 +354,7 @@ Runs that module alone on what it was given, which is in the bundle {name}/, and
 Exit code: 1 it shows again, 0 everything is finite here, 2 trouble."""
 
 
-def _script(script: Path, found: Found, snapshot: Snapshot, making: Recipe | str, lost: dict[str, str]) -> str:
+def _script(script: Path, found: Finding, snapshot: Snapshot, making: Recipe | str, lost: dict[str, str]) -> str:
     given = {place: what for place, what in lost.items() if _is_input(place, snapshot)}
     return _SCRIPT.format(
         headline=_docstring(_headline(found, snapshot)),
@@ -365,7 +365,7 @@ def _script(script: Path, found: Found, snapshot: Snapshot, making: Recipe | str
     )
 
 
-def _headline(found: Found, snapshot: Snapshot) -> str:
+def _headline(found: Finding, snapshot: Snapshot) -> str:
     kinds = " and ".join(found.kinds) or "A value that is not finite"
     made = f", by {found.operator}" if found.operator else ""
     where = f" at {found.line}" if found.line else ""

@@ -9,13 +9,13 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from accucompare.findings.events import Direction, Found, Seen, Site
+from accucompare.findings.events import Direction, Finding, Site, TensorRange
 from accucompare.findings.origins import MINUS, Limits, What
 from accucompare.live.hooks import arguments_of
 from accucompare.live.names import Modules
 from accucompare.reproduce.snapshot import Snapshot
 from accucompare.watcher.extrema import look_now
-from accucompare.watcher.notes import Noted
+from accucompare.watcher.notes import Note
 from accucompare.watcher.second_run import Context, Memory, is_fill, replay
 
 #: Where running a step again says no more.
@@ -37,7 +37,7 @@ class Explainer:
         self._memory = memory
         self._limits = limits
 
-    def explain(self, found: Found, noted: Sequence[Noted]) -> tuple[Found, Snapshot | None]:
+    def explain(self, found: Finding, noted: Sequence[Note]) -> tuple[Finding, Snapshot | None]:
         """Say of a finding what weights it had, which operator made it, and notes.
 
         Args:
@@ -49,7 +49,7 @@ class Explainer:
         """
         context = self._context_of(found, noted)
         module = self._modules.named.get(found.name)
-        weights: list[Seen] | None = []
+        weights: list[TensorRange] | None = []
         if module is not None and found.direction is Direction.FORWARD and found.site in _OF_ITS_OWN:
             same = context is not None and context.own and context.versions == self._memory.versions()
             weights = _weights_at(found, module, noted, context, same)
@@ -74,14 +74,14 @@ class Explainer:
             found = _refined(found, again.found)
         return _blame_weights(found, weights or []), again.snapshot
 
-    def is_fill(self, found: Found, noted: Sequence[Noted]) -> bool:
+    def is_fill(self, found: Finding, noted: Sequence[Note]) -> bool:
         """Whether a finding is a -Inf alone that a module's output was filled with, which is legal until it does harm."""
         if found.kinds != [MINUS] or found.direction is not Direction.FORWARD or found.site not in _OF_ITS_OWN or not found.origin:
             return False
         context = self._context_of(found, noted)
         return context is not None and is_fill(context, found, self._modules, self._memory.versions(), self._limits)
 
-    def _context_of(self, found: Found, noted: Sequence[Noted]) -> Context | None:
+    def _context_of(self, found: Finding, noted: Sequence[Note]) -> Context | None:
         """The outermost call in which something was found; of a sum over several, none."""
         if found.site is Site.SUM and len(self.contexts) == 1:
             return self.contexts[0]
@@ -92,7 +92,7 @@ class Explainer:
         return next((context for context in self.contexts if (context.name, context.call) == key), None)
 
 
-def _first_places(found: Found, context: Context) -> list[str]:
+def _first_places(found: Finding, context: Context) -> list[str]:
     """Where in the inputs the first value is that is not finite."""
     parts = dict(arguments_of(context.args, context.kwargs))
     notes = []
@@ -106,7 +106,7 @@ def _first_places(found: Found, context: Context) -> list[str]:
     return notes
 
 
-def _weights_at(found: Found, module: nn.Module, noted: Sequence[Noted], context: Context | None, same: bool) -> list[Seen] | None:
+def _weights_at(found: Finding, module: nn.Module, noted: Sequence[Note], context: Context | None, same: bool) -> list[TensorRange] | None:
     """What a call had of weights and buffers: its module's own, and those of modules in it that were not called, whose it may use.
 
     Args:
@@ -135,7 +135,7 @@ def _weights_at(found: Found, module: nn.Module, noted: Sequence[Noted], context
     return seen
 
 
-def _blame_weights(found: Found, weights: Sequence[Seen]) -> Found:
+def _blame_weights(found: Finding, weights: Sequence[TensorRange]) -> Finding:
     """A module whose own weights are not finite has made nothing: it had it."""
     bad = [seen for seen in weights if not seen.finite]
     bad = [seen for seen in bad if seen.role == "weight" or math.isnan(seen.abs_max)]  # a buffer may well hold a mask of -Inf
@@ -145,7 +145,7 @@ def _blame_weights(found: Found, weights: Sequence[Seen]) -> Found:
     return replace(found, site=Site.WEIGHTS, near="", weights=bad, unseen=[])
 
 
-def _refined(found: Found, again: Found) -> Found:
+def _refined(found: Finding, again: Finding) -> Finding:
     """With what the second run knows better: the operator and its source line, and where it was, if that is another place."""
     place = (found.name, found.call, found.near)
     if found.site in (Site.MODULE, Site.GLUE, Site.SUM) and place != (again.name, again.call, again.near):

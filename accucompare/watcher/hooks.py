@@ -17,7 +17,7 @@ from accucompare.live.values import leaves
 from accucompare.watcher.extrema import Extrema, Meter, plain
 from accucompare.watcher.gradient_hooks import Gradients
 from accucompare.watcher.notes import Notes, WatchedCall
-from accucompare.watcher.own_operators import OperatorsHeard, Part
+from accucompare.watcher.own_operators import OwnOperators, Part
 
 
 class Outermost(Protocol):
@@ -92,7 +92,7 @@ class Watcher(Notes):
             parts = [("input", path, value) for path, value in arguments_of(args, kwargs)]
             self.note(What.BEGAN, call.place, [*parts, *(_weights(call.module) if self.hearing.frames else ())])
             if self.hearing.operators and call.parent is None:
-                call.operators = OperatorsHeard(self._in_own_code, self._operator_given, self._operator_gave)
+                call.operators = OwnOperators(self._in_own_code, self._operator_given, self._operator_gave)
                 call.operators.enter()
         call.first = torch._C._autograd._get_sequence_nr()
 

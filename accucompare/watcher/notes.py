@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from accucompare.findings.origins import OUTSIDE, Heard, Place, What
+from accucompare.findings.origins import OUTSIDE, Observation, Place, What
 from accucompare.live.hooks import Call, Listener
 from accucompare.live.names import Modules
 from accucompare.live.ranks import collectives
 from accucompare.watcher.extrema import Extrema, Meter, is_hidden
-from accucompare.watcher.own_operators import OperatorsHeard, Part
+from accucompare.watcher.own_operators import OwnOperators, Part
 
 
 @dataclass(eq=False)
@@ -32,12 +32,12 @@ class WatchedCall(Call):
     place: Place = OUTSIDE
     first: int = 0
     children: list[tuple[int, str]] = field(default_factory=list)
-    operators: OperatorsHeard | None = None
+    operators: OwnOperators | None = None
     context: Any = None
 
 
 @dataclass(slots=True)
-class Noted:
+class Note:
     """One thing heard, whose numbers are yet to be read; ``unseen``: paths of tensors that cannot be looked at."""
 
     what: What
@@ -51,9 +51,10 @@ class Noted:
     unseen: list[str] = field(default_factory=list)
     talked: bool = False
 
-    def heard(self) -> Heard:
+    def heard(self) -> Observation:
         seen = [extrema.seen(role, path) for role, path, extrema in self.parts]
-        return Heard(self.what, self.place, seen, self.operator, self.line, self.near, self.parameter, self.order, self.unseen, self.talked)
+        words = self.operator, self.line, self.near, self.parameter
+        return Observation(self.what, self.place, seen, *words, self.order, self.unseen, self.talked)
 
 
 @dataclass
@@ -87,7 +88,7 @@ class Notes(Listener[WatchedCall]):
         self, modules: Modules, meter: Meter, overflowed: Callable[[], bool | None] | None = None, distributed: bool = False
     ) -> None:
         super().__init__(modules, WatchedCall)
-        self.noted: list[Noted] = []
+        self.noted: list[Note] = []
         self.hearing = Hearing()
         self.errors: list[str] = []
         self.unseen: dict[str, str] = {}
@@ -114,14 +115,14 @@ class Notes(Listener[WatchedCall]):
 
     def note(
         self, what: What, place: Place, parts: Iterable[Part], operator: str = "", line: str = "", near: str = "", parameter: str = ""
-    ) -> Noted:
-        """Note one thing, and begin to look at its tensors; what the words are is said of ``Heard``."""
+    ) -> Note:
+        """Note one thing, and begin to look at its tensors; what the words are is said of ``Observation``."""
         frames = self.hearing.frames and what in (What.BEGAN, What.ENDED, What.GRADIENT, What.OPERATOR)
         underflow = self.hearing.underflow and what in (What.ENDED, What.GRADIENT)
         parts = list(parts)
         looked = [(role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts]
         extrema = [(role, path, each) for role, path, each in looked if each]
-        noted = Noted(what, place, extrema, operator, line, near, parameter, len(self.noted))
+        noted = Note(what, place, extrema, operator, line, near, parameter, len(self.noted))
         if self._distributed and what in (What.BEGAN, What.ENDED):
             before, self._collectives = self._collectives, collectives()
             noted.talked = self._collectives != before

@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accucompare import devices
-from accucompare.findings.events import Direction, Found, Site
-from accucompare.findings.origins import FLAG, MINUS, NAN, PLUS, Heard, Limits, What, judge
+from accucompare.findings.events import Direction, Finding, Site
+from accucompare.findings.origins import FLAG, MINUS, NAN, PLUS, Limits, Observation, What, judge
 from accucompare.live import points
 from accucompare.live.attributes import Attributes, attributes_of, numbers_of, set_attributes
 from accucompare.live.hooks import in_backward, listens
@@ -35,7 +35,7 @@ from accucompare.reproduce.snapshot import RandomState, Snapshot
 from accucompare.watcher.extrema import Meter
 from accucompare.watcher.gradient_hooks import register_first_hook
 from accucompare.watcher.hooks import Watcher
-from accucompare.watcher.notes import Hearing, Noted, WatchedCall
+from accucompare.watcher.notes import Hearing, Note, WatchedCall
 
 _NOT_FINITE = {NAN, PLUS, MINUS}
 
@@ -120,7 +120,7 @@ class Memory:
 
 
 @dataclass
-class Replayed:
+class SecondRun:
     """What a second run has shown.
 
     Attributes:
@@ -130,13 +130,13 @@ class Replayed:
         reproducer_note: why there can be no reproducer of it; empty if there can.
     """
 
-    found: Found | None = None
+    found: Finding | None = None
     snapshot: Snapshot | None = None
     note: str = ""
     reproducer_note: str = ""
 
 
-def replay(context: Context, found: Found, noted: Sequence[Noted], modules: Modules, versions: list[int], limits: Limits) -> Replayed:
+def replay(context: Context, found: Finding, noted: Sequence[Note], modules: Modules, versions: list[int], limits: Limits) -> SecondRun:
     """Run an outermost call again, and its backward if the finding is one's.
 
     Args:
@@ -149,13 +149,13 @@ def replay(context: Context, found: Found, noted: Sequence[Noted], modules: Modu
     """
     backward = found.direction is Direction.BACKWARD
     if context.obstacle:
-        return Replayed(note=f"the step was not run again: {context.obstacle}")
+        return SecondRun(note=f"the step was not run again: {context.obstacle}")
     if versions != context.versions:
-        return Replayed(note="the step was not run again: the parameters have been written into since")
+        return SecondRun(note="the step was not run again: the parameters have been written into since")
     if any(listens(module, Recorder) for module in modules.named.values()):
-        return Replayed(note="the step was not run again: the model is being captured")
+        return SecondRun(note="the step was not run again: the model is being captured")
     if backward and not context.grads:
-        return Replayed(note="the backward was not run again: no gradient arrived at what the model gave")
+        return SecondRun(note="the backward was not run again: no gradient arrived at what the model gave")
     try:
         with _nothing_changed(context, modules):
             overflowed = devices.backend(context.device.type).overflowed
@@ -169,20 +169,20 @@ def replay(context: Context, found: Found, noted: Sequence[Noted], modules: Modu
                 if again is not None:
                     break
             if again is None and found.site is Site.SUM:
-                return Replayed(reproducer_note="none, for one call does not show a sum over several")
+                return SecondRun(reproducer_note="none, for one call does not show a sum over several")
             if again is None:
-                return Replayed(note="it did not show when the step was run again: the model or its device may not be deterministic")
+                return SecondRun(note="it did not show when the step was run again: the model or its device may not be deterministic")
             watcher = _Again(modules, context, Hearing(), (again.name, again.call))
             watcher.sees_returns = True
             watcher.run_again(backward)
             if again.direction is Direction.FORWARD and again.site is Site.MODULE and FLAG not in again.kinds and not watcher.returned_it:
-                return Replayed(again, reproducer_note="none, for a hook on the module made it, and not the module itself")
-            return Replayed(again, watcher.snapshot)
+                return SecondRun(again, reproducer_note="none, for a hook on the module made it, and not the module itself")
+            return SecondRun(again, watcher.snapshot)
     except Exception as error:  # whatever a model may raise when it is called once more
-        return Replayed(note=f"the step could not be run again: {type(error).__name__}: {_first_line(error)}")
+        return SecondRun(note=f"the step could not be run again: {type(error).__name__}: {_first_line(error)}")
 
 
-def is_fill(context: Context, found: Found, modules: Modules, versions: list[int], limits: Limits) -> bool:
+def is_fill(context: Context, found: Finding, modules: Modules, versions: list[int], limits: Limits) -> bool:
     """Whether a call's -Inf shows again, and is what its output was filled with: no operator has computed it. Arguments as ``replay``."""
     if context.obstacle or versions != context.versions or any(listens(module, Recorder) for module in modules.named.values()):
         return False
@@ -197,7 +197,7 @@ def is_fill(context: Context, found: Found, modules: Modules, versions: list[int
     return again and not any(each.origin and each.name == found.name for each in judge(heard, found.step, limits))
 
 
-def _finite(heard: Heard) -> bool:
+def _finite(heard: Observation) -> bool:
     return all(seen.finite for seen in heard.seen)
 
 
@@ -367,14 +367,14 @@ def _copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, .
     return tuple(all_of(value) for value in args), {name: all_of(value) for name, value in kwargs.items()}
 
 
-def _same(findings: list[Found], found: Found) -> Found | None:
+def _same(findings: list[Finding], found: Finding) -> Finding | None:
     """The origin that the second run shows for a finding: it may know better where in the same pass it began."""
     origins = [each for each in findings if each.origin and each.direction is found.direction and each.site is not Site.LOSS]
     exact = (each for each in origins if (each.name, each.call, each.near) == (found.name, found.call, found.near))
     return next(exact, origins[0] if origins else None)
 
 
-def _was_finite(found: Found, noted: Sequence[Noted]) -> bool:
+def _was_finite(found: Finding, noted: Sequence[Note]) -> bool:
     """Whether the step itself has heard what was found when it was run again, and it was finite there."""
     backward = found.direction is Direction.BACKWARD
     if not _NOT_FINITE & set(found.kinds) or found.site not in (Site.MODULE, Site.GLUE) or (not backward and found.near):

@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from accucompare.findings.events import Cause, Direction, Found, Seen, Site, number
-from accucompare.findings.origins import FLAG, MINUS, NAN, OUTSIDE, PLUS, Heard, Limits, Place, What, judge
+from accucompare.findings.events import Cause, Direction, Finding, Site, TensorRange, number
+from accucompare.findings.origins import FLAG, MINUS, NAN, OUTSIDE, PLUS, Limits, Observation, Place, What, judge
 from accucompare.watcher.extrema import Extrema, look_now, norm_now
 from accucompare.watcher.gradient_hooks import Parameter, gradient_state
 from accucompare.watcher.hooks import Watcher
@@ -25,14 +25,14 @@ class Reader:
     """
 
     def __init__(self, watcher: Watcher, limits: Limits, ranks: int) -> None:
-        self.findings: list[Found] = []
+        self.findings: list[Finding] = []
         self.scaled = False
-        self.masked: Found | None = None
+        self.masked: Finding | None = None
         self._watcher = watcher
         self._limits = limits
         self._ranks = ranks
-        self._known: dict[tuple[object, ...], Found] = {}
-        self._added: list[Found] = []  # what is no matter of what was heard in order
+        self._known: dict[tuple[object, ...], Finding] = {}
+        self._added: list[Finding] = []  # what is no matter of what was heard in order
 
     def next_step(self) -> None:
         self.findings = []
@@ -41,7 +41,7 @@ class Reader:
         self._added = []
 
     @property
-    def origins(self) -> list[Found]:
+    def origins(self) -> list[Finding]:
         return [found for found in self.findings if found.origin]
 
     def read(self) -> None:
@@ -64,7 +64,7 @@ class Reader:
         self.findings += self._added
         self._add_late_gradients()
 
-    def settle(self, told: Sequence[tuple[Found, Found]]) -> None:
+    def settle(self, told: Sequence[tuple[Finding, Finding]]) -> None:
         """Keep findings as they were explained, in place of what was judged."""
         after = {id(found): explained for found, explained in told}
         self._known = {key: after.get(id(found), found) for key, found in self._known.items()}
@@ -75,14 +75,14 @@ class Reader:
         """A loss that is not finite, and that nothing else explains, was made outside of the model."""
         if loss is None or math.isfinite(loss) or self.findings:
             return
-        self._add(Site.LOSS, [Seen("output", "loss", "float64", (), number(loss), number(loss))])
+        self._add(Site.LOSS, [TensorRange("output", "loss", "float64", (), number(loss), number(loss))])
 
     def add_update(self, parameters: list[tuple[Parameter, Extrema]], step: int) -> None:
         """Parameters that are not finite since the last update, in this step."""
         owner, seen = parameters[0][0].owner, [extrema.seen("weight", parameter.name) for parameter, extrema in parameters]
         self._add(Site.UPDATE, seen, owner, step=step, weights=seen)
 
-    def add_of_others(self) -> Found:
+    def add_of_others(self) -> Finding:
         """What another rank has found; of this one's gradients, those that are not finite since they were summed over ranks."""
         gradients = self._watcher.gradients
         spoilt = {**gradients.norms, **gradients.late}
@@ -103,9 +103,9 @@ class Reader:
             seen = [seen for _, seen in bad]
             self._add(Site.GRADIENTS, seen, bad[0][0].owner, direction=Direction.BACKWARD, cause=cause, parameters=parameters)
 
-    def _add(self, site: Site, seen: list[Seen], owner: Place = OUTSIDE, **facts: Any) -> Found:
+    def _add(self, site: Site, seen: list[TensorRange], owner: Place = OUTSIDE, **facts: Any) -> Finding:
         """A finding of this place; ``facts`` are those in which it is not an origin in the forward."""
-        found = Found(
+        found = Finding(
             step=self._watcher.step,
             order=len(self._watcher.noted),
             name=owner.name,
@@ -123,7 +123,7 @@ class Reader:
         self.findings = [*self.findings, found]
         return found
 
-    def _harmful(self, findings: list[Found]) -> list[Found]:
+    def _harmful(self, findings: list[Finding]) -> list[Finding]:
         backward = [found for found in findings if found.direction is Direction.BACKWARD and found.site is not Site.SUM]
         norms = self._watcher.gradients.norms.values()
         self.masked = next((found for found in backward if found.origin and not found.parameters), None)
@@ -146,7 +146,7 @@ class Reader:
             as_it_was = gradient_state(parameter.tensor) == gradients.states.get(parameter.name) and not self.scaled
             norm.low = norm.high = largest * norm_now(grad / largest) if grad is not None and as_it_was else largest
 
-    def _gradients_not_finite(self, order: int) -> Iterator[Heard]:
+    def _gradients_not_finite(self, order: int) -> Iterator[Observation]:
         """Parameters whose gradients are not finite, in the order of the backward."""
         gradients = self._watcher.gradients
         by_name = {parameter.name: parameter for parameter in gradients.parameters}
@@ -154,15 +154,15 @@ class Reader:
             extrema = gradients.extrema.get(name)
             if extrema is not None and not extrema.finite:
                 parameter = by_name[name]
-                yield Heard(What.PARAMETER, parameter.owner, [extrema.seen("grad", name)], parameter=parameter.own, order=order)
+                yield Observation(What.PARAMETER, parameter.owner, [extrema.seen("grad", name)], parameter=parameter.own, order=order)
 
 
-def _kinds(seen: Seen) -> list[str]:
+def _kinds(seen: TensorRange) -> list[str]:
     """Which kinds of values that are not finite it shows."""
     low, high = float(seen.low), float(seen.high)
     shown = ((NAN, math.isnan(low) or math.isnan(high)), (PLUS, high == math.inf), (MINUS, low == -math.inf))
     return [kind for kind, there in shown if there]
 
 
-def _identity(found: Found) -> tuple[object, ...]:
+def _identity(found: Finding) -> tuple[object, ...]:
     return found.order, found.name, found.call, found.direction, found.site, found.near, *found.kinds

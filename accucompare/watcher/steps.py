@@ -17,18 +17,18 @@ from accucompare import devices
 from accucompare.errors import AccucompareError, NonFiniteError, NonFiniteWarning, WatchEndedError
 from accucompare.findings.analysis import answer
 from accucompare.findings.events import (
+    Alert,
+    AlertKind,
     Direction,
     End,
     Ending,
-    Found,
+    Finding,
     Frames,
     Number,
-    Scaled,
+    ScaleChange,
     Site,
     Start,
     Step,
-    Warned,
-    WarningKind,
     log_path,
     number,
 )
@@ -79,7 +79,7 @@ class Watch:
 
     def __init__(self, modules: Modules, device: torch.device, out: Path, start: Start, options: Options) -> None:
         self.path = out
-        self.findings: list[Found] = []
+        self.findings: list[Finding] = []
         self.grad_norms: list[float] = []
         self.scales: list[float] = []
         self._options = options
@@ -104,8 +104,8 @@ class Watch:
         self._backwards = 0
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
-        self._taken: dict[int, Found] = {}  # by id, this step's findings that have been told, as they were and as they were explained
-        self._judged: dict[int, Found] = {}  # by id, this step's findings of which it is known whether they are fills
+        self._taken: dict[int, Finding] = {}  # by id, this step's findings that have been told, as they were and as they were explained
+        self._judged: dict[int, Finding] = {}  # by id, this step's findings of which it is known whether they are fills
         self._written = False  # whether this step is in the log
         self._spoilt_by_others: int | None = None  # the step in which another rank spoilt gradients, with which parameters were updated
         self._spoilt_update: int | None = None  # the last step in which parameters were updated in spite of a finding
@@ -157,7 +157,7 @@ class Watch:
 
     def say(self, text: str) -> None:
         """Write a sentence into the log."""
-        self._log.write(Warned(WarningKind.NOTE, text, self._watcher.step))
+        self._log.write(Alert(AlertKind.NOTE, text, self._watcher.step))
 
     # what the watcher tells of outermost calls
 
@@ -184,7 +184,7 @@ class Watch:
             self._reader.next_step()
             self._explainer.contexts.clear()
             text = "this step has no end: call step() of the watch at the end of each; what was heard so far is finite, and is dropped"
-            self._lookout.warn(WarningKind.NOTE, text, self._watcher.step)
+            self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
 
     def arrived(self, call: WatchedCall, path: str, grad: torch.Tensor) -> None:
         if call.context is not None and not call.context.obstacle:
@@ -207,7 +207,7 @@ class Watch:
                 flagged = any(noted.what is What.FLAG for noted in self._watcher.noted)
                 self._flag = bool(self._flag) or flagged or self._device_flag()
 
-    def _is_fill(self, found: Found) -> bool:
+    def _is_fill(self, found: Finding) -> bool:
         if id(found) in self._judged or id(found) in self._taken:
             return False
         self._judged[id(found)] = found
@@ -228,7 +228,7 @@ class Watch:
         self._updated[id(optimizer)] += 1
         if self._updated[id(optimizer)] == 2:
             text = "the optimizer updates several times in one step: call step() of the watch at the end of each"
-            self._lookout.warn(WarningKind.NOTE, text, self._watcher.step)
+            self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
         self._check(optimizer)
         return None
 
@@ -304,7 +304,7 @@ class Watch:
         self._watched_steps += bool(self._watcher.noted)
         if not self._watcher.noted:
             text = "no call of the model was seen in this step: is it this very model, not a copy, that is called inside the watch?"
-            self._lookout.warn(WarningKind.NOTE, text, self._watcher.step)
+            self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
         norms = {name: norm.low / (self._scale_of_step or 1.0) for name, norm in self._watcher.gradients.norms.items()}
         total = math.hypot(*norms.values()) if norms else None
         if total is not None:
@@ -399,19 +399,19 @@ class Watch:
             warnings.warn(f"accucompare: {message}", NonFiniteWarning, stacklevel=3)
         return NonFiniteError(message, first) if raises else None
 
-    def _passed_on_of_others(self, found: Found) -> Found:
+    def _passed_on_of_others(self, found: Finding) -> Finding:
         """What follows from gradients that another rank has spoilt did not begin here."""
         if self._spoilt_by_others is None or not found.origin:
             return found
         return found.passing_on(f"in step {self._spoilt_by_others} parameters were updated with gradients that another rank had spoilt")
 
-    def _passed_on_of_update(self, found: Found) -> Found:
+    def _passed_on_of_update(self, found: Finding) -> Finding:
         """Nor did weights that were updated with what was found in an earlier step."""
         if self._spoilt_update is None or self._spoilt_update >= found.step or found.site is not Site.WEIGHTS:
             return found
         return found.passing_on(f"parameters were updated in step {self._spoilt_update}, in spite of what was found there")
 
-    def _explained(self, found: Found) -> Found:
+    def _explained(self, found: Finding) -> Finding:
         with self._watcher.deaf():
             found, snapshot = self._explainer.explain(found, self._watcher.noted)
             if snapshot is not None and self._options.on_finding != OnFinding.WARN and not self._reproduced:
@@ -419,7 +419,7 @@ class Watch:
                 found = self._with_reproducer(found, snapshot)
         return self._passed_on_of_update(found)
 
-    def _with_reproducer(self, found: Found, snapshot: Snapshot) -> Found:
+    def _with_reproducer(self, found: Finding, snapshot: Snapshot) -> Finding:
         try:
             script = save_reproducer(self.path / f"rank{self._start.rank}-step{found.step}", found, snapshot, self._options.case)
         except AccucompareError as error:
@@ -427,7 +427,7 @@ class Watch:
         notes = [*found.reproducer_notes, *script.notes]
         return replace(found, reproducer=script.path.relative_to(self.path).as_posix(), reproducer_notes=notes)
 
-    def _frames_until(self, found: Found) -> Frames | None:
+    def _frames_until(self, found: Finding) -> Frames | None:
         if not self._options.frames:
             return None
         heard = (noted.heard() for noted in self._watcher.noted)
@@ -443,7 +443,7 @@ class Watch:
 
             print_frames(frames)
 
-    def _print(self, found: Found, frames: Frames, with_answer: bool) -> None:
+    def _print(self, found: Finding, frames: Frames, with_answer: bool) -> None:
         from accucompare.report.terminal_watch import print_finding
 
         print_finding(found, self._start, frames, self.path, scale=self._scale_of_step, with_answer=with_answer)
@@ -455,10 +455,10 @@ class Watch:
             text = (
                 f"its gradient ({masked.operator or 'backward'}) held {' and '.join(masked.kinds)}, which came to no parameter's gradient"
             )
-            self._lookout.warn(WarningKind.NOTE, text, step, Place(masked.name, masked.call, masked.type, None))
+            self._lookout.warn(AlertKind.NOTE, text, step, Place(masked.name, masked.call, masked.type, None))
         if self._flag and not self._reader.findings:
             text = "the device's overflow flag is up, and no value shows it; flag_per_module=True (--flag-per-module) names the module"
-            self._lookout.warn(WarningKind.FLAG, text, step)
+            self._lookout.warn(AlertKind.FLAG, text, step)
         if self._start.ranks > 1 and not self._reader.findings:
             spoilt = self._lookout.look_at_sums(self._watcher.gradients.norms, step)
             self._spoilt_by_others = step if spoilt and self._spoilt_by_others is None else self._spoilt_by_others
@@ -469,7 +469,7 @@ class Watch:
         scaler = self._options.scaler
         return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else None
 
-    def _end_scale(self) -> Scaled | None:
+    def _end_scale(self) -> ScaleChange | None:
         """What the loss scaler did in this step, or the loop in its place."""
         scale, before = self._scale(), self._scaling.scale
         if scale is not None:
@@ -538,6 +538,6 @@ class Watch:
             self.say(f"not looked at: {failure}")
         if self._options.optimizers and self._trainings and self._watched_steps and not self._backwards:
             text = "no backward was seen, so that no gradient was looked at; is the backward inside the watch?"
-            self._lookout.warn(WarningKind.NOTE, text, self._watcher.step)
+            self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
         self._log.write(End(self._watcher.step + self._written, self._watched_steps, reason or ending.value, ending))
         self._log.close()

@@ -9,7 +9,7 @@ from typing import Any
 from accucompare.case import Case
 from accucompare.devices import DeviceName, backend, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, NonFiniteError, WatchEndedError
-from accucompare.findings.events import Found
+from accucompare.findings.events import Finding
 from accucompare.live.numerics import Numerics
 from accucompare.recorder.capture_case import Casting, FloatType, build, moved, run_step
 from accucompare.watcher.watch import watch
@@ -30,7 +30,7 @@ def watch_case(
     quiet: bool = False,
     progress: Callable[[int, int], None] | None = None,
     **options: Any,
-) -> list[Found]:
+) -> list[Finding]:
     """Build a case on the CPU under the seed, move it to the device, and watch its steps.
 
     Args:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from accucompare.findings.events import Cause, Direction, Found, Site
+from accucompare.findings.events import Cause, Direction, Finding, Site
 from accucompare.live.values import leaves
 from accucompare.reproduce.outcome import Outcome
 from accucompare.reproduce.reproducer import Reproducer, autocast_now
@@ -145,7 +145,7 @@ def take(model: nn.Module, name: str, *args: Any, backward: bool = False, **kwar
     return taken[0]
 
 
-def found(taken: Taken, **changes: Any) -> Found:
+def found(taken: Taken, **changes: Any) -> Finding:
     """What a watch would say of it."""
     said: dict[str, Any] = {
         "step": 7,
@@ -159,10 +159,10 @@ def found(taken: Taken, **changes: Any) -> Found:
         "cause": Cause.INSIDE,
         "kinds": ["NaN"],
     }
-    return Found(**{**said, **changes})
+    return Finding(**{**said, **changes})
 
 
-def save(taken: Taken, stem: Path, case: str | None = None, **changes: Any) -> tuple[Path, Found]:
+def save(taken: Taken, stem: Path, case: str | None = None, **changes: Any) -> tuple[Path, Finding]:
     """The script, and the finding with the notes on it."""
     finding = found(taken, **changes)
     script, notes = save_reproducer(stem, finding, taken.snapshot, case)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from accucompare.findings.events import Seen, Site
+from accucompare.findings.events import Site, TensorRange
 from accucompare.reproduce.reproducer import Reproducer
 from tests.reproduce.reproduced import INF, NAN, Around, PassesOn, poisoned, run, run_here, save, take
 
@@ -192,5 +192,5 @@ def test_a_bad_input_of_the_model_is_shown(tmp_path: Path) -> None:
 def test_only_the_output_that_was_bad_is_judged(tmp_path: Path) -> None:
     """One that passes a legal mask on is not."""
     taken = take(PassesOn(), "", torch.ones(2), torch.tensor([0.0, -INF]))
-    seen = Seen("output", "0", "float32", (2,), "nan", "nan", None, 1, 0)
+    seen = TensorRange("output", "0", "float32", (2,), "nan", "nan", None, 1, 0)
     assert run_here(save(taken, tmp_path / "r", tensors=[seen])[0]).returncode == 0

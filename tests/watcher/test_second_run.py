@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
 from accucompare.findings.analysis import answer
-from accucompare.findings.events import Direction, Found, Site
+from accucompare.findings.events import Direction, Finding, Site
 from accucompare.reproduce.reproducer import Reproducer
 from fixtures.cnn import Net
 from tests.conftest import ROOT
@@ -424,7 +424,7 @@ def test_outputs_of_a_reproduced_module_that_depend_on_each_other_have_the_gradi
     assert bias == pytest.approx([INF, 2.4], rel=1e-3)
 
 
-def _found_once(model: nn.Module, tmp_path: Path, call: Callable[[], Any] | None = None, **options: Any) -> tuple[Found, str]:
+def _found_once(model: nn.Module, tmp_path: Path, call: Callable[[], Any] | None = None, **options: Any) -> tuple[Finding, str]:
     """The one origin that a call shows, and the answer to it."""
     with ac.watch(model, out=tmp_path, on_finding="warn", quiet=True, **options) as watch:
         call() if call is not None else model(torch.ones(1, 2))
@@ -506,7 +506,7 @@ def test_hints_go_by_what_went_in(make: Callable[[], nn.Module], right: str, wro
 # reproducers
 
 
-def _reproduced(model: nn.Module, tmp_path: Path, backward: bool = True, calls: int = 1) -> tuple[Found, Path]:
+def _reproduced(model: nn.Module, tmp_path: Path, backward: bool = True, calls: int = 1) -> tuple[Finding, Path]:
     with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
         for _ in range(calls):
             output = model(torch.ones(2, 2))
