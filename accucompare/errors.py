@@ -39,7 +39,7 @@ class NonFiniteError(AccucompareError):
     """A watch has found NaN, Inf or an overflow; the message is the answer in five lines.
 
     Attributes:
-        finding: an ``accucompare.findings.events.Found``.
+        finding: an ``accucompare.findings.events.Finding``.
     """
 
     def __init__(self, message: str, finding: Any) -> None:
@@ -48,6 +48,10 @@ class NonFiniteError(AccucompareError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self), self.finding)
+
+
+class NonFiniteWarning(UserWarning):
+    """A watch has found NaN, Inf or an overflow, and goes on; the message is the answer in five lines."""
 
 
 class WatchEndedError(AccucompareError):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from accucompare.bundle.records import display_name
-from accucompare.findings.events import Found, Site
+from accucompare.findings.events import Finding, Site
 from planted import origins_backward, origins_legal, origins_odd
 from planted.origins_catalogue import ORIGINS, Right
 from planted.origins_models import Subject, fresh
@@ -109,7 +109,7 @@ def ask_watch(subject: Subject, right: Right | None) -> Said:
     return Said(WRONG, f"{place} [{'; '.join(wrong)}]", seconds) if wrong else Said(RIGHT, place, seconds)
 
 
-def findings(subject: Subject) -> list[Found]:
+def findings(subject: Subject) -> list[Finding]:
     """What a watch finds in a step; origins only, the first one first."""
     import accucompare as ac
 
@@ -120,7 +120,7 @@ def findings(subject: Subject) -> list[Found]:
         return [found for found in watch.findings if found.origin]
 
 
-def differences(found: Found, right: Right) -> list[str]:
+def differences(found: Finding, right: Right) -> list[str]:
     """What of a finding is not right."""
     wrong = [
         f"{what} is {said!r}, not {true!r}"
@@ -143,7 +143,7 @@ def differences(found: Found, right: Right) -> list[str]:
     return wrong
 
 
-def later(found: list[Found]) -> list[str]:
+def later(found: list[Finding]) -> list[str]:
     """An origin spoils what comes after it; that must not be called an origin as well."""
     return [f"also called an origin: {', '.join(each.place for each in found[1:4])}"] if len(found) > 1 else []
 

@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import openpyxl
 import pytest
 
-from accucompare.findings.events import End, Event, Found, Frames, Start, Step, read_log
+from accucompare.cli.watch import _bare_warnings
+from accucompare.errors import NonFiniteWarning
+from accucompare.findings.events import End, Event, Finding, Frames, Start, Step, read_log
 from tests.conftest import ROOT, Run, run_cli
 from tests.watcher.served import Served
 
@@ -95,8 +98,8 @@ def log(folder: Path, out: str) -> list[Event]:
     return read_log(folder / out / "rank0.jsonl")[-1]
 
 
-def origins(events: list[Event]) -> list[Found]:
-    return [event for event in events if isinstance(event, Found) and event.origin]
+def origins(events: list[Event]) -> list[Finding]:
+    return [event for event in events if isinstance(event, Finding) and event.origin]
 
 
 def steps(events: list[Event]) -> list[int]:
@@ -309,3 +312,9 @@ def test_help_imports_no_torch(command: str) -> None:
     code = f"import sys; sys.modules['torch'] = None; from accucompare.cli import main; main(['{command}', '--help'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_findings_are_shown_bare_and_warnings_of_the_users_own_with_their_source_line() -> None:
+    with _bare_warnings():
+        assert warnings.formatwarning("accucompare: NaN", NonFiniteWarning, "case.py", 7) == "\naccucompare: NaN\n"
+        assert warnings.formatwarning("accucompare: mine", UserWarning, "case.py", 7).startswith("case.py:7: UserWarning: ")

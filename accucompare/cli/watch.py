@@ -14,6 +14,7 @@ import click
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.options import examples, refuse_other_than_xlsx, refuse_places, stem
+from accucompare.errors import NonFiniteWarning
 from accucompare.selection import FloatType
 
 if TYPE_CHECKING:
@@ -155,8 +156,7 @@ def _bare_warnings() -> Iterator[None]:
     usual = warnings.formatwarning
 
     def bare(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-        text = str(message)
-        return f"\n{text}\n" if text.startswith("accucompare: ") else usual(message, category, filename, lineno, line)
+        return f"\n{message}\n" if issubclass(category, NonFiniteWarning) else usual(message, category, filename, lineno, line)
 
     warnings.formatwarning = bare
     try:

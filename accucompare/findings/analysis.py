@@ -15,19 +15,19 @@ from typing import NamedTuple
 from accucompare.bundle.records import display_name
 from accucompare.errors import UsageError
 from accucompare.findings.events import (
+    Alert,
     Cause,
     Direction,
     End,
     Event,
-    Found,
+    Finding,
     Frames,
     Number,
-    Scaled,
-    Seen,
+    ScaleChange,
     Site,
     Start,
     Step,
-    Warned,
+    TensorRange,
     log_path,
     read_log,
 )
@@ -55,7 +55,7 @@ def short(value: Number | None) -> str:
     return "" if value is None else f"{float(value):.5g}"
 
 
-def smallest(seen: Seen) -> float | None:
+def smallest(seen: TensorRange) -> float | None:
     """The smallest magnitude, as far as it is known."""
     low, high = float(seen.low), float(seen.high)
     if seen.abs_min is not None:
@@ -63,12 +63,12 @@ def smallest(seen: Seen) -> float | None:
     return max(low, -high) if low > 0 or high < 0 else None
 
 
-def called(seen: Seen) -> str:
+def called(seen: TensorRange) -> str:
     """What a tensor was to its call: ``input 0``, ``output``, ``weight bias``."""
     return printable(seen.role if seen.path in ("", seen.role) else f"{seen.role} {seen.path}", 60)
 
 
-def described(seen: Seen) -> str:
+def described(seen: TensorRange) -> str:
     """One tensor in words: ``input 0 float16 [2, 16] |x| 0.001..3.2, 5 NaN``."""
     name = called(seen)
     least = smallest(seen)
@@ -87,7 +87,7 @@ def where(start: Start) -> str:
     return f"rank {start.rank}" + (f" ({coordinates})" if coordinates else "")
 
 
-def answer(found: Found, start: Start, directory: Path | None = None, scale: float | None = None) -> str:
+def answer(found: Finding, start: Start, directory: Path | None = None, scale: float | None = None) -> str:
     """What was found, in five lines at most.
 
     Args:
@@ -105,12 +105,12 @@ def answer(found: Found, start: Start, directory: Path | None = None, scale: flo
     return "\n".join(line for line in lines if line)
 
 
-def kinds(found: Found) -> str:
+def kinds(found: Finding) -> str:
     """What kind of values: ``NaN and +Inf``."""
     return printable(" and ".join(found.kinds) or "not finite", 60)
 
 
-def headline(found: Found, start: Start) -> str:
+def headline(found: Finding, start: Start) -> str:
     """What was found, and where."""
     direction = "" if found.site is Site.LOSS or found.direction is Direction.BACKWARD else ", forward"
     of_class = f" ({printable(found.type, 60)})" if found.type and found.site is not Site.LOSS else ""
@@ -118,7 +118,7 @@ def headline(found: Found, start: Start) -> str:
     return f"{kinds(found)} in {printable(found.place)}{of_class}{direction}, step {found.step}{rank}"
 
 
-def how(found: Found) -> str:
+def how(found: Finding) -> str:
     """How it came to be there: made by which operator at which line, from what; or where it came from."""
     by = (f" by {printable(found.operator, 80)}" if found.operator else "") + (f" at {printable(found.line)}" if found.line else "")
     if found.site is Site.LOSS and found.operator and not found.line:
@@ -144,14 +144,10 @@ def how(found: Found) -> str:
         sentence = "it came in and passed through; it did not begin here"
     if found.parameters:
         sentence += f"; gradients not finite: {_listed([printable(name) for name in found.parameters], _MOST['parameters'])}"
-    return "; ".join([sentence, *(printable(note, 300) for note in found.notes if not _is_of_reproducer(note))])
+    return "; ".join([sentence, *(printable(note, 300) for note in found.notes)])
 
 
-def _is_of_reproducer(note: str) -> bool:
-    return note.startswith("reproducer: ")
-
-
-def _aside(found: Found) -> str:
+def _aside(found: Finding) -> str:
     """What is said of what went in."""
     if found.cause is Cause.INPUTS:
         return ""
@@ -165,13 +161,13 @@ def _aside(found: Found) -> str:
     return ": what went in was finite" + (f", but for an Inf that is legal ({legal})" if legal else "")
 
 
-def _in(found: Found) -> str:
+def _in(found: Finding) -> str:
     tensors = found.operator_tensors or found.tensors
     taken = [described(seen) for seen in tensors if seen.role in ("input", "weight", "buffer")]
     return f"in: {_listed(taken, _MOST['in'])}" if taken else ""
 
 
-def _out(found: Found) -> str:
+def _out(found: Finding) -> str:
     tensors = found.operator_tensors or found.tensors
     given = [described(seen) for seen in tensors if seen.role not in ("input", "weight", "buffer")]
     return f"out: {_listed(given, _MOST['out'])}" if given else ""
@@ -181,10 +177,10 @@ def _listed(texts: Sequence[str], most: int) -> str:
     return "; ".join(texts[:most]) + (f"; and {len(texts) - most:,} more" if len(texts) > most else "")
 
 
-def _files(found: Found, start: Start, directory: Path | None) -> str:
+def _files(found: Finding, start: Start, directory: Path | None) -> str:
     place = directory or Path()
     parts = [f"reproducer: {printable(str(place / found.reproducer), 400)}"] if found.reproducer else []
-    parts += [printable(note.removeprefix("reproducer: "), 400) for note in found.notes if _is_of_reproducer(note)]
+    parts += [printable(note, 400) for note in found.reproducer_notes]
     parts += [f"log: {printable(str(log_path(directory, start.rank)), 400)}"] if directory is not None else []
     return "; ".join(parts)
 
@@ -193,11 +189,11 @@ class Trail(NamedTuple):
     """An origin, and the findings after it that it passed through, up to the next origin; ``None`` if the log names no origin."""
 
     run: Analysis
-    origin: Found | None
-    passed: list[Found]
+    origin: Finding | None
+    passed: list[Finding]
 
     @property
-    def first(self) -> Found:
+    def first(self) -> Finding:
         return self.origin or self.passed[0]
 
 
@@ -221,16 +217,16 @@ class Analysis:
     """
 
     start: Start
-    findings: list[Found]
-    warnings: list[Warned]
+    findings: list[Finding]
+    warnings: list[Alert]
     frames: list[Frames]
-    scaled: list[Scaled]
+    scaled: list[ScaleChange]
     steps: list[Step]
     end: End | None
     path: Path | None = None
 
     @cached_property
-    def origins(self) -> list[Found]:
+    def origins(self) -> list[Finding]:
         """The findings that began where they were found."""
         return [found for found in self.findings if found.origin]
 
@@ -273,7 +269,7 @@ class Analysis:
         return jumps
 
     @cached_property
-    def alarms(self) -> list[Scaled]:
+    def alarms(self) -> list[ScaleChange]:
         """The changes of the loss scale that are no longer normal: many skipped steps in a row, or a scale at 1."""
         return [each for each in self.scaled if each.alarm or each.in_a_row >= MANY_IN_A_ROW or (each.skipped and each.scale <= 1)]
 
@@ -306,7 +302,7 @@ class Analysis:
     def _scales(self) -> dict[int, float | None]:
         return {step.step: step.scale for step in self.steps}
 
-    def frames_of(self, found: Found) -> Frames | None:
+    def frames_of(self, found: Finding) -> Frames | None:
         """The last frames before a finding, if they were kept; of its step."""
         return next((frames for frames in self.frames if frames.step == found.step and not frames.traced), None)
 
@@ -321,13 +317,13 @@ def analyse(run: list[Event], path: Path | None = None) -> Analysis:
     start = run[0]
     assert isinstance(start, Start)
     ends = [event for event in run if isinstance(event, End)]
-    findings = [event for event in run if isinstance(event, Found)]
+    findings = [event for event in run if isinstance(event, Finding)]
     return Analysis(
         start=start,
         findings=sorted(findings, key=lambda found: (found.step, found.order)),
-        warnings=[event for event in run if isinstance(event, Warned)],
+        warnings=[event for event in run if isinstance(event, Alert)],
         frames=[event for event in run if isinstance(event, Frames)],
-        scaled=[event for event in run if isinstance(event, Scaled)],
+        scaled=[event for event in run if isinstance(event, ScaleChange)],
         steps=[event for event in run if isinstance(event, Step)],
         end=ends[-1] if ends else None,
         path=path,
@@ -360,13 +356,13 @@ class Ranks:
             yield from run.trails
 
     @cached_property
-    def findings(self) -> list[tuple[Analysis, Found]]:
+    def findings(self) -> list[tuple[Analysis, Finding]]:
         """All ranks' findings in execution order: by step, place in the step, and rank."""
         every = [(run, found) for run in self.ranks for found in run.findings]
         return sorted(every, key=lambda pair: (pair[1].step, pair[1].order, pair[0].start.rank))
 
     @cached_property
-    def first(self) -> tuple[Analysis, Found] | None:
+    def first(self) -> tuple[Analysis, Finding] | None:
         """The first origin of any rank, and that rank; if the logs name no origin, the first finding; ``None`` if there is none."""
         return next((pair for pair in self.findings if pair[1].origin), self.findings[0] if self.findings else None)
 

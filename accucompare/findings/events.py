@@ -1,7 +1,7 @@
 """What a watch writes down: one event a line of its log, as JSON. Without torch, so that a log can be read anywhere.
 
-A log holds runs, one after the other. Each begins with a ``Start``; then for each step, in this order, its ``Warned``, ``Found``,
-``Frames`` and ``Scaled`` events and its ``Step``; and at last an ``End``, which is missing if the process was killed.
+A log holds runs, one after the other. Each begins with a ``Start``; then for each step, in this order, its ``Alert``, ``Finding``,
+``Frames`` and ``ScaleChange`` events and its ``Step``; and at last an ``End``, which is missing if the process was killed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,31 @@ class Cause(str, Enum):
     INPUTS = "inputs already bad"
 
 
-class Seen(msgspec.Struct, omit_defaults=True):
+class AlertKind(str, Enum):
+    """Of what a watch warns that is not yet wrong."""
+
+    __str__ = str.__str__
+
+    NEAR = "near the limit"
+    UNDERFLOW = "underflow"
+    FLAG = "device flag"
+    SCALE = "loss scale"
+    NOTE = "note"
+
+
+class Ending(str, Enum):
+    """How a run ended."""
+
+    __str__ = str.__str__
+
+    FINISHED = "finished"
+    FINDING = "a finding"
+    STOPPED = "stopped, as asked"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"  # the loop has raised an error
+
+
+class TensorRange(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tensor, or one Python number, that was looked at.
 
     Attributes:
@@ -103,7 +127,7 @@ class Seen(msgspec.Struct, omit_defaults=True):
         return math.isfinite(float(self.low)) and math.isfinite(float(self.high))
 
 
-class Frame(msgspec.Struct, omit_defaults=True):
+class Frame(msgspec.Struct, frozen=True, omit_defaults=True):
     """One module call (or, backward, one operator's gradient), as the table of the last frames shows it.
 
     Attributes:
@@ -120,10 +144,10 @@ class Frame(msgspec.Struct, omit_defaults=True):
     type: str
     direction: Direction = Direction.FORWARD
     operator: str = ""
-    tensors: list[Seen] = []
+    tensors: list[TensorRange] = []
 
 
-class Start(msgspec.Struct, tag="start", tag_field="event", omit_defaults=True):
+class Start(msgspec.Struct, tag="start", tag_field="event", frozen=True, omit_defaults=True):
     """The beginning of a run.
 
     Attributes:
@@ -154,7 +178,7 @@ class Start(msgspec.Struct, tag="start", tag_field="event", omit_defaults=True):
     saturates: bool = False
 
 
-class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
+class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_defaults=True):
     """A module call, or a gradient, that is not finite.
 
     Attributes:
@@ -175,6 +199,7 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
         unseen: of what may have gone in, what was not looked at: paths of inputs, ``weights``, or an operator's input that is neither.
         second: whether it was in a second backward, through the gradients that another one gave.
         reproducer: the path of the script, from the log's directory.
+        reproducer_notes: what the reproducer lacks, or why there is none.
         notes: sentences more, such as that the step could not be run again, and why.
     """
 
@@ -191,15 +216,24 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
     near: str = ""
     operator: str = ""
     line: str = ""
-    tensors: list[Seen] = []
-    operator_tensors: list[Seen] = []
-    weights: list[Seen] = []
+    tensors: list[TensorRange] = []
+    operator_tensors: list[TensorRange] = []
+    weights: list[TensorRange] = []
     parameters: list[str] = []
     legal: list[str] = []
     unseen: list[str] = []
     second: bool = False
     reproducer: str = ""
+    reproducer_notes: list[str] = []
     notes: list[str] = []
+
+    def noting(self, *notes: str) -> Finding:
+        """The same with further notes."""
+        return msgspec.structs.replace(self, notes=[*self.notes, *notes])
+
+    def passing_on(self, *notes: str) -> Finding:
+        """The same as what did not begin here, but came in."""
+        return msgspec.structs.replace(self.noting(*notes), origin=False, cause=Cause.INPUTS)
 
     @property
     def place(self) -> str:
@@ -218,11 +252,11 @@ class Found(msgspec.Struct, tag="found", tag_field="event", omit_defaults=True):
         return name + (f" ({(' ' if self.site is Site.HOOK else ', ').join(aside)})" if aside else "") + direction
 
 
-class Warned(msgspec.Struct, tag="warned", tag_field="event", omit_defaults=True):
+class Alert(msgspec.Struct, tag="warned", tag_field="event", frozen=True, omit_defaults=True):
     """What is not yet wrong. Each module is warned of once for each kind.
 
     Attributes:
-        kind: ``near the limit``, ``underflow``, ``device flag``, ``loss scale`` or ``note``.
+        kind: of what.
         text: the whole sentence.
         step: when.
         name, call, type: of the module call; empty for what concerns no module.
@@ -230,7 +264,7 @@ class Warned(msgspec.Struct, tag="warned", tag_field="event", omit_defaults=True
         dtype: of the tensor.
     """
 
-    kind: str
+    kind: AlertKind
     text: str
     step: int
     name: str = ""
@@ -240,7 +274,7 @@ class Warned(msgspec.Struct, tag="warned", tag_field="event", omit_defaults=True
     dtype: str = ""
 
 
-class Frames(msgspec.Struct, tag="frames", tag_field="event", omit_defaults=True):
+class Frames(msgspec.Struct, tag="frames", tag_field="event", frozen=True, omit_defaults=True):
     """The last frames before a finding, or all of a traced step.
 
     Attributes:
@@ -254,7 +288,7 @@ class Frames(msgspec.Struct, tag="frames", tag_field="event", omit_defaults=True
     traced: bool = False
 
 
-class Scaled(msgspec.Struct, tag="scaled", tag_field="event", omit_defaults=True):
+class ScaleChange(msgspec.Struct, tag="scaled", tag_field="event", frozen=True, omit_defaults=True):
     """The loss scale changed, or the optimizer's step was skipped.
 
     Attributes:
@@ -274,7 +308,7 @@ class Scaled(msgspec.Struct, tag="scaled", tag_field="event", omit_defaults=True
     text: str = ""
 
 
-class Step(msgspec.Struct, tag="step", tag_field="event", omit_defaults=True):
+class Step(msgspec.Struct, tag="step", tag_field="event", frozen=True, omit_defaults=True):
     """The end of a step that was watched.
 
     Attributes:
@@ -300,25 +334,29 @@ class Step(msgspec.Struct, tag="step", tag_field="event", omit_defaults=True):
     unseen: dict[str, str] = {}
 
 
-class End(msgspec.Struct, tag="end", tag_field="event", omit_defaults=True):
+class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaults=True):
     """The end of a run.
 
     Attributes:
         steps: how many there were; ``watched`` of them were watched.
-        reason: ``finished``, ``a finding``, ``stopped after step N, as asked``, ``interrupted``, or the error that ended the loop.
+        reason: how it ended, in words: ``finished``, ``stopped after step N, as asked``, or the error that ended the loop.
+        ending: how it ended; a log of version 0.1 has the words only, from which ``read_log`` takes it.
     """
 
     steps: int
     watched: int
     reason: str
+    ending: Ending | None = None
 
     @property
     def as_meant(self) -> bool:
         """Whether the loop was neither interrupted nor ended by an error."""
-        return self.reason in ("finished", "a finding") or self.reason.startswith("stopped after step")
+        return self.ending in (Ending.FINISHED, Ending.FINDING, Ending.STOPPED)
 
 
-Event: TypeAlias = Start | Found | Warned | Frames | Scaled | Step | End
+Event: TypeAlias = Start | Finding | Alert | Frames | ScaleChange | Step | End
+
+_OF_REPRODUCER = "reproducer: "  # what such notes began with in logs of version 0.1
 
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
@@ -333,6 +371,19 @@ def number(value: float) -> Number:
 def log_path(directory: Path, rank: int) -> Path:
     """Where a rank's log is in the directory of a watch."""
     return directory / f"rank{rank}.jsonl"
+
+
+def _of_version_0_1(event: Event) -> Event:
+    """An event with the fields that logs of version 0.1 have only in words; any other as it is."""
+    if isinstance(event, End) and event.ending is None:
+        known = {each.value: each for each in (Ending.FINISHED, Ending.FINDING, Ending.INTERRUPTED)}
+        stopped = event.reason.startswith("stopped after step")
+        return msgspec.structs.replace(event, ending=known.get(event.reason, Ending.STOPPED if stopped else Ending.FAILED))
+    if isinstance(event, Finding) and any(note.startswith(_OF_REPRODUCER) for note in event.notes):
+        notes = [note for note in event.notes if not note.startswith(_OF_REPRODUCER)]
+        moved = [note.removeprefix(_OF_REPRODUCER) for note in event.notes if note.startswith(_OF_REPRODUCER)]
+        return msgspec.structs.replace(event, notes=notes, reproducer_notes=[*event.reproducer_notes, *moved])
+    return event
 
 
 def _is_start(line: bytes) -> bool:
@@ -357,7 +408,7 @@ def read_log(path: Path) -> list[list[Event]]:
     runs: list[list[Event]] = []
     for index, line in enumerate(lines, start=1):
         try:
-            event = _DECODER.decode(line)
+            event = _of_version_0_1(_DECODER.decode(line))
         except msgspec.DecodeError as error:
             if index == len(lines) and not line.endswith(b"\n"):
                 break

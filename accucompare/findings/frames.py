@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from accucompare.findings.events import Direction, Frame
-from accucompare.findings.origins import Heard, What
+from accucompare.findings.origins import Observation, What
 
 
-def frames_of(heard: Iterable[Heard], until: int | None = None) -> list[Frame]:
+def frames_of(heard: Iterable[Observation], until: int | None = None) -> list[Frame]:
     """A frame for each module call that ended and each operator's gradient, in the order in which they ended.
 
     Args:
         heard: of a step, in order.
         until: the place in the step after which nothing is wanted; but a call that is running then is shown as far as it has come.
     """
-    running: dict[tuple[str, int], Heard] = {}
+    running: dict[tuple[str, int], Observation] = {}
     frames = []
     for each in heard:
         if until is not None and each.order > until:
@@ -32,7 +32,7 @@ def frames_of(heard: Iterable[Heard], until: int | None = None) -> list[Frame]:
     return frames
 
 
-def _frame(each: Heard, began: Heard | None) -> Frame:
+def _frame(each: Observation, began: Observation | None) -> Frame:
     given = [] if began is None else began.seen
     return Frame(
         each.order,
@@ -40,6 +40,6 @@ def _frame(each: Heard, began: Heard | None) -> Frame:
         each.place.call,
         each.place.type,
         Direction.BACKWARD if each.what in (What.GRADIENT, What.ARRIVED, What.PARAMETER) else Direction.FORWARD,
-        each.detail,
+        each.operator or each.parameter_name or each.near,
         [*given, *(each.seen if each is not began else [])],
     )

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from accucompare.bundle.records import display_name
-from accucompare.findings.events import Cause, Direction, Found, Seen, Site, Start
+from accucompare.findings.events import Cause, Direction, Finding, Site, Start, TensorRange
 from accucompare.numbers.dtypes import DTYPES
 
 _HALVES = ("float16", "float8_e5m2", "float8_e4m3fn", "complex32")  # with less range than float32, unlike bfloat16
@@ -38,7 +38,7 @@ class Facts:
         scale: the loss scale in its step, if there is one.
     """
 
-    def __init__(self, found: Found, start: Start, scale: float | None = None) -> None:
+    def __init__(self, found: Finding, start: Start, scale: float | None = None) -> None:
         self.found, self.start, self.scale = found, start, scale
         self.operator = operator_name(found.operator)
         self.backward = found.direction is Direction.BACKWARD
@@ -60,12 +60,12 @@ class Facts:
         return self.inside and self.operator in names
 
     @cached_property
-    def taken(self) -> list[Seen]:
+    def taken(self) -> list[TensorRange]:
         """What went into the operator, or else into the module."""
         return [seen for seen in self.found.operator_tensors or self.found.tensors if seen.role == "input"]
 
     @cached_property
-    def given(self) -> list[Seen]:
+    def given(self) -> list[TensorRange]:
         """What came out."""
         tensors = self.found.operator_tensors or self.found.tensors
         return [seen for seen in tensors if seen.role in ("output", "grad")]
@@ -108,7 +108,7 @@ class Facts:
         return bool(self.found.legal) or any(float(seen.low) == -math.inf for seen in self.taken)
 
 
-def _limit(seen: Seen) -> float:
+def _limit(seen: TensorRange) -> float:
     dtype = DTYPES.get(seen.dtype)
     return dtype.largest if dtype is not None else 0.0
 
@@ -313,7 +313,7 @@ def _snake(type: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type).lower()
 
 
-def hints(found: Found, start: Start, scale: float | None = None) -> list[str]:
+def hints(found: Finding, start: Start, scale: float | None = None) -> list[str]:
     """What to try, the likeliest first; empty if nothing is known.
 
     Args:

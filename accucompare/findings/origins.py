@@ -20,10 +20,12 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from accucompare.bundle.records import display_name
-from accucompare.findings.events import Cause, Direction, Found, Seen, Site
+from accucompare.findings.events import Cause, Direction, Finding, Site, TensorRange
 from accucompare.numbers.dtypes import DTYPES
 
 NAN, PLUS, MINUS, SATURATED, FLAG = "NaN", "+Inf", "-Inf", "saturated", "overflow flag"
@@ -75,15 +77,17 @@ OUTSIDE = Place("", 0, "", None)
 
 
 @dataclass(eq=False)
-class Heard:
+class Observation:
     """One thing that was heard.
 
     Attributes:
         what, place: what, and of which module call.
         seen: the tensors.
-        detail: an operator, a point's label, a parameter's name; of a flag, ``before`` and the child, if it went up before one.
+        operator: of an operator or its gradient, its name.
         line: of an operator, the source line that called it.
-        near: of an operator's gradient, the child that its call's own code had called last, if it has children.
+        near: of an operator's gradient, the child that its call's own code had called last, if it has children; of a point, its label;
+            of a flag, ``before`` and the child, if it went up before one.
+        parameter: of a parameter's gradient, the parameter's name in its module, which is the place.
         order: its place in the step.
         unseen: paths of tensors that could not be looked at.
         talked: of a call that began or ended, whether this rank has talked to others since the last thing of that kind.
@@ -91,15 +95,21 @@ class Heard:
 
     what: What
     place: Place
-    seen: list[Seen] = field(default_factory=list)
-    detail: str = ""
+    seen: list[TensorRange] = field(default_factory=list)
+    operator: str = ""
     line: str = ""
     near: str = ""
+    parameter: str = ""
     order: int = 0
     unseen: list[str] = field(default_factory=list)
     talked: bool = False
 
-    def of(self, role: str) -> list[Seen]:
+    @property
+    def parameter_name(self) -> str:
+        """The qualified name of the parameter; empty if this is of none."""
+        return f"{self.place.name}.{self.parameter}" if self.place.name and self.parameter else self.parameter
+
+    def of(self, role: str) -> list[TensorRange]:
         return [seen for seen in self.seen if seen.role == role]
 
 
@@ -120,15 +130,15 @@ class _Open:
     """
 
     place: Place
-    inputs: Heard | None
+    inputs: Observation | None
     caller: _Open | None = None
     given: frozenset[str] = frozenset()
     known: set[str] = field(default_factory=set)
     bad: set[str] = field(default_factory=set)
-    pending: dict[str, Found] = field(default_factory=dict)
-    makers: dict[str, Heard] = field(default_factory=dict)
-    sources: dict[str, Heard] = field(default_factory=dict)
-    brought: dict[str, Heard] = field(default_factory=dict)
+    pending: dict[str, Finding] = field(default_factory=dict)
+    makers: dict[str, Observation] = field(default_factory=dict)
+    sources: dict[str, Observation] = field(default_factory=dict)
+    brought: dict[str, Observation] = field(default_factory=dict)
     last: Place | None = None
 
 
@@ -151,7 +161,8 @@ class Limits:
 
 class _Judge:
     def __init__(self, step: int, limits: Limits) -> None:
-        self.found: list[Found] = []
+        self.found: list[Finding] = []
+        self._parameters: list[str] = []  # whose gradients are not finite, by the first origin
         self._step = step
         self._limits = limits
         self._open: dict[tuple[str, int], _Open] = {}
@@ -159,11 +170,11 @@ class _Judge:
         self._passed_on = 0
         self._spoilt = False  # backward: something has been found
         self._told: set[tuple[str, int]] = set()  # backward: calls that have been
-        self._ends: dict[tuple[str, int], tuple[_Open, Heard]] = {}
+        self._ends: dict[tuple[str, int], tuple[_Open, Observation]] = {}
         self._sees_operators = False
-        self._made_in_loss: Heard | None = None  # the first gradient outside of the model that is not finite
+        self._made_in_loss: Observation | None = None  # the first gradient outside of the model that is not finite
 
-    def kinds(self, seen: Iterable[Seen]) -> frozenset[str]:
+    def kinds(self, seen: Iterable[TensorRange]) -> frozenset[str]:
         """Which kinds of values that are not finite there are."""
         found = set()
         for each in seen:
@@ -179,7 +190,7 @@ class _Judge:
                 found.add(SATURATED)
         return frozenset(found)
 
-    def hear(self, heard: Heard) -> None:
+    def hear(self, heard: Observation) -> None:
         {
             What.BEGAN: self._began,
             What.ENDED: self._ended,
@@ -198,7 +209,7 @@ class _Judge:
     def _caller(self, place: Place) -> _Open:
         return self._open.get(place.parent, self._outside) if place.parent is not None else self._outside
 
-    def _began(self, heard: Heard) -> None:
+    def _began(self, heard: Observation) -> None:
         caller, tensors = self._caller(heard.place), [seen for seen in heard.of("input") if not _is_number(seen)]
         arrival = self.kinds(tensors) | (self.kinds(heard.of("input")) & {MINUS})  # of numbers, -Inf alone is what outputs are filled with
         call = _Open(heard.place, heard, caller, arrival, set(arrival), set(arrival & caller.bad))
@@ -211,7 +222,7 @@ class _Judge:
             else:
                 caller.pending[kind] = self._made_before(caller, heard, kind)
 
-    def _made_before(self, caller: _Open, heard: Heard, kind: str) -> Found:
+    def _made_before(self, caller: _Open, heard: Observation, kind: str) -> Finding:
         """What a child, or the model, is given and was not known to its caller."""
         bad = [each for each in heard.of("input") if kind in self.kinds([each])]
         if caller is self._outside:
@@ -220,7 +231,7 @@ class _Judge:
         tensors = [*self._inputs_of(caller), *bad]
         return self._finding(heard, Site.GLUE, [kind], tensors, caller, near)
 
-    def _ended(self, heard: Heard) -> None:
+    def _ended(self, heard: Observation) -> None:
         call = self._open.pop(heard.place.key, None)
         if call is None:
             return
@@ -231,7 +242,7 @@ class _Judge:
             self._judge(call, caller, heard, kinds)
         caller.known |= kinds
 
-    def _judge(self, call: _Open, caller: _Open, heard: Heard, kinds: frozenset[str]) -> None:
+    def _judge(self, call: _Open, caller: _Open, heard: Observation, kinds: frozenset[str]) -> None:
         """Say where the kinds in a call's output come from."""
         made = NAN not in call.known and (NAN in kinds or bool(kinds - call.known))
         pending = self._pending(call, caller, kinds)
@@ -251,7 +262,7 @@ class _Judge:
             found = self._finding(heard, Site.GLUE if glue else Site.MODULE, sorted(kinds), tensors, call, near)
             self._tell(found, caller, call)
 
-    def _pending(self, call: _Open, caller: _Open, kinds: frozenset[str]) -> Found | None:
+    def _pending(self, call: _Open, caller: _Open, kinds: frozenset[str]) -> Finding | None:
         """What, of that which callers' own code made or the model was given, does harm in this call."""
         for kind in (NAN,) if NAN in call.given else (*_HARMFUL, MINUS):
             around = self._around(kind, caller)
@@ -264,7 +275,7 @@ class _Judge:
                 found = maker.pending.pop(kind)
                 other = maker.pending.get(MINUS)
                 if other is not None and other.order == found.order and self._is_overflow(maker):
-                    found.kinds = [*found.kinds, *maker.pending.pop(MINUS).kinds]
+                    found = replace(found, kinds=[*found.kinds, *maker.pending.pop(MINUS).kinds])
                 for each in around:
                     self._blame(each, None, found.kinds)
                 return found
@@ -288,7 +299,7 @@ class _Judge:
         """Whether a -Inf that a call gives is what it was filled with, and none of its operators has computed it."""
         return MINUS not in call.makers if self._sees_operators else self._limits.fills(call.place.name)
 
-    def _tell(self, found: Found, *calls: _Open) -> None:
+    def _tell(self, found: Finding, *calls: _Open) -> None:
         """A finding; from now on these calls' values of its kinds are known to come from one."""
         self.found.append(found)
         for call in calls:
@@ -299,17 +310,15 @@ class _Judge:
             each.known |= set(kinds)
             each.bad |= set(kinds)
 
-    def _pass_on(self, call: _Open, caller: _Open, heard: Heard, kinds: frozenset[str]) -> None:
+    def _pass_on(self, call: _Open, caller: _Open, heard: Observation, kinds: frozenset[str]) -> None:
         """A call that was given what is not finite, and gives it on."""
         self._blame(caller, None, kinds)
         self._passed_on += 1
         if self._passed_on <= _MOST_PASSED_ON:
             tensors = [*self._inputs_of(call), *heard.seen]
-            found = self._finding(heard, Site.MODULE, sorted(kinds), tensors, call)
-            found.origin, found.cause = False, Cause.INPUTS
-            self.found.append(found)
+            self.found.append(self._finding(heard, Site.MODULE, sorted(kinds), tensors, call).passing_on())
 
-    def _operator(self, heard: Heard) -> None:
+    def _operator(self, heard: Observation) -> None:
         self._sees_operators = True
         call = self._open.get(heard.place.key, self._outside)
         arrival, kinds = self.kinds(heard.of("input")), self.kinds(heard.of("output"))
@@ -327,47 +336,43 @@ class _Judge:
             call.sources.update(dict.fromkeys(new & filled, heard))
             call.makers.update(dict.fromkeys(new - {NAN} - filled, heard))  # the last: an earlier one may have done no harm
 
-    def _point(self, heard: Heard) -> None:
+    def _point(self, heard: Observation) -> None:
         call, kinds = self._open.get(heard.place.key, self._outside), self.kinds(heard.seen)
         if kinds and not kinds <= call.bad:
             tensors = [*self._inputs_of(call), *heard.seen]
-            self._tell(self._finding(heard, Site.POINT, sorted(kinds), tensors, call, heard.detail), call)
+            self._tell(self._finding(heard, Site.POINT, sorted(kinds), tensors, call, heard.near), call)
 
-    def _flag(self, heard: Heard) -> None:
+    def _flag(self, heard: Observation) -> None:
         """The first is told as where it began: what is saturated sets off the flag in most calls after it."""
         call, ended = self._ends.get(heard.place.key, (self._open.get(heard.place.key), None))
         tensors = [*(self._inputs_of(call) if call is not None else []), *(ended.seen if ended is not None else [])]
-        found = self._finding(heard, Site.GLUE if heard.detail else Site.MODULE, [FLAG], tensors, call, heard.detail)
+        found = self._finding(heard, Site.GLUE if heard.near else Site.MODULE, [FLAG], tensors, call, heard.near)
         if call is not None and SATURATED in call.makers:
-            maker = call.makers[SATURATED]
-            found.operator, found.line, found.operator_tensors = maker.detail, maker.line, maker.seen
+            found = _made_by(call.makers[SATURATED], found)
         if any(each.origin for each in self.found):
-            found.origin, found.cause = False, Cause.INPUTS
+            found = found.passing_on()
             self._passed_on += 1
         if self._passed_on <= _MOST_PASSED_ON:
             self.found.append(found)
 
-    def _arrived(self, heard: Heard) -> None:
+    def _arrived(self, heard: Observation) -> None:
         kinds = self.kinds(heard.seen)
         if kinds and not self._spoilt:
             self._spoilt = True
             self._blame_loss(heard, not self.found)
 
-    def _blame_loss(self, heard: Heard, origin: bool) -> None:
-        found = self._finding(heard, Site.LOSS, sorted(self.kinds(heard.seen)), heard.seen)
-        found.direction, found.origin = Direction.BACKWARD, origin
-        found.cause = Cause.INSIDE if origin else Cause.INPUTS
+    def _blame_loss(self, heard: Observation, origin: bool) -> None:
+        found = _backward(self._finding(heard, Site.LOSS, sorted(self.kinds(heard.seen)), heard.seen), cause=Cause.INSIDE)
         if self._made_in_loss is not None:
-            maker = self._made_in_loss
-            found.operator, found.line, found.operator_tensors = maker.detail, maker.line, maker.seen
-        self.found.append(found)
+            found = _made_by(self._made_in_loss, found)
+        self.found.append(found if origin else found.passing_on())
 
-    def _loss(self, heard: Heard) -> None:
+    def _loss(self, heard: Observation) -> None:
         """It is told only if it comes to the model."""
         if self._made_in_loss is None and self.kinds(heard.seen):
             self._made_in_loss = heard
 
-    def _second(self, heard: Heard) -> None:
+    def _second(self, heard: Observation) -> None:
         """In a second backward nothing arrives at what the model gave: what is not finite may come from the loss."""
         before = len(self.found)
         if self._made_in_loss is not None and self.kinds(heard.seen) and not self.found:
@@ -375,18 +380,15 @@ class _Judge:
             self._blame_loss(heard, True)
         else:
             self._gradient(heard)
-        for found in self.found[before:]:
-            found.second = True
+        self.found[before:] = [replace(found, second=True) for found in self.found[before:]]
 
-    def _hooked(self, heard: Heard) -> None:
+    def _hooked(self, heard: Observation) -> None:
         kinds = self.kinds(heard.seen)
         if kinds and not self._spoilt and not any(found.origin for found in self.found):
             self._spoilt = True
-            found = self._finding(heard, Site.HOOK, sorted(kinds), heard.seen, None, heard.detail.rpartition(".")[2])
-            found.direction = Direction.BACKWARD
-            self.found.append(found)
+            self.found.append(_backward(self._finding(heard, Site.HOOK, sorted(kinds), heard.seen, None, heard.parameter)))
 
-    def _gradient(self, heard: Heard) -> None:
+    def _gradient(self, heard: Observation) -> None:
         kinds = self.kinds(heard.seen)
         if not kinds or heard.place.key in self._told or len(self._told) > _MOST_PASSED_ON:
             return
@@ -399,13 +401,12 @@ class _Judge:
         call, ended = self._ends.get(heard.place.key, (None, None))
         forward = [] if call is None or ended is None else [*self._inputs_of(call), *ended.seen]
         found = self._finding(heard, Site.GLUE if heard.near else Site.MODULE, sorted(kinds), [*forward, *heard.seen], None, heard.near)
-        found.direction, found.origin, found.operator, found.line = Direction.BACKWARD, origin, heard.detail, heard.line
+        found = _backward(found, cause=Cause.INSIDE, operator=heard.operator, line=heard.line)
         if origin and call is not None:
-            found.notes += [_swallowed(each) for each in list(dict.fromkeys(call.makers.values()))[:1]]
-        found.cause = Cause.INSIDE if origin else Cause.INPUTS
-        self.found.append(found)
+            found = found.noting(*map(_swallowed, list(dict.fromkeys(call.makers.values()))[:1]))
+        self.found.append(found if origin else found.passing_on())
 
-    def _hidden(self, place: Place) -> Found | None:
+    def _hidden(self, place: Place) -> Finding | None:
         """What a call was given in the forward that did harm in the backward only, as a NaN that torch.where took out."""
         call, _ = self._ends.get(place.key, (None, None))
         for kind in (NAN, PLUS):
@@ -415,41 +416,46 @@ class _Judge:
                     return maker.pending.pop(kind)
         return None
 
-    def _sum(self, heard: Heard) -> None:
+    def _sum(self, heard: Observation) -> None:
         """If a sum is not finite, but nothing was before, then its parts were finite."""
         kinds = self.kinds(heard.seen)
         if kinds and not self._spoilt and not any(found.origin for found in self.found):
             self._spoilt = True
-            found = self._finding(heard, Site.SUM, sorted(kinds), heard.seen)
-            found.direction = Direction.BACKWARD
-            self.found.append(found)
+            self.found.append(_backward(self._finding(heard, Site.SUM, sorted(kinds), heard.seen)))
 
-    def _parameter(self, heard: Heard) -> None:
+    def _parameter(self, heard: Observation) -> None:
         """A parameter whose gradient is not finite is told with the gradient that spoilt it."""
         if not self.kinds(heard.seen):
             return
-        origin = next((found for found in self.found if found.origin), None)
-        if origin is None:
-            owner = heard.place
-            origin = self._finding(heard, Site.SUM, sorted(self.kinds(heard.seen)), heard.seen, None, heard.detail.rpartition(".")[2])
-            origin.direction, origin.name, origin.type = Direction.BACKWARD, owner.name, owner.type
-            self.found.append(origin)
-        if heard.detail not in origin.parameters:
-            origin.parameters.append(heard.detail)
+        if not any(found.origin for found in self.found):
+            found = self._finding(heard, Site.SUM, sorted(self.kinds(heard.seen)), heard.seen, None, heard.parameter)
+            self.found.append(_backward(found, name=heard.place.name, type=heard.place.type))
+        if heard.parameter_name not in self._parameters:
+            self._parameters.append(heard.parameter_name)
 
-    def _inputs_of(self, call: _Open) -> list[Seen]:
+    def findings(self) -> list[Finding]:
+        """In the order of the step; the first that was found as an origin has the parameters."""
+        spoiling = next((found for found in self.found if found.origin), None)
+        findings = [replace(found, parameters=self._parameters) if found is spoiling else found for found in self.found]
+        return sorted(findings, key=lambda found: found.order)
+
+    def _inputs_of(self, call: _Open) -> list[TensorRange]:
         return call.inputs.of("input") if call.inputs is not None else []
 
     def _finding(
-        self, heard: Heard, site: Site, kinds: list[str], tensors: Iterable[Seen], call: _Open | None = None, near: str = ""
-    ) -> Found:
+        self, heard: Observation, site: Site, kinds: list[str], tensors: Iterable[TensorRange], call: _Open | None = None, near: str = ""
+    ) -> Finding:
         place = call.place if call is not None and call is not self._outside else heard.place
         tensors = list(tensors)
         makers = {**call.brought, **call.sources, **call.makers} if call is not None else {}
         maker = next((makers[kind] for kind in (NAN, *kinds) if kind in kinds and kind in makers), None)
         given = call if call is not None else self._open.get(heard.place.key)
         inputs = self._inputs_of(given) if given is not None else [seen for seen in tensors if seen.role == "input"]
-        found = Found(
+        unseen = list(given.inputs.unseen) if given is not None and given.inputs is not None else []
+        if maker is not None and call is not None and maker in call.brought.values():
+            bad = [seen.path for seen in maker.of("input") if self.kinds([seen]) & set(kinds)]
+            unseen.append(f"{', '.join(bad)} of {maker.operator}, which is neither an input nor a weight")
+        found = Finding(
             step=self._step,
             order=heard.order,
             name=place.name,
@@ -463,21 +469,15 @@ class _Judge:
             near=near,
             tensors=tensors,
             legal=[] if site is Site.INPUT else [seen.path for seen in inputs if self.kinds([seen]) & _INFINITE],
+            unseen=unseen,
         )
-        if given is not None and given.inputs is not None:
-            found.unseen += given.inputs.unseen
-        if maker is not None:
-            found.operator, found.line, found.operator_tensors = maker.detail, maker.line, maker.seen
-            if call is not None and maker in call.brought.values():
-                bad = [seen.path for seen in maker.of("input") if self.kinds([seen]) & set(kinds)]
-                found.unseen += [f"{', '.join(bad)} of {maker.detail}, which is neither an input nor a weight"]
-        return found
+        return found if maker is None else _made_by(maker, found)
 
-    def _is_near(self, seen: Seen) -> bool:
+    def _is_near(self, seen: TensorRange) -> bool:
         return near_the_limit(seen.dtype, float(seen.low), float(seen.high), self._limits.near)
 
 
-def judge(heard: Iterable[Heard], step: int, limits: Limits) -> list[Found]:
+def judge(heard: Iterable[Observation], step: int, limits: Limits) -> list[Finding]:
     """Find where values that are not finite began.
 
     Args:
@@ -491,19 +491,28 @@ def judge(heard: Iterable[Heard], step: int, limits: Limits) -> list[Found]:
     judge = _Judge(step, limits)
     for each in heard:
         judge.hear(each)
-    return sorted(judge.found, key=lambda found: found.order)
+    return judge.findings()
 
 
-def _is_number(seen: Seen) -> bool:
+def _backward(found: Finding, **facts: Any) -> Finding:
+    return replace(found, direction=Direction.BACKWARD, **facts)
+
+
+def _made_by(maker: Observation, found: Finding) -> Finding:
+    """A finding with the operator that has made it."""
+    return replace(found, operator=maker.operator, line=maker.line, operator_tensors=maker.seen)
+
+
+def _is_number(seen: TensorRange) -> bool:
     """Whether it may be a number in the code, not a tensor."""
     return not seen.shape and seen.dtype == "float64"
 
 
-def _is_mask(heard: Heard) -> bool:
+def _is_mask(heard: Observation) -> bool:
     """Whether an operator that gives -Inf does so where there is nothing, or has added something to the lowest number of a mask."""
-    if _POOLS.match(heard.detail):
+    if _POOLS.match(heard.operator):
         return True
-    return _SUMS.match(heard.detail) is not None and any(
+    return _SUMS.match(heard.operator) is not None and any(
         seen.dtype in DTYPES and -DTYPES[seen.dtype].largest <= float(seen.low) <= -0.99 * DTYPES[seen.dtype].largest
         for seen in heard.of("input")
     )
@@ -518,9 +527,9 @@ def near_the_limit(dtype: str, low: float, high: float, near: float) -> bool:
     return largest > 0 and (largest / near <= high < float("inf") or -0.99 * largest < low <= -largest / near)
 
 
-def _swallowed(maker: Heard) -> str:
+def _swallowed(maker: Observation) -> str:
     """What an operator made in the forward that the call's output does not show, but its backward does."""
-    return f"in the forward {maker.detail}{f' at {maker.line}' if maker.line else ''} gave a value that is not finite"
+    return f"in the forward {maker.operator}{f' at {maker.line}' if maker.line else ''} gave a value that is not finite"
 
 
 def within(child: Place, parent: Place) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accucompare.findings.analysis import MANY_IN_A_ROW
-from accucompare.findings.events import Scaled
+from accucompare.findings.events import ScaleChange
 
 
 class Scaling:
@@ -21,7 +21,7 @@ class Scaling:
         self.scale = scale
         self.in_a_row = 0
 
-    def end_step(self, step: int, scale: float | None, skipped: bool, where: str) -> Scaled | None:
+    def end_step(self, step: int, scale: float | None, skipped: bool, where: str) -> ScaleChange | None:
         """
         Args:
             step: that ends.
@@ -40,10 +40,10 @@ class Scaling:
         alarm = lowest or self.in_a_row >= MANY_IN_A_ROW
         change = "" if scale is None or before == scale else f"the loss scale went from {before:g} to {scale:g}"
         if not skipped:
-            return Scaled(step, scale or 0.0, False, 0, False, change)
+            return ScaleChange(step, scale or 0.0, False, 0, False, change)
         overflow = f"gradients overflowed{f' in {where}' if where else ''}, and the update was skipped"
         verdict = "this is normal now and then" if not alarm else self._alarm(lowest)
-        return Scaled(step, scale or 0.0, True, self.in_a_row, alarm, "; ".join(part for part in (overflow, change, verdict) if part))
+        return ScaleChange(step, scale or 0.0, True, self.in_a_row, alarm, "; ".join(part for part in (overflow, change, verdict) if part))
 
     def _alarm(self, lowest: bool) -> str:
         reason = "the loss scale is down to 1" if lowest else f"{self.in_a_row} updates in a row were skipped"

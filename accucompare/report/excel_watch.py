@@ -15,7 +15,7 @@ from openpyxl.worksheet.worksheet import Worksheet
 from accucompare.bundle.records import display_name
 from accucompare.files import written_whole
 from accucompare.findings.analysis import Analysis, Ranks, answer, called, described, hints, smallest
-from accucompare.findings.events import Cause, Found, Number, Seen, Step, Warned
+from accucompare.findings.events import Alert, AlertKind, Cause, Finding, Number, Step, TensorRange
 from accucompare.report.columns import COUNT, NUMBER, TEXT, Value, bracketed
 from accucompare.report.excel import WRITE_ERRORS, new_workbook
 from accucompare.report.excel_rows import number_or_text
@@ -166,39 +166,43 @@ def _filled(cell: Cell, value: Value) -> Cell:
 # Findings
 
 
-class _Finding(NamedTuple):
+class _FindingRow(NamedTuple):
     number: int
     run: Analysis
-    found: Found
+    found: Finding
 
 
 _TAKEN = ("input", "weight", "buffer")
 
 
-def _seen(found: Found) -> list[Seen]:
+def _seen(found: Finding) -> list[TensorRange]:
     return found.operator_tensors or found.tensors
 
 
-def _taken_most(row: _Finding) -> Value:
+def _taken_most(row: _FindingRow) -> Value:
     """The largest magnitude that went in; a NaN, if there is one."""
     sizes = [seen.abs_max for seen in _seen(row.found) if seen.role in _TAKEN]
     return math.nan if any(map(math.isnan, sizes)) else max(sizes, default=None)
 
 
-def _told(tensors: Sequence[Seen]) -> str:
+def _told(tensors: Sequence[TensorRange]) -> str:
     return "; ".join(described(seen) for seen in tensors[:20])
 
 
-def _given_count(kind: str) -> Callable[[_Finding], Value]:
-    def get(row: _Finding) -> Value:
+def _given_count(kind: str) -> Callable[[_FindingRow], Value]:
+    def get(row: _FindingRow) -> Value:
         counts = [getattr(seen, kind) for seen in _seen(row.found) if seen.role not in _TAKEN]
         return sum(count for count in counts if count is not None) if any(count is not None for count in counts) else None
 
     return get
 
 
-def _hints(row: _Finding) -> str:
+def _hints(row: _FindingRow) -> str:
     return "; ".join(hints(row.found, row.run.start, row.run.scale_at(row.found.step)))
+
+
+def _notes(row: _FindingRow) -> str:
+    return "; ".join([*row.found.notes, *(f"reproducer: {note}" for note in row.found.reproducer_notes)])
 
 
 def _coordinates(run: Analysis) -> str:
@@ -231,18 +235,18 @@ _FINDINGS: tuple[_Column, ...] = (
     _Column("legal Inf in", TEXT, 18, lambda row: ", ".join(row.found.legal)),
     _Column("what to try", TEXT, 90, _hints, "judgement"),
     _Column("reproducer", TEXT, 44, lambda row: row.found.reproducer, "judgement"),
-    _Column("notes", TEXT, 60, lambda row: "; ".join(row.found.notes), "judgement"),
+    _Column("notes", TEXT, 60, _notes, "judgement"),
 )
 
 
-def _fill(row: _Finding) -> str:
+def _fill(row: _FindingRow) -> str:
     if not row.found.origin:
         return ""
     return _NEAR if row.found.cause is Cause.NEAR else _ORIGIN
 
 
 def _add_findings(workbook: Workbook, ranks: Ranks) -> None:
-    rows = [_Finding(number, run, found) for number, (run, found) in enumerate(ranks.findings, 1)]
+    rows = [_FindingRow(number, run, found) for number, (run, found) in enumerate(ranks.findings, 1)]
     heading = [(verdict_line(ranks, alone=False).plain, SECTION)]
     if ranks.first is not None:
         run, found = ranks.first
@@ -269,7 +273,7 @@ class _Tensor(NamedTuple):
     call: int
     direction: str
     operator: str
-    seen: Seen | None
+    seen: TensorRange | None
     origin: bool
 
 
@@ -281,12 +285,12 @@ def _tensors(ranks: Ranks) -> Iterator[_Tensor]:
             for frame in frames.frames:
                 origin = (frames.step, frame.name, frame.call, frame.direction) in guilty
                 about = (frame.order, frame.name, frame.type, frame.call, frame.direction.value, frame.operator)
-                tensors: Sequence[Seen | None] = frame.tensors or [None]
+                tensors: Sequence[TensorRange | None] = frame.tensors or [None]
                 for seen in tensors:
                     yield _Tensor(run, frames.step, frames.traced, *about, seen, origin)
 
 
-def _of_seen(get: Callable[[Seen], Value]) -> Callable[[_Tensor], Value]:
+def _of_seen(get: Callable[[TensorRange], Value]) -> Callable[[_Tensor], Value]:
     return lambda row: None if row.seen is None else get(row.seen)
 
 
@@ -390,14 +394,14 @@ def _add_steps(workbook: Workbook, ranks: Ranks) -> None:
 
 class _Warning(NamedTuple):
     run: Analysis
-    warned: Warned
+    warned: Alert
     alarm: bool
 
 
 _WARNINGS: tuple[_Column, ...] = (
     _Column("step", COUNT, 10, lambda row: row.warned.step),
     _Column("rank", COUNT, 7, lambda row: row.run.start.rank),
-    _Column("kind", TEXT, 18, lambda row: row.warned.kind, "verdict"),
+    _Column("kind", TEXT, 18, lambda row: row.warned.kind.value, "verdict"),
     _Column("module", TEXT, 44, lambda row: display_name(row.warned.name) if row.warned.type else row.warned.name),
     _Column("class", TEXT, 22, lambda row: row.warned.type),
     _Column("value", NUMBER, 15, lambda row: _number(row.warned.value), "difference"),
@@ -413,7 +417,7 @@ def _warned(run: Analysis) -> Iterator[_Warning]:
         yield _Warning(run, warned, False)
     for each in run.scaled:
         said = each.text or f"the loss scale is {each.scale:g} now" + (", the step was skipped" if each.skipped else "")
-        yield _Warning(run, Warned("loss scale", said, each.step, value=each.scale), id(each) in alarms)
+        yield _Warning(run, Alert(AlertKind.SCALE, said, each.step, value=each.scale), id(each) in alarms)
 
 
 def _add_warnings(workbook: Workbook, ranks: Ranks) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from accucompare.bundle.records import display_name
 from accucompare.findings.analysis import Analysis, Ranks, Trail, answer, called, headline, kinds, printable, short, smallest, where
-from accucompare.findings.events import Cause, Direction, Found, Frame, Frames, Seen, Start, Step
+from accucompare.findings.events import Cause, Direction, Ending, Finding, Frame, Frames, Start, Step, TensorRange
 from accucompare.report.console import open_console
 
 _TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
@@ -23,7 +23,7 @@ _TENSOR_TITLES = ("#", "call, tensor", "dtype", "shape", "abs min", "abs max", "
 
 
 def print_finding(
-    found: Found,
+    found: Finding,
     start: Start,
     frames: Frames | None,
     directory: Path | None = None,
@@ -114,7 +114,7 @@ def print_watched(ranks: Ranks, quiet: bool) -> None:
         _print_answer(console, answer(found, run.start, ranks.directory, run.scale_at(found.step)))
     _print_warnings(console, ranks)
     for run in _told(ranks):
-        if run.end is not None and run.end.reason not in ("finished", "a finding"):
+        if run.end is not None and run.end.ending not in (Ending.FINISHED, Ending.FINDING):
             console.print(Text(f"{_rank(ranks, run)}{run.ending}"), soft_wrap=True)
     console.print(f"more: accucompare overflow {printable(str(ranks.path), 400)}", soft_wrap=True)
 
@@ -189,18 +189,18 @@ def _rows(ranks: Ranks, trail: Trail) -> Iterator[list[Text]]:
         yield [*empty, Text(f"… and passed through {more:,} more", "bright_black"), Text(), Text(), Text()]
 
 
-def _row(ranks: Ranks, trail: Trail, found: Found, style: str) -> list[Text]:
+def _row(ranks: Ranks, trail: Trail, found: Finding, style: str) -> list[Text]:
     numbers = [str(found.step), *([str(trail.run.start.rank)] if ranks.several else []), str(found.order)]
     cells = [*numbers, printable(found.place), printable(found.type, 60), kinds(found), inputs_of(found)]
     return [Text(cell, style) for cell in cells]
 
 
-def inputs_of(found: Found) -> str:
+def inputs_of(found: Finding) -> str:
     """What is said of what went in, in a word or two."""
     return "not all looked at" if found.unseen and found.cause is not Cause.INPUTS else _INPUTS[found.cause]
 
 
-def _guilty(found: Found, frames: Sequence[Frame]) -> int | None:
+def _guilty(found: Finding, frames: Sequence[Frame]) -> int | None:
     """The index of the frame that the finding is of, if it is among them."""
     same = [
         index
@@ -242,7 +242,7 @@ def _tensor_table(rows: list[list[Text]]) -> Table:
     return table
 
 
-def _tensor(seen: Seen) -> list[Text]:
+def _tensor(seen: TensorRange) -> list[Text]:
     wrong = "" if seen.finite else "red"
     largest = "nan" if math.isnan(seen.abs_max) else short(seen.abs_max)
     cells = [

@@ -17,7 +17,7 @@ from accucompare.bundle.records import Record, Role, display_name
 from accucompare.case import load_case
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import AccucompareError, BundleError, CaptureError, CaseError, DeviceError, UsageError
-from accucompare.findings.events import Direction, Found, Site
+from accucompare.findings.events import Direction, Finding, Site
 from accucompare.live.hooks import arguments_of
 from accucompare.live.names import Modules, name_modules, unwrapped
 from accucompare.live.state import put_together
@@ -73,7 +73,7 @@ class Autocast(msgspec.Struct):
     dtype: str
 
 
-class Saved(msgspec.Struct, kw_only=True):
+class SnapshotDescription(msgspec.Struct, kw_only=True):
     """What the manifest of a reproducer's bundle says of it, beside what it says of any.
 
     Attributes:
@@ -92,7 +92,7 @@ class Saved(msgspec.Struct, kw_only=True):
             attributes by name.
     """
 
-    found: Found
+    found: Finding
     device: str
     autocast: dict[str, Autocast]
     grad_enabled: bool
@@ -132,7 +132,7 @@ class Reproducer:
         if table is None:
             raise BundleError(f"{bundle.path}: is a bundle, but no reproducer, which a watch writes")
         try:
-            self._saved = msgspec.convert(table, Saved)
+            self._saved = msgspec.convert(table, SnapshotDescription)
         except msgspec.ValidationError as error:
             raise BundleError(f"{bundle.path}: damaged; what it says of the module is malformed ({error})") from None
         self.found = self._saved.found

@@ -11,9 +11,8 @@ import os
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -23,7 +22,7 @@ from accucompare.bundle.manifest import Manifest, StepEntry
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.bundle.writer import RecordFile
 from accucompare.errors import CaptureError
-from accucompare.findings.events import Found, Site
+from accucompare.findings.events import Finding, Site
 from accucompare.live.environment import describe_environment, device_of
 from accucompare.live.hooks import arguments_of
 from accucompare.live.names import Modules, name_modules
@@ -33,54 +32,30 @@ from accucompare.live.values import Scalar, describe, leaves
 from accucompare.numbers.dtypes import DTYPES, Array
 from accucompare.reproduce.imports import CannotRebuildError, place_text
 from accucompare.reproduce.recipe import Recipe, recipe
-from accucompare.reproduce.reproducer import Autocast, Reproducer, Saved, autocast_now, autocast_then
+from accucompare.reproduce.reproducer import Autocast, SnapshotDescription
+from accucompare.reproduce.snapshot import Snapshot
 
-__all__ = ["Moment", "Reproducer", "autocast_now", "autocast_then", "save_reproducer"]
-
-_Saved = tuple[Record, Callable[[], Array]]
-
-
-@dataclass
-class Moment:
-    """What one module call was given.
-
-    Attributes:
-        module: the live module; its parameters are as they were at the call.
-        name, call: its qualified name, and which of its calls in the step.
-        args, kwargs: copies made before the call, in the same structure. A tensor given twice should be one copy; a copy whose
-            original required grad should require it, too.
-        random: the state of each device's generator (``cpu``, ``cuda:0``, ``npu:0``) at the call's start.
-        autocast: that of ``autocast_now`` at the call.
-        buffers: copies of the module's buffers before the call, by name in the module; what is not in it is taken from the module.
-        grads: of a finding in the backward, the gradient of each output, by the path that ``leaves`` gives.
-        grad_enabled: whether the call was made with gradients on.
-        numbers: plain attributes of the module, and of those in it, that are numbers or text, as they were then: it may count its calls.
-    """
-
-    module: nn.Module
-    name: str
-    call: int
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    random: dict[str, torch.Tensor] = field(default_factory=dict)
-    autocast: dict[str, Any] = field(default_factory=dict)
-    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
-    grads: dict[str, torch.Tensor] = field(default_factory=dict)
-    grad_enabled: bool = True
-    numbers: dict[nn.Module, dict[str, Any]] = field(default_factory=dict)
+_Entry = tuple[Record, Callable[[], Array]]
 
 
-def save_reproducer(stem: Path, found: Found, moment: Moment, case: str | None) -> Path:
+class Script(NamedTuple):
+    """The script of a reproducer that was written; a note for each thing that could not be saved, or not be rebuilt."""
+
+    path: Path
+    notes: list[str]
+
+
+def save_reproducer(stem: Path, found: Finding, snapshot: Snapshot, case: str | None) -> Script:
     """Write the bundle ``stem`` and the script ``stem.py``; of an earlier run's, none is left.
 
     Args:
         stem: such as ``watch/rank0-step7``.
-        found: what was found; a sentence is added to its notes for each thing that could not be saved, or not be rebuilt.
-        moment: what the module was given.
+        found: what was found.
+        snapshot: what the module was given.
         case: the case that was run, if the command line runs it: then the script takes the module from it.
 
     Returns:
-        The script's path.
+        The script.
 
     Raises:
         CaptureError: if it cannot be written; nothing is left of it then.
@@ -89,13 +64,13 @@ def save_reproducer(stem: Path, found: Found, moment: Moment, case: str | None) 
     if stem.exists() and not (stem / "manifest.json").is_file():
         raise CaptureError(f"{stem}: is there and holds no bundle, so it is not touched; the reproducer was not written")
     parts = stem.with_name(f"{stem.name}.part"), script.with_name(f"{script.name}.part")
-    with _numbers_as_they_were(moment):
-        making = _making(moment, case, stem.parent)
+    with _numbers_as_they_were(snapshot):
+        making = _making(snapshot, case, stem.parent)
     replacing = False
     try:
         _remove(*parts)
-        lost = _write_bundle(parts[0], found, moment, making, case)
-        parts[1].write_text(_script(script, found, moment, making, lost), encoding="utf-8")
+        lost = _write_bundle(parts[0], found, snapshot, making, case)
+        parts[1].write_text(_script(script, found, snapshot, making, lost), encoding="utf-8")
         replacing = True
         _remove(stem, script)
         os.replace(parts[0], stem)
@@ -107,17 +82,15 @@ def save_reproducer(stem: Path, found: Found, moment: Moment, case: str | None) 
         if isinstance(error, Exception):  # a class of the user's may raise anything while it is looked at; the training goes on
             raise CaptureError(f"{stem}: the reproducer cannot be written ({type(error).__name__}: {error})") from error
         raise
-    if isinstance(making, str):
-        found.notes.append(f"reproducer: the module has to be made by hand in {script.name}: {making}")
-    found.notes += [f"reproducer: {place} could not be saved ({what})" for place, what in lost.items()]
-    return script
+    by_hand = [f"the module has to be made by hand in {script.name}: {making}"] if isinstance(making, str) else []
+    return Script(script, [*by_hand, *(f"{place} could not be saved ({what})" for place, what in lost.items())])
 
 
 @contextlib.contextmanager
-def _numbers_as_they_were(moment: Moment) -> Iterator[None]:
-    now = {module: {name: vars(module)[name] for name in numbers if name in vars(module)} for module, numbers in moment.numbers.items()}
+def _numbers_as_they_were(snapshot: Snapshot) -> Iterator[None]:
+    now = {module: {name: vars(module)[name] for name in numbers if name in vars(module)} for module, numbers in snapshot.numbers.items()}
     try:
-        for module, numbers in moment.numbers.items():
+        for module, numbers in snapshot.numbers.items():
             vars(module).update(numbers)
         yield
     finally:
@@ -133,7 +106,7 @@ def _remove(*paths: Path) -> None:
             path.unlink()
 
 
-def _making(moment: Moment, case: str | None, directory: Path) -> Recipe | str:
+def _making(snapshot: Snapshot, case: str | None, directory: Path) -> Recipe | str:
     """How to make the module, or why that is not known; ``directory``: of the script."""
     if case is not None:
         source, colon, callable_name = case.partition(":")
@@ -141,9 +114,9 @@ def _making(moment: Moment, case: str | None, directory: Path) -> Recipe | str:
         own = f" + {colon + callable_name!r}" if colon else ""
         target = place_text(Path(source).resolve(), directory) + own if by_path else repr(case)
         paths = [] if by_path else [f"sys.path.insert(0, {place_text(Path.cwd(), directory)})"]
-        return Recipe([*paths, "from accucompare.reproduce import module_of_case"], f"module_of_case({target}, {moment.name!r})")
+        return Recipe([*paths, "from accucompare.reproduce import module_of_case"], f"module_of_case({target}, {snapshot.name!r})")
     try:
-        return recipe(moment.module, directory)
+        return recipe(snapshot.module, directory)
     except CannotRebuildError as error:
         return str(error)
     except Exception as error:  # attributes of the user's may raise when they are looked at; the data is saved all the same
@@ -153,17 +126,17 @@ def _making(moment: Moment, case: str | None, directory: Path) -> Recipe | str:
 # -- the bundle -------------------------------------------------------------------------------------------------------------------
 
 
-def _write_bundle(directory: Path, found: Found, moment: Moment, making: Recipe | str, case: str | None) -> dict[str, str]:
+def _write_bundle(directory: Path, found: Finding, snapshot: Snapshot, making: Recipe | str, case: str | None) -> dict[str, str]:
     """Write everything, and return what could not be saved: its place, and what it is."""
-    modules = name_modules(moment.module)
-    state = _State(moment, modules)
-    device = _device(moment)
+    modules = name_modules(snapshot.module)
+    state = _State(snapshot, modules)
+    device = _device(snapshot)
     root = modules.named[""]
-    saved = Saved(
+    saved = SnapshotDescription(
         found=found,
         device=str(device),
-        autocast={kind: Autocast(**table) for kind, table in moment.autocast.items()},
-        grad_enabled=moment.grad_enabled,
+        autocast={kind: Autocast(**table) for kind, table in snapshot.autocast.items()},
+        grad_enabled=snapshot.grad_enabled,
         kind=f"{type(root).__module__}.{type(root).__qualname__}",
         missing=making if isinstance(making, str) else None,
         training=_training(root),
@@ -194,7 +167,7 @@ def _write_bundle(directory: Path, found: Found, moment: Moment, making: Recipe 
     )
     count, digest = _write_records(directory / "rank0" / "state", state.records)
     manifest.state = {"records": count, "digest": digest}
-    manifest.steps.append(StepEntry(found.step, *_write_records(directory / "rank0" / f"step{found.step}", _shown(found, moment))))
+    manifest.steps.append(StepEntry(found.step, *_write_records(directory / "rank0" / f"step{found.step}", _shown(found, snapshot))))
     manifest.write(directory / "manifest.json")
     return state.lost
 
@@ -214,9 +187,9 @@ def _write_records(stem: Path, records: Any) -> tuple[int, str]:
         raise
 
 
-def _shown(found: Found, moment: Moment) -> Iterator[tuple[Record, Array | None]]:
+def _shown(found: Finding, snapshot: Snapshot) -> Iterator[tuple[Record, Array | None]]:
     """The inputs, as a capture records them."""
-    for order, (path, value) in enumerate(arguments_of(moment.args, moment.kwargs)):
+    for order, (path, value) in enumerate(arguments_of(snapshot.args, snapshot.kwargs)):
         if isinstance(value, torch.Tensor):
             host = other_to_host(value) if _problem(value) else to_host(value)
         else:
@@ -225,12 +198,12 @@ def _shown(found: Found, moment: Moment) -> Iterator[tuple[Record, Array | None]
             Record(
                 rank=0,
                 step=found.step,
-                name=moment.name,
-                call=moment.call,
+                name=snapshot.name,
+                call=snapshot.call,
                 role=Role.INPUT,
                 path=path,
                 order=order,
-                type=type(moment.module).__name__,
+                type=type(snapshot.module).__name__,
                 parent=None,
                 shape=host.shape,
                 dtype=host.dtype,
@@ -252,38 +225,38 @@ class _State:
         tables: which record is what, for the manifest.
     """
 
-    def __init__(self, moment: Moment, modules: Modules) -> None:
-        self.records: list[_Saved] = []
+    def __init__(self, snapshot: Snapshot, modules: Modules) -> None:
+        self.records: list[_Entry] = []
         self.lost: dict[str, str] = {}
         tensors: list[torch.Tensor] = []
-        self.inputs = self._inputs(moment, tensors)
+        self.inputs = self._inputs(snapshot, tensors)
         self.tables: dict[str, Any] = {
             "strides": {},
             "inputs_with_grad": [str(index) for index, tensor in enumerate(tensors) if tensor.requires_grad],
             "parameters_with_grad": [],
             "tied": {},
         }
-        self.tables["random"] = self._add_all("random", moment.random)
-        self.tables["grads"] = self._add_all("grad", moment.grads)
+        self.tables["random"] = self._add_all("random", snapshot.random.devices)
+        self.tables["grads"] = self._add_all("grad", snapshot.grads)
         for index, tensor in enumerate(tensors):
             self._add(str(index), tensor)
-        self._add_model(moment, modules)
+        self._add_model(snapshot, modules)
 
-    def _inputs(self, moment: Moment, tensors: list[torch.Tensor]) -> dict[str, Any]:
+    def _inputs(self, snapshot: Snapshot, tensors: list[torch.Tensor]) -> dict[str, Any]:
         def lost(value: Any, place: str) -> bool:
             reason = _problem(value) if isinstance(value, torch.Tensor) else describe(value)
             if reason is not None:
                 self.lost[place] = reason
             return reason is not None
 
-        args = [take_apart(value, tensors, f"argument {index}", lost) for index, value in enumerate(moment.args)]
-        kwargs = [[name, take_apart(value, tensors, name, lost)] for name, value in moment.kwargs.items()]
+        args = [take_apart(value, tensors, f"argument {index}", lost) for index, value in enumerate(snapshot.args)]
+        kwargs = [[name, take_apart(value, tensors, name, lost)] for name, value in snapshot.kwargs.items()]
         return {"list": [{"tuple": args}, {"dict": kwargs}]}
 
-    def _add_model(self, moment: Moment, modules: Modules) -> None:
+    def _add_model(self, snapshot: Snapshot, modules: Modules) -> None:
         names: dict[int, str] = {}
         for kind, name, live in modules.tensors():
-            tensor = moment.buffers.get(name, live) if kind == "buffers" else live
+            tensor = snapshot.buffers.get(name, live) if kind == "buffers" else live
             if id(live) in names:
                 self.tables["tied"][name] = names[id(live)]
             names.setdefault(id(live), name)
@@ -342,11 +315,11 @@ def _strides(tensor: torch.Tensor) -> list[int] | None:
     return list(tensor.stride()) if alike else None
 
 
-def _device(moment: Moment) -> torch.device:
-    device = device_of(moment.module)
+def _device(snapshot: Snapshot) -> torch.device:
+    device = device_of(snapshot.module)
     if device.type != "cpu":
         return device
-    given = [value for _, value in leaves((moment.args, moment.kwargs)) if isinstance(value, torch.Tensor) and not value.is_meta]
+    given = [value for _, value in leaves((snapshot.args, snapshot.kwargs)) if isinstance(value, torch.Tensor) and not value.is_meta]
     return given[0].device if given else device
 
 
@@ -381,31 +354,31 @@ Runs that module alone on what it was given, which is in the bundle {name}/, and
 Exit code: 1 it shows again, 0 everything is finite here, 2 trouble."""
 
 
-def _script(script: Path, found: Found, moment: Moment, making: Recipe | str, lost: dict[str, str]) -> str:
-    given = {place: what for place, what in lost.items() if _is_input(place, moment)}
+def _script(script: Path, found: Finding, snapshot: Snapshot, making: Recipe | str, lost: dict[str, str]) -> str:
+    given = {place: what for place, what in lost.items() if _is_input(place, snapshot)}
     return _SCRIPT.format(
-        headline=_docstring(_headline(found, moment)),
+        headline=_docstring(_headline(found, snapshot)),
         help=_docstring(_HELP.format(name=script.stem)),
-        build=textwrap.indent(_build(making, moment), "    "),
+        build=textwrap.indent(_build(making, snapshot), "    "),
         given=_given(given),
         last=", given" if given else "",
     )
 
 
-def _headline(found: Found, moment: Moment) -> str:
+def _headline(found: Finding, snapshot: Snapshot) -> str:
     kinds = " and ".join(found.kinds) or "A value that is not finite"
     made = f", by {found.operator}" if found.operator else ""
     where = f" at {found.line}" if found.line else ""
     cause = f"; {found.cause.value}" if found.site in (Site.MODULE, Site.GLUE, Site.POINT) else ""
-    return textwrap.fill(f"{kinds} in {found.place}, a {type(moment.module).__name__}, in step {found.step}{cause}{made}{where}.", 120)
+    return textwrap.fill(f"{kinds} in {found.place}, a {type(snapshot.module).__name__}, in step {found.step}{cause}{made}{where}.", 120)
 
 
-def _build(making: Recipe | str, moment: Moment) -> str:
+def _build(making: Recipe | str, snapshot: Snapshot) -> str:
     if isinstance(making, Recipe):
         text = "\n".join([*making.imports, making.text])
         here = ["from pathlib import Path", "", "HERE = Path(__file__).resolve().parent"] if "HERE / " in text else []
         return "\n".join([*here, *making.imports, *([""] if making.imports else []), f"return {making.text}"])
-    kind = type(moment.module)
+    kind = type(snapshot.module)
     wanted = textwrap.fill(
         f"MISSING: write here how to make a {kind.__module__}.{kind.__qualname__}. It could not be told: {' '.join(making.split())}",
         110,
@@ -423,10 +396,10 @@ def _given(lost: dict[str, str]) -> str:
     return "\n".join(["\n# MISSING: None is passed for these, unless you put something else.", "given = {", *lines, "}\n\n"])
 
 
-def _is_input(place: str, moment: Moment) -> bool:
+def _is_input(place: str, snapshot: Snapshot) -> bool:
     """Whether what was lost is one of the call's inputs, which the user can give, and no parameter."""
     first = place.partition(",")[0]
-    return first in moment.kwargs or first in {f"argument {index}" for index in range(len(moment.args))}
+    return first in snapshot.kwargs or first in {f"argument {index}" for index in range(len(snapshot.args))}
 
 
 def _docstring(text: str) -> str:

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from accucompare.bundle.records import display_name
-from accucompare.findings.events import Warned, number
+from accucompare.findings.events import Alert, AlertKind, number
 from accucompare.findings.log import Log
-from accucompare.findings.origins import Place, What, near_the_limit
+from accucompare.findings.origins import OUTSIDE, Place, What, near_the_limit
 from accucompare.watcher.extrema import Extrema
-from accucompare.watcher.notes import Noted
+from accucompare.watcher.notes import Note
 
 _LOGGER = logging.getLogger("accucompare.watch")
 
@@ -26,9 +26,9 @@ class Lookout:
         self._near = near
         self._allow = allow
         self._quiet = quiet
-        self._warned: set[tuple[str, str]] = set()
+        self._warned: set[tuple[AlertKind, str]] = set()
 
-    def look(self, noted: Iterable[Noted], step: int) -> None:
+    def look(self, noted: Iterable[Note], step: int) -> None:
         """Warn of outputs and gradients that come near their type's limit, or sink below what it can hold in full precision."""
         for each in noted:
             if each.what is What.ENDED and not self._allow(each.place.name):
@@ -36,15 +36,15 @@ class Lookout:
             elif each.what is What.GRADIENT:
                 self._look_at(each, "gradients", step)
 
-    def _look_at(self, noted: Noted, values: str, step: int) -> None:
+    def _look_at(self, noted: Note, values: str, step: int) -> None:
         for *_, extrema in noted.parts:
             if near_the_limit(extrema.dtype, extrema.low, extrema.high, self._near):
                 largest = max(abs(extrema.low), abs(extrema.high))
                 text = f"{values} up to {largest:.4g} come near the limit of {extrema.dtype}"
-                self.warn("near the limit", text, step, noted.place, largest, extrema.dtype)
+                self.warn(AlertKind.NEAR, text, step, noted.place, largest, extrema.dtype)
             if extrema.subnormal is not None and extrema.zero is not None and extrema.subnormal >= _UNDERFLOW:
                 text = f"{extrema.subnormal:.0%} of {values} are subnormal in {extrema.dtype}, and {extrema.zero:.0%} are zero"
-                self.warn("underflow", text, step, noted.place, extrema.subnormal + extrema.zero, extrema.dtype)
+                self.warn(AlertKind.UNDERFLOW, text, step, noted.place, extrema.subnormal + extrema.zero, extrema.dtype)
 
     def look_at_sums(self, norms: Mapping[str, Extrema], step: int) -> bool:
         """Warn of gradients that are not finite since they were summed over ranks, this rank's own being finite.
@@ -56,23 +56,28 @@ class Lookout:
         if spoilt:
             which = f"{len(spoilt)} gradients, such as that of {spoilt[0]}, are" if len(spoilt) > 1 else f"the gradient of {spoilt[0]} is"
             text = f"{which} not finite since they were summed over ranks"
-            self.warn("note", f"{text}, and this rank's own were: another rank made it, and its log names where", step, once="sums")
+            self.warn(AlertKind.NOTE, f"{text}, and this rank's own were: another rank made it, and its log names where", step, once="sums")
         return bool(spoilt)
 
     def warn(
-        self, kind: str, text: str, step: int, place: Place | None = None, value: float | None = None, dtype: str = "", once: str = ""
+        self,
+        kind: AlertKind,
+        text: str,
+        step: int,
+        place: Place | None = None,
+        value: float | None = None,
+        dtype: str = "",
+        once: str = "",
     ) -> None:
         """Warn once of this kind and this module; of what concerns no module, once for each ``once``."""
         key = (kind, place.name if place is not None else once or text)
         if key in self._warned:
             return
         self._warned.add(key)
-        event = Warned(kind, text, step, dtype=dtype, value=None if value is None else number(value))
-        if place is not None:
-            event.name, event.call, event.type = place.name, place.call, place.type
-            event.text = f"{display_name(place.name)} ({place.type}): {text}"
-        self._log.write(event)
-        self.tell(step, event.text)
+        about = "" if place is None else f"{display_name(place.name)} ({place.type}): "
+        name, call, type_, _ = place or OUTSIDE
+        self._log.write(Alert(kind, about + text, step, name, call, type_, None if value is None else number(value), dtype))
+        self.tell(step, about + text)
 
     def tell(self, step: int, text: str) -> None:
         """By ``logging`` alone."""

@@ -6,15 +6,16 @@ import math
 from collections.abc import Sequence
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
-from accucompare.findings.events import Direction, Found, Seen, Site
+from accucompare.findings.events import Direction, Finding, Site, TensorRange
 from accucompare.findings.origins import MINUS, Limits, What
 from accucompare.live.hooks import arguments_of
 from accucompare.live.names import Modules
-from accucompare.reproduce.saving import Moment
+from accucompare.reproduce.snapshot import Snapshot
 from accucompare.watcher.extrema import look_now
-from accucompare.watcher.notes import Noted
+from accucompare.watcher.notes import Note
 from accucompare.watcher.second_run import Context, Memory, is_fill, replay
 
 #: Where running a step again says no more.
@@ -36,52 +37,51 @@ class Explainer:
         self._memory = memory
         self._limits = limits
 
-    def explain(self, found: Found, noted: Sequence[Noted]) -> Moment | None:
-        """Add to a finding what weights it had, which operator made it, and notes.
+    def explain(self, found: Finding, noted: Sequence[Note]) -> tuple[Finding, Snapshot | None]:
+        """Say of a finding what weights it had, which operator made it, and notes.
 
         Args:
             found: an origin.
             noted: what was heard in its step.
 
         Returns:
-            What the module call was given, for a reproducer; ``None`` if the step could not be run again.
+            The finding with all that; and what the module call was given, for a reproducer, or ``None`` if the step could not be run again.
         """
         context = self._context_of(found, noted)
         module = self._modules.named.get(found.name)
-        weights: list[Seen] | None = []
+        weights: list[TensorRange] | None = []
         if module is not None and found.direction is Direction.FORWARD and found.site in _OF_ITS_OWN:
             same = context is not None and context.own and context.versions == self._memory.versions()
             weights = _weights_at(found, module, noted, context, same)
-            found.unseen += [] if weights is not None else ["weights"]
+            found = found if weights is not None else replace(found, unseen=[*found.unseen, "weights"])
         if found.site is Site.INPUT and context is not None:
-            found.notes += _first_places(found, context)
+            found = found.noting(*_first_places(found, context))
         if found.site in _OUTSIDE or not found.type:  # no type: a point outside of the model
-            return None
+            return found, None
         if context is None and found.site is Site.SUM:
-            return None
+            return found, None
         if found.second:
-            found.notes.append("the step was not run again: it was in a second backward, through gradients")
-            return None
+            return found.noting("the step was not run again: it was in a second backward, through gradients"), None
         if context is None:
-            _blame_weights(found, weights or [])
-            found.notes.append("the step was not run again: what that call was given was not kept")
-            return None
+            blamed = _blame_weights(found, weights or [])
+            return blamed.noting("the step was not run again: what that call was given was not kept"), None
         again = replay(context, found, noted, self._modules, self._memory.versions(), self._limits)
         if again.note:
-            found.notes.append(again.note)
+            found = found.noting(again.note)
+        if again.reproducer_note:
+            found = replace(found, reproducer_notes=[again.reproducer_note])
         if again.found is not None:
-            _refine(found, again.found)
-        _blame_weights(found, weights or [])
-        return again.moment
+            found = _refined(found, again.found)
+        return _blame_weights(found, weights or []), again.snapshot
 
-    def is_fill(self, found: Found, noted: Sequence[Noted]) -> bool:
+    def is_fill(self, found: Finding, noted: Sequence[Note]) -> bool:
         """Whether a finding is a -Inf alone that a module's output was filled with, which is legal until it does harm."""
         if found.kinds != [MINUS] or found.direction is not Direction.FORWARD or found.site not in _OF_ITS_OWN or not found.origin:
             return False
         context = self._context_of(found, noted)
         return context is not None and is_fill(context, found, self._modules, self._memory.versions(), self._limits)
 
-    def _context_of(self, found: Found, noted: Sequence[Noted]) -> Context | None:
+    def _context_of(self, found: Finding, noted: Sequence[Note]) -> Context | None:
         """The outermost call in which something was found; of a sum over several, none."""
         if found.site is Site.SUM and len(self.contexts) == 1:
             return self.contexts[0]
@@ -89,10 +89,10 @@ class Explainer:
         key: tuple[str, int] | None = (found.name, found.call)
         while key is not None and parents.get(key) is not None:
             key = parents[key]
-        return next((context for context in self.contexts if (context.name, context.index) == key), None)
+        return next((context for context in self.contexts if (context.name, context.call) == key), None)
 
 
-def _first_places(found: Found, context: Context) -> list[str]:
+def _first_places(found: Finding, context: Context) -> list[str]:
     """Where in the inputs the first value is that is not finite."""
     parts = dict(arguments_of(context.args, context.kwargs))
     notes = []
@@ -106,7 +106,7 @@ def _first_places(found: Found, context: Context) -> list[str]:
     return notes
 
 
-def _weights_at(found: Found, module: nn.Module, noted: Sequence[Noted], context: Context | None, same: bool) -> list[Seen] | None:
+def _weights_at(found: Finding, module: nn.Module, noted: Sequence[Note], context: Context | None, same: bool) -> list[TensorRange] | None:
     """What a call had of weights and buffers: its module's own, and those of modules in it that were not called, whose it may use.
 
     Args:
@@ -130,29 +130,35 @@ def _weights_at(found: Found, module: nn.Module, noted: Sequence[Noted], context
                     continue
                 if not same:
                     return None
-                looked = look_now(before.get(((prefix + owner).rstrip("."), own), tensor.detach()))
+                looked = look_now(before.get(prefix + name, tensor.detach()))
                 seen += [looked.seen(role, name)] if looked is not None else []
     return seen
 
 
-def _blame_weights(found: Found, weights: Sequence[Seen]) -> None:
+def _blame_weights(found: Finding, weights: Sequence[TensorRange]) -> Finding:
     """A module whose own weights are not finite has made nothing: it had it."""
     bad = [seen for seen in weights if not seen.finite]
     bad = [seen for seen in bad if seen.role == "weight" or math.isnan(seen.abs_max)]  # a buffer may well hold a mask of -Inf
     made_of = [seen for seen in found.operator_tensors if seen.role == "input"]
-    if bad and not (made_of and all(seen.finite for seen in made_of)):
-        found.site, found.near, found.weights, found.unseen = Site.WEIGHTS, "", bad, []
+    if not bad or (made_of and all(seen.finite for seen in made_of)):
+        return found
+    return replace(found, site=Site.WEIGHTS, near="", weights=bad, unseen=[])
 
 
-def _refine(found: Found, again: Found) -> None:
-    """Take over what the second run knows better: the operator and its source line, and where it was, if that is another place."""
+def _refined(found: Finding, again: Finding) -> Finding:
+    """With what the second run knows better: the operator and its source line, and where it was, if that is another place."""
     place = (found.name, found.call, found.near)
     if found.site in (Site.MODULE, Site.GLUE, Site.SUM) and place != (again.name, again.call, again.near):
-        found.notes.append(f"by outputs alone it was first seen in {found.place}")
-        found.name, found.call, found.type, found.site, found.near = again.name, again.call, again.type, again.site, again.near
-        found.kinds, found.cause = again.kinds, again.cause
-    found.operator, found.line, found.operator_tensors = again.operator, again.line, again.operator_tensors
-    found.notes += again.notes
-    found.tensors = again.tensors or found.tensors
-    found.legal = again.legal
-    found.unseen = list(dict.fromkeys([*found.unseen, *again.unseen]))
+        found = replace(
+            found.noting(f"by outputs alone it was first seen in {found.place}"),
+            **{name: getattr(again, name) for name in ("name", "call", "type", "site", "near", "kinds", "cause")},
+        )
+    return replace(
+        found.noting(*again.notes),
+        operator=again.operator,
+        line=again.line,
+        operator_tensors=again.operator_tensors,
+        tensors=again.tensors or found.tensors,
+        legal=again.legal,
+        unseen=list(dict.fromkeys([*found.unseen, *again.unseen])),
+    )

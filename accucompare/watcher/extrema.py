@@ -17,7 +17,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from accucompare.bundle.records import Layout
-from accucompare.findings.events import Seen, number
+from accucompare.findings.events import TensorRange, number
 from accucompare.live.tensors import dtype_name, layout_of
 from accucompare.numbers.dtypes import DTYPES
 
@@ -54,9 +54,9 @@ class Extrema:
     def finite(self) -> bool:
         return math.isfinite(self.low) and math.isfinite(self.high)
 
-    def seen(self, role: str, path: str) -> Seen:
+    def seen(self, role: str, path: str) -> TensorRange:
         """As an event shows it."""
-        return Seen(
+        return TensorRange(
             role,
             path,
             self.dtype,

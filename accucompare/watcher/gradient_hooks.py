@@ -46,9 +46,10 @@ _ACCUMULATES = "torch::autograd::AccumulateGrad"
 
 
 class Parameter(NamedTuple):
-    """A parameter under its first name, and the module that it belongs to."""
+    """A parameter under its first name, the module that it belongs to, and its name there."""
 
     name: str
+    own: str
     owner: Place
     tensor: torch.Tensor
 
@@ -220,7 +221,7 @@ class Gradients:
     def _gather(self, name: str, module: nn.Module, args: Any) -> None:
         """Hear the gradients of what FSDP, for a call, puts in the place of a module's parameters: this rank's own, not yet summed."""
         for parameter in self.parameters:
-            gathered = getattr(module, parameter.name.rpartition(".")[2], None) if parameter.owner.name == name else None
+            gathered = getattr(module, parameter.own, None) if parameter.owner.name == name else None
             if not isinstance(gathered, torch.Tensor) or gathered is parameter.tensor or id(gathered) in self._gathered:
                 continue
             if gathered.requires_grad and type(gathered.data) is torch.Tensor:
@@ -296,17 +297,17 @@ class Gradients:
     def _own_gradient(self, parameter: Parameter, grad: torch.Tensor) -> None:
         self.order[parameter.name] = None
         if self._distributed:  # before gradients are summed over ranks
-            self._notes.note(What.PARAMETER, parameter.owner, [("grad", parameter.name, grad)], parameter.name)
+            self._notes.note(What.PARAMETER, parameter.owner, [("grad", parameter.name, grad)], parameter=parameter.own)
         hooks: Any = parameter.tensor._backward_hooks or {}  # none, where FSDP has put another one in its place
         if any(not isinstance(hook, _Returning) for hook in hooks.values()):  # the user's own, which may change it
-            self._notes.note(What.SUM, parameter.owner, [("grad", parameter.name, grad)], parameter.name)
+            self._notes.note(What.SUM, parameter.owner, [("grad", parameter.name, grad)], parameter=parameter.own)
             node = torch.autograd.graph.get_gradient_edge(parameter.tensor).node
             handles: list[Any] = []
             handles.append(node.register_prehook(functools.partial(self._guarded, self._after_hooks, parameter, handles)))
 
     def _after_hooks(self, parameter: Parameter, handles: list[Any], grads: tuple[Any, ...]) -> None:
         handles.pop().remove()
-        self._notes.note(What.HOOKED, parameter.owner, [("grad", parameter.name, grads[0])], parameter.name)
+        self._notes.note(What.HOOKED, parameter.owner, [("grad", parameter.name, grads[0])], parameter=parameter.own)
 
     def _ended(self) -> None:
         self._ending = False
@@ -376,7 +377,7 @@ def _parameters(modules: Modules) -> Iterable[Parameter]:
         for own, tensor in module._parameters.items():
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
-                yield Parameter(f"{name}.{own}" if name else own, owner, tensor)
+                yield Parameter(f"{name}.{own}" if name else own, own, owner, tensor)
 
 
 def _line(node: Any) -> str:

@@ -17,7 +17,7 @@ from accucompare.live.values import leaves
 from accucompare.watcher.extrema import Extrema, Meter, plain
 from accucompare.watcher.gradient_hooks import Gradients
 from accucompare.watcher.notes import Notes, WatchedCall
-from accucompare.watcher.own_operators import OperatorsHeard, Part
+from accucompare.watcher.own_operators import OwnOperators, Part
 
 
 class Outermost(Protocol):
@@ -92,7 +92,7 @@ class Watcher(Notes):
             parts = [("input", path, value) for path, value in arguments_of(args, kwargs)]
             self.note(What.BEGAN, call.place, [*parts, *(_weights(call.module) if self.hearing.frames else ())])
             if self.hearing.operators and call.parent is None:
-                call.operators = OperatorsHeard(self._in_own_code, self._operator_given, self._operator_gave)
+                call.operators = OwnOperators(self._in_own_code, self._operator_given, self._operator_gave)
                 call.operators.enter()
         call.first = torch._C._autograd._get_sequence_nr()
 
@@ -141,7 +141,7 @@ class Watcher(Notes):
         if ended or caller is None:
             self.note(What.FLAG, call.place, ())
         else:
-            self.note(What.FLAG, caller.place, (), detail=f"before {call.name.removeprefix(caller.name + '.')}")
+            self.note(What.FLAG, caller.place, (), near=f"before {call.name.removeprefix(caller.name + '.')}")
 
     def _in_own_code(self) -> bool:
         call = self.running()
@@ -162,7 +162,7 @@ class Watcher(Notes):
     def point(self, tensor: torch.Tensor, label: str) -> None:
         """A point of the user's own."""
         call = self.running()
-        self.run(lambda: self.note(What.POINT, call.place if call else OUTSIDE, [("point", "", tensor)], label) and None, label, ())
+        self.run(lambda: self.note(What.POINT, call.place if call else OUTSIDE, [("point", "", tensor)], near=label) and None, label, ())
 
 
 def _weights(module: nn.Module) -> list[Part]:

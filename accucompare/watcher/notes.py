@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from accucompare.findings.origins import OUTSIDE, Heard, Place, What
+from accucompare.findings.origins import OUTSIDE, Observation, Place, What
 from accucompare.live.hooks import Call, Listener
 from accucompare.live.names import Modules
 from accucompare.live.ranks import collectives
 from accucompare.watcher.extrema import Extrema, Meter, is_hidden
-from accucompare.watcher.own_operators import OperatorsHeard, Part
+from accucompare.watcher.own_operators import OwnOperators, Part
 
 
 @dataclass(eq=False)
@@ -32,27 +32,29 @@ class WatchedCall(Call):
     place: Place = OUTSIDE
     first: int = 0
     children: list[tuple[int, str]] = field(default_factory=list)
-    operators: OperatorsHeard | None = None
+    operators: OwnOperators | None = None
     context: Any = None
 
 
 @dataclass(slots=True)
-class Noted:
+class Note:
     """One thing heard, whose numbers are yet to be read; ``unseen``: paths of tensors that cannot be looked at."""
 
     what: What
     place: Place
     parts: list[tuple[str, str, Extrema]]
-    detail: str = ""
+    operator: str = ""
     line: str = ""
     near: str = ""
+    parameter: str = ""
     order: int = 0
     unseen: list[str] = field(default_factory=list)
     talked: bool = False
 
-    def heard(self) -> Heard:
+    def heard(self) -> Observation:
         seen = [extrema.seen(role, path) for role, path, extrema in self.parts]
-        return Heard(self.what, self.place, seen, self.detail, self.line, self.near, self.order, self.unseen, self.talked)
+        words = self.operator, self.line, self.near, self.parameter
+        return Observation(self.what, self.place, seen, *words, self.order, self.unseen, self.talked)
 
 
 @dataclass
@@ -86,7 +88,7 @@ class Notes(Listener[WatchedCall]):
         self, modules: Modules, meter: Meter, overflowed: Callable[[], bool | None] | None = None, distributed: bool = False
     ) -> None:
         super().__init__(modules, WatchedCall)
-        self.noted: list[Noted] = []
+        self.noted: list[Note] = []
         self.hearing = Hearing()
         self.errors: list[str] = []
         self.unseen: dict[str, str] = {}
@@ -111,13 +113,16 @@ class Notes(Listener[WatchedCall]):
         self.unseen.setdefault(name, "an error in a hook")
         self.errors.append(f"step {self.step}, {name or '(root)'}: {type(error).__name__}: {error}")
 
-    def note(self, what: What, place: Place, parts: Iterable[Part], detail: str = "", line: str = "", near: str = "") -> Noted:
-        """Note one thing, and begin to look at its tensors."""
+    def note(
+        self, what: What, place: Place, parts: Iterable[Part], operator: str = "", line: str = "", near: str = "", parameter: str = ""
+    ) -> Note:
+        """Note one thing, and begin to look at its tensors; what the words are is said of ``Observation``."""
         frames = self.hearing.frames and what in (What.BEGAN, What.ENDED, What.GRADIENT, What.OPERATOR)
         underflow = self.hearing.underflow and what in (What.ENDED, What.GRADIENT)
         parts = list(parts)
         looked = [(role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts]
-        noted = Noted(what, place, [(role, path, each) for role, path, each in looked if each], detail, line, near, len(self.noted))
+        extrema = [(role, path, each) for role, path, each in looked if each]
+        noted = Note(what, place, extrema, operator, line, near, parameter, len(self.noted))
         if self._distributed and what in (What.BEGAN, What.ENDED):
             before, self._collectives = self._collectives, collectives()
             noted.talked = self._collectives != before
@@ -131,4 +136,4 @@ class Notes(Listener[WatchedCall]):
 
     def look_at_flag_backward(self, place: Place, operator: str) -> None:
         if self._overflowed is not None and self._overflowed():
-            self.note(What.FLAG, place, (), detail=f"in the backward of {operator}")
+            self.note(What.FLAG, place, (), near=f"in the backward of {operator}")

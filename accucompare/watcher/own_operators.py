@@ -18,7 +18,7 @@ _CASTS = ("_to_copy", "copy_")
 Part = tuple[str, str, Any]
 
 
-class OperatorsHeard(CallMode):  # type: ignore[no-untyped-call]
+class OwnOperators(CallMode):  # type: ignore[no-untyped-call]
     """Tells what each operator is given, and then what it gives."""
 
     def __init__(self, listening: Callable[[], bool], given: Callable[[list[Part]], Any], gave: Callable[..., None]) -> None:

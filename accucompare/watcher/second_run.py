@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accucompare import devices
-from accucompare.findings.events import Direction, Found, Site
-from accucompare.findings.origins import FLAG, MINUS, NAN, PLUS, Heard, Limits, What, judge
+from accucompare.findings.events import Direction, Finding, Site
+from accucompare.findings.origins import FLAG, MINUS, NAN, PLUS, Limits, Observation, What, judge
 from accucompare.live import points
 from accucompare.live.attributes import Attributes, attributes_of, numbers_of, set_attributes
 from accucompare.live.hooks import in_backward, listens
@@ -33,77 +31,34 @@ from accucompare.live.values import is_cache, leaves, replaced
 from accucompare.recorder.recorder import Recorder
 from accucompare.reproduce.outcome import is_bad
 from accucompare.reproduce.reproducer import always, autocast_now, autocast_then
-from accucompare.reproduce.saving import Moment
+from accucompare.reproduce.snapshot import RandomState, Snapshot
 from accucompare.watcher.extrema import Meter
 from accucompare.watcher.gradient_hooks import register_first_hook
 from accucompare.watcher.hooks import Watcher
-from accucompare.watcher.notes import Hearing, Noted, WatchedCall
+from accucompare.watcher.notes import Hearing, Note, WatchedCall
 
 _NOT_FINITE = {NAN, PLUS, MINUS}
 
 
-@dataclass(eq=False)
-class Context:
-    """An outermost call, and all that is needed to run it again.
+@dataclass(eq=False, kw_only=True)
+class Context(Snapshot):
+    """An outermost call, whose buffers are those of the whole model, by qualified name.
 
     Attributes:
-        module, name, index: what was called.
         device: where it computes.
-        args, kwargs: copies of what it was given.
-        random: states of the random generators when it began, by device, and Python's and NumPy's.
-        autocast: what was in force.
-        grad: whether autograd was recording.
-        buffers: copies of all buffers, by module and name.
         versions: how often each parameter had been written into.
         indices: how often each module had been called in the step.
         attributes: of all modules, other than parameters, buffers and modules.
-        grads: gradients of its outputs by path, when the backward brings them.
         own: whether its parameters were the model's own, and not what ``functional_call`` has put in their place.
         obstacle: why it cannot be run again; empty if it can.
     """
 
-    module: nn.Module
-    name: str
-    index: int
     device: torch.device
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    random: RandomState
-    autocast: dict[str, Any]
-    grad: bool
-    buffers: dict[tuple[str, str], torch.Tensor]
     versions: list[int]
     indices: Counter[str]
     attributes: Attributes
-    grads: dict[str, torch.Tensor] = field(default_factory=dict)
-    own: bool = True
-    obstacle: str = ""
-
-
-@dataclass(frozen=True)
-class RandomState:
-    """The states of all random generators that a model may draw from."""
-
-    devices: dict[str, torch.Tensor]
-    python: Any
-    numpy: Any
-
-    @classmethod
-    def now(cls, device: torch.device) -> RandomState:
-        devices = {"cpu": torch.get_rng_state()}
-        if device.type != "cpu":
-            devices[str(device)] = torch.get_device_module(device).get_rng_state(device)
-        return cls(devices, random.getstate(), np.random.get_state())
-
-    def restore(self) -> None:
-        for name, state in self.devices.items():
-            device = torch.device(name)
-            if device.type == "cpu":
-                torch.set_rng_state(state)
-            else:
-                torch.get_device_module(device).set_rng_state(state, device)
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
+    own: bool
+    obstacle: str
 
 
 class Memory:
@@ -112,7 +67,7 @@ class Memory:
     def __init__(self, modules: Modules, device: torch.device, ranks: int) -> None:
         self._modules = modules
         self._device = device
-        self._copies: dict[tuple[str, str], tuple[int, int, torch.Tensor]] = {}  # of buffers: id, version, copy
+        self._copies: dict[str, tuple[int, int, torch.Tensor]] = {}  # of buffers: id, version, copy
         self._parameters = [tensor for *_, tensor in self._parameters_now()]
         self._obstacle = _obstacle(modules, ranks)
 
@@ -123,20 +78,21 @@ class Memory:
         own = all(tensor is parameter for (*_, tensor), parameter in zip(self._parameters_now(), self._parameters, strict=False))
         if not own:
             obstacle = obstacle or "its parameters were others than when the watch began, as functional_call lets them be"
-        copied = ((), {}) if obstacle else _copies(args, kwargs)
+        copied: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}) if obstacle else _copies(args, kwargs)
         return Context(
-            call.module,
-            call.name,
-            call.index,
-            self._device,
-            *copied,
-            RandomState.now(self._device),
-            autocast_now(),
-            torch.is_grad_enabled(),
-            {} if obstacle else self._buffers(),
-            self.versions(),
-            indices.copy(),
-            {} if obstacle else attributes_of(self._modules),
+            module=call.module,
+            name=call.name,
+            call=call.index,
+            args=copied[0],
+            kwargs=copied[1],
+            random=RandomState.now(self._device),
+            autocast=autocast_now(),
+            buffers={} if obstacle else self._buffers(),
+            grad_enabled=torch.is_grad_enabled(),
+            device=self._device,
+            versions=self.versions(),
+            indices=indices.copy(),
+            attributes={} if obstacle else attributes_of(self._modules),
             own=own,
             obstacle=obstacle,
         )
@@ -147,37 +103,40 @@ class Memory:
     def versions(self) -> list[int]:
         return [-1 if tensor.is_inference() else tensor._version for tensor in self._parameters]
 
-    def _buffers(self) -> dict[tuple[str, str], torch.Tensor]:
+    def _buffers(self) -> dict[str, torch.Tensor]:
         """Copies of all buffers; a new one only where a buffer was written into."""
         found = {}
         for prefix, module in self._modules.named.items():
             for name, buffer in module._buffers.items():
                 if buffer is None:
                     continue
-                known = self._copies.get((prefix, name))
+                qualified = f"{prefix}.{name}" if prefix else name
+                known = self._copies.get(qualified)
                 version = -1 if buffer.is_inference() else buffer._version
                 if known is None or known[0] != id(buffer) or known[1] != version or version < 0:
-                    known = self._copies[prefix, name] = (id(buffer), version, buffer.detach().clone())
-                found[prefix, name] = known[2]
+                    known = self._copies[qualified] = (id(buffer), version, buffer.detach().clone())
+                found[qualified] = known[2]
         return found
 
 
 @dataclass
-class Replayed:
+class SecondRun:
     """What a second run has shown.
 
     Attributes:
         found: the same finding, with the operator that made it; ``None`` if it did not show again.
-        moment: what the module call was given.
+        snapshot: what the module call was given.
         note: why there is no second run, or how it differs; empty if all is well.
+        reproducer_note: why there can be no reproducer of it; empty if there can.
     """
 
-    found: Found | None = None
-    moment: Moment | None = None
+    found: Finding | None = None
+    snapshot: Snapshot | None = None
     note: str = ""
+    reproducer_note: str = ""
 
 
-def replay(context: Context, found: Found, noted: Sequence[Noted], modules: Modules, versions: list[int], limits: Limits) -> Replayed:
+def replay(context: Context, found: Finding, noted: Sequence[Note], modules: Modules, versions: list[int], limits: Limits) -> SecondRun:
     """Run an outermost call again, and its backward if the finding is one's.
 
     Args:
@@ -190,13 +149,13 @@ def replay(context: Context, found: Found, noted: Sequence[Noted], modules: Modu
     """
     backward = found.direction is Direction.BACKWARD
     if context.obstacle:
-        return Replayed(note=f"the step was not run again: {context.obstacle}")
+        return SecondRun(note=f"the step was not run again: {context.obstacle}")
     if versions != context.versions:
-        return Replayed(note="the step was not run again: the parameters have been written into since")
+        return SecondRun(note="the step was not run again: the parameters have been written into since")
     if any(listens(module, Recorder) for module in modules.named.values()):
-        return Replayed(note="the step was not run again: the model is being captured")
+        return SecondRun(note="the step was not run again: the model is being captured")
     if backward and not context.grads:
-        return Replayed(note="the backward was not run again: no gradient arrived at what the model gave")
+        return SecondRun(note="the backward was not run again: no gradient arrived at what the model gave")
     try:
         with _nothing_changed(context, modules):
             overflowed = devices.backend(context.device.type).overflowed
@@ -210,20 +169,20 @@ def replay(context: Context, found: Found, noted: Sequence[Noted], modules: Modu
                 if again is not None:
                     break
             if again is None and found.site is Site.SUM:
-                return Replayed(note="reproducer: none, for one call does not show a sum over several")
+                return SecondRun(reproducer_note="none, for one call does not show a sum over several")
             if again is None:
-                return Replayed(note="it did not show when the step was run again: the model or its device may not be deterministic")
+                return SecondRun(note="it did not show when the step was run again: the model or its device may not be deterministic")
             watcher = _Again(modules, context, Hearing(), (again.name, again.call))
             watcher.sees_returns = True
             watcher.run_again(backward)
             if again.direction is Direction.FORWARD and again.site is Site.MODULE and FLAG not in again.kinds and not watcher.returned_it:
-                return Replayed(again, note="reproducer: none, for a hook on the module made it, and not the module itself")
-            return Replayed(again, watcher.moment)
+                return SecondRun(again, reproducer_note="none, for a hook on the module made it, and not the module itself")
+            return SecondRun(again, watcher.snapshot)
     except Exception as error:  # whatever a model may raise when it is called once more
-        return Replayed(note=f"the step could not be run again: {type(error).__name__}: {_first_line(error)}")
+        return SecondRun(note=f"the step could not be run again: {type(error).__name__}: {_first_line(error)}")
 
 
-def is_fill(context: Context, found: Found, modules: Modules, versions: list[int], limits: Limits) -> bool:
+def is_fill(context: Context, found: Finding, modules: Modules, versions: list[int], limits: Limits) -> bool:
     """Whether a call's -Inf shows again, and is what its output was filled with: no operator has computed it. Arguments as ``replay``."""
     if context.obstacle or versions != context.versions or any(listens(module, Recorder) for module in modules.named.values()):
         return False
@@ -238,7 +197,7 @@ def is_fill(context: Context, found: Found, modules: Modules, versions: list[int
     return again and not any(each.origin and each.name == found.name for each in judge(heard, found.step, limits))
 
 
-def _finite(heard: Heard) -> bool:
+def _finite(heard: Observation) -> bool:
     return all(seen.finite for seen in heard.seen)
 
 
@@ -246,7 +205,7 @@ class _Again(Watcher):
     """Hears one outermost call, run again.
 
     Attributes:
-        moment: what the call of the target was given.
+        snapshot: what the call of the target was given.
         returned_it: whether its forward, before hooks of the user's, has returned what is not finite, or saturated.
     """
 
@@ -260,7 +219,7 @@ class _Again(Watcher):
     ) -> None:
         super().__init__(modules, Meter(), overflowed=overflowed)
         self.hearing = hearing
-        self.moment: Moment | None = None
+        self.snapshot: Snapshot | None = None
         self.returned_it = False
         self._context = context
         self._target = target
@@ -269,14 +228,15 @@ class _Again(Watcher):
     def run_again(self, backward: bool) -> None:
         context = self._context
         context.random.restore()
-        for (prefix, name), copy in context.buffers.items():
+        for qualified, copy in context.buffers.items():
+            prefix, _, name = qualified.rpartition(".")
             self._modules.named[prefix]._buffers[name] = copy.clone()
         set_attributes(context.attributes, self._modules)
         args, kwargs = _copies(context.args, context.kwargs)
         try:
             self.install()
             points.active.append(self)
-            with torch.set_grad_enabled(context.grad), autocast_then(context.autocast):
+            with torch.set_grad_enabled(context.grad_enabled), autocast_then(context.autocast):
                 output = context.module(*args, **kwargs)
             if backward:
                 self._backward(output, (args, kwargs))
@@ -289,15 +249,16 @@ class _Again(Watcher):
 
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         is_target = (call.name, call.index) == self._target
-        if is_target and (self.moment is None or (not self.moment.grad_enabled and in_backward())):  # there, a checkpoint calls it again
+        again_by_checkpoint = self.snapshot is not None and not self.snapshot.grad_enabled and in_backward()
+        if is_target and (self.snapshot is None or again_by_checkpoint):
             copied = _copies(args, kwargs)
-            self.moment = Moment(
+            self.snapshot = Snapshot(
                 module=call.module,
                 name=call.name,
                 call=call.index,
                 args=copied[0],
                 kwargs=copied[1],
-                random=RandomState.now(self._context.device).devices,
+                random=RandomState.now(self._context.device),
                 autocast=autocast_now(),
                 buffers={name: buffer.detach().clone() for name, buffer in call.module.named_buffers()},
                 grads={},
@@ -314,11 +275,11 @@ class _Again(Watcher):
         if call.parent is None and not in_backward():
             self._give_real_gradients(output)
         super().ended(call, output)
-        moment = self.moment
-        if moment is not None and (call.name, call.index) == self._target and torch.is_grad_enabled():
+        snapshot = self.snapshot
+        if snapshot is not None and (call.name, call.index) == self._target and torch.is_grad_enabled():
             for path, part in leaves(output):
                 if isinstance(part, torch.Tensor) and part.requires_grad and part.grad_fn is not None:
-                    part.register_hook(_keeping(moment.grads, path))  # type: ignore[no-untyped-call]
+                    part.register_hook(_keeping(snapshot.grads, path))  # type: ignore[no-untyped-call]
 
     def _give_real_gradients(self, output: Any) -> None:
         """Let each output have the gradient that it had: where a loss is computed of another output, that one would get it twice."""
@@ -334,8 +295,8 @@ class _Again(Watcher):
         inputs = [part for _, part in leaves(given) if isinstance(part, torch.Tensor) and part.requires_grad]
         inputs += [parameter for parameter in self._modules.named[""].parameters() if parameter.requires_grad]
         tensors, arrived = [part for part, _ in outputs], [grad.clone() for _, grad in outputs]
-        if self.moment is not None and self._target == (self._context.name, self._context.index):
-            self.moment.grads.update({path: grad.clone() for path, grad in grads.items()})
+        if self.snapshot is not None and self._target == (self._context.name, self._context.call):
+            self.snapshot.grads.update({path: grad.clone() for path, grad in grads.items()})
         if _checkpoints_reentrantly(tensors):
             if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in inputs):
                 raise RuntimeError("hooks wait for its gradients")
@@ -355,7 +316,7 @@ def _nothing_changed(context: Context, modules: Modules) -> Iterator[None]:
     for parameter in parameters:
         parameter.grad = None
     try:
-        with torch.autograd.set_detect_anomaly(context.grad, check_nan=False):  # it notes the source line of each node
+        with torch.autograd.set_detect_anomaly(context.grad_enabled, check_nan=False):  # it notes the source line of each node
             yield
     finally:
         for parameter, grad in zip(parameters, grads, strict=True):
@@ -406,20 +367,20 @@ def _copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, .
     return tuple(all_of(value) for value in args), {name: all_of(value) for name, value in kwargs.items()}
 
 
-def _same(findings: list[Found], found: Found) -> Found | None:
+def _same(findings: list[Finding], found: Finding) -> Finding | None:
     """The origin that the second run shows for a finding: it may know better where in the same pass it began."""
     origins = [each for each in findings if each.origin and each.direction is found.direction and each.site is not Site.LOSS]
     exact = (each for each in origins if (each.name, each.call, each.near) == (found.name, found.call, found.near))
     return next(exact, origins[0] if origins else None)
 
 
-def _was_finite(found: Found, noted: Sequence[Noted]) -> bool:
+def _was_finite(found: Finding, noted: Sequence[Note]) -> bool:
     """Whether the step itself has heard what was found when it was run again, and it was finite there."""
     backward = found.direction is Direction.BACKWARD
     if not _NOT_FINITE & set(found.kinds) or found.site not in (Site.MODULE, Site.GLUE) or (not backward and found.near):
         return False
-    what, detail = (What.GRADIENT, found.operator) if backward else (What.ENDED, "")
-    heard = [each for each in noted if each.what is what and each.place.key == (found.name, found.call) and each.detail == detail]
+    what, operator = (What.GRADIENT, found.operator) if backward else (What.ENDED, "")
+    heard = [each for each in noted if each.what is what and each.place.key == (found.name, found.call) and each.operator == operator]
     return bool(heard) and all(extrema.finite for each in heard for *_, extrema in each.parts)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from accucompare.findings.events import Cause, Direction, Found, Seen, Site, number
-from accucompare.findings.origins import FLAG, MINUS, NAN, OUTSIDE, PLUS, Heard, Limits, Place, What, judge
+from msgspec.structs import replace
+
+from accucompare.findings.events import Cause, Direction, Finding, Site, TensorRange, number
+from accucompare.findings.origins import FLAG, MINUS, NAN, OUTSIDE, PLUS, Limits, Observation, Place, What, judge
 from accucompare.watcher.extrema import Extrema, look_now, norm_now
 from accucompare.watcher.gradient_hooks import Parameter, gradient_state
 from accucompare.watcher.hooks import Watcher
@@ -16,20 +19,20 @@ class Reader:
     """What a step has shown so far.
 
     Attributes:
-        findings: in execution order; read again, an earlier finding stays the same object.
+        findings: in execution order; read again, an earlier finding stays the same object, as it was explained.
         scaled: whether there is a loss scaler, which writes into gradients unseen.
         masked: an origin in the backward that spoilt no parameter's gradient, as an Inf behind a ReLU, and so is no finding.
     """
 
     def __init__(self, watcher: Watcher, limits: Limits, ranks: int) -> None:
-        self.findings: list[Found] = []
+        self.findings: list[Finding] = []
         self.scaled = False
-        self.masked: Found | None = None
+        self.masked: Finding | None = None
         self._watcher = watcher
         self._limits = limits
         self._ranks = ranks
-        self._known: dict[tuple[object, ...], Found] = {}
-        self._added: list[Found] = []  # what is no matter of what was heard in order
+        self._known: dict[tuple[object, ...], Finding] = {}
+        self._added: list[Finding] = []  # what is no matter of what was heard in order
 
     def next_step(self) -> None:
         self.findings = []
@@ -38,7 +41,7 @@ class Reader:
         self._added = []
 
     @property
-    def origins(self) -> list[Found]:
+    def origins(self) -> list[Finding]:
         return [found for found in self.findings if found.origin]
 
     def read(self) -> None:
@@ -61,26 +64,31 @@ class Reader:
         self.findings += self._added
         self._add_late_gradients()
 
+    def settle(self, told: Sequence[tuple[Finding, Finding]]) -> None:
+        """Keep findings as they were explained, in place of what was judged."""
+        after = {id(found): explained for found, explained in told}
+        self._known = {key: after.get(id(found), found) for key, found in self._known.items()}
+        self._added = [after.get(id(found), found) for found in self._added]
+        self.findings = [after.get(id(found), found) for found in self.findings]
+
     def add_loss(self, loss: float | None) -> None:
         """A loss that is not finite, and that nothing else explains, was made outside of the model."""
         if loss is None or math.isfinite(loss) or self.findings:
             return
-        self._add(Site.LOSS, [Seen("output", "loss", "float64", (), number(loss), number(loss))])
+        self._add(Site.LOSS, [TensorRange("output", "loss", "float64", (), number(loss), number(loss))])
 
     def add_update(self, parameters: list[tuple[Parameter, Extrema]], step: int) -> None:
         """Parameters that are not finite since the last update, in this step."""
         owner, seen = parameters[0][0].owner, [extrema.seen("weight", parameter.name) for parameter, extrema in parameters]
-        found = self._add(Site.UPDATE, seen, owner)
-        found.step, found.weights = step, seen
+        self._add(Site.UPDATE, seen, owner, step=step, weights=seen)
 
-    def add_of_others(self) -> Found:
+    def add_of_others(self) -> Finding:
         """What another rank has found; of this one's gradients, those that are not finite since they were summed over ranks."""
         gradients = self._watcher.gradients
         spoilt = {**gradients.norms, **gradients.late}
         bad = [name for name, norm in spoilt.items() if not norm.finite]
-        found = self._add(Site.RANK, [spoilt[name].seen("grad", name) for name in bad])
-        found.direction, found.origin, found.cause, found.parameters = Direction.BACKWARD, False, Cause.INPUTS, bad
-        return found
+        seen = [spoilt[name].seen("grad", name) for name in bad]
+        return self._add(Site.RANK, seen, direction=Direction.BACKWARD, origin=False, cause=Cause.INPUTS, parameters=bad)
 
     def _add_late_gradients(self) -> None:
         """Gradients that are not finite when the update begins, and were when the backward ended."""
@@ -91,12 +99,13 @@ class Reader:
         looked = [(each, look_now(each.tensor.grad)) for each in late]  # a norm may overflow where no element does
         bad = [(each, extrema.seen("grad", each.name)) for each, extrema in looked if extrema is not None and not extrema.finite]
         if bad:
-            found = self._add(Site.GRADIENTS, [seen for _, seen in bad], bad[0][0].owner)
-            found.direction, found.parameters = Direction.BACKWARD, [each.name for each, _ in bad]
-            found.cause = Cause.RANKS if self._ranks > 1 else Cause.INSIDE
+            parameters, cause = [each.name for each, _ in bad], Cause.RANKS if self._ranks > 1 else Cause.INSIDE
+            seen = [seen for _, seen in bad]
+            self._add(Site.GRADIENTS, seen, bad[0][0].owner, direction=Direction.BACKWARD, cause=cause, parameters=parameters)
 
-    def _add(self, site: Site, seen: list[Seen], owner: Place = OUTSIDE) -> Found:
-        found = Found(
+    def _add(self, site: Site, seen: list[TensorRange], owner: Place = OUTSIDE, **facts: Any) -> Finding:
+        """A finding of this place; ``facts`` are those in which it is not an origin in the forward."""
+        found = Finding(
             step=self._watcher.step,
             order=len(self._watcher.noted),
             name=owner.name,
@@ -109,11 +118,12 @@ class Reader:
             kinds=sorted({kind for each in seen for kind in _kinds(each)}),
             tensors=seen,
         )
+        found = replace(found, **facts)
         self._added.append(found)
         self.findings = [*self.findings, found]
         return found
 
-    def _harmful(self, findings: list[Found]) -> list[Found]:
+    def _harmful(self, findings: list[Finding]) -> list[Finding]:
         backward = [found for found in findings if found.direction is Direction.BACKWARD and found.site is not Site.SUM]
         norms = self._watcher.gradients.norms.values()
         self.masked = next((found for found in backward if found.origin and not found.parameters), None)
@@ -136,22 +146,23 @@ class Reader:
             as_it_was = gradient_state(parameter.tensor) == gradients.states.get(parameter.name) and not self.scaled
             norm.low = norm.high = largest * norm_now(grad / largest) if grad is not None and as_it_was else largest
 
-    def _gradients_not_finite(self, order: int) -> Iterator[Heard]:
+    def _gradients_not_finite(self, order: int) -> Iterator[Observation]:
         """Parameters whose gradients are not finite, in the order of the backward."""
         gradients = self._watcher.gradients
         by_name = {parameter.name: parameter for parameter in gradients.parameters}
         for name in {**gradients.order, **dict.fromkeys(gradients.norms)}:
             extrema = gradients.extrema.get(name)
             if extrema is not None and not extrema.finite:
-                yield Heard(What.PARAMETER, by_name[name].owner, [extrema.seen("grad", name)], name, order=order)
+                parameter = by_name[name]
+                yield Observation(What.PARAMETER, parameter.owner, [extrema.seen("grad", name)], parameter=parameter.own, order=order)
 
 
-def _kinds(seen: Seen) -> list[str]:
+def _kinds(seen: TensorRange) -> list[str]:
     """Which kinds of values that are not finite it shows."""
     low, high = float(seen.low), float(seen.high)
     shown = ((NAN, math.isnan(low) or math.isnan(high)), (PLUS, high == math.inf), (MINUS, low == -math.inf))
     return [kind for kind, there in shown if there]
 
 
-def _identity(found: Found) -> tuple[object, ...]:
+def _identity(found: Finding) -> tuple[object, ...]:
     return found.order, found.name, found.call, found.direction, found.site, found.near, *found.kinds

@@ -11,11 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from accucompare import devices
-from accucompare.errors import AccucompareError, NonFiniteError, WatchEndedError
+from accucompare.errors import AccucompareError, NonFiniteError, NonFiniteWarning, WatchEndedError
 from accucompare.findings.analysis import answer
-from accucompare.findings.events import Cause, Direction, End, Found, Frames, Number, Scaled, Site, Start, Step, Warned, log_path, number
+from accucompare.findings.events import (
+    Alert,
+    AlertKind,
+    Direction,
+    End,
+    Ending,
+    Finding,
+    Frames,
+    Number,
+    ScaleChange,
+    Site,
+    Start,
+    Step,
+    log_path,
+    number,
+)
 from accucompare.findings.frames import frames_of
 from accucompare.findings.log import Log
 from accucompare.findings.origins import Limits, Place, What
@@ -23,7 +39,8 @@ from accucompare.findings.scaling import Scaling
 from accucompare.live import points
 from accucompare.live.names import Modules
 from accucompare.live.ranks import any_has
-from accucompare.reproduce.saving import Moment, save_reproducer
+from accucompare.reproduce.saving import save_reproducer
+from accucompare.reproduce.snapshot import Snapshot
 from accucompare.selection import Level, OnFinding
 from accucompare.watcher.early_warnings import Lookout
 from accucompare.watcher.explanation import Explainer
@@ -62,7 +79,7 @@ class Watch:
 
     def __init__(self, modules: Modules, device: torch.device, out: Path, start: Start, options: WatchOptions) -> None:
         self.path = out
-        self.findings: list[Found] = []
+        self.findings: list[Finding] = []
         self.grad_norms: list[float] = []
         self.scales: list[float] = []
         self._options = options
@@ -87,8 +104,8 @@ class Watch:
         self._backwards = 0
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
-        self._taken: set[int] = set()  # ids of this step's findings that have been told
-        self._judged: set[int] = set()  # ids of this step's findings of which it is known whether they are fills
+        self._taken: dict[int, Finding] = {}  # by id, this step's findings that have been told, as they were and as they were explained
+        self._judged: dict[int, Finding] = {}  # by id, this step's findings of which it is known whether they are fills
         self._written = False  # whether this step is in the log
         self._spoilt_by_others: int | None = None  # the step in which another rank spoilt gradients, with which parameters were updated
         self._spoilt_update: int | None = None  # the last step in which parameters were updated in spite of a finding
@@ -135,12 +152,12 @@ class Watch:
         self._next_step()
         if self._options.abort_after_step is not None and step >= self._options.abort_after_step:
             self._check_parameters(step)
-            self._end(f"stopped after step {step}, as asked")
+            self._end(Ending.STOPPED, f"stopped after step {step}, as asked")
             raise WatchEndedError(f"the watch ends after step {step}, as asked (abort_after_step); its log is {self._log.path}")
 
     def say(self, text: str) -> None:
         """Write a sentence into the log."""
-        self._log.write(Warned("note", text, self._watcher.step))
+        self._log.write(Alert(AlertKind.NOTE, text, self._watcher.step))
 
     # what the watcher tells of outermost calls
 
@@ -152,7 +169,7 @@ class Watch:
         if len(contexts) >= _READ_EARLY:
             self._read()
             if not self._reader.findings:
-                contexts[:] = [context for context in contexts if context.grad and not context.grads]  # their backward is to come
+                contexts[:] = [context for context in contexts if context.grad_enabled and not context.grads]  # their backward is to come
         if len(contexts) < _MOST_REMEMBERED:
             indices = self._watcher.indices()
             indices[call.name] -= 1  # it has been counted already
@@ -167,7 +184,7 @@ class Watch:
             self._reader.next_step()
             self._explainer.contexts.clear()
             text = "this step has no end: call step() of the watch at the end of each; what was heard so far is finite, and is dropped"
-            self._lookout.warn("note", text, self._watcher.step)
+            self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
 
     def arrived(self, call: WatchedCall, path: str, grad: torch.Tensor) -> None:
         if call.context is not None and not call.context.obstacle:
@@ -190,10 +207,10 @@ class Watch:
                 flagged = any(noted.what is What.FLAG for noted in self._watcher.noted)
                 self._flag = bool(self._flag) or flagged or self._device_flag()
 
-    def _is_fill(self, found: Found) -> bool:
-        if id(found) in self._judged:
+    def _is_fill(self, found: Finding) -> bool:
+        if id(found) in self._judged or id(found) in self._taken:
             return False
-        self._judged.add(id(found))
+        self._judged[id(found)] = found
         return self._explainer.is_fill(found, self._watcher.noted)
 
     def before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -211,7 +228,7 @@ class Watch:
         self._updated[id(optimizer)] += 1
         if self._updated[id(optimizer)] == 2:
             text = "the optimizer updates several times in one step: call step() of the watch at the end of each"
-            self._lookout.warn("note", text, self._watcher.step)
+            self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
         self._check(optimizer)
         return None
 
@@ -231,7 +248,7 @@ class Watch:
         error = error or others
         if error is not None:
             self._write_step()
-            self._end("a finding")
+            self._end(Ending.FINDING)
             raise error
 
     def _has_spoilt_gradients(self) -> bool:
@@ -251,7 +268,7 @@ class Watch:
         if own or not (known or asked):
             return None
         found = self._reader.add_of_others()
-        self._taken.add(id(found))
+        self._taken[id(found)] = found
         self.findings.append(found)
         self._log.write(found)
         return NonFiniteError(answer(found, self._start, self.path), found)
@@ -277,7 +294,7 @@ class Watch:
                 self._lookout.tell(step, scaled.text)
         self._write_step(handled, loss)
         if error is not None:
-            self._end("a finding")
+            self._end(Ending.FINDING)
             raise error
 
     def _write_step(self, handled: bool = False, loss: float | None = None) -> None:
@@ -287,7 +304,7 @@ class Watch:
         self._watched_steps += bool(self._watcher.noted)
         if not self._watcher.noted:
             text = "no call of the model was seen in this step: is it this very model, not a copy, that is called inside the watch?"
-            self._lookout.warn("note", text, self._watcher.step)
+            self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
         norms = {name: norm.low / (self._scale_of_step or 1.0) for name, norm in self._watcher.gradients.norms.items()}
         total = math.hypot(*norms.values()) if norms else None
         if total is not None:
@@ -354,14 +371,13 @@ class Watch:
         new = [found for found in self._reader.findings if id(found) not in self._taken]
         if forward_only:
             new = [found for found in new if found.direction is Direction.FORWARD]
-        self._taken |= {id(found) for found in new}
-        for found in new:
-            self._pass_on_of_others(found)
+        self._taken |= {id(found): found for found in new}
+        judged, new = new, [self._passed_on_of_others(found) for found in new]
         origins = [found for found in new if found.origin]
         frames = self._frames_until(origins[0]) if origins and not self._told else None
-        for found in origins:
-            self._explain(found)
-            self._pass_on_of_update(found)
+        new = [self._explained(found) if found.origin else found for found in new]
+        self._taken |= {id(found): found for found in new}
+        self._reader.settle(list(zip(judged, new, strict=True)))
         origins = [found for found in new if found.origin]
         if origins and self._updated:
             self._spoilt_update = self._watcher.step
@@ -380,36 +396,38 @@ class Watch:
         if frames is not None and not self._options.quiet:
             self._print(first, frames, with_answer=not raises)
         elif not again and not raises and not self._options.quiet:
-            warnings.warn(f"accucompare: {message}", stacklevel=3)
+            warnings.warn(f"accucompare: {message}", NonFiniteWarning, stacklevel=3)
         return NonFiniteError(message, first) if raises else None
 
-    def _pass_on_of_others(self, found: Found) -> None:
+    def _passed_on_of_others(self, found: Finding) -> Finding:
         """What follows from gradients that another rank has spoilt did not begin here."""
-        if self._spoilt_by_others is not None and found.origin:
-            found.origin, found.cause = False, Cause.INPUTS
-            found.notes.append(f"in step {self._spoilt_by_others} parameters were updated with gradients that another rank had spoilt")
+        if self._spoilt_by_others is None or not found.origin:
+            return found
+        return found.passing_on(f"in step {self._spoilt_by_others} parameters were updated with gradients that another rank had spoilt")
 
-    def _pass_on_of_update(self, found: Found) -> None:
+    def _passed_on_of_update(self, found: Finding) -> Finding:
         """Nor did weights that were updated with what was found in an earlier step."""
-        if self._spoilt_update is not None and self._spoilt_update < found.step and found.site is Site.WEIGHTS:
-            found.origin, found.cause = False, Cause.INPUTS
-            found.notes.append(f"parameters were updated in step {self._spoilt_update}, in spite of what was found there")
+        if self._spoilt_update is None or self._spoilt_update >= found.step or found.site is not Site.WEIGHTS:
+            return found
+        return found.passing_on(f"parameters were updated in step {self._spoilt_update}, in spite of what was found there")
 
-    def _explain(self, found: Found) -> None:
+    def _explained(self, found: Finding) -> Finding:
         with self._watcher.deaf():
-            moment = self._explainer.explain(found, self._watcher.noted)
-            if moment is not None and self._options.on_finding != OnFinding.WARN and not self._reproduced:
+            found, snapshot = self._explainer.explain(found, self._watcher.noted)
+            if snapshot is not None and self._options.on_finding != OnFinding.WARN and not self._reproduced:
                 self._reproduced = True
-                self._save(found, moment)
+                found = self._with_reproducer(found, snapshot)
+        return self._passed_on_of_update(found)
 
-    def _save(self, found: Found, moment: Moment) -> None:
+    def _with_reproducer(self, found: Finding, snapshot: Snapshot) -> Finding:
         try:
-            script = save_reproducer(self.path / f"rank{self._start.rank}-step{found.step}", found, moment, self._options.case)
-            found.reproducer = script.relative_to(self.path).as_posix()
+            script = save_reproducer(self.path / f"rank{self._start.rank}-step{found.step}", found, snapshot, self._options.case)
         except AccucompareError as error:
-            found.notes.append(f"the reproducer was not written: {error}")
+            return found.noting(f"the reproducer was not written: {error}")
+        notes = [*found.reproducer_notes, *script.notes]
+        return replace(found, reproducer=script.path.relative_to(self.path).as_posix(), reproducer_notes=notes)
 
-    def _frames_until(self, found: Found) -> Frames | None:
+    def _frames_until(self, found: Finding) -> Frames | None:
         if not self._options.frames:
             return None
         heard = (noted.heard() for noted in self._watcher.noted)
@@ -425,7 +443,7 @@ class Watch:
 
             print_frames(frames)
 
-    def _print(self, found: Found, frames: Frames, with_answer: bool) -> None:
+    def _print(self, found: Finding, frames: Frames, with_answer: bool) -> None:
         from accucompare.report.terminal_watch import print_finding
 
         print_finding(found, self._start, frames, self.path, scale=self._scale_of_step, with_answer=with_answer)
@@ -437,10 +455,10 @@ class Watch:
             text = (
                 f"its gradient ({masked.operator or 'backward'}) held {' and '.join(masked.kinds)}, which came to no parameter's gradient"
             )
-            self._lookout.warn("note", text, step, Place(masked.name, masked.call, masked.type, None))
+            self._lookout.warn(AlertKind.NOTE, text, step, Place(masked.name, masked.call, masked.type, None))
         if self._flag and not self._reader.findings:
             text = "the device's overflow flag is up, and no value shows it; flag_per_module=True (--flag-per-module) names the module"
-            self._lookout.warn("device flag", text, step)
+            self._lookout.warn(AlertKind.FLAG, text, step)
         if self._start.ranks > 1 and not self._reader.findings:
             spoilt = self._lookout.look_at_sums(self._watcher.gradients.norms, step)
             self._spoilt_by_others = step if spoilt and self._spoilt_by_others is None else self._spoilt_by_others
@@ -451,7 +469,7 @@ class Watch:
         scaler = self._options.scaler
         return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else None
 
-    def _end_scale(self) -> Scaled | None:
+    def _end_scale(self) -> ScaleChange | None:
         """What the loss scaler did in this step, or the loop in its place."""
         scale, before = self._scale(), self._scaling.scale
         if scale is not None:
@@ -474,7 +492,7 @@ class Watch:
         if self._watcher.noted:
             self.step()
         self._check_parameters(max(0, self._watcher.step - 1))
-        self._end("finished")
+        self._end(Ending.FINISHED)
 
     def _bad_parameters(self) -> list[tuple[Parameter, Extrema]]:
         """The parameters that are not finite now; it waits for the device."""
@@ -493,7 +511,7 @@ class Watch:
         self._reader.add_update(bad, step)
         error = self._tell()
         if error is not None:
-            self._end("a finding")
+            self._end(Ending.FINDING)
             raise error
 
     def fail(self, error: BaseException) -> None:
@@ -504,10 +522,12 @@ class Watch:
                 self._tell(may_raise=False)
                 if self._reader.findings:
                     self._write_step()
-        said = str(error).strip().splitlines()[:1]
-        self._end("interrupted" if isinstance(error, KeyboardInterrupt) else ": ".join([type(error).__name__, *said]))
+        if isinstance(error, KeyboardInterrupt):
+            self._end(Ending.INTERRUPTED)
+        else:
+            self._end(Ending.FAILED, ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]]))
 
-    def _end(self, reason: str) -> None:
+    def _end(self, ending: Ending, reason: str = "") -> None:
         if self._ended:
             return
         self._ended = True
@@ -518,6 +538,6 @@ class Watch:
             self.say(f"not looked at: {failure}")
         if self._options.optimizers and self._trainings and self._watched_steps and not self._backwards:
             text = "no backward was seen, so that no gradient was looked at; is the backward inside the watch?"
-            self._lookout.warn("note", text, self._watcher.step)
-        self._log.write(End(self._watcher.step + self._written, self._watched_steps, reason))
+            self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
+        self._log.write(End(self._watcher.step + self._written, self._watched_steps, reason or ending.value, ending))
         self._log.close()

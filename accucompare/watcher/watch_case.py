@@ -9,7 +9,7 @@ from pathlib import Path
 from accucompare.case import Case
 from accucompare.devices import DeviceName, backend, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, NonFiniteError, WatchEndedError
-from accucompare.findings.events import Found
+from accucompare.findings.events import Finding
 from accucompare.live.numerics import Numerics
 from accucompare.recorder.capture_case import Casting, build, moved, run_step
 from accucompare.selection import FloatType
@@ -30,7 +30,7 @@ def watch_case(
     hf32: bool | None = None,
     tf32: bool | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Found]:
+) -> list[Finding]:
     """Build a case on the CPU under the seed, move it to the device, and watch its steps.
 
     Args:

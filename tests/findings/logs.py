@@ -7,7 +7,23 @@ from typing import Any
 
 import msgspec
 
-from accucompare.findings.events import Cause, Direction, End, Event, Found, Frame, Frames, Scaled, Seen, Site, Start, Step, Warned
+from accucompare.findings.events import (
+    Alert,
+    AlertKind,
+    Cause,
+    Direction,
+    End,
+    Ending,
+    Event,
+    Finding,
+    Frame,
+    Frames,
+    ScaleChange,
+    Site,
+    Start,
+    Step,
+    TensorRange,
+)
 
 NASTY = ("=1+1", "[bold red]x[/]", "[/]", "层1", "a/b", "@SUM(A1)", "-x", "a\nb\x1b[2J", ":smile:", "n" * 300, "{0}%s{name}")
 
@@ -27,20 +43,20 @@ def start(**more: Any) -> Start:
     )
 
 
-def seen(role: str = "input", path: str = "0", low: Any = -1.0, high: Any = 2.0, **more: Any) -> Seen:
-    return Seen(**{"role": role, "path": path, "dtype": "float32", "shape": (4, 8), "low": low, "high": high, **more})
+def seen(role: str = "input", path: str = "0", low: Any = -1.0, high: Any = 2.0, **more: Any) -> TensorRange:
+    return TensorRange(**{"role": role, "path": path, "dtype": "float32", "shape": (4, 8), "low": low, "high": high, **more})
 
 
-def found(name: str = "fc1", **more: Any) -> Found:
+def found(name: str = "fc1", **more: Any) -> Finding:
     """A finding: an origin in the forward of a module, of a NaN, from inputs that were finite."""
     usual = {
         "step": 0, "order": 5, "name": name, "call": 0, "type": "Linear", "site": Site.MODULE, "direction": Direction.FORWARD,
         "origin": True, "cause": Cause.INSIDE, "kinds": ["NaN"], "tensors": [seen(), seen("output", "", "nan", "nan", nan=3, inf=0)],
     }  # fmt: skip
-    return Found(**{**usual, **more})
+    return Finding(**{**usual, **more})
 
 
-def passed(name: str = "fc2", **more: Any) -> Found:
+def passed(name: str = "fc2", **more: Any) -> Finding:
     return found(name, **{"origin": False, "cause": Cause.INPUTS, "order": 6, **more})
 
 
@@ -49,7 +65,7 @@ def step(number: int, **more: Any) -> Step:
 
 
 def end(steps: int = 1, watched: int | None = None, reason: str = "finished") -> End:
-    return End(steps, steps if watched is None else watched, reason)
+    return End(steps, steps if watched is None else watched, reason, Ending(reason))
 
 
 def frames(*names: str, number: int = 0, traced: bool = False) -> Frames:
@@ -101,11 +117,11 @@ def training(rank: int = 0, ranks: int = 2) -> list[Event]:
     for number in range(3):
         events.append(step(number, grad_norm=1.0 + number / 10, scale=65536.0, loss=3.0 - number, largest=[("wte.weight", 0.8)]))
     events += [
-        Warned("near the limit", "transformer.h.2.mlp: |x| reaches 60000 of 65504 (float16)", 2, "transformer.h.2.mlp", 0, "GPT2MLP", 6e4),
+        Alert(AlertKind.NEAR, "transformer.h.2.mlp: |x| reaches 60000 of 65504 (float16)", 2, "transformer.h.2.mlp", 0, "GPT2MLP", 6e4),
         log,
         *(passed(f"transformer.h.{block}.mlp", step=3, order=41 + block, type="GPT2MLP") for block in range(3, 12)),
         frames(*(f"transformer.h.{block}.attn" for block in range(4)), number=3),
-        Scaled(3, 32768.0, True, 1, False, "the gradients overflowed, the step was skipped"),
+        ScaleChange(3, 32768.0, True, 1, False, "the gradients overflowed, the step was skipped"),
         step(3, finite=False, grad_norm="nan", scale=32768.0, loss="nan", largest=[("transformer.h.3.attn.c_proj.weight", "inf")]),
         end(4, reason="a finding"),
     ]

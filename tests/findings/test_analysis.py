@@ -10,7 +10,7 @@ import pytest
 
 from accucompare.errors import UsageError
 from accucompare.findings.analysis import Ranks, analyse, answer, described, headline, hints, printable, read
-from accucompare.findings.events import Cause, Direction, Scaled, Site, log_path
+from accucompare.findings.events import Cause, Direction, ScaleChange, Site, log_path
 from accucompare.findings.hints import operator_name
 from tests.findings.logs import NASTY, end, found, passed, seen, start, step, training, write
 
@@ -207,14 +207,14 @@ def test_steps_in_which_grad_norm_jumped(norms: list[Any], steps: list[int]) -> 
 @pytest.mark.parametrize(
     ("scaled", "alarm"),
     [
-        (Scaled(5, 32768.0, True, 1), False),
-        (Scaled(5, 256.0, True, 8), True),
-        (Scaled(5, 1.0, True, 1), True),
-        (Scaled(5, 1024.0, True, 2, alarm=True), True),
-        (Scaled(5, 131072.0, False, 0), False),
+        (ScaleChange(5, 32768.0, True, 1), False),
+        (ScaleChange(5, 256.0, True, 8), True),
+        (ScaleChange(5, 1.0, True, 1), True),
+        (ScaleChange(5, 1024.0, True, 2, alarm=True), True),
+        (ScaleChange(5, 131072.0, False, 0), False),
     ],
 )
-def test_an_occasional_skip_is_normal_and_many_or_a_scale_at_1_are_an_alarm(scaled: Scaled, alarm: bool) -> None:
+def test_an_occasional_skip_is_normal_and_many_or_a_scale_at_1_are_an_alarm(scaled: ScaleChange, alarm: bool) -> None:
     assert bool(analyse([start(), scaled]).alarms) is alarm
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accucompare.findings.events import Cause, Direction, Found, Seen, Site, number
-from accucompare.findings.origins import OUTSIDE, Heard, Limits, Place, What, judge, near_the_limit
+from accucompare.findings.events import Cause, Direction, Finding, Site, TensorRange, number
+from accucompare.findings.origins import OUTSIDE, Limits, Observation, Place, What, judge, near_the_limit
 
 NAN, INF = float("nan"), float("inf")
 #: (low, high)
@@ -20,20 +21,20 @@ FINE, BAD, PLUS, MASK, BOTH, MINUS = (-1.0, 1.0), (NAN, NAN), (-1.0, INF), (-INF
 LARGE = (-1.0, 3e38)
 
 
-def _seen(role: str, ranges: tuple[Range, ...], dtype: str = "float32") -> list[Seen]:
-    return [Seen(role, str(index), dtype, (2,), number(low), number(high)) for index, (low, high) in enumerate(ranges)]
+def _seen(role: str, ranges: tuple[Range, ...], dtype: str = "float32") -> list[TensorRange]:
+    return [TensorRange(role, str(index), dtype, (2,), number(low), number(high)) for index, (low, high) in enumerate(ranges)]
 
 
 class Told:
     """What is heard of a step, written down as the calls go: ``told.began("fc", FINE); told.ended(FINE)``."""
 
     def __init__(self) -> None:
-        self.heard: list[Heard] = []
+        self.heard: list[Observation] = []
         self._open: list[Place] = []
         self._calls: dict[str, int] = {}
 
-    def _add(self, what: What, place: Place, seen: list[Seen], detail: str = "", line: str = "") -> Told:
-        self.heard.append(Heard(what, place, seen, detail, line, order=len(self.heard)))
+    def _add(self, what: What, place: Place, seen: list[TensorRange], **facts: Any) -> Told:
+        self.heard.append(Observation(what, place, seen, order=len(self.heard), **facts))
         return self
 
     def began(self, name: str, *given: Range) -> Told:
@@ -49,18 +50,18 @@ class Told:
         return self.began(name, given).ended(gave)
 
     def operator(self, name: str, given: tuple[Range, ...], gave: Range) -> Told:
-        return self._add(What.OPERATOR, self._open[-1], _seen("input", given) + _seen("output", (gave,)), name, "model.py:1")
+        return self._add(What.OPERATOR, self._open[-1], _seen("input", given) + _seen("output", (gave,)), operator=name, line="model.py:1")
 
     def point(self, label: str, value: Range) -> Told:
-        return self._add(What.POINT, self._open[-1] if self._open else OUTSIDE, _seen("point", (value,)), label)
+        return self._add(What.POINT, self._open[-1] if self._open else OUTSIDE, _seen("point", (value,)), near=label)
 
-    def flag(self, name: str, detail: str = "") -> Told:
-        return self._add(What.FLAG, Place(name, 0, "Layer", None), [], detail)
+    def flag(self, name: str, near: str = "") -> Told:
+        return self._add(What.FLAG, Place(name, 0, "Layer", None), [], near=near)
 
-    def backward(self, what: What, name: str, grad: Range, detail: str = "") -> Told:
-        return self._add(what, Place(name, 0, "Layer", None), _seen("grad", (grad,)), detail)
+    def backward(self, what: What, name: str, grad: Range, **facts: Any) -> Told:
+        return self._add(what, Place(name, 0, "Layer", None), _seen("grad", (grad,)), **facts)
 
-    def found(self, **limits: Any) -> list[Found]:
+    def found(self, **limits: Any) -> list[Finding]:
         return judge(self.heard, 3, Limits(**limits))
 
     def origins(self, **limits: Any) -> list[tuple[str, str, str, list[str]]]:
@@ -171,8 +172,7 @@ def test_a_flag_that_no_value_shows_is_told() -> None:
 def test_on_a_device_that_saturates_the_largest_number_is_an_overflow_and_the_lowest_is_a_mask(value: Range, saturated: bool) -> None:
     heard = Told().began("", FINE).ended(value).heard
     for each in heard:
-        for seen in each.seen:
-            seen.dtype = "float16"
+        each.seen = [msgspec.structs.replace(seen, dtype="float16") for seen in each.seen]
     assert [found.kinds for found in judge(heard, 0, Limits(saturates=True))] == ([["saturated"]] if saturated else [])
     assert judge(heard, 0, Limits()) == []
 
@@ -195,19 +195,24 @@ def test_a_call_that_raised_does_not_spoil_the_next() -> None:
 
 
 def test_the_first_gradient_that_is_not_finite_is_the_origin() -> None:
-    told = Told().backward(What.GRADIENT, "b", FINE).backward(What.GRADIENT, "a", PLUS, "SqrtBackward0").backward(What.GRADIENT, "c", BAD)
+    told = (
+        Told()
+        .backward(What.GRADIENT, "b", FINE)
+        .backward(What.GRADIENT, "a", PLUS, operator="SqrtBackward0")
+        .backward(What.GRADIENT, "c", BAD)
+    )
     assert [(found.name, found.operator, found.origin) for found in told.found()] == [("a", "SqrtBackward0", True), ("c", "", False)]
     assert all(found.direction is Direction.BACKWARD for found in told.found())
 
 
 def test_a_gradient_that_arrives_bad_came_from_the_loss() -> None:
-    told = Told().backward(What.ARRIVED, "", BAD).backward(What.GRADIENT, "a", BAD).backward(What.PARAMETER, "a", BAD, "a.weight")
+    told = Told().backward(What.ARRIVED, "", BAD).backward(What.GRADIENT, "a", BAD).backward(What.PARAMETER, "a", BAD, parameter="weight")
     assert [(found.site, found.origin) for found in told.found()] == [(Site.LOSS, True), (Site.MODULE, False)]
     assert told.found()[0].parameters == ["a.weight"]
 
 
 def test_a_parameters_gradient_that_nothing_explains_is_a_sum() -> None:
-    assert Told().backward(What.PARAMETER, "a", PLUS, "a.weight").origins() == [("a", "sum", "weight", ["+Inf"])]
+    assert Told().backward(What.PARAMETER, "a", PLUS, parameter="weight").origins() == [("a", "sum", "weight", ["+Inf"])]
 
 
 def test_after_a_forward_that_is_not_finite_the_backward_is_no_origin() -> None:
@@ -219,7 +224,7 @@ def test_after_a_forward_that_is_not_finite_the_backward_is_no_origin() -> None:
 
 
 @st.composite
-def streams(draw: Callable[..., Any], values: st.SearchStrategy[Range]) -> list[Heard]:
+def streams(draw: Callable[..., Any], values: st.SearchStrategy[Range]) -> list[Observation]:
     """A step of a random model: calls within calls, with any values in and out, operators and points between, and a backward."""
     told = Told()
 
@@ -239,7 +244,7 @@ def streams(draw: Callable[..., Any], values: st.SearchStrategy[Range]) -> list[
         call("", 0)
     for _ in range(draw(st.integers(0, 4))):
         what = draw(st.sampled_from([What.ARRIVED, What.GRADIENT, What.PARAMETER]))
-        told.backward(what, draw(st.sampled_from(["", "a", "b"])), draw(values), "detail.weight")
+        told.backward(what, draw(st.sampled_from(["", "a", "b"])), draw(values), operator="AddBackward0", parameter="weight")
     return told.heard
 
 
@@ -247,11 +252,11 @@ ANY = st.sampled_from([FINE, FINE, FINE, BAD, PLUS, MASK, MINUS, BOTH, LARGE])
 
 
 @given(heard=streams(st.sampled_from([FINE, LARGE])))
-def test_where_all_is_finite_nothing_is_found(heard: list[Heard]) -> None:
+def test_where_all_is_finite_nothing_is_found(heard: list[Observation]) -> None:
     assert judge(heard, 0, Limits()) == []
 
 
-def _told(found: Found) -> Any:
+def _told(found: Finding) -> Any:
     """A finding, less what a further child of its module changes: that it was made between children, and after which."""
     site = Site.MODULE if found.site is Site.GLUE else found.site
     near = "" if found.near.startswith("after") else found.near
@@ -259,7 +264,7 @@ def _told(found: Found) -> Any:
 
 
 @given(heard=streams(ANY), data=st.data())
-def test_further_calls_of_finite_values_change_no_finding(heard: list[Heard], data: st.DataObject) -> None:
+def test_further_calls_of_finite_values_change_no_finding(heard: list[Observation], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(heard)))
     running: list[Place] = []
     for each in heard[:place]:
@@ -268,13 +273,13 @@ def test_further_calls_of_finite_values_change_no_finding(heard: list[Heard], da
         elif each.what is What.ENDED:
             running.pop()
     new = Place("further", 0, "Layer", running[-1].key if running else None)
-    calls = [Heard(What.BEGAN, new, _seen("input", (FINE,))), Heard(What.ENDED, new, _seen("output", (FINE,)))]
+    calls = [Observation(What.BEGAN, new, _seen("input", (FINE,))), Observation(What.ENDED, new, _seen("output", (FINE,)))]
     more = [replace(each, order=order) for order, each in enumerate([*heard[:place], *calls, *heard[place:]])]
     assert [_told(found) for found in judge(more, 0, Limits())] == [_told(found) for found in judge(heard, 0, Limits())]
 
 
 @given(heard=streams(ANY))
-def test_other_names_change_nothing_but_the_names(heard: list[Heard]) -> None:
+def test_other_names_change_nothing_but_the_names(heard: list[Observation]) -> None:
     def renamed(name: str) -> str:
         return ".".join(f"x{part}" for part in name.split(".")) if name else ""
 
@@ -290,7 +295,7 @@ def test_other_names_change_nothing_but_the_names(heard: list[Heard]) -> None:
 
 
 @given(heard=streams(ANY))
-def test_the_first_finding_in_order_is_an_origin_and_there_is_one_whenever_a_leaf_makes_a_nan(heard: list[Heard]) -> None:
+def test_the_first_finding_in_order_is_an_origin_and_there_is_one_whenever_a_leaf_makes_a_nan(heard: list[Observation]) -> None:
     found = judge(heard, 0, Limits())
     assert [each.order for each in found] == sorted(each.order for each in found)
     if found:
@@ -305,7 +310,7 @@ def test_the_first_finding_in_order_is_an_origin_and_there_is_one_whenever_a_lea
 
 
 @given(data=st.data(), heard=streams(ANY))
-def test_whatever_is_heard_in_whatever_order_nothing_is_raised(data: st.DataObject, heard: list[Heard]) -> None:
+def test_whatever_is_heard_in_whatever_order_nothing_is_raised(data: st.DataObject, heard: list[Observation]) -> None:
     shuffled = data.draw(st.permutations(heard))
     judge([replace(each, order=order) for order, each in enumerate(shuffled)], 0, Limits(saturates=True))
 

@@ -12,7 +12,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.errors import NonFiniteError
 from accucompare.findings.analysis import MANY_IN_A_ROW, read
-from accucompare.findings.events import Scaled, Step
+from accucompare.findings.events import ScaleChange, Step
 from accucompare.findings.scaling import Scaling
 from accucompare.watcher.steps import Watch
 from tests.watcher.watched import events
@@ -24,7 +24,7 @@ def test_a_scale_that_stays_is_not_written_down() -> None:
 
 def test_a_scale_that_grows_is_written_down_and_no_alarm() -> None:
     event = Scaling(2.0).end_step(3, 4.0, False, "")
-    assert event == Scaled(3, 4.0, False, 0, False, "the loss scale went from 2 to 4")
+    assert event == ScaleChange(3, 4.0, False, 0, False, "the loss scale went from 2 to 4")
 
 
 def test_an_occasional_overflow_is_said_to_be_normal() -> None:
@@ -83,7 +83,7 @@ def test_overflows_until_the_scale_fits_are_no_finding(tmp_path: Path) -> None:
     watch, weights = _train(tmp_path, [1.0] * 7)
     assert watch.findings == []
     assert watch.scales == [2.0**power for power in (19, 18, 17, 16, 15, 15, 15)]
-    scaled = events(watch, Scaled)
+    scaled = events(watch, ScaleChange)
     assert [(event.step, event.skipped, event.in_a_row, event.alarm) for event in scaled] == [(n, True, n + 1, False) for n in range(5)]
     assert torch.equal(weights[0], weights[4])
     assert not torch.equal(weights[4], weights[5])
@@ -118,7 +118,7 @@ def test_training_is_the_same_with_a_watch_and_without(tmp_path: Path) -> None:
 
 def test_an_update_skipped_in_an_idle_step_is_not_told_of_the_next(tmp_path: Path) -> None:
     watch, _ = _train(tmp_path, [1.0, 1e9, 1.0], init_scale=2.0**12, every=2)
-    assert [event.step for event in events(watch, Scaled) if event.skipped] == []
+    assert [event.step for event in events(watch, ScaleChange) if event.skipped] == []
 
 
 def test_a_scaler_that_is_switched_off_is_as_none(tmp_path: Path) -> None:

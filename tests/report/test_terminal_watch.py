@@ -11,7 +11,7 @@ from rich.console import Console
 
 from accucompare.errors import ReportError
 from accucompare.findings.analysis import read
-from accucompare.findings.events import Cause, Event, Frame, Frames, Warned, log_path
+from accucompare.findings.events import Alert, AlertKind, Cause, Event, Frame, Frames, log_path
 from accucompare.report import excel_watch
 from accucompare.report.excel_watch import write_watch
 from accucompare.report.terminal_watch import print_analysis, print_finding, print_frames
@@ -68,7 +68,9 @@ def test_nothing_but_long_sentences_is_wider_than_100_columns(tmp_path: Path, ca
 
 @pytest.mark.parametrize("name", NASTY[:9])
 def test_names_are_printed_as_they_are_and_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    out = printed(tmp_path, capsys, start(), found(name), frames(name), Warned("note", name, 0), step(0, largest=[(name, 1.0)]), end())
+    out = printed(
+        tmp_path, capsys, start(), found(name), frames(name), Alert(AlertKind.NOTE, name, 0), step(0, largest=[(name, 1.0)]), end()
+    )
     assert "\x1b" not in out
     assert name.encode("unicode_escape").decode() in out if "\n" in name else name in out
 
@@ -146,7 +148,7 @@ def test_names_and_numbers_that_excel_cannot_hold_become_text(tmp_path: Path) ->
         start(case="=1+1", options={"=a": "=b"}),
         *many,
         frames(*NASTY),
-        Warned("note", "=cmd", 0, value="nan"),
+        Alert(AlertKind.NOTE, "=cmd", 0, value="nan"),
         step(0, grad_norm="inf"),
         end(),
     ]

@@ -1,4 +1,4 @@
-"""Modules that the tests of the reproducer plant a value in that is not finite, and the hooks that take a call's moment.
+"""Modules that the tests of the reproducer plant a value in that is not finite, and the hooks that take a call's snapshot.
 
 The hooks are written here once more, without the watch, as an independent reference.
 """
@@ -18,14 +18,16 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from accucompare.findings.events import Cause, Direction, Found, Site
+from accucompare.findings.events import Cause, Direction, Finding, Site
 from accucompare.live.values import leaves
 from accucompare.reproduce.outcome import Outcome
-from accucompare.reproduce.reproducer import Reproducer
-from accucompare.reproduce.saving import Moment, autocast_now, save_reproducer
+from accucompare.reproduce.reproducer import Reproducer, autocast_now
+from accucompare.reproduce.saving import save_reproducer
+from accucompare.reproduce.snapshot import RandomState, Snapshot
 
 NAN, INF = float("nan"), float("inf")
 
@@ -103,15 +105,15 @@ def poisoned(parameter: torch.Tensor, value: float = NAN) -> None:
 
 @dataclass
 class Taken:
-    """A call's moment, and what came of it when it was first made."""
+    """A call's snapshot, and what came of it when it was first made."""
 
-    moment: Moment
+    snapshot: Snapshot
     outputs: dict[str, Any]
     gradients: dict[str, torch.Tensor]
 
 
 def take(model: nn.Module, name: str, *args: Any, backward: bool = False, **kwargs: Any) -> Taken:
-    """Run a model, and take the moment of the first call of the module of that name."""
+    """Run a model, and take the snapshot of the first call of the module of that name."""
     module = model.get_submodule(name)
     taken: list[Taken] = []
 
@@ -123,14 +125,15 @@ def take(model: nn.Module, name: str, *args: Any, backward: bool = False, **kwar
 
         args, kwargs = pytree.tree_map_only(torch.Tensor, copied, (args, kwargs))
         buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-        moment = Moment(module, name, 0, args, kwargs, {"cpu": torch.get_rng_state()}, autocast_now(), buffers, {}, torch.is_grad_enabled())
-        taken.append(Taken(moment, {}, {}))
+        random = RandomState({"cpu": torch.get_rng_state()})
+        snapshot = Snapshot(module, name, 0, args, kwargs, random, autocast_now(), buffers, {}, torch.is_grad_enabled())
+        taken.append(Taken(snapshot, {}, {}))
 
     def after(_: nn.Module, args: Any, output: Any) -> None:
         for path, part in leaves(output):
             taken[0].outputs[path] = part.detach().clone() if isinstance(part, torch.Tensor) else part
             if backward and isinstance(part, torch.Tensor) and part.requires_grad:
-                part.register_hook(lambda grad, path=path: taken[0].moment.grads.__setitem__(path, grad.clone()))
+                part.register_hook(lambda grad, path=path: taken[0].snapshot.grads.__setitem__(path, grad.clone()))
 
     hooks = [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)]
     output = model(*args, **kwargs)
@@ -142,26 +145,28 @@ def take(model: nn.Module, name: str, *args: Any, backward: bool = False, **kwar
     return taken[0]
 
 
-def found(taken: Taken, **changes: Any) -> Found:
+def found(taken: Taken, **changes: Any) -> Finding:
     """What a watch would say of it."""
     said: dict[str, Any] = {
         "step": 7,
         "order": 3,
-        "name": taken.moment.name,
+        "name": taken.snapshot.name,
         "call": 0,
-        "type": type(taken.moment.module).__name__,
+        "type": type(taken.snapshot.module).__name__,
         "site": Site.MODULE,
-        "direction": Direction.BACKWARD if taken.moment.grads else Direction.FORWARD,
+        "direction": Direction.BACKWARD if taken.snapshot.grads else Direction.FORWARD,
         "origin": True,
         "cause": Cause.INSIDE,
         "kinds": ["NaN"],
     }
-    return Found(**{**said, **changes})
+    return Finding(**{**said, **changes})
 
 
-def save(taken: Taken, stem: Path, case: str | None = None, **changes: Any) -> tuple[Path, Found]:
+def save(taken: Taken, stem: Path, case: str | None = None, **changes: Any) -> tuple[Path, Finding]:
+    """The script, and the finding with the notes on it."""
     finding = found(taken, **changes)
-    return save_reproducer(stem, finding, taken.moment, case), finding
+    script, notes = save_reproducer(stem, finding, taken.snapshot, case)
+    return script, replace(finding, reproducer_notes=notes)
 
 
 def rerun(script: Path, given: dict[str, Any] | None = None) -> Outcome:

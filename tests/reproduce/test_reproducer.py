@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from accucompare.findings.events import Seen, Site
+from accucompare.findings.events import Site, TensorRange
 from accucompare.reproduce.reproducer import Reproducer
 from tests.reproduce.reproduced import INF, NAN, Around, PassesOn, poisoned, run, run_here, save, take
 
@@ -131,7 +131,7 @@ def test_a_module_that_raises_exits_2(finite: Path, capsys: pytest.CaptureFixtur
 
 def test_a_gradient_without_a_graph_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     taken = take(nn.Linear(2, 1), "", torch.ones(2), backward=True)
-    taken.moment.module.requires_grad_(False)
+    taken.snapshot.module.requires_grad_(False)
     script, _ = save(taken, tmp_path / "r")
     assert Reproducer.open(script).main(lambda: nn.Linear(2, 1), []) == 2
     assert "has no gradient here, but one was saved" in capsys.readouterr().err
@@ -169,9 +169,9 @@ def test_saturation_is_shown_only_where_it_was_found(tmp_path: Path) -> None:
 
 def test_without_the_outputs_gradient_the_script_does_not_say_that_all_is_well(tmp_path: Path) -> None:
     taken = take(nn.Linear(2, 1), "", torch.ones(2), backward=True)
-    taken.moment.grads = {"": taken.moment.grads[""].to_sparse()}
+    taken.snapshot.grads = {"": taken.snapshot.grads[""].to_sparse()}
     script, finding = save(taken, tmp_path / "r")
-    assert finding.notes == ["reproducer: grad. could not be saved (a sparse tensor)"]
+    assert finding.reproducer_notes == ["grad. could not be saved (a sparse tensor)"]
     ran = run_here(script)
     assert ran.returncode == 2
     assert "no gradient of the module's output was saved" in ran.stdout
@@ -179,7 +179,7 @@ def test_without_the_outputs_gradient_the_script_does_not_say_that_all_is_well(t
 
 def test_a_bad_gradient_from_the_loss_is_shown(tmp_path: Path) -> None:
     taken = take(nn.Linear(2, 1), "", torch.ones(2), backward=True)
-    taken.moment.grads[""].fill_(NAN)
+    taken.snapshot.grads[""].fill_(NAN)
     assert run_here(save(taken, tmp_path / "r", site=Site.LOSS)[0]).returncode == 1
 
 
@@ -192,5 +192,5 @@ def test_a_bad_input_of_the_model_is_shown(tmp_path: Path) -> None:
 def test_only_the_output_that_was_bad_is_judged(tmp_path: Path) -> None:
     """One that passes a legal mask on is not."""
     taken = take(PassesOn(), "", torch.ones(2), torch.tensor([0.0, -INF]))
-    seen = Seen("output", "0", "float32", (2,), "nan", "nan", None, 1, 0)
+    seen = TensorRange("output", "0", "float32", (2,), "nan", "nan", None, 1, 0)
     assert run_here(save(taken, tmp_path / "r", tensors=[seen])[0]).returncode == 0

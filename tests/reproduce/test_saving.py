@@ -19,8 +19,9 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.records import Role
 from accucompare.errors import CaptureError
-from accucompare.reproduce.reproducer import Reproducer, autocast_then
-from accucompare.reproduce.saving import Moment, autocast_now, save_reproducer
+from accucompare.reproduce.reproducer import Reproducer, autocast_now, autocast_then
+from accucompare.reproduce.saving import save_reproducer
+from accucompare.reproduce.snapshot import Snapshot
 from tests.reproduce.reproduced import (
     INF,
     NAN,
@@ -347,7 +348,7 @@ def test_memory_formats_come_back(written: dict[str, tuple[Path, Taken]]) -> Non
         module = reproducer.restore(nn.Conv2d(3, 4, 3, padding=1))
         outcome = reproducer.run(module)
     assert module.weight.dtype == torch.bfloat16
-    assert module.weight.stride() == taken.moment.module.weight.stride()
+    assert module.weight.stride() == taken.snapshot.module.weight.stride()
     assert outcome.outputs[0][2].is_contiguous(memory_format=torch.channels_last)
 
 
@@ -456,7 +457,7 @@ class Block(nn.Module):
 
 def main():
     script, finding = save(take(Block(2), "", torch.full((1, 2), -1e9)), Path(sys.argv[1]))
-    print(finding.notes)
+    print(finding.reproducer_notes)
 """
 
 
@@ -510,7 +511,7 @@ def test_a_module_that_cannot_be_rebuilt_is_said_to_be_missing(tmp_path: Path) -
     script, finding = save(take(local_module(), "", torch.tensor([INF, -INF])), tmp_path / "r")
     ran = run_here(script)
     assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
-    for text in (ran.stderr, script.read_text().replace("\n    # ", " "), *finding.notes):
+    for text in (ran.stderr, script.read_text().replace("\n    # ", " "), *finding.reproducer_notes):
         assert "local_module.<locals>.Local is defined inside a function" in text
     script.write_text(script.read_text().replace("module = ...", "from torch import nn; module = nn.Linear(2, 1)"))
     assert run_here(script).returncode == 1
@@ -528,7 +529,7 @@ def test_an_attribute_that_cannot_be_written_down_is_named(attribute: Any, reaso
     model = nn.Linear(2, 1)
     model.thing = attribute
     _, finding = save(take(model, "", torch.ones(2)), tmp_path / "r")
-    assert reason in finding.notes[0]
+    assert reason in finding.reproducer_notes[0]
 
 
 def test_a_value_set_after_construction_is_not_lost(tmp_path: Path) -> None:
@@ -543,8 +544,8 @@ def test_a_value_set_after_construction_is_not_lost(tmp_path: Path) -> None:
 
 def test_a_scripted_module_is_missing(tmp_path: Path) -> None:
     traced = torch.jit.trace(nn.Linear(2, 1), torch.ones(2))
-    finding = found(Taken(Moment(traced, "", 0, (torch.ones(2),), {}), {}, {}))
-    script = save_reproducer(tmp_path / "r", finding, Moment(traced, "", 0, (torch.ones(2),), {}), None)
+    finding = found(Taken(Snapshot(traced, "", 0, (torch.ones(2),), {}), {}, {}))
+    script, _ = save_reproducer(tmp_path / "r", finding, Snapshot(traced, "", 0, (torch.ones(2),), {}), None)
     assert "scripted or traced" in script.read_text()
 
 
@@ -565,7 +566,7 @@ def test_an_object_among_the_inputs_is_named_and_can_be_put_in(tmp_path: Path) -
             "            return super().forward(x) * (1 if cache is None else cache)\n    module = Local(2, 1)",
         )
     )
-    assert any(note.startswith("reproducer: cache could not be saved (") for note in finding.notes)
+    assert any(note.startswith("cache could not be saved (") for note in finding.reproducer_notes)
     ran = run_here(script)
     assert ran.returncode == 2
     assert "None was passed for cache, which could not be saved" in ran.stdout
@@ -579,10 +580,10 @@ def test_an_object_among_the_inputs_is_named_and_can_be_put_in(tmp_path: Path) -
     ids=["meta", "sparse", "function", "packed"],
 )
 def test_whatever_cannot_be_saved_is_noted_and_never_raises(value: Any, tmp_path: Path) -> None:
-    moment = Moment(nn.Linear(2, 1), "fc", 0, (torch.ones(2), [value, {"x": value}]), {"more": value})
-    finding = found(Taken(moment, {}, {}))
-    script = save_reproducer(tmp_path / "r", finding, moment, None)
-    assert len(finding.notes) == 3
+    snapshot = Snapshot(nn.Linear(2, 1), "fc", 0, (torch.ones(2), [value, {"x": value}]), {"more": value})
+    finding = found(Taken(snapshot, {}, {}))
+    script, notes = save_reproducer(tmp_path / "r", finding, snapshot, None)
+    assert len(notes) == 3
     assert "'argument 1, 0': None,  # could not be saved" in script.read_text()
     with ac.open_bundle(tmp_path / "r") as bundle:
         assert len(list(bundle.records())) >= 4
@@ -593,7 +594,7 @@ def test_a_parameter_without_memory_is_noted_and_the_script_says_so(tmp_path: Pa
     taken = take(model, "", torch.ones(2))
     model.weight.untyped_storage().resize_(0)
     script, finding = save(taken, tmp_path / "r")
-    assert "weight could not be saved (a tensor whose memory was given back, as FSDP does between calls)" in finding.notes[0]
+    assert "weight could not be saved (a tensor whose memory was given back, as FSDP does between calls)" in finding.reproducer_notes[0]
     ran = run_here(script)
     assert ran.returncode == 2
     assert "'weight' of the module could not be saved (a tensor whose memory was given back" in ran.stderr
@@ -632,9 +633,9 @@ def test_a_full_disk_leaves_the_earlier_reproducer(tmp_path: Path, limited: Call
 def test_an_input_that_raises_when_it_is_looked_at_is_a_capture_error(tmp_path: Path) -> None:
     inside_itself: list[Any] = []
     inside_itself.append(inside_itself)
-    finding = found(Taken(Moment(nn.Identity(), "", 0, (inside_itself,), {}), {}, {}))
+    finding = found(Taken(Snapshot(nn.Identity(), "", 0, (inside_itself,), {}), {}, {}))
     with pytest.raises(CaptureError, match="RecursionError"):
-        save_reproducer(tmp_path / "r", finding, Moment(nn.Identity(), "", 0, (inside_itself,), {}), None)
+        save_reproducer(tmp_path / "r", finding, Snapshot(nn.Identity(), "", 0, (inside_itself,), {}), None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -658,10 +659,10 @@ def test_a_directory_of_another_kind_is_not_touched(tmp_path: Path) -> None:
 
 def test_saving_changes_neither_random_numbers_nor_the_module(tmp_path: Path) -> None:
     taken = take(Unkept(3, torch.tanh), "", torch.ones(3))
-    state, before = torch.get_rng_state(), {name: each.clone() for name, each in taken.moment.module.state_dict().items()}
+    state, before = torch.get_rng_state(), {name: each.clone() for name, each in taken.snapshot.module.state_dict().items()}
     save(taken, tmp_path / "r")
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(value, before[name]) for name, value in taken.moment.module.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in taken.snapshot.module.state_dict().items())
 
 
 def test_an_example_reads_well(written: dict[str, tuple[Path, Taken]]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from accucompare.findings.analysis import read
-from accucompare.findings.events import Cause, Direction, End, Found, Site, Start, Step, Warned, read_log
+from accucompare.findings.events import Alert, Cause, Direction, End, Finding, Site, Start, Step, read_log
 from tests.conftest import ROOT
 
 SHARDED = ("fsdp2", "fsdp1", "fsdp1_flat")
@@ -44,9 +44,9 @@ class Ranks:
         """The events of one kind in a rank's log."""
         return [event for event in read_log(self.folder / check / f"rank{rank}.jsonl")[-1] if isinstance(event, kind)]
 
-    def origins(self, check: str, rank: int, step: int = 1) -> list[Found]:
+    def origins(self, check: str, rank: int, step: int = 1) -> list[Finding]:
         """In the step in which something goes wrong, if not in another one."""
-        return [found for found in self.of(check, rank, Found) if found.origin and found.step == step]
+        return [found for found in self.of(check, rank, Finding) if found.origin and found.step == step]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def _run(folder: Path) -> str:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*torchrun, str(ROOT / "tests" / "watch" / "two_ranks.py"), str(folder)], env=variables, capture_output=True, text=True
+        [*torchrun, str(ROOT / "tests" / "watcher" / "two_ranks.py"), str(folder)], env=variables, capture_output=True, text=True
     )
     return done.stderr
 
@@ -91,15 +91,15 @@ def test_a_gradient_of_one_rank_is_named_by_that_rank_only(ranks: Ranks, check: 
 @pytest.mark.parametrize("check", ["ddp", "ddp-accumulated", "ddp-input", "ddp-forward", "fsdp2-gradient", "fsdp2-forward"])
 def test_the_other_rank_warns_of_what_it_was_given_by_the_sum(ranks: Ranks, check: str) -> None:
     ranks.seen(check, 0)
-    (warned,) = ranks.of(check, 0, Warned)
+    (warned,) = ranks.of(check, 0, Alert)
     assert (warned.kind, warned.step) == ("note", 1)
     assert "another rank made it" in warned.text
     assert ranks.of(check, 0, Step)[1].grad_norm == "nan"
-    assert ranks.of(check, 1, Warned) == []
+    assert ranks.of(check, 1, Alert) == []
 
 
 def test_without_a_sum_the_other_rank_has_nothing_to_say(ranks: Ranks) -> None:
-    assert ranks.of("alone", 0, Found) == ranks.of("alone", 0, Warned) == []
+    assert ranks.of("alone", 0, Finding) == ranks.of("alone", 0, Alert) == []
 
 
 def test_the_backward_is_run_again_under_ddp(ranks: Ranks) -> None:
@@ -152,7 +152,7 @@ def test_no_rank_updates_with_what_another_one_has_found(ranks: Ranks, check: st
     assert [each["step"] for each in seen] == [1, 1]
     assert "another rank has found it, and its log names where" in seen[0]["raised"]
     assert "in second" in seen[1]["raised"]
-    assert [(found.site, found.origin) for found in ranks.of(check, 0, Found)] == [(Site.RANK, False)]
+    assert [(found.site, found.origin) for found in ranks.of(check, 0, Finding)] == [(Site.RANK, False)]
     first = read(ranks.folder / check).first
     assert first is not None
     assert (first[0].start.rank, first[1].name) == (1, "second")

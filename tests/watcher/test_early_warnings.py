@@ -11,18 +11,18 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.findings.events import Warned
+from accucompare.findings.events import Alert
 from tests.watcher.watched import Glue, events
 
 
-def _warnings(model: nn.Module, *inputs: Any, out: Path, backward: bool = False, **options: Any) -> list[Warned]:
+def _warnings(model: nn.Module, *inputs: Any, out: Path, backward: bool = False, **options: Any) -> list[Alert]:
     with ac.watch(model, out=out, **{"quiet": True, "on_finding": "warn", **options}) as watch:
         for given in inputs:
             output = model(given)
             if backward:
                 output.sum().backward()
             watch.step()
-    found: list[Warned] = events(watch, Warned)
+    found: list[Alert] = events(watch, Alert)
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from accucompare.findings.analysis import read
-from accucompare.findings.events import Event, Found, Start, Step, Warned, read_log
+from accucompare.findings.events import Alert, Event, Finding, Start, Step, read_log
 from fixtures.simnpu.launcher import environment
 from tests.watcher.served import Served
 
@@ -98,8 +98,8 @@ def watch(served: Served, case: str, out: str, *options: str) -> tuple[int, str,
     return done.returncode, done.stdout, read_log(served.folder / out / "rank0.jsonl")[-1]
 
 
-def origins(log: list[Event]) -> list[Found]:
-    return [event for event in log if isinstance(event, Found) and event.origin]
+def origins(log: list[Event]) -> list[Finding]:
+    return [event for event in log if isinstance(event, Finding) and event.origin]
 
 
 def flags(log: list[Event]) -> list[bool | None]:
@@ -148,7 +148,7 @@ found = flags
 def test_a_flag_that_no_value_explains(saturating: Served) -> None:
     code, printed, log = watch(saturating, "hidden", "hidden")
     assert (code, origins(log), flags(log)) == (1, [], [False, True, False])
-    (warned,) = (event for event in log if isinstance(event, Warned) and event.kind == "device flag")
+    (warned,) = (event for event in log if isinstance(event, Alert) and event.kind == "device flag")
     assert warned.step == 1
     assert "--flag-per-module" in warned.text
     assert warned.text in printed

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 import accucompare as ac
 from accucompare.errors import NonFiniteError, UsageError, WatchEndedError
 from accucompare.findings.analysis import read
-from accucompare.findings.events import End, Found, Frames, Start, Step, Warned
+from accucompare.findings.events import Alert, End, Finding, Frames, Start, Step
 from fixtures.cnn import Net
 from tests.watcher.watched import Counting, Glue, Subject, assert_same, events, origins, run, trained
 
@@ -582,7 +582,7 @@ def test_what_was_found_before_an_error_in_the_loop_is_in_the_log(tmp_path: Path
     with pytest.raises(ZeroDivisionError), ac.watch(model, out=tmp_path, quiet=True) as watch:  # noqa: PT012
         model(torch.ones(1, 2))
         raise ZeroDivisionError
-    assert [found.place for found in events(watch, Found)] == ["(root) (glue, after fc)"]
+    assert [found.place for found in events(watch, Finding)] == ["(root) (glue, after fc)"]
     assert events(watch, End)[0].reason == "ZeroDivisionError"
 
 
@@ -717,7 +717,7 @@ def test_at_the_level_of_operators_the_operator_and_its_line_are_named(tmp_path:
         watch.step()
     (found,) = origins(watch)
     assert found.operator == "aten.log.default"
-    assert found.line.startswith("test_session.py:")
+    assert found.line.startswith("test_watch.py:")
 
 
 def test_a_loop_can_skip_an_update_that_overflowed(tmp_path: Path) -> None:
@@ -835,7 +835,7 @@ def test_a_loop_without_a_backward_is_told_of_it(tmp_path: Path) -> None:
     with ac.watch(model, optimizer, out=tmp_path, quiet=True) as watch:
         model(torch.ones(1, 2))
         watch.step()
-    assert [event.text for event in events(watch, Warned)] == [
+    assert [event.text for event in events(watch, Alert)] == [
         "no backward was seen, so that no gradient was looked at; is the backward inside the watch?"
     ]
 
@@ -848,7 +848,7 @@ def test_several_optimizers_may_be_given(tmp_path: Path) -> None:
         for optimizer in optimizers:
             optimizer.step()
         watch.step()
-    assert events(watch, Warned) == []
+    assert events(watch, Alert) == []
     other = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
     with pytest.raises(UsageError, match="optimizer updates no parameter"), ac.watch(model, [*optimizers, other], out=tmp_path, quiet=True):
         pass
@@ -929,7 +929,7 @@ def test_steps_in_which_a_copy_of_the_model_is_called_are_not_counted_as_watched
         copy.deepcopy(model)(torch.ones(1, 2))
         watch.step()
     assert events(watch, End)[0].watched == 0
-    assert "not a copy" in events(watch, Warned)[0].text
+    assert "not a copy" in events(watch, Alert)[0].text
 
 
 def test_a_loop_that_forgets_to_end_its_steps_is_told_so(tmp_path: Path) -> None:
@@ -939,7 +939,7 @@ def test_a_loop_that_forgets_to_end_its_steps_is_told_so(tmp_path: Path) -> None
         for _ in range(3):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
-    assert ["step()" in warned.text for warned in events(watch, Warned)] == [True]
+    assert ["step()" in warned.text for warned in events(watch, Alert)] == [True]
 
 
 def test_a_finding_told_before_the_first_update_does_not_say_that_there_was_no_backward(tmp_path: Path) -> None:
@@ -948,7 +948,7 @@ def test_a_finding_told_before_the_first_update_does_not_say_that_there_was_no_b
     with pytest.raises(ac.NonFiniteError), ac.watch(model, optimizer, out=tmp_path, quiet=True) as watch:  # noqa: PT012
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
-    assert events(watch, Warned) == []
+    assert events(watch, Alert) == []
 
 
 def test_a_point_outside_of_the_model_is_not_looked_for_by_running_the_model_again(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import accucompare as ac
-from accucompare.findings.events import Event, Found, read_log
+from accucompare.findings.events import Event, Finding, read_log
 from accucompare.watcher.steps import Watch
 
 
@@ -134,7 +134,7 @@ def events(watch: Watch, kind: type[Event] | None = None) -> list[Any]:
     return [event for event in read_log(watch.path / "rank0.jsonl")[-1] if kind is None or isinstance(event, kind)]
 
 
-def origins(watch: Watch) -> list[Found]:
+def origins(watch: Watch) -> list[Finding]:
     return [found for found in watch.findings if found.origin]
 
 
