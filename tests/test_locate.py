@@ -155,7 +155,7 @@ def test_goldens_own_baseline_judges_where_the_code_is_another(cli: Run, folder:
     assert kept < 60_000
 
 
-def test_a_baseline_is_made_by_the_python_that_has_goldens_versions(cli: Run, folder: Path) -> None:
+def test_a_baseline_is_made_by_the_python_that_has_goldens_versions(process: Run, folder: Path) -> None:
     """Two releases of a library, the second with a fault: made by the second, the baseline would have it, too."""
     for version, scale in (("1", "1.0"), ("2", "1.01")):
         (folder / version).mkdir()
@@ -171,13 +171,13 @@ def test_a_baseline_is_made_by_the_python_that_has_goldens_versions(cli: Run, fo
     python.write_text(f'#!/bin/sh\nPYTHONPATH={folder / "1"}:$PYTHONPATH exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     paths = {version: f"{folder / version}:{os.environ.get('PYTHONPATH', '')}" for version in "12"}
-    done = cli("capture", "model.py", "--out", "golden", "--save-state", cwd=folder, PYTHONPATH=paths["1"])
+    done = process("capture", "model.py", "--out", "golden", "--save-state", cwd=folder, PYTHONPATH=paths["1"])
     assert done.returncode == 0, done.stderr
     command = ["locate", "model.py", "--device", "cpu", "--golden", "golden", "--dtype", "bfloat16", "--json", "found.json", "--overwrite"]
-    alone = cli(*command, cwd=folder, PYTHONPATH=paths["2"])
+    alone = process(*command, cwd=folder, PYTHONPATH=paths["2"])
     assert "no baseline: lib is 1 in golden, 2 here" in alone.stderr
     assert alone.returncode == 2  # 1 % is below what fixed limits see in bfloat16
-    done = cli(*command, "--golden-python", python, cwd=folder, PYTHONPATH=paths["2"])
+    done = process(*command, "--golden-python", python, cwd=folder, PYTHONPATH=paths["2"])
     found = json.loads((folder / "found.json").read_text())
     assert (done.returncode, found["answer"], found["culprits"][0]["place"]) == (1, "bug", "1"), done.stdout
 
