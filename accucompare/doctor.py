@@ -22,8 +22,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from accucompare.bundle.flags import FLAGS
 from accucompare.devices import TYPES, DeviceName, backend, open_device
-from accucompare.devices.settings import ENVIRONMENT, SETTINGS
+from accucompare.devices.settings import ENVIRONMENT
 from accucompare.devices.software import PACKAGE, SEE, mismatch, release, version
 from accucompare.errors import DeviceError
 from accucompare.text import printable
@@ -210,9 +211,9 @@ def _device_problems(devices: dict[str, DeviceFound], asked: DeviceName | None) 
             yield Problem("torch", found.message, cure, serious=True)
         elif not found.available and name in PACKAGE and version(PACKAGE[name]) is not None:
             yield Problem(name, found.message, "")
-        for setting in SETTINGS:
-            if DeviceName.parse(name).type in setting.types and found.flags.get(setting.flag) in setting.values:
-                yield Problem(name, f"{setting.flag} is {found.flags[setting.flag]}: {setting.effect}", setting.cure)
+        for flag in FLAGS:
+            if DeviceName.parse(name).type in flag.types and found.flags.get(flag.name) in flag.values:
+                yield Problem(name, f"{flag.name} is {found.flags[flag.name]}: {flag.effect}", flag.cure)
 
 
 # Looking for a device

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from accucompare.bundle.flags import roundoff
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Key, Record, Role
 from accucompare.compare import unsteady
@@ -23,7 +24,7 @@ from accucompare.compare.renames import Model, advice, clashes, matches, options
 from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import UNMATCHED, Finding, Reason, RefusedBaseline, Row, Status, Verdict
 from accucompare.compare.sequences import align_operators, numbered_as
-from accucompare.compare.suggest import PRODUCT_ROUNDING, baseline_command, product_formats
+from accucompare.compare.suggest import baseline_command, product_formats
 from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolerances
 from accucompare.compare.trace import Fed, NotFed, Origins, not_fed, operators_not_fed
 from accucompare.errors import BundleError, UsageError
@@ -215,7 +216,7 @@ def _side(bundle: Bundle) -> Side:
 
 def _rules(given: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tolerances:
     """The limits in force: for a fed candidate, the default depends on the format that its float32 products were rounded to."""
-    matmul, conv = (PRODUCT_ROUNDING.get(name, 0.0) for name in product_formats(candidate.manifest))
+    matmul, conv = map(roundoff, product_formats(candidate.manifest))
     classes = candidate.manifest.code.classes or {}
     copies = frozenset(name for name in COPIES if all(home.startswith("torch.nn.modules.") for home in classes.get(name) or [""]))
     return Tolerances(given, limits, candidate.manifest.fed, rounding=matmul, conv_rounding=max(matmul, conv), copies=copies)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from accucompare.bundle.flags import FLAGS
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle
 from accucompare.compare.align import Renaming, counterparts, rename_parameter
@@ -184,23 +185,13 @@ def _flags(pair: Pairing) -> Iterator[Finding]:
         if ours[name] != theirs[name]:
             yield Finding("flags", f"{name}: golden {_shown(ours[name])}, candidate {_shown(theirs[name])}")
     for side, flags in (("golden", ours), ("candidate", theirs)):
-        lowered = [name for name in _REDUCED_PRECISION if flags.get(name) in _LOWERED and ours.get(name) != theirs.get(name)]
+        in_force = [flag for flag in FLAGS if flags.get(flag.name) in flag.values]
+        lowered = [flag.name for flag in in_force if flag.products and ours.get(flag.name) != theirs.get(flag.name)]
         if lowered:
             yield Finding("flags", f"{side} may compute float32 in fewer bits: {', '.join(lowered)}")
-        if flags.get(_SATURATES) is False:
-            yield Finding("flags", f"{side} saturates: what overflows becomes the largest finite value, and NaN 0 ({_SATURATES} is off)")
-
-
-_SATURATES = "npu.inf_nan_mode"
-_REDUCED_PRECISION = (
-    "cuda.matmul.allow_tf32",
-    "cudnn.allow_tf32",
-    "mkldnn.matmul.fp32_precision",
-    "mkldnn.conv.fp32_precision",
-    "npu.matmul.allow_hf32",
-    "npu.conv.allow_hf32",
-)
-_LOWERED = (True, "tf32", "bf16")
+        for flag in in_force:
+            if flag.saturates:
+                yield Finding("flags", f"{side} saturates: {flag.effect} ({flag.name} is off)")
 
 
 def _feeding(pair: Pairing) -> Iterator[Finding]:

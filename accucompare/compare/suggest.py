@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any
 
+from accucompare.bundle.flags import FLAGS
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
 
-#: Unit roundoff of a float32 product whose operands are rounded to a format (``devices.emulation`` has the sources).
-PRODUCT_ROUNDING = {"hf32": 2.0**-12, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
-
-#: Flags that let a device round the operands of float32 matrix products, and of convolutions, with what each stands for if it is on.
-_MATMUL_FLAGS = {"npu.matmul.allow_hf32": "hf32", "cuda.matmul.allow_tf32": "tf32", "mkldnn.matmul.fp32_precision": ""}
-_CONV_FLAGS = {"npu.conv.allow_hf32": "hf32", "cudnn.allow_tf32": "tf32", "mkldnn.conv.fp32_precision": ""}
 _SHORT = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def product_formats(manifest: Manifest) -> tuple[str, str]:
-    """The formats (see ``PRODUCT_ROUNDING``) that a capture's float32 matrix products and convolutions were rounded to, or ``""``."""
+    """The formats (see ``bundle.flags``) that a capture's float32 matrix products and convolutions were rounded to, or ``""``."""
     emulated = manifest.options.emulate or ""
-    flags = manifest.flags
-    found = [emulated or next((_format(flags.get(name), on) for name, on in table.items() if _format(flags.get(name), on)), "")
-             for table in (_MATMUL_FLAGS, _CONV_FLAGS)]  # fmt: skip
-    return found[0], found[1]
+    values = manifest.flags
+    found = [(flag.products, flag.rounds_to(values.get(flag.name))) for flag in _BY_DEVICE]
+    matmul, conv = (emulated or next((to for products, to in found if to and products == kind), "") for kind in ("matmul", "conv"))
+    return matmul, conv
 
 
-def _format(value: Any, on: str) -> str:
-    if value is True:
-        return on
-    return value if isinstance(value, str) and value in PRODUCT_ROUNDING else ""
+#: The flags of an accelerator before those of its host.
+_BY_DEVICE = sorted(FLAGS, key=lambda flag: "cpu" in flag.types)
 
 
 def float_dtype(manifest: Manifest) -> str:

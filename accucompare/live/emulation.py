@@ -27,9 +27,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from accucompare.bundle.flags import MANTISSA
 from accucompare.selection import Precision
 
-_MANTISSA = {Precision.HF32: 11, Precision.TF32: 10}  # explicit bits; float32 has 23
 _CASTS = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 
@@ -74,7 +74,7 @@ def rounded(tensor: torch.Tensor, precision: Precision) -> torch.Tensor:
     """
     if precision in _CASTS:
         return tensor.to(_CASTS[precision]).to(torch.float32)
-    dropped = 23 - _MANTISSA[precision]
+    dropped = 23 - MANTISSA[precision]  # of float32's explicit bits
     bits = tensor.view(torch.int32)  # sign and magnitude: a carry out of the mantissa raises the exponent, as it should
     nearest = (bits >> dropped).bitwise_and_(1).add_(bits).add_((1 << (dropped - 1)) - 1).bitwise_and_(-1 << dropped)
     return torch.where(tensor.isnan(), tensor, nearest.view(torch.float32))
