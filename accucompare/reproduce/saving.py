@@ -1,7 +1,7 @@
 """Saving what one module call was given, as a bundle, and beside it a script that runs that module alone.
 
 The bundle's state holds the parameters, buffers, inputs, random states and output gradients; its one step lists the inputs, so that
-``accucompare show`` does. How all of it is put together again is in ``rerun``.
+``accucompare show`` does. How all of it is put together again is in ``reproducer``.
 """
 
 from __future__ import annotations
