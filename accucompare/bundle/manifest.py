@@ -110,7 +110,7 @@ class Options(msgspec.Struct, frozen=True):
 
     mode: str | None = None
     level: str | None = None
-    seed: int | None = None
+    seed: Any = None
     steps: int | None = None
     only: tuple[str, ...] | None = None
     skip: tuple[str, ...] | None = None

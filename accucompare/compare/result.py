@@ -255,7 +255,14 @@ def _conclude(result: Result) -> tuple[Answer, str]:
         judged = result.compared - result.without_baseline
         return Answer.NOT_SURE, f"the baseline judges {judged} of {result.compared} compared rows only"
     answer, words = _concluded(result)
-    return answer, "; ".join([words, *_not_looked_at(result)]) if answer in ALL_CLEAR else words
+    configured = _configured_otherwise(result) if answer is Answer.ROUNDING else []
+    return answer, "; ".join([words, *configured, *_not_looked_at(result)]) if answer in ALL_CLEAR else words
+
+
+def _configured_otherwise(result: Result) -> Iterator[str]:
+    """What may be more than rounding and too small to show; where all is bit for bit identical, it makes no difference."""
+    if found := [finding.message for finding in result.preflight if finding.topic == "configuration"]:
+        yield f"configured otherwise: {found[0]}" + (f", and {len(found) - 1} more" if len(found) > 1 else "")
 
 
 def _not_looked_at(result: Result) -> Iterator[str]:
@@ -266,8 +273,6 @@ def _not_looked_at(result: Result) -> Iterator[str]:
     if replaced := result.candidate.manifest.options.replaced:
         more = ", …" if len(replaced) > 1 else ""
         yield f"{len(replaced)} of the case's own weights were not golden's, and were replaced by them ({replaced[0]}{more})"
-    if configured := [finding.message for finding in result.preflight if finding.topic == "configuration"]:
-        yield f"configured otherwise: {configured[0]}" + (f", and {len(configured) - 1} more" if len(configured) > 1 else "")
     counts = [len(manifest.steps) for manifest in sides]
     if counts[0] != counts[1]:
         yield f"{min(counts)} of {max(counts)} steps"

@@ -225,7 +225,8 @@ class Hook:
 
 def _only_holds_modules(module: nn.Module) -> bool:
     """Whether a module has no forward and no tensors of its own, as a ``ModuleList``: that it is never called tells nothing."""
-    callable_ = "forward" in vars(module) or type(module).forward is not nn.Module.forward
+    forward = getattr(type(module), "forward", None)  # a scripted module's class gives none
+    callable_ = "forward" in vars(module) or forward is not nn.Module.forward
     return not callable_ and not (*module.parameters(recurse=False), *module.buffers(recurse=False))
 
 

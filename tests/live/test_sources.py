@@ -210,4 +210,4 @@ def test_like_leaves_a_buffer_that_the_model_computes_its_own_and_it_is_compared
 def test_the_same_computed_buffer_is_no_finding(tmp_path: Path) -> None:
     captured(Rotary(500000.0), tmp_path / "golden", save_state=True)
     captured(Rotary(500000.0), tmp_path / "other", like=tmp_path / "golden")
-    assert ac.diff(tmp_path / "golden", tmp_path / "other").conclusion == "identical"
+    assert ac.diff(tmp_path / "golden", tmp_path / "other").conclusion.startswith("identical; 2 of the case's own weights")
