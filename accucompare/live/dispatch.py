@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch.library import Library, fallthrough_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 T = TypeVar("T")
 
 _KEY = "TESTING_ONLY_GenericMode"
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _libraries: list[Library] = []  # as long as they live, so do the kernels
 
 
@@ -49,6 +51,21 @@ def intercepting() -> Iterator[None]:
         operator.fallthrough(key)  # type: ignore[no-untyped-call]
     with torch._C._IncludeDispatchKeyGuard(key):
         yield
+
+
+@contextlib.contextmanager
+def seeing_inside(mode: TorchDispatchMode, names: Iterable[str]) -> Iterator[None]:
+    """From within a mode's handling of an operator, let the mode, and these dispatch keys, see what the operator calls.
+
+    A key that was switched off where Python called the operator stays so; one that this torch does not know is left out.
+    """
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]  # the state in which Python called
+        keys = [key for key in map(torch._C._parse_dispatch_key, names) if key and not _is_excluded(key)]
+    with contextlib.ExitStack() as stack:
+        for key in keys:
+            stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
+        with mode:
+            yield
 
 
 def own(active: Sequence[tuple[int, T]]) -> T | None:

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accucompare.bundle.flags import MANTISSA
+from accucompare.live.dispatch import seeing_inside
 from accucompare.selection import Precision
 
 _CASTS = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
@@ -107,7 +108,6 @@ _LOOKS_LIKE_PRODUCT = re.compile(
 
 _NOT_PLAIN = "a sparse, nested or foreign tensor"
 
-_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
@@ -169,14 +169,9 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outer = self._autocast_decided
         self._autocast_decided = outer or _has_kernel(op.name(), "AutocastCPU")
         names = ["TESTING_ONLY_GenericMode"] + ["AutocastCPU"] * (not self._autocast_decided)
-        with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]  # the state in which Python called
-            keys = [key for key in map(torch._C._parse_dispatch_key, names) if key and not _is_excluded(key)]
         try:
-            with contextlib.ExitStack() as stack:
-                for key in keys:
-                    stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
-                with self:
-                    yield
+            with seeing_inside(self, names):
+                yield
         finally:
             self._autocast_decided = outer
 

@@ -32,6 +32,7 @@ from torch.utils import _pytree as pytree
 
 from accucompare.bundle.records import Layout, Record, Role, same_line
 from accucompare.live import randomness
+from accucompare.live.dispatch import seeing_inside
 from accucompare.live.schemas import LEFT_OUT, NO_VALUES, WRITTEN_SILENTLY, Blank, Known, is_plain, known_of
 from accucompare.live.tensors import HostValue, dtype_name, other_to_host, scalar_to_host
 from accucompare.live.values import Scalar, leaves, replaced
@@ -51,7 +52,6 @@ _SEEN_BY_CALLERS = ("TESTING_ONLY_GenericMode", "AutocastCPU", "AutocastCUDA", "
 #: Files that call models: what called them is no code of a model's.
 CALLERS = tuple(str(Path(__file__).parents[1] / name) for name in ("capture/run.py", "watch/replay.py"))
 _PACKAGES = ("torch", "torch_npu", "accucompare")
-_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
@@ -350,14 +350,9 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
         outer = self._autocast_decided
         self._autocast_decided = outer or any(_has_kernel(op.name(), key) for key in _SEEN_BY_CALLERS[1:])
         names = _SEEN_BY_CALLERS[: 1 if self._autocast_decided else None]
-        with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]  # the state in which Python called
-            keys = [key for key in map(torch._C._parse_dispatch_key, names) if key and not _is_excluded(key)]
         try:
-            with contextlib.ExitStack() as stack:
-                for key in keys:
-                    stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
-                with self:
-                    yield
+            with seeing_inside(self, names):
+                yield
         finally:
             self._autocast_decided = outer
 

@@ -82,11 +82,10 @@ def restore_weights(bundle: Bundle, modules: Modules, renamings: Sequence[Renami
     replaced = []
     with torch.no_grad():
         for record, target in pairs:
-            before = _bytes(target)
-            target.copy_(from_bits(bundle.raw(record), record.dtype))
-            after = _bytes(target)
-            if before is not None and after is not None and not torch.equal(before, after):
+            value = from_bits(bundle.raw(record), record.dtype)
+            if _holds_another(target, value):
                 replaced.append(record.name)
+            target.copy_(value)
     notes = [
         f"buffer {name!r} is only in {'the saved state' if (role, name) in saved else 'the model'}"
         for role, name in sorted(saved.keys() ^ targets.keys())
@@ -94,12 +93,14 @@ def restore_weights(bundle: Bundle, modules: Modules, renamings: Sequence[Renami
     return notes, replaced
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A copy of a tensor's bytes on the host; ``None`` of one whose class keeps them elsewhere, such as a DTensor."""
-    plain = tensor.detach()
-    if type(plain) is not torch.Tensor or plain.layout is not torch.strided or plain.is_quantized or plain.is_meta:
-        return None
-    return plain.to("cpu", copy=True).contiguous().reshape(-1).view(torch.uint8)
+def _holds_another(target: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a weight has other bits than a value will have in it; False where its class keeps them elsewhere, as a DTensor does."""
+    own = target.detach()
+    if type(own) is not torch.Tensor or own.layout is not torch.strided or own.is_quantized or own.is_meta:
+        return False
+    sides = (own.cpu(), value.to(own.dtype))
+    ours, theirs = (side.contiguous().reshape(-1).view(torch.uint8) for side in sides)
+    return not torch.equal(ours, theirs)
 
 
 def _under_names_of(
