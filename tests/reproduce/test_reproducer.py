@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -194,3 +196,13 @@ def test_only_the_output_that_was_bad_is_judged(tmp_path: Path) -> None:
     taken = take(PassesOn(), "", torch.ones(2), torch.tensor([0.0, -INF]))
     seen = TensorRange("output", "0", "float32", (2,), "nan", "nan", None, 1, 0)
     assert run_here(save(taken, tmp_path / "r", tensors=[seen])[0]).returncode == 0
+
+
+def test_scripts_of_version_0_1_find_what_they_import() -> None:
+    program = (
+        "from accucompare.watch.rerun import Reproducer, module_of_case\n"
+        "from accucompare.watch.importing import import_file\n"
+        "from accucompare.watch.rebuilding import assemble, buffer, parameter\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
