@@ -208,8 +208,15 @@ class Listener(Generic[C]):
         return self.ended(call, output)
 
 
-class Hook:
-    """One hook of a listener. A copy or a pickle of the model, made meanwhile, gets one that does nothing."""
+class Unsaved:
+    """A hook in whose place a copy or a pickle of the model, made meanwhile, gets one that does nothing."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (_nothing,)
+
+
+class Hook(Unsaved):
+    """One hook of a listener."""
 
     def __init__(self, listener: Listener[Any], act: Callable[..., Any], name: str) -> None:
         self._listener = listener
@@ -218,9 +225,6 @@ class Hook:
 
     def __call__(self, *arguments: Any) -> Any:
         return None if self._listener.idle() else self._listener.run(self._act, self._name, arguments)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial, (_nothing,)
 
 
 def _only_holds_modules(module: nn.Module) -> bool:

@@ -8,50 +8,38 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
-import re
 import sys
 import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from accucompare.findings.origins import OUTSIDE, Place, What
+from accucompare.live.gradients import (
+    ACCUMULATES,
+    PASSING_ON,
+    Parameter,
+    Returning,
+    entered,
+    gradient_state,
+    nodes_outside,
+    parameters_of,
+    queue,
+    register_first_hook,
+    tell,
+    tell_no_more,
+)
 from accucompare.live.hooks import Hook
 from accucompare.live.names import Modules
 from accucompare.live.ranks import has_sharded_parameters
-from accucompare.recorder.operators import CALLERS
-from accucompare.watcher import loss
 from accucompare.watcher.extrema import Extrema
-from accucompare.watcher.loss import Lines
+from accucompare.watcher.lines import Lines, line_of
 from accucompare.watcher.notes import Notes
-
-#: What the backward of these gives is what it was given, in another order or shape, or with zeros in between.
-_PASSING_ON = frozenset(
-    f"{name}Backward0"
-    for name in (
-        *("View", "UnsafeView", "ReshapeAlias", "T", "Transpose", "Permute", "Movedim", "Unsqueeze", "Squeeze", "Alias", "Clone"),
-        *("Slice", "Select", "Split", "SplitWithSizes", "Unbind", "Cat", "Stack", "Unfold", "Diagonal", "Narrow"),
-    )
-)
-#: Directories whose code is not the user's.
-_PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
-_ACCUMULATES = "torch::autograd::AccumulateGrad"
-
-
-class Parameter(NamedTuple):
-    """A parameter under its first name, the module that it belongs to, and its name there."""
-
-    name: str
-    own: str
-    owner: Place
-    tensor: torch.Tensor
 
 
 class Gradients:
@@ -74,7 +62,7 @@ class Gradients:
         self.late: dict[str, Extrema] = {}
         self.backwards = 0
         self.order: dict[str, None] = {}
-        self.parameters = list(_parameters(modules))
+        self.parameters = list(parameters_of(modules))
         self._notes = notes
         self._modules = modules
         self._distributed = distributed
@@ -96,10 +84,10 @@ class Gradients:
                 continue
             if parameter.tensor.requires_grad and type(parameter.tensor.data) is torch.Tensor:
                 hook = functools.partial(self._guarded, self._own_gradient, parameter)
-                self._handles.append(register_first_hook(parameter.tensor, _Returning(hook)))
-        loss.tell(self._backward_begins)
+                self._handles.append(register_first_hook(parameter.tensor, Returning(hook)))
+        tell(self._backward_begins)
         if self._distributed and has_sharded_parameters(self._modules):
-            for name in {parameter.owner.name for parameter in self.parameters}:
+            for name in {parameter.owner for parameter in self.parameters}:
                 gather = Hook(self._notes, functools.partial(self._gather, name), name)
                 self._handles.append(self._modules.named[name].register_forward_pre_hook(gather))
 
@@ -109,7 +97,7 @@ class Gradients:
         self._handles.clear()
         self._gathered.clear()
         self.lines.end()
-        loss.tell_no_more(self._backward_begins)
+        tell_no_more(self._backward_begins)
 
     def begin(self) -> None:
         """An outermost call begins: no backward is running."""
@@ -150,7 +138,7 @@ class Gradients:
         visited = set()
         while nodes:
             node = nodes.pop()
-            if node is None or (name := node.name()) == _ACCUMULATES:
+            if node is None or (name := node.name()) == ACCUMULATES:
                 continue
             number = node._sequence_nr()
             if number < first or number in visited:
@@ -164,8 +152,8 @@ class Gradients:
                 for following, _ in node.next_functions:
                     if following is not None:
                         self._uses[following._sequence_nr()].append(place.name)
-            if exact or name not in _PASSING_ON:
-                line = _line(node) if exact else ""
+            if exact or name not in PASSING_ON:
+                line = line_of(node) if exact else ""
                 before = [name for after, name in children if after <= number]
                 near = f"after {before[-1]}" if before else f"before {children[0][1]}" if children else ""
                 node.register_hook(functools.partial(self._guarded, self._operator, place, name, line, near, number if exact else None))
@@ -175,20 +163,20 @@ class Gradients:
         if output.grad_fn is not None:
             came_in = functools.partial(self._came_in, output.grad_fn._sequence_nr(), weakref.ref(output))
             hook = functools.partial(self._guarded, self._arrived, place, path, tell, came_in)
-            output.register_hook(_Returning(hook))  # type: ignore[no-untyped-call]
+            output.register_hook(Returning(hook))  # type: ignore[no-untyped-call]
 
     def _backward_begins(self, roots: Any, makes_graph: bool) -> None:
         if not self._notes.idle():
             self._notes.run(self._begin_backward, "a backward", (roots, makes_graph))
 
     def _begin_backward(self, roots: Any, makes_graph: bool) -> None:
-        nodes = loss.nodes_outside(roots, self._is_the_models)
-        for node, line in zip(nodes, self.lines.of(nodes, _line), strict=True):
-            if node.name() not in _PASSING_ON:
+        nodes = nodes_outside(roots, self._is_the_models)
+        for node, line in zip(nodes, self.lines.of(nodes, line_of), strict=True):
+            if node.name() not in PASSING_ON:
                 node.register_hook(functools.partial(self._guarded, self._of_loss, node.name(), line))
         self.lines.end()
         if torch._C._current_graph_task_id() < 0:  # else it is a checkpoint's, inside another
-            self._entered = loss.entered(roots, nodes, self._is_the_models) if len(self._calls) == 1 else set()
+            self._entered = entered(roots, nodes, self._is_the_models) if len(self._calls) == 1 else set()
         if makes_graph:
             self._began = threading.get_ident(), torch._C._autograd._get_sequence_nr()
 
@@ -207,11 +195,11 @@ class Gradients:
         waiting = [grad.grad_fn for grad in grads if grad is not None]
         while waiting:
             node = waiting.pop()
-            if node is None or node.name() == _ACCUMULATES or node._sequence_nr() < first or node._sequence_nr() in self._followed:
+            if node is None or node.name() == ACCUMULATES or node._sequence_nr() < first or node._sequence_nr() in self._followed:
                 continue
             self._followed.add(node._sequence_nr())
             waiting += [following for following, _ in node.next_functions]
-            if node.name() not in _PASSING_ON:
+            if node.name() not in PASSING_ON:
                 node.register_hook(functools.partial(self._guarded, self._operator_again, place, node.name(), near))
 
     def _operator_again(self, place: Place, name: str, near: str, given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
@@ -221,12 +209,12 @@ class Gradients:
     def _gather(self, name: str, module: nn.Module, args: Any) -> None:
         """Hear the gradients of what FSDP, for a call, puts in the place of a module's parameters: this rank's own, not yet summed."""
         for parameter in self.parameters:
-            gathered = getattr(module, parameter.own, None) if parameter.owner.name == name else None
+            gathered = getattr(module, parameter.own, None) if parameter.owner == name else None
             if not isinstance(gathered, torch.Tensor) or gathered is parameter.tensor or id(gathered) in self._gathered:
                 continue
             if gathered.requires_grad and type(gathered.data) is torch.Tensor:
                 hook = functools.partial(self._guarded, self._own_gradient, parameter)
-                handle = gathered.register_hook(_Returning(hook))  # type: ignore[no-untyped-call]
+                handle = gathered.register_hook(Returning(hook))  # type: ignore[no-untyped-call]
                 if gathered.is_leaf:  # of FSDP2, which takes the same one again; FSDP1's are views, new in each call
                     self._gathered[id(gathered)] = gathered
                     self._handles.append(handle)
@@ -240,8 +228,8 @@ class Gradients:
             self._ending, self._task = True, torch._C._current_graph_task_id()
             self.backwards += 1
             # only a callback that is queued by another comes after that of DistributedDataParallel, which sums gradients
-            end = functools.partial(_queue, functools.partial(self._guarded, self._ended))
-            _queue(end)
+            end = functools.partial(queue, functools.partial(self._guarded, self._ended))
+            queue(end)
         act(*arguments)
 
     def _was_given_up(self) -> bool:
@@ -274,6 +262,10 @@ class Gradients:
             self._follow_again(place, near, given)
         self._notes.look_at_flag_backward(place, name)
 
+    def place_of(self, parameter: Parameter) -> Place:
+        """The module that a parameter belongs to, as a place."""
+        return Place(parameter.owner, 0, self._types[parameter.owner], None)
+
     def _used_in(self, number: int, place: Place) -> Place:
         """The innermost module in which all uses are of what a node gave; the gradients of the uses are summed there."""
         paths = [name.split(".") if name else [] for name in self._uses[number]]
@@ -292,22 +284,22 @@ class Gradients:
         """Whether an output's gradient may be made of one from outside the model, or of a hook of the user's."""
         tensor = output()
         hooks: Any = getattr(tensor, "_backward_hooks", None) or {}
-        return not self._entered or number in self._entered or any(not isinstance(hook, _Returning) for hook in hooks.values())
+        return not self._entered or number in self._entered or any(not isinstance(hook, Returning) for hook in hooks.values())
 
     def _own_gradient(self, parameter: Parameter, grad: torch.Tensor) -> None:
         self.order[parameter.name] = None
         if self._distributed:  # before gradients are summed over ranks
-            self._notes.note(What.PARAMETER, parameter.owner, [("grad", parameter.name, grad)], parameter=parameter.own)
+            self._notes.note(What.PARAMETER, self.place_of(parameter), [("grad", parameter.name, grad)], parameter=parameter.own)
         hooks: Any = parameter.tensor._backward_hooks or {}  # none, where FSDP has put another one in its place
-        if any(not isinstance(hook, _Returning) for hook in hooks.values()):  # the user's own, which may change it
-            self._notes.note(What.SUM, parameter.owner, [("grad", parameter.name, grad)], parameter=parameter.own)
+        if any(not isinstance(hook, Returning) for hook in hooks.values()):  # the user's own, which may change it
+            self._notes.note(What.SUM, self.place_of(parameter), [("grad", parameter.name, grad)], parameter=parameter.own)
             node = torch.autograd.graph.get_gradient_edge(parameter.tensor).node
             handles: list[Any] = []
             handles.append(node.register_prehook(functools.partial(self._guarded, self._after_hooks, parameter, handles)))
 
     def _after_hooks(self, parameter: Parameter, handles: list[Any], grads: tuple[Any, ...]) -> None:
         handles.pop().remove()
-        self._notes.note(What.HOOKED, parameter.owner, [("grad", parameter.name, grads[0])], parameter=parameter.own)
+        self._notes.note(What.HOOKED, self.place_of(parameter), [("grad", parameter.name, grads[0])], parameter=parameter.own)
 
     def _ended(self) -> None:
         self._ending = False
@@ -325,67 +317,3 @@ class Gradients:
         late = [each for each in having if gradient_state(each.tensor) != self.states.get(each.name)]
         norms = self._notes.meter.norm([each.tensor.grad for each in late if each.tensor.grad is not None])
         self.late |= {each.name: norm for each, norm in zip(late, norms, strict=True)}
-
-
-def gradient_state(parameter: torch.Tensor) -> tuple[int, int]:
-    """Which tensor a parameter's gradient is, and how often it has been written into."""
-    return id(parameter.grad), -1 if parameter.grad is None or parameter.grad.is_inference() else parameter.grad._version
-
-
-def register_first_hook(tensor: torch.Tensor, act: Callable[[torch.Tensor], Any]) -> torch.utils.hooks.RemovableHandle:
-    """Register a tensor's hook that is called before those that it has."""
-    handle: torch.utils.hooks.RemovableHandle = tensor.register_hook(act)  # type: ignore[no-untyped-call]
-    hooks: Any = tensor._backward_hooks
-    others = [(key, hook) for key, hook in hooks.items() if key != handle.id]
-    for key, _ in others:  # autograd goes by the order in which they were put in, and not by that of the OrderedDict
-        del hooks[key]
-    hooks.update(others)
-    return handle
-
-
-class _Returning:
-    """A tensor's hook that leaves the gradient as it is, and is left behind where the tensor is saved."""
-
-    __torch_unserializable__ = True
-
-    def __init__(self, act: Callable[[torch.Tensor], None]) -> None:
-        self._act = act
-
-    def __call__(self, grad: torch.Tensor) -> None:
-        self._act(grad)
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return functools.partial(_nothing)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial, (_nothing,)
-
-
-def _nothing(*arguments: Any) -> None:
-    pass
-
-
-def _queue(act: Callable[[], None]) -> None:
-    """Let something be done when the running backward is over."""
-    torch.autograd.Variable._execution_engine.queue_callback(act)
-
-
-def _parameters(modules: Modules) -> Iterable[Parameter]:
-    seen = set()
-    for name, module in modules.named.items():
-        owner = Place(name, 0, type(module).__name__, None)
-        for own, tensor in module._parameters.items():
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield Parameter(f"{name}.{own}" if name else own, own, owner, tensor)
-
-
-def _line(node: Any) -> str:
-    """Where the operator of a node was called, if torch's anomaly mode has noted it: ``File "model.py", line 57, in forward``."""
-    for frame in reversed(node.metadata.get("traceback_") or ()):
-        match = re.match(r'\s*File "(.+)", line (\d+)', frame)
-        if match is not None and match[1] in CALLERS:
-            break
-        if match is not None and not match[1].startswith(_PACKAGES):
-            return f"{Path(match[1]).name}:{match[2]}"
-    return ""

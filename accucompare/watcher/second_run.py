@@ -24,6 +24,7 @@ from accucompare.findings.events import Direction, Finding, Site
 from accucompare.findings.origins import FLAG, MINUS, NAN, PLUS, Limits, Observation, What, judge
 from accucompare.live import points
 from accucompare.live.attributes import Attributes, attributes_of, numbers_of, set_attributes
+from accucompare.live.gradients import register_first_hook
 from accucompare.live.hooks import in_backward, listens
 from accucompare.live.names import Modules
 from accucompare.live.ranks import has_sharded_parameters
@@ -33,7 +34,6 @@ from accucompare.reproduce.outcome import is_bad
 from accucompare.reproduce.reproducer import always, autocast_now, autocast_then
 from accucompare.reproduce.snapshot import RandomState, Snapshot
 from accucompare.watcher.extrema import Meter
-from accucompare.watcher.gradient_hooks import register_first_hook
 from accucompare.watcher.hooks import Watcher
 from accucompare.watcher.notes import Hearing, Note, WatchedCall
 

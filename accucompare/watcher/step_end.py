@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from accucompare.findings.events import Cause, Direction, Finding, Site, TensorRange, number
 from accucompare.findings.origins import FLAG, MINUS, NAN, OUTSIDE, PLUS, Limits, Observation, Place, What, judge
+from accucompare.live.gradients import Parameter, gradient_state
 from accucompare.watcher.extrema import Extrema, look_now, norm_now
-from accucompare.watcher.gradient_hooks import Parameter, gradient_state
 from accucompare.watcher.hooks import Watcher
 
 
@@ -79,7 +79,10 @@ class Reader:
 
     def add_update(self, parameters: list[tuple[Parameter, Extrema]], step: int) -> None:
         """Parameters that are not finite since the last update, in this step."""
-        owner, seen = parameters[0][0].owner, [extrema.seen("weight", parameter.name) for parameter, extrema in parameters]
+        owner, seen = (
+            self._watcher.gradients.place_of(parameters[0][0]),
+            [extrema.seen("weight", parameter.name) for parameter, extrema in parameters],
+        )
         self._add(Site.UPDATE, seen, owner, step=step, weights=seen)
 
     def add_of_others(self) -> Finding:
@@ -101,7 +104,7 @@ class Reader:
         if bad:
             parameters, cause = [each.name for each, _ in bad], Cause.RANKS if self._ranks > 1 else Cause.INSIDE
             seen = [seen for _, seen in bad]
-            self._add(Site.GRADIENTS, seen, bad[0][0].owner, direction=Direction.BACKWARD, cause=cause, parameters=parameters)
+            self._add(Site.GRADIENTS, seen, gradients.place_of(bad[0][0]), direction=Direction.BACKWARD, cause=cause, parameters=parameters)
 
     def _add(self, site: Site, seen: list[TensorRange], owner: Place = OUTSIDE, **facts: Any) -> Finding:
         """A finding of this place; ``facts`` are those in which it is not an origin in the forward."""
@@ -154,7 +157,9 @@ class Reader:
             extrema = gradients.extrema.get(name)
             if extrema is not None and not extrema.finite:
                 parameter = by_name[name]
-                yield Observation(What.PARAMETER, parameter.owner, [extrema.seen("grad", name)], parameter=parameter.own, order=order)
+                yield Observation(
+                    What.PARAMETER, gradients.place_of(parameter), [extrema.seen("grad", name)], parameter=parameter.own, order=order
+                )
 
 
 def _kinds(seen: TensorRange) -> list[str]:

@@ -37,6 +37,7 @@ from accucompare.findings.log import Log
 from accucompare.findings.origins import Limits, Place, What
 from accucompare.findings.scaling import Scaling
 from accucompare.live import points
+from accucompare.live.gradients import Parameter
 from accucompare.live.names import Modules
 from accucompare.live.ranks import any_has
 from accucompare.reproduce.saving import save_reproducer
@@ -45,7 +46,6 @@ from accucompare.selection import Level, OnFinding
 from accucompare.watcher.early_warnings import Lookout
 from accucompare.watcher.explanation import Explainer
 from accucompare.watcher.extrema import Extrema, Meter, has_memory
-from accucompare.watcher.gradient_hooks import Parameter
 from accucompare.watcher.hooks import Watcher
 from accucompare.watcher.notes import Hearing, WatchedCall
 from accucompare.watcher.options import WatchOptions

@@ -6,18 +6,27 @@ the nodes outside of the model, and then goes on as before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
-_ACCUMULATES = "torch::autograd::AccumulateGrad"
+from accucompare.live.hooks import Unsaved
+from accucompare.live.names import Modules
+
+ACCUMULATES = "torch::autograd::AccumulateGrad"
+#: What the backward of these gives is what it was given, in another order or shape, or with zeros in between.
+PASSING_ON = frozenset(
+    f"{name}Backward0"
+    for name in (
+        *("View", "UnsafeView", "ReshapeAlias", "T", "Transpose", "Permute", "Movedim", "Unsqueeze", "Squeeze", "Alias", "Clone"),
+        *("Slice", "Select", "Split", "SplitWithSizes", "Unbind", "Cat", "Stack", "Unfold", "Diagonal", "Narrow"),
+    )
+)
 #: The name of the entrance in ``torch.autograd``.
 _ENTRANCE = "_engine_run_backward"
 #: A loss has so many nodes at most.
 _MOST = 500
-#: For so many losses computed otherwise than those before, lines are noted once more, in the step after the one that shows it.
-_MOST_AGAIN = 8
 
 #: Those that are told of each backward of this process.
 _told: list[Callable[[Any, bool], None]] = []
@@ -62,7 +71,7 @@ def nodes_outside(roots: Iterable[Any], is_inside: Callable[[int], bool]) -> lis
     reached = False
     while waiting and len(found) <= _MOST:
         node = waiting.pop()
-        if node is None or id(node) in found or node.name() == _ACCUMULATES:
+        if node is None or id(node) in found or node.name() == ACCUMULATES:
             continue
         if is_inside(node._sequence_nr()):
             reached = True
@@ -84,57 +93,59 @@ def entered(roots: Iterable[Any], outside: Iterable[Any], is_inside: Callable[[i
     """
     nodes = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
     known = list(outside)
-    if not known and any(node is not None and node.name() != _ACCUMULATES and not is_inside(node._sequence_nr()) for node in nodes):
+    if not known and any(node is not None and node.name() != ACCUMULATES and not is_inside(node._sequence_nr()) for node in nodes):
         return set()
     nodes += [following for node in known for following, _ in node.next_functions]
-    numbers = {node._sequence_nr() for node in nodes if node is not None and node.name() != _ACCUMULATES}
+    numbers = {node._sequence_nr() for node in nodes if node is not None and node.name() != ACCUMULATES}
     return {number for number in numbers if is_inside(number)}
 
 
-class Lines:
-    """The source lines of operators outside of the model, which torch's anomaly mode notes.
+class Parameter(NamedTuple):
+    """A parameter under its first name, the module that it belongs to, and its name there."""
 
-    It takes long. A loss is computed in the same way in each step, so that its first step is enough, if the graph is the same; where it is
-    another, the next step is noted too, a few times.
+    name: str
+    own: str
+    owner: str
+    tensor: torch.Tensor
 
-    Attributes:
-        always: note them in every step.
-    """
 
-    def __init__(self) -> None:
-        self.always = False
-        self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._on = False
-        self._again = False  # the last loss was a new one
-        self._left = _MOST_AGAIN
+def gradient_state(parameter: torch.Tensor) -> tuple[int, int]:
+    """Which tensor a parameter's gradient is, and how often it has been written into."""
+    return id(parameter.grad), -1 if parameter.grad is None or parameter.grad.is_inference() else parameter.grad._version
 
-    def begin(self) -> None:
-        """Operators that are called from now on are outside of the model."""
-        if (self.always or self._again or not self._known) and not torch.is_anomaly_enabled():
-            torch.autograd.set_detect_anomaly(True, check_nan=False)
-            self._on = True
 
-    def end(self) -> None:
-        """Those that are called from now on are not, or need no line. A mode of the user's own is left as it is."""
-        if self._on and not torch.is_anomaly_check_nan_enabled():
-            torch.autograd.set_detect_anomaly(False)
-            self._on = False
+def register_first_hook(tensor: torch.Tensor, act: Callable[[torch.Tensor], Any]) -> torch.utils.hooks.RemovableHandle:
+    """Register a tensor's hook that is called before those that it has."""
+    handle: torch.utils.hooks.RemovableHandle = tensor.register_hook(act)  # type: ignore[no-untyped-call]
+    hooks: Any = tensor._backward_hooks
+    others = [(key, hook) for key, hook in hooks.items() if key != handle.id]
+    for key, _ in others:  # autograd goes by the order in which they were put in, and not by that of the OrderedDict
+        del hooks[key]
+    hooks.update(others)
+    return handle
 
-    def give_up(self) -> None:
-        """A step is over: what had no loss in it will have none."""
-        if self._on:
-            self._known.setdefault((), ())
-        self.end()
 
-    def of(self, nodes: list[Any], line: Callable[[Any], str]) -> tuple[str, ...]:
-        """The line of each node, as ``line`` finds it if it was noted; empty if it is not known."""
-        names = tuple(node.name() for node in nodes)
-        if nodes and not self._on and names not in self._known and self._left:
-            self._again = True
-            self._left -= 1
-        if self._on:
-            self._again = False
-            self._known[names] = tuple(map(line, nodes))
-            if len(self._known) > 8:
-                del self._known[next(iter(self._known))]
-        return self._known.get(names, ("",) * len(nodes))
+class Returning(Unsaved):
+    """A tensor's hook that leaves the gradient as it is, and is left behind where the tensor is saved."""
+
+    __torch_unserializable__ = True
+
+    def __init__(self, act: Callable[[torch.Tensor], None]) -> None:
+        self._act = act
+
+    def __call__(self, grad: torch.Tensor) -> None:
+        self._act(grad)
+
+
+def queue(act: Callable[[], None]) -> None:
+    """Let something be done when the running backward is over."""
+    torch.autograd.Variable._execution_engine.queue_callback(act)
+
+
+def parameters_of(modules: Modules) -> Iterator[Parameter]:
+    seen = set()
+    for name, module in modules.named.items():
+        for own, tensor in module._parameters.items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield Parameter(f"{name}.{own}" if name else own, own, name, tensor)
