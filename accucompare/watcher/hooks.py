@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -15,7 +14,8 @@ from accucompare.live.hooks import arguments_of, in_backward
 from accucompare.live.names import Modules
 from accucompare.live.values import leaves
 from accucompare.watcher.extrema import Extrema, Meter, plain
-from accucompare.watcher.gradient_hooks import Gradients
+from accucompare.watcher.gradients import Gradients
+from accucompare.watcher.lines import line_of
 from accucompare.watcher.notes import Notes, WatchedCall
 from accucompare.watcher.own_operators import OwnOperators, Part
 
@@ -25,7 +25,7 @@ class Outermost(Protocol):
 
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
 
-    def arrived(self, call: WatchedCall, path: str, grad: torch.Tensor) -> None:
+    def arrived(self, place: Place, path: str, grad: torch.Tensor) -> None:
         """The gradient of one of its outputs."""
 
 
@@ -51,7 +51,7 @@ class Watcher(Notes):
             distributed: whether gradients are summed over ranks, so that this rank's own are to be looked at before.
         """
         super().__init__(modules, meter, overflowed, distributed)
-        self.gradients = Gradients(self, modules, distributed)
+        self.gradients = Gradients(self, modules, distributed, self._arrived)
         self._outermost = outermost
         self._again: dict[str, int] = {}  # how many calls of a module activation checkpointing has run again
 
@@ -108,10 +108,11 @@ class Watcher(Notes):
         if torch.is_grad_enabled() and not self._is_differentiated(call):
             tensors = [(path, plain(value)) for _, path, value in outputs if isinstance(value, torch.Tensor)]
             tensors = [(path, value) for path, value in tensors if value.requires_grad]
-            self.gradients.follow(call.place, call.first, call.children, [tensor for _, tensor in tensors], self.hearing.lines)
+            line = line_of if self.hearing.lines else None
+            self.gradients.follow(call.place, call.first, call.children, [tensor for _, tensor in tensors], line)
             if call.parent is None and not in_backward():
                 for path, tensor in tensors:
-                    self.gradients.expect(call.place, path, tensor, functools.partial(self._arrived, call, path))
+                    self.gradients.expect(call.place, path, tensor)
 
     def _is_differentiated(self, call: WatchedCall) -> bool:
         """Whether a function transform takes gradients of a call, of which autograd's hooks are told nothing."""
@@ -130,9 +131,9 @@ class Watcher(Notes):
         if call.operators is not None:
             call.operators.leave()
 
-    def _arrived(self, call: WatchedCall, path: str, grad: torch.Tensor) -> None:
+    def _arrived(self, place: Place, path: str, grad: torch.Tensor) -> None:
         if self._outermost is not None:
-            self._outermost.arrived(call, path, grad)
+            self._outermost.arrived(place, path, grad)
 
     def _look_at_flag(self, call: WatchedCall, ended: bool = False) -> None:
         if self._overflowed is None or not self._overflowed():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class Lines:
             self._known.setdefault((), ())
         self.end()
 
-    def of(self, nodes: list[Any], line: Callable[[Any], str]) -> tuple[str, ...]:
+    def of(self, nodes: Sequence[Any], line: Callable[[Any], str]) -> tuple[str, ...]:
         """The line of each node, as ``line`` finds it if it was noted; empty if it is not known."""
         names = tuple(node.name() for node in nodes)
         if nodes and not self._on and names not in self._known and self._left:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -26,14 +25,12 @@ class WatchedCall(Call):
         first: the number of the first autograd node that it makes.
         children: the calls that it has made, by name, each with the number of the first autograd node after it.
         operators: that hears its operators, of an outermost call.
-        context: what whoever watches keeps of an outermost call.
     """
 
     place: Place = OUTSIDE
     first: int = 0
     children: list[tuple[int, str]] = field(default_factory=list)
     operators: OwnOperators | None = None
-    context: Any = None
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accucompare import devices
+from accucompare.bundle.records import display_name
 from accucompare.findings.events import Direction, Finding, Site
 from accucompare.findings.origins import FLAG, MINUS, NAN, PLUS, Limits, Observation, What, judge
 from accucompare.live import points
@@ -38,6 +41,8 @@ from accucompare.watcher.hooks import Watcher
 from accucompare.watcher.notes import Hearing, Note, WatchedCall
 
 _NOT_FINITE = {NAN, PLUS, MINUS}
+#: Gradients of two runs are alike up to this share; rounding is below.
+_ALIKE = 0.01
 
 
 @dataclass(eq=False, kw_only=True)
@@ -160,18 +165,25 @@ def replay(context: Context, found: Finding, noted: Sequence[Note], modules: Mod
         with _nothing_changed(context, modules):
             overflowed = devices.backend(context.device.type).overflowed
             flagged = functools.partial(overflowed, context.device) if FLAG in found.kinds else None
-            again = None
+            again, differs = None, ""
             for with_backward in (True,) if backward else (False, True) if context.grads else (False,):  # it may show there only
                 watcher = _Again(modules, context, Hearing(frames=True, operators=True, lines=with_backward), overflowed=flagged)
                 watcher.run_again(with_backward)
                 findings = judge([each.heard() for each in watcher.noted], found.step, limits)
                 again = again or _same([each for each in findings if not _was_finite(each, noted)], found)
+                if backward:
+                    differs = _difference(noted[: found.order], watcher.noted if again is None else watcher.noted[: again.order])
                 if again is not None:
                     break
             if again is None and found.site is Site.SUM:
                 return SecondRun(reproducer_note="none, for one call does not show a sum over several")
+            if differs and (again is None or (again.name, again.call, again.near) != (found.name, found.call, found.near)):
+                return SecondRun(note=differs)
             if again is None:
-                return SecondRun(note="it did not show when the step was run again: the model or its device may not be deterministic")
+                reason = "the model or its device may not be deterministic" + (", or a hook on a tensor has made it" if backward else "")
+                return SecondRun(note=f"it did not show when the step was run again: {reason}")
+            if differs:
+                again = replace(again.noting(differs), tensors=found.tensors, kinds=found.kinds)
             watcher = _Again(modules, context, Hearing(), (again.name, again.call))
             watcher.sees_returns = True
             watcher.run_again(backward)
@@ -382,6 +394,32 @@ def _was_finite(found: Finding, noted: Sequence[Note]) -> bool:
     what, operator = (What.GRADIENT, found.operator) if backward else (What.ENDED, "")
     heard = [each for each in noted if each.what is what and each.place.key == (found.name, found.call) and each.operator == operator]
     return bool(heard) and all(extrema.finite for each in heard for *_, extrema in each.parts)
+
+
+def _difference(noted: Sequence[Note], noted_again: Sequence[Note]) -> str:
+    """How gradients of the step differ from those of the second run, in a sentence; empty if they do not.
+
+    A hook that the user has put on a tensor of the step is not there in the second run.
+    """
+
+    def gradients(notes: Sequence[Note]) -> dict[tuple[Any, ...], list[tuple[Note, float]]]:
+        table: dict[tuple[Any, ...], list[tuple[Note, float]]] = {}
+        for each in notes:
+            if each.what is What.GRADIENT:
+                largest = max((max(abs(extrema.low), abs(extrema.high)) for *_, extrema in each.parts), default=0.0)
+                table.setdefault((each.place.key, each.operator, each.near), []).append((each, largest))
+        return table
+
+    others = gradients(noted_again)
+    for key, own in gradients(noted).items():
+        for (each, largest), (_, other) in zip(own, others.get(key, ()), strict=False):
+            if len(own) == len(others[key]) and not math.isclose(largest, other, rel_tol=_ALIKE):
+                where = f"{display_name(each.place.name)} ({each.operator})"
+                return (
+                    f"the second run differs, and the step is believed: the largest gradient in {where} was {largest:.4g} in the step and "
+                    f"{other:.4g} in the second run, where hooks on tensors of the step are missing"
+                )
+    return ""
 
 
 def _checkpoints_reentrantly(outputs: list[torch.Tensor]) -> bool:

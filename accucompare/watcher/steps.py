@@ -173,8 +173,7 @@ class Watch:
         if len(contexts) < _MOST_REMEMBERED:
             indices = self._watcher.indices()
             indices[call.name] -= 1  # it has been counted already
-            call.context = self._memory.remember(call, args, kwargs, indices)
-            contexts.append(call.context)
+            contexts.append(self._memory.remember(call, args, kwargs, indices))
 
     def _forget(self) -> None:
         """Drop what was heard in a step without an end, if nothing was found in it."""
@@ -186,9 +185,10 @@ class Watch:
             text = "this step has no end: call step() of the watch at the end of each; what was heard so far is finite, and is dropped"
             self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
 
-    def arrived(self, call: WatchedCall, path: str, grad: torch.Tensor) -> None:
-        if call.context is not None and not call.context.obstacle:
-            call.context.grads[path] = grad.detach()
+    def arrived(self, place: Place, path: str, grad: torch.Tensor) -> None:
+        context = next((each for each in self._explainer.contexts if (each.name, each.call) == place.key), None)
+        if context is not None and not context.obstacle:
+            context.grads[path] = grad.detach()
 
     # a step
 

@@ -643,3 +643,57 @@ def test_a_reproducer_names_no_directory_and_can_be_moved_with_what_it_imports(t
     assert str(tmp_path) not in script.read_text()
     project.rename(tmp_path / "moved")
     assert reproduced.run(tmp_path / "moved" / "watch" / script.name).returncode == 1
+
+
+def _steep(x: torch.Tensor) -> torch.Tensor:
+    """About x; a gradient of 1e30 overflows in it, after it was doubled."""
+    return (x * 1e-9) * 1e9 * 2
+
+
+def test_a_gradient_that_a_hook_on_the_output_has_changed_is_the_one_of_the_second_run(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: _steep(self.fc(x)), fc=nn.Linear(4, 4))
+    with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
+        output = model(torch.randn(3, 4))
+        output.register_hook(lambda grad: grad * 0.5)
+        (output * 1e30).sum().backward()
+        watch.step()
+    (found, *_) = origins(watch)
+    assert (found.place, found.operator, found.notes) == ("(root) (glue, after fc), backward", "MulBackward0", [])
+    reproducer = Reproducer.open(tmp_path / found.reproducer)
+    outcome = reproducer.run(reproducer.restore(model))
+    assert [float(grad.max()) for what, _, grad in outcome.inputs if what == "output's gradient"] == [pytest.approx(0.5e30)]
+
+
+def test_a_second_run_without_a_hook_on_a_tensor_inside_is_said_to_differ_and_the_step_is_believed(tmp_path: Path) -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.hidden = self.steep(self.fc(x))
+        return self.hidden * 1.0
+
+    model: Any = Glue(forward, fc=nn.Linear(4, 4), steep=Glue(lambda self, x: _steep(x)))
+    with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
+        output = model(torch.randn(3, 4))
+        model.hidden.register_hook(lambda grad: grad * 0.5)
+        (output * 1e30).sum().backward()
+        watch.step()
+    (found, *_) = origins(watch)
+    assert (found.place, found.operator) == ("steep, backward", "MulBackward0")
+    assert found.notes == [
+        "the second run differs, and the step is believed: the largest gradient in steep (MulBackward0) was 1e+30 in the step and "
+        "2e+30 in the second run, where hooks on tensors of the step are missing"
+    ]
+
+
+def test_a_gradient_that_only_the_second_run_lets_overflow_is_no_operator_of_the_finding(tmp_path: Path) -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.hidden = self.steep(self.root(self.fc(x)))
+        return self.hidden * 1.0
+
+    model: Any = Glue(forward, fc=nn.Linear(4, 4), root=Glue(lambda self, x: (x - x).sqrt() + x), steep=Glue(lambda self, x: _steep(x)))
+    with ac.watch(model, out=tmp_path, on_finding="snapshot", quiet=True) as watch:
+        output = model(torch.randn(3, 4))
+        model.hidden.register_hook(lambda grad: grad * 1e-20)
+        (output * 1e30).sum().backward()
+        watch.step()
+    (found, *_) = origins(watch)
+    assert (found.place, found.reproducer) == ("root, backward", "")
+    assert "differs" in found.notes[0]

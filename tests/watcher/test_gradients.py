@@ -262,7 +262,7 @@ def test_the_operator_of_a_loss_outside_of_the_model_is_named_with_its_line(
     loss: Any, operator: str, hint: str, bad: int, tmp_path: Path
 ) -> None:
     found, said = _loss_of(tmp_path, loss, steps=3, bad=bad)
-    line = f"test_gradient_hooks.py:{loss.__code__.co_firstlineno}"
+    line = f"test_gradients.py:{loss.__code__.co_firstlineno}"
     assert (found.place, found.operator, found.line) == ("the loss, backward", operator, line)
     assert hint in said
     assert not torch.is_anomaly_enabled()
@@ -278,7 +278,7 @@ def test_a_loss_that_is_computed_otherwise_later_has_its_line_from_the_step_afte
         return (output * scale).log().sum()
 
     found, said = _loss_of(tmp_path, loss, steps=5, bad=4)
-    assert (found.operator, found.line) == ("LogBackward0", f"test_gradient_hooks.py:{loss.__code__.co_firstlineno + 4}")
+    assert (found.operator, found.line) == ("LogBackward0", f"test_gradients.py:{loss.__code__.co_firstlineno + 4}")
     assert "not known" not in said
 
 

@@ -1,0 +1,100 @@
+"""Autograd's graph: when a backward begins, and which nodes lie between its roots and a model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+ACCUMULATES = "torch::autograd::AccumulateGrad"
+#: What the backward of these gives is what it was given, in another order or shape, or with zeros in between.
+PASSING_ON = frozenset(
+    f"{name}Backward0"
+    for name in (
+        *("View", "UnsafeView", "ReshapeAlias", "T", "Transpose", "Permute", "Movedim", "Unsqueeze", "Squeeze", "Alias", "Clone"),
+        *("Slice", "Select", "Split", "SplitWithSizes", "Unbind", "Cat", "Stack", "Unfold", "Diagonal", "Narrow"),
+    )
+)
+#: The function in ``torch.autograd`` that every backward and ``autograd.grad`` of Python calls.
+ENTRANCE = "_engine_run_backward"
+#: A loss has at most so many nodes.
+_MOST = 500
+
+#: Those that are called when a backward of this process begins.
+_observers: list[Callable[[Any, bool], None]] = []
+
+
+def observe(begins: Callable[[Any, bool], None]) -> None:
+    """Call this when a backward begins: with its roots, and whether it makes a graph, for gradients of gradients.
+
+    Autograd tells nobody that a backward begins, so its entrance for Python is replaced for as long as there is an observer.
+    """
+    if not _observers and hasattr(torch.autograd, ENTRANCE):
+        original = getattr(torch.autograd, ENTRANCE)
+
+        @functools.wraps(original)
+        def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            for each in list(_observers):
+                each(roots, bool(args[2] if len(args) > 2 else kwargs.get("create_graph")))
+            return original(roots, *args, **kwargs)
+
+        setattr(torch.autograd, ENTRANCE, run_backward)
+    _observers.append(begins)
+
+
+def observe_no_more(begins: Callable[[Any, bool], None]) -> None:
+    """Take ``observe`` back."""
+    if begins in _observers:
+        _observers.remove(begins)
+        original = getattr(getattr(torch.autograd, ENTRANCE, None), "__wrapped__", None)
+        if not _observers and original is not None:
+            setattr(torch.autograd, ENTRANCE, original)
+
+
+def nodes_outside(roots: Iterable[Any], is_inside: Callable[[int], bool]) -> list[Any]:
+    """The autograd nodes from a backward's roots on, up to those that are the model's, always in the same order.
+
+    Args:
+        roots: tensors or edges of the graph.
+        is_inside: says of a node's number whether it is the model's.
+
+    Returns:
+        None, if the model is not among what they lead to, or they are too many, as those of another model are.
+    """
+    waiting = _nodes(roots)
+    nodes: dict[int, Any] = {}  # by id; as long as a node is kept, no other one gets its id
+    reached = False
+    while waiting and len(nodes) <= _MOST:
+        node = waiting.pop()
+        if node is None or id(node) in nodes or node.name() == ACCUMULATES:
+            continue
+        if is_inside(node._sequence_nr()):
+            reached = True
+            continue
+        nodes[id(node)] = node
+        waiting += [following for following, _ in node.next_functions]
+    return list(nodes.values()) if reached and len(nodes) <= _MOST else []
+
+
+def entered(roots: Iterable[Any], outside: Sequence[Any], is_inside: Callable[[int], bool]) -> set[int]:
+    """The numbers of the model's nodes that a backward comes to from outside of it: at its roots, and behind the nodes outside.
+
+    Args:
+        roots, is_inside: as for ``nodes_outside``.
+        outside: what that returned.
+
+    Returns:
+        None, if it is not known: a root is outside, and the nodes from there on are not.
+    """
+    nodes = _nodes(roots)
+    if not outside and any(node is not None and node.name() != ACCUMULATES and not is_inside(node._sequence_nr()) for node in nodes):
+        return set()
+    nodes += [following for node in outside for following, _ in node.next_functions]
+    numbers = {node._sequence_nr() for node in nodes if node is not None and node.name() != ACCUMULATES}
+    return {number for number in numbers if is_inside(number)}
+
+
+def _nodes(roots: Iterable[Any]) -> list[Any]:
+    return [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
