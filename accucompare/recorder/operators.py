@@ -50,7 +50,7 @@ _AHEAD = 256
 _SEEN_BY_CALLERS = ("TESTING_ONLY_GenericMode", "AutocastCPU", "AutocastCUDA", "AutocastPrivateUse1")
 
 #: Files that call models: what called them is no code of a model's.
-CALLERS = tuple(str(Path(__file__).parents[1] / name) for name in ("capture/run.py", "watch/replay.py"))
+CALLERS = tuple(str(Path(__file__).parents[1] / name) for name in ("recorder/capture_case.py", "watcher/second_run.py"))
 _PACKAGES = ("torch", "torch_npu", "accucompare")
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import accucompare as ac
+from accucompare.bundle.records import Role
 from accucompare.case import load_case
 from accucompare.devices import DeviceName
 from accucompare.errors import CaptureError, CaseError, UsageError
@@ -255,3 +256,9 @@ class Net(nn.Module):
         capture_case(target, tmp_path / "out", CPU, repeat=2)
     assert opened(tmp_path / "out").complete
     assert not opened(tmp_path / "out" / "repeat1").complete
+
+
+def test_an_operator_of_torchs_own_modules_has_no_source_line(case: Callable[..., str], tmp_path: Path, opened: Opened) -> None:
+    target = case("Case(nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2))")
+    bundle = opened(capture_case(target, tmp_path / "out", CPU, CaptureOptions(level="op", only=["*"])))
+    assert {record.source_line for record in bundle.records() if record.role is Role.OP_OUTPUT} == {""}

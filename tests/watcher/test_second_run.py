@@ -697,3 +697,10 @@ def test_a_gradient_that_only_the_second_run_lets_overflow_is_no_operator_of_the
     (found, *_) = origins(watch)
     assert (found.place, found.reproducer) == ("root, backward", "")
     assert "differs" in found.notes[0]
+
+
+def test_an_operator_of_torchs_own_modules_has_no_line_in_the_second_run(tmp_path: Path) -> None:
+    layer = nn.Linear(2, 2)
+    nn.init.constant_(layer.weight, 3e38)
+    found, _ = _reproduced(nn.Sequential(layer), tmp_path, backward=False)
+    assert (found.operator, found.line) == ("aten.addmm.default", "")
