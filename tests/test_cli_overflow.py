@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from openpyxl import load_workbook
 
-from accucompare.findings.events import Event, log_path
+from accucompare.findings.events import Event
+from accucompare.findings.log import log_path
 from tests.conftest import Run
 from tests.findings.logs import encoded, end, found, passed, start, step, training, write
 

@@ -18,7 +18,8 @@ import pytest
 
 from accucompare.cli.watch import _bare_warnings
 from accucompare.errors import NonFiniteWarning
-from accucompare.findings.events import End, Event, Finding, Frames, Start, Step, read_log
+from accucompare.findings.events import End, Event, Finding, Frames, Start, Step
+from accucompare.findings.log import read_log
 from tests.conftest import ROOT, Run, run_cli
 from tests.watcher.served import Served
 

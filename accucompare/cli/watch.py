@@ -78,7 +78,7 @@ def watch(
     name = DeviceName.parse(device)
     open_device(name)  # before anything else imports torch
     from accucompare.findings.analysis import read
-    from accucompare.findings.events import log_path
+    from accucompare.findings.log import log_path
     from accucompare.recorder.session import rank_and_ranks
     from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.report.terminal_watch import print_watched

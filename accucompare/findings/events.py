@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from accucompare.bundle.records import display_name
-from accucompare.errors import UsageError
 
 #: JSON has no NaN and no Infinity: these are written as words.
 Number: TypeAlias = float | Literal["nan", "inf", "-inf"]
@@ -356,70 +354,9 @@ class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaul
 
 Event: TypeAlias = Start | Finding | Alert | Frames | ScaleChange | Step | End
 
-_OF_REPRODUCER = "reproducer: "  # what such notes began with in logs of version 0.1
-
-_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
-
 
 def number(value: float) -> Number:
     """A number as JSON can hold it."""
     if math.isnan(value):
         return "nan"
     return float(value) if math.isfinite(value) else "inf" if value > 0 else "-inf"
-
-
-def log_path(directory: Path, rank: int) -> Path:
-    """Where a rank's log is in the directory of a watch."""
-    return directory / f"rank{rank}.jsonl"
-
-
-def _of_version_0_1(event: Event) -> Event:
-    """An event with the fields that logs of version 0.1 have only in words; any other as it is."""
-    if isinstance(event, End) and event.ending is None:
-        known = {each.value: each for each in (Ending.FINISHED, Ending.FINDING, Ending.INTERRUPTED)}
-        stopped = event.reason.startswith("stopped after step")
-        return msgspec.structs.replace(event, ending=known.get(event.reason, Ending.STOPPED if stopped else Ending.FAILED))
-    if isinstance(event, Finding) and any(note.startswith(_OF_REPRODUCER) for note in event.notes):
-        notes = [note for note in event.notes if not note.startswith(_OF_REPRODUCER)]
-        moved = [note.removeprefix(_OF_REPRODUCER) for note in event.notes if note.startswith(_OF_REPRODUCER)]
-        return msgspec.structs.replace(event, notes=notes, reproducer_notes=[*event.reproducer_notes, *moved])
-    return event
-
-
-def _is_start(line: bytes) -> bool:
-    try:
-        return isinstance(_DECODER.decode(line), Start)
-    except msgspec.DecodeError:
-        return False
-
-
-def read_log(path: Path) -> list[list[Event]]:
-    """The runs in a log, each a list of events that begins with its ``Start``.
-
-    A line that is cut short, as a killed process leaves it, is left out: the last one, or the last one before another run's start.
-
-    Raises:
-        UsageError: if there is no such file, or it is no log of a watch.
-    """
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
-    runs: list[list[Event]] = []
-    for index, line in enumerate(lines, start=1):
-        try:
-            event = _of_version_0_1(_DECODER.decode(line))
-        except msgspec.DecodeError as error:
-            if index == len(lines) and not line.endswith(b"\n"):
-                break
-            if index < len(lines) and runs and _is_start(lines[index]):
-                continue
-            raise UsageError(f"{path}, line {index}: is no event of a watch ({error})") from None
-        if isinstance(event, Start):
-            runs.append([])
-        if not runs:
-            raise UsageError(f"{path}, line {index}: is no log of a watch: it does not begin with a start")
-        runs[-1].append(event)
-    if not runs:
-        raise UsageError(f"{path}: holds no events; was a watch running?")
-    return runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from accucompare.findings.events import Direction, Frame
-from accucompare.findings.origins import Observation, What
+from accucompare.findings.observations import Observation, What
 
 
 def frames_of(heard: Iterable[Observation], until: int | None = None) -> list[Frame]:

@@ -14,7 +14,8 @@ from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.bundle.records import display_name
 from accucompare.files import written_whole
-from accucompare.findings.analysis import Analysis, Ranks, answer, called, described, hints, smallest
+from accucompare.findings.analysis import Analysis, Ranks, hints
+from accucompare.findings.answer import answer, called, described, smallest
 from accucompare.findings.events import Alert, AlertKind, Cause, Finding, Number, Step, TensorRange
 from accucompare.report.columns import COUNT, NUMBER, TEXT, Value, bracketed
 from accucompare.report.excel import WRITE_ERRORS, new_workbook

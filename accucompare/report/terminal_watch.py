@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from accucompare.bundle.records import display_name
-from accucompare.findings.analysis import Analysis, Ranks, Trail, answer, called, headline, kinds, printable, short, smallest, where
+from accucompare.findings.analysis import Analysis, Ranks, Trail
+from accucompare.findings.answer import answer, called, headline, kinds, printable, short, smallest, where
 from accucompare.findings.events import Cause, Direction, Ending, Finding, Frame, Frames, Start, Step, TensorRange
 from accucompare.report.console import open_console
 

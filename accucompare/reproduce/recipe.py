@@ -18,7 +18,7 @@ import textwrap
 import types
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from accucompare.live.names import unwrapped
+from accucompare.reproduce.arguments import MISSING, guessed, is_default, parameters_of
 from accucompare.reproduce.imports import CannotRebuildError, import_lines
 from accucompare.reproduce.likeness import attributes, difference, is_transformers_config, same
 
 _WIDTH = 100
-_MISSING = object()
-#: Constructors' parameters that say where and in what type; both are restored from the saved tensors.
-_RESTORED = {"device", "dtype"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,13 +192,13 @@ class _Writer:
             children = [self.module(child) for child in live._modules.values() if child is not None]
             return _call(self.reference(kind), children) if kind is nn.Sequential else f"nn.ModuleList({self._list(children)})"
         arguments, by_name = [], False
-        for given in _parameters_of(kind):
-            value = _guess(live, given, searched)
+        for given in parameters_of(kind):
+            value = guessed(live, given, searched)
             required = given.default is inspect.Parameter.empty
-            if value is _MISSING and required:
+            if value is MISSING and required:
                 raise CannotRebuildError(f"its constructor takes {given.name!r}, which the module does not keep")
             by_name = by_name or not required or given.kind is given.KEYWORD_ONLY
-            if value is _MISSING or (not required and _is_default(value, given.default)):
+            if value is MISSING or (not required and is_default(value, given.default)):
                 continue
             text = self.module(value) if isinstance(value, nn.Module) else self.value(value, given.name)
             arguments.append(f"{given.name}={text}" if by_name else text)
@@ -349,73 +347,3 @@ def _enclosed(opening: str, items: list[str], closing: str) -> str:
 
 
 # -- a constructor's arguments ----------------------------------------------------------------------------------------------------
-
-
-def _parameters_of(kind: type[nn.Module]) -> Iterator[inspect.Parameter]:
-    """What a constructor takes.
-
-    Raises:
-        CannotRebuildError: if it takes any number of arguments.
-    """
-    if kind.__init__ is nn.Module.__init__:
-        return
-    own = nn.modules.rnn.RNNBase if kind in (nn.RNN, nn.LSTM, nn.GRU) else kind  # theirs takes whatever RNNBase's does, but for the mode
-    for name, given in list(inspect.signature(own.__init__).parameters.items())[1:]:
-        if given.kind is given.VAR_POSITIONAL:
-            raise CannotRebuildError("its constructor takes any number of arguments")
-        if given.kind is not given.VAR_KEYWORD and name not in _RESTORED and not (own is not kind and name == "mode"):
-            yield given
-    if kind is nn.RNN:
-        yield inspect.Parameter("nonlinearity", inspect.Parameter.KEYWORD_ONLY, default="tanh")
-
-
-def _is_default(value: Any, default: Any) -> bool:
-    """Whether an argument was the default; a stride of (1, 1) was 1."""
-    return same(value, default) or (type(value) is tuple and value != () and value == (default,) * len(value))
-
-
-def _guess(live: nn.Module, given: inspect.Parameter, searched: bool) -> Any:
-    """What a constructor's parameter was: an attribute of that name, of the module or else of one of its children."""
-    name, default, required = given.name, given.default, given.default is inspect.Parameter.empty
-    told = _TOLD.get(type(live), {}).get(name)
-    if told is not None:
-        return told(live)
-    asks_whether = isinstance(default, bool) or given.annotation in (bool, "bool") or name == "bias"
-    for attribute in (name, f"_{name}"):
-        value = getattr(live, attribute, _MISSING)
-        if value is _MISSING or inspect.ismethod(value):
-            continue
-        if isinstance(value, torch.Tensor) or (value is None and asks_whether):
-            return value is not None if asks_whether else _MISSING
-        if isinstance(value, nn.modules.dropout._DropoutNd) and (required or isinstance(default, (int, float))):
-            return value.p
-        if isinstance(value, nn.Module) and isinstance(default, (int, float, str)):
-            continue
-        return value
-    if searched or required:
-        for child in live.modules():
-            value = vars(child).get(name, _MISSING)
-            if value is not _MISSING and not isinstance(value, (torch.Tensor, nn.Module)):
-                return value
-    return _MISSING
-
-
-#: Parameters that torch's own classes keep under another name.
-_TRANSFORMER: dict[str, Callable[[Any], Any]] = {
-    "d_model": lambda live: live.self_attn.embed_dim,
-    "nhead": lambda live: live.self_attn.num_heads,
-    "dim_feedforward": lambda live: live.linear1.out_features,
-    "layer_norm_eps": lambda live: live.norm1.eps,
-    "batch_first": lambda live: live.self_attn.batch_first,
-    "bias": lambda live: live.linear1.bias is not None,
-}
-_TOLD: dict[type[nn.Module], dict[str, Callable[[Any], Any]]] = {
-    nn.MultiheadAttention: {
-        "bias": lambda live: live.in_proj_bias is not None,
-        "add_bias_kv": lambda live: live.bias_k is not None,
-        "kdim": lambda live: None if live._qkv_same_embed_dim else live.kdim,
-        "vdim": lambda live: None if live._qkv_same_embed_dim else live.vdim,
-    },
-    nn.TransformerEncoderLayer: _TRANSFORMER,
-    nn.TransformerDecoderLayer: _TRANSFORMER,
-}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,40 +17,16 @@ from accucompare.bundle.records import Record, Role, display_name
 from accucompare.case import load_case
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import AccucompareError, BundleError, CaptureError, CaseError, DeviceError, UsageError
-from accucompare.findings.events import Direction, Finding, Site
+from accucompare.findings.events import Direction, Site
 from accucompare.live.hooks import arguments_of
 from accucompare.live.names import Modules, name_modules, unwrapped
 from accucompare.live.state import put_together
-from accucompare.live.tensors import dtype_name, from_bits
+from accucompare.live.tensors import from_bits
 from accucompare.live.values import leaves
 from accucompare.reproduce.outcome import Outcome, Row, cells, counts, is_bad, looking_inside
+from accucompare.reproduce.snapshot import SnapshotDescription, always, autocast_then
 
 SHOWS, FINITE, TROUBLE = 1, 0, 2
-
-
-def autocast_now() -> dict[str, Any]:
-    """The autocast in force, by type of device: ``{"cpu": {"enabled": True, "dtype": "bfloat16"}, …}``."""
-    kinds = ["cpu", "cuda", *(["npu"] if hasattr(torch, "npu") else [])]
-    return {kind: {"enabled": torch.is_autocast_enabled(kind), "dtype": dtype_name(torch.get_autocast_dtype(kind))} for kind in kinds}
-
-
-@contextlib.contextmanager
-def autocast_then(table: Mapping[str, Any]) -> Iterator[None]:
-    """While the context lasts, the autocast that ``autocast_now`` told of."""
-    with contextlib.ExitStack() as stack:
-        for kind, entry in table.items():
-            if entry["enabled"] or torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, getattr(torch, entry["dtype"]), enabled=entry["enabled"]))
-        yield
-
-
-def always(grad: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A tensor's hook that gives it this gradient, whatever comes: an output of which another one is computed has that one's part in it."""
-
-    def give(_: torch.Tensor) -> torch.Tensor:
-        return grad.clone()
-
-    return give
 
 
 def module_of_case(target: str, name: str) -> nn.Module:
@@ -64,51 +40,6 @@ def module_of_case(target: str, name: str) -> nn.Module:
     if found is None:
         raise CaseError(f"{target}: its model has no module {display_name(name)!r} (any more)")
     return found
-
-
-class Autocast(msgspec.Struct):
-    """Of one type of device."""
-
-    enabled: bool
-    dtype: str
-
-
-class SnapshotDescription(msgspec.Struct, kw_only=True):
-    """What the manifest of a reproducer's bundle says of it, beside what it says of any.
-
-    Attributes:
-        found: what the watch found.
-        device: where.
-        autocast: in force, by type of device.
-        grad_enabled: whether gradients were on.
-        kind: the module's class.
-        missing: why the module has to be made by hand; ``None`` if it has not.
-        training, other_mode: the module's mode, and the names of those in it that were in the other.
-        aliases, tied: further names of modules and of tensors inside it, each with the first.
-        lost: what could not be saved: its place, and what it is.
-        strides: of the tensors that lay otherwise than row by row, by role and name.
-        inputs_with_grad, parameters_with_grad: those that required grad.
-        random, grads, attributes: records: generator states by device, gradients of the outputs by path, tensors that are plain
-            attributes by name.
-    """
-
-    found: Finding
-    device: str
-    autocast: dict[str, Autocast]
-    grad_enabled: bool
-    kind: str
-    missing: str | None
-    training: bool
-    other_mode: list[str]
-    aliases: dict[str, str]
-    tied: dict[str, str] = {}
-    lost: dict[str, str] = {}
-    strides: dict[str, list[int]] = {}
-    inputs_with_grad: list[str] = []
-    parameters_with_grad: list[str] = []
-    random: dict[str, str] = {}
-    grads: dict[str, str] = {}
-    attributes: dict[str, str] = {}
 
 
 class Reproducer:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from accucompare.bundle.manifest import Manifest, StepEntry
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.bundle.writer import RecordFile
 from accucompare.errors import CaptureError
-from accucompare.findings.events import Finding, Site
+from accucompare.findings.events import Finding
 from accucompare.live.environment import describe_environment, device_of
 from accucompare.live.hooks import arguments_of
 from accucompare.live.names import Modules, name_modules
@@ -32,8 +31,8 @@ from accucompare.live.values import Scalar, describe, leaves
 from accucompare.numbers.dtypes import DTYPES, Array
 from accucompare.reproduce.imports import CannotRebuildError, place_text
 from accucompare.reproduce.recipe import Recipe, recipe
-from accucompare.reproduce.reproducer import Autocast, SnapshotDescription
-from accucompare.reproduce.snapshot import Snapshot
+from accucompare.reproduce.script import script_text
+from accucompare.reproduce.snapshot import Autocast, Snapshot, SnapshotDescription
 
 _Entry = tuple[Record, Callable[[], Array]]
 
@@ -70,7 +69,7 @@ def save_reproducer(stem: Path, found: Finding, snapshot: Snapshot, case: str | 
     try:
         _remove(*parts)
         lost = _write_bundle(parts[0], found, snapshot, making, case)
-        parts[1].write_text(_script(script, found, snapshot, making, lost), encoding="utf-8")
+        parts[1].write_text(script_text(script, found, snapshot, making, lost), encoding="utf-8")
         replacing = True
         _remove(stem, script)
         os.replace(parts[0], stem)
@@ -324,83 +323,3 @@ def _device(snapshot: Snapshot) -> torch.device:
 
 
 # -- the script -------------------------------------------------------------------------------------------------------------------
-
-_SCRIPT = '''\
-"""{headline}
-
-{help}
-"""
-
-import sys
-
-try:
-    from accucompare.reproduce import Reproducer
-except Exception as error:
-    print(f"this needs torch and accucompare: {{error}}", file=sys.stderr)
-    sys.exit(2)
-
-
-def build():
-{build}
-
-{given}
-if __name__ == "__main__":
-    sys.exit(Reproducer.open(__file__).main(build, sys.argv[1:]{last}))
-'''
-
-_HELP = """\
-Runs that module alone on what it was given, which is in the bundle {name}/, and says whether the value shows again:
-    python {name}.py [cpu | cuda | cuda:N | npu | npu:N]
-Exit code: 1 it shows again, 0 everything is finite here, 2 trouble."""
-
-
-def _script(script: Path, found: Finding, snapshot: Snapshot, making: Recipe | str, lost: dict[str, str]) -> str:
-    given = {place: what for place, what in lost.items() if _is_input(place, snapshot)}
-    return _SCRIPT.format(
-        headline=_docstring(_headline(found, snapshot)),
-        help=_docstring(_HELP.format(name=script.stem)),
-        build=textwrap.indent(_build(making, snapshot), "    "),
-        given=_given(given),
-        last=", given" if given else "",
-    )
-
-
-def _headline(found: Finding, snapshot: Snapshot) -> str:
-    kinds = " and ".join(found.kinds) or "A value that is not finite"
-    made = f", by {found.operator}" if found.operator else ""
-    where = f" at {found.line}" if found.line else ""
-    cause = f"; {found.cause.value}" if found.site in (Site.MODULE, Site.GLUE, Site.POINT) else ""
-    return textwrap.fill(f"{kinds} in {found.place}, a {type(snapshot.module).__name__}, in step {found.step}{cause}{made}{where}.", 120)
-
-
-def _build(making: Recipe | str, snapshot: Snapshot) -> str:
-    if isinstance(making, Recipe):
-        text = "\n".join([*making.imports, making.text])
-        here = ["from pathlib import Path", "", "HERE = Path(__file__).resolve().parent"] if "HERE / " in text else []
-        return "\n".join([*here, *making.imports, *([""] if making.imports else []), f"return {making.text}"])
-    kind = type(snapshot.module)
-    wanted = textwrap.fill(
-        f"MISSING: write here how to make a {kind.__module__}.{kind.__qualname__}. It could not be told: {' '.join(making.split())}",
-        110,
-        initial_indent="# ",
-        subsequent_indent="# ",
-        break_long_words=False,
-    )
-    return f"{wanted}\nmodule = ...\nreturn module"
-
-
-def _given(lost: dict[str, str]) -> str:
-    if not lost:
-        return ""
-    lines = [f"    {place!r}: None,  # could not be saved: {' '.join(what.split())}" for place, what in lost.items()]
-    return "\n".join(["\n# MISSING: None is passed for these, unless you put something else.", "given = {", *lines, "}\n\n"])
-
-
-def _is_input(place: str, snapshot: Snapshot) -> bool:
-    """Whether what was lost is one of the call's inputs, which the user can give, and no parameter."""
-    first = place.partition(",")[0]
-    return first in snapshot.kwargs or first in {f"argument {index}" for index in range(len(snapshot.args))}
-
-
-def _docstring(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"""', "'''")

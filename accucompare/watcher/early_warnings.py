@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from accucompare.bundle.records import display_name
 from accucompare.findings.events import Alert, AlertKind, number
 from accucompare.findings.log import Log
-from accucompare.findings.origins import OUTSIDE, Place, What, near_the_limit
+from accucompare.findings.observations import OUTSIDE, Place, What, near_the_limit
 from accucompare.watcher.extrema import Extrema
 from accucompare.watcher.notes import Note
 

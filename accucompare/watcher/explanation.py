@@ -10,13 +10,14 @@ from msgspec.structs import replace
 from torch import nn
 
 from accucompare.findings.events import Direction, Finding, Site, TensorRange
-from accucompare.findings.origins import MINUS, Limits, What
+from accucompare.findings.observations import MINUS, Limits, What
 from accucompare.live.hooks import arguments_of
 from accucompare.live.names import Modules
 from accucompare.reproduce.snapshot import Snapshot
+from accucompare.watcher.contexts import Context, Contexts
 from accucompare.watcher.extrema import look_now
 from accucompare.watcher.notes import Note
-from accucompare.watcher.second_run import Context, Memory, is_fill, replay
+from accucompare.watcher.second_run import is_fill, replay
 
 #: Where running a step again says no more.
 _OUTSIDE = (Site.INPUT, Site.LOSS, Site.HOOK, Site.GRADIENTS, Site.UPDATE)
@@ -31,7 +32,7 @@ class Explainer:
         contexts: of the outermost calls of the step that are remembered, in order.
     """
 
-    def __init__(self, modules: Modules, memory: Memory, limits: Limits) -> None:
+    def __init__(self, modules: Modules, memory: Contexts, limits: Limits) -> None:
         self.contexts: list[Context] = []
         self._modules = modules
         self._memory = memory

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from accucompare.findings.origins import OUTSIDE, Place, What
+from accucompare.findings.observations import OUTSIDE, Place, What
 from accucompare.live.gradients import GradientListener, Grads, Operator, Parameter, gradient_state
 from accucompare.live.graph import PASSING_ON
 from accucompare.live.names import Modules

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._C._functorch import TransformType
 
-from accucompare.findings.origins import OUTSIDE, Place, What, within
+from accucompare.findings.observations import OUTSIDE, Place, What, within
 from accucompare.live.hooks import arguments_of, in_backward
 from accucompare.live.names import Modules
 from accucompare.live.values import leaves

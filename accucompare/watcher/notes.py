@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from accucompare.findings.origins import OUTSIDE, Observation, Place, What
+from accucompare.findings.observations import OUTSIDE, Observation, Place, What
 from accucompare.live.hooks import Call, Listener
 from accucompare.live.names import Modules
 from accucompare.live.ranks import collectives

@@ -10,32 +10,28 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from msgspec.structs import replace
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from accucompare import devices
 from accucompare.bundle.records import display_name
 from accucompare.findings.events import Direction, Finding, Site
-from accucompare.findings.origins import FLAG, MINUS, NAN, PLUS, Limits, Observation, What, judge
+from accucompare.findings.observations import FLAG, MINUS, NAN, PLUS, Limits, Observation, What
+from accucompare.findings.origins import judge
 from accucompare.live import points
-from accucompare.live.attributes import Attributes, attributes_of, numbers_of, set_attributes
+from accucompare.live.attributes import numbers_of, set_attributes
 from accucompare.live.gradients import register_first_hook
 from accucompare.live.hooks import in_backward, listens
 from accucompare.live.names import Modules
-from accucompare.live.ranks import has_sharded_parameters
-from accucompare.live.values import is_cache, leaves, replaced
+from accucompare.live.values import leaves
 from accucompare.recorder.recorder import Recorder
 from accucompare.reproduce.outcome import is_bad
-from accucompare.reproduce.reproducer import always, autocast_now, autocast_then
-from accucompare.reproduce.snapshot import RandomState, Snapshot
+from accucompare.reproduce.snapshot import RandomState, Snapshot, always, autocast_now, autocast_then
+from accucompare.watcher.contexts import Context, copies_of
 from accucompare.watcher.extrema import Meter
 from accucompare.watcher.hooks import Watcher
 from accucompare.watcher.notes import Hearing, Note, WatchedCall
@@ -43,85 +39,6 @@ from accucompare.watcher.notes import Hearing, Note, WatchedCall
 _NOT_FINITE = {NAN, PLUS, MINUS}
 #: Gradients of two runs are alike up to this share; rounding is below.
 _ALIKE = 0.01
-
-
-@dataclass(eq=False, kw_only=True)
-class Context(Snapshot):
-    """An outermost call, whose buffers are those of the whole model, by qualified name.
-
-    Attributes:
-        device: where it computes.
-        versions: how often each parameter had been written into.
-        indices: how often each module had been called in the step.
-        attributes: of all modules, other than parameters, buffers and modules.
-        own: whether its parameters were the model's own, and not what ``functional_call`` has put in their place.
-        obstacle: why it cannot be run again; empty if it can.
-    """
-
-    device: torch.device
-    versions: list[int]
-    indices: Counter[str]
-    attributes: Attributes
-    own: bool
-    obstacle: str
-
-
-class Memory:
-    """Keeps what is needed to run the outermost calls of a step again."""
-
-    def __init__(self, modules: Modules, device: torch.device, ranks: int) -> None:
-        self._modules = modules
-        self._device = device
-        self._copies: dict[str, tuple[int, int, torch.Tensor]] = {}  # of buffers: id, version, copy
-        self._parameters = [tensor for *_, tensor in self._parameters_now()]
-        self._obstacle = _obstacle(modules, ranks)
-
-    def remember(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any], indices: Counter[str]) -> Context:
-        obstacle = self._obstacle or _stateful(args, kwargs)
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            obstacle = "it was called inside a function transform"
-        own = all(tensor is parameter for (*_, tensor), parameter in zip(self._parameters_now(), self._parameters, strict=False))
-        if not own:
-            obstacle = obstacle or "its parameters were others than when the watch began, as functional_call lets them be"
-        copied: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}) if obstacle else _copies(args, kwargs)
-        return Context(
-            module=call.module,
-            name=call.name,
-            call=call.index,
-            args=copied[0],
-            kwargs=copied[1],
-            random=RandomState.now(self._device),
-            autocast=autocast_now(),
-            buffers={} if obstacle else self._buffers(),
-            grad_enabled=torch.is_grad_enabled(),
-            device=self._device,
-            versions=self.versions(),
-            indices=indices.copy(),
-            attributes={} if obstacle else attributes_of(self._modules),
-            own=own,
-            obstacle=obstacle,
-        )
-
-    def _parameters_now(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        return (each for each in self._modules.tensors() if each[0] == "parameters")
-
-    def versions(self) -> list[int]:
-        return [-1 if tensor.is_inference() else tensor._version for tensor in self._parameters]
-
-    def _buffers(self) -> dict[str, torch.Tensor]:
-        """Copies of all buffers; a new one only where a buffer was written into."""
-        found = {}
-        for prefix, module in self._modules.named.items():
-            for name, buffer in module._buffers.items():
-                if buffer is None:
-                    continue
-                qualified = f"{prefix}.{name}" if prefix else name
-                known = self._copies.get(qualified)
-                version = -1 if buffer.is_inference() else buffer._version
-                if known is None or known[0] != id(buffer) or known[1] != version or version < 0:
-                    known = self._copies[qualified] = (id(buffer), version, buffer.detach().clone())
-                found[qualified] = known[2]
-        return found
 
 
 @dataclass
@@ -244,7 +161,7 @@ class _Again(Watcher):
             prefix, _, name = qualified.rpartition(".")
             self._modules.named[prefix]._buffers[name] = copy.clone()
         set_attributes(context.attributes, self._modules)
-        args, kwargs = _copies(context.args, context.kwargs)
+        args, kwargs = copies_of(context.args, context.kwargs)
         try:
             self.install()
             points.active.append(self)
@@ -263,7 +180,7 @@ class _Again(Watcher):
         is_target = (call.name, call.index) == self._target
         again_by_checkpoint = self.snapshot is not None and not self.snapshot.grad_enabled and in_backward()
         if is_target and (self.snapshot is None or again_by_checkpoint):
-            copied = _copies(args, kwargs)
+            copied = copies_of(args, kwargs)
             self.snapshot = Snapshot(
                 module=call.module,
                 name=call.name,
@@ -339,44 +256,6 @@ def _nothing_changed(context: Context, modules: Modules) -> Iterator[None]:
         for (prefix, name), buffer in buffers.items():
             modules.named[prefix]._buffers[name] = buffer
         kept.restore()
-
-
-def _obstacle(modules: Modules, ranks: int) -> str:
-    """Why no call of a model can be run again on this rank alone."""
-    if has_sharded_parameters(modules):
-        return "its parameters are sharded over ranks"
-    if ranks > 1:
-        if "megatron.core" in sys.modules or any("DeepSpeed" in type(module).__name__ for module in modules.named.values()):
-            return "its calls may talk to other ranks"
-        if any(isinstance(module, nn.SyncBatchNorm) for module in modules.named.values()):
-            return "its SyncBatchNorm talks to other ranks"
-        if not any(isinstance(wrapper, DistributedDataParallel) for wrapper in modules.wrappers):
-            return "under torch.distributed only a model in DistributedDataParallel is known to need no other rank"
-    return ""
-
-
-def _stateful(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Why a call with these arguments cannot be run again."""
-    for value in (*args, *kwargs.values()):
-        if is_cache(value):
-            return f"it was given a {type(value).__name__}, which it changes"
-    return ""
-
-
-def _copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments with copies of all tensors; one that comes twice is one tensor in the copy, too."""
-    copies: dict[int, torch.Tensor] = {}
-
-    def copied(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in copies:
-            with torch.inference_mode(False), torch.no_grad():
-                copies[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        return copies[id(tensor)]
-
-    def all_of(value: Any) -> Any:
-        return replaced(value, {path: copied(part) for path, part in leaves(value) if isinstance(part, torch.Tensor)})
-
-    return tuple(all_of(value) for value in args), {name: all_of(value) for name, value in kwargs.items()}
 
 
 def _same(findings: list[Finding], found: Finding) -> Finding | None:

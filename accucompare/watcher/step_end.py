@@ -9,7 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from accucompare.findings.events import Cause, Direction, Finding, Site, TensorRange, number
-from accucompare.findings.origins import FLAG, MINUS, NAN, OUTSIDE, PLUS, Limits, Observation, Place, What, judge
+from accucompare.findings.observations import FLAG, MINUS, NAN, OUTSIDE, PLUS, Limits, Observation, Place, What
+from accucompare.findings.origins import judge
 from accucompare.live.gradients import Parameter, gradient_state
 from accucompare.watcher.extrema import Extrema, look_now, norm_now
 from accucompare.watcher.hooks import Watcher

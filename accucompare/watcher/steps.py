@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from accucompare import devices
 from accucompare.errors import AccucompareError, NonFiniteError, NonFiniteWarning, WatchEndedError
-from accucompare.findings.analysis import answer
+from accucompare.findings.answer import answer
 from accucompare.findings.events import (
     Alert,
     AlertKind,
@@ -29,12 +29,11 @@ from accucompare.findings.events import (
     Site,
     Start,
     Step,
-    log_path,
     number,
 )
 from accucompare.findings.frames import frames_of
-from accucompare.findings.log import Log
-from accucompare.findings.origins import Limits, Place, What
+from accucompare.findings.log import Log, log_path
+from accucompare.findings.observations import Limits, Place, What
 from accucompare.findings.scaling import Scaling
 from accucompare.live import points
 from accucompare.live.gradients import Parameter
@@ -43,13 +42,13 @@ from accucompare.live.ranks import any_has
 from accucompare.reproduce.saving import save_reproducer
 from accucompare.reproduce.snapshot import Snapshot
 from accucompare.selection import Level, OnFinding
+from accucompare.watcher.contexts import Contexts
 from accucompare.watcher.early_warnings import Lookout
 from accucompare.watcher.explanation import Explainer
 from accucompare.watcher.extrema import Extrema, Meter, has_memory
 from accucompare.watcher.hooks import Watcher
 from accucompare.watcher.notes import Hearing, WatchedCall
 from accucompare.watcher.options import WatchOptions
-from accucompare.watcher.second_run import Memory
 from accucompare.watcher.step_end import Reader
 
 #: From so many outermost calls in a step on, the flags are read early, and those that were clean are forgotten.
@@ -93,7 +92,7 @@ class Watch:
         self._watcher.gradients.lines.always = options.level == Level.OP
         self._reader = Reader(self._watcher, limits, start.ranks)
         self._reader.scaled = options.scaler is not None
-        self._memory = Memory(modules, device, start.ranks)
+        self._memory = Contexts(modules, device, start.ranks)
         self._explainer = Explainer(modules, self._memory, limits)
         self._log = Log(log_path(out, start.rank))
         self._lookout = Lookout(self._log, options.near, options.allows, options.quiet)

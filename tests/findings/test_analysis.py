@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from accucompare.errors import UsageError
-from accucompare.findings.analysis import Ranks, analyse, answer, described, headline, hints, printable, read
-from accucompare.findings.events import Cause, Direction, ScaleChange, Site, log_path
+from accucompare.findings.analysis import Ranks, analyse, hints, read
+from accucompare.findings.answer import answer, described, headline, printable
+from accucompare.findings.events import Cause, Direction, ScaleChange, Site
 from accucompare.findings.hints import operator_name
+from accucompare.findings.log import log_path
 from tests.findings.logs import NASTY, end, found, passed, seen, start, step, training, write
 
 BACKWARD: dict[str, Any] = {"direction": Direction.BACKWARD}

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from accucompare.errors import UsageError
-from accucompare.findings.events import Cause, End, Ending, Frames, number, read_log
+from accucompare.findings.events import Cause, End, Ending, Frames, number
+from accucompare.findings.log import read_log
 from tests.findings.logs import NASTY, encoded, end, found, passed, seen, start, step, training, write
 
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accucompare.findings.events import Cause, Direction, Finding, Site, TensorRange, number
-from accucompare.findings.origins import OUTSIDE, Limits, Observation, Place, What, judge, near_the_limit
+from accucompare.findings.observations import OUTSIDE, Limits, Observation, Place, What, near_the_limit
+from accucompare.findings.origins import judge
 
 NAN, INF = float("nan"), float("inf")
 #: (low, high)

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from accucompare.errors import ReportError
 from accucompare.findings.analysis import read
-from accucompare.findings.events import Alert, AlertKind, Cause, Event, Frame, Frames, log_path
+from accucompare.findings.events import Alert, AlertKind, Cause, Event, Frame, Frames
+from accucompare.findings.log import log_path
 from accucompare.report import excel_watch
 from accucompare.report.excel_watch import write_watch
 from accucompare.report.terminal_watch import print_analysis, print_finding, print_frames

@@ -25,9 +25,9 @@ from torch.utils import _pytree as pytree
 from accucompare.findings.events import Cause, Direction, Finding, Site
 from accucompare.live.values import leaves
 from accucompare.reproduce.outcome import Outcome
-from accucompare.reproduce.reproducer import Reproducer, autocast_now
+from accucompare.reproduce.reproducer import Reproducer
 from accucompare.reproduce.saving import save_reproducer
-from accucompare.reproduce.snapshot import RandomState, Snapshot
+from accucompare.reproduce.snapshot import RandomState, Snapshot, autocast_now
 
 NAN, INF = float("nan"), float("inf")
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from accucompare.findings.analysis import read
-from accucompare.findings.events import Alert, Cause, Direction, End, Finding, Site, Start, Step, read_log
+from accucompare.findings.events import Alert, Cause, Direction, End, Finding, Site, Start, Step
+from accucompare.findings.log import read_log
 from tests.conftest import ROOT
 
 SHARDED = ("fsdp2", "fsdp1", "fsdp1_flat")

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.findings.analysis import answer, hints
+from accucompare.findings.analysis import hints
+from accucompare.findings.answer import answer
 from accucompare.findings.events import Direction, Site, Step
 from tests.watcher.watched import Glue, events, origins
 

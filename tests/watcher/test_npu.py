@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from accucompare.findings.analysis import read
-from accucompare.findings.events import Alert, Event, Finding, Start, Step, read_log
+from accucompare.findings.events import Alert, Event, Finding, Start, Step
+from accucompare.findings.log import read_log
 from fixtures.simnpu.launcher import environment
 from tests.watcher.served import Served
 

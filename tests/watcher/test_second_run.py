@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
-from accucompare.findings.analysis import answer
+from accucompare.findings.answer import answer
 from accucompare.findings.events import Direction, Finding, Site
 from accucompare.reproduce.reproducer import Reproducer
 from fixtures.cnn import Net

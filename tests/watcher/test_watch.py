@@ -662,7 +662,7 @@ def test_the_watch_ends_after_the_step_that_was_named(tmp_path: Path) -> None:
 
 
 def test_runs_are_added_to_a_log(tmp_path: Path) -> None:
-    from accucompare.findings.events import read_log
+    from accucompare.findings.log import read_log
 
     for _ in range(2):
         with ac.watch(nn.Linear(2, 2), out=tmp_path, quiet=True):

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import accucompare as ac
 from accucompare.cli import main
-from accucompare.findings.events import read_log
+from accucompare.findings.log import read_log
 from accucompare.watcher.watch import Watch
 
 try:

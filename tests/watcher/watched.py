@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import accucompare as ac
-from accucompare.findings.events import Event, Finding, read_log
+from accucompare.findings.events import Event, Finding
+from accucompare.findings.log import read_log
 from accucompare.watcher.steps import Watch
 
 

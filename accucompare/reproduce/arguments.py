@@ -1,0 +1,89 @@
+"""What the arguments of a module's constructor were, by what the module keeps."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from accucompare.reproduce.imports import CannotRebuildError
+from accucompare.reproduce.likeness import same
+
+MISSING = object()
+
+#: Constructors' parameters that say where and in what type; both are restored from the saved tensors.
+_RESTORED = {"device", "dtype"}
+
+
+def parameters_of(kind: type[nn.Module]) -> Iterator[inspect.Parameter]:
+    """What a constructor takes.
+
+    Raises:
+        CannotRebuildError: if it takes any number of arguments.
+    """
+    if kind.__init__ is nn.Module.__init__:
+        return
+    own = nn.modules.rnn.RNNBase if kind in (nn.RNN, nn.LSTM, nn.GRU) else kind  # theirs takes whatever RNNBase's does, but for the mode
+    for name, given in list(inspect.signature(own.__init__).parameters.items())[1:]:
+        if given.kind is given.VAR_POSITIONAL:
+            raise CannotRebuildError("its constructor takes any number of arguments")
+        if given.kind is not given.VAR_KEYWORD and name not in _RESTORED and not (own is not kind and name == "mode"):
+            yield given
+    if kind is nn.RNN:
+        yield inspect.Parameter("nonlinearity", inspect.Parameter.KEYWORD_ONLY, default="tanh")
+
+
+def is_default(value: Any, default: Any) -> bool:
+    """Whether an argument was the default; a stride of (1, 1) was 1."""
+    return same(value, default) or (type(value) is tuple and value != () and value == (default,) * len(value))
+
+
+def guessed(live: nn.Module, given: inspect.Parameter, searched: bool) -> Any:
+    """What a constructor's parameter was: an attribute of that name, of the module or else of one of its children."""
+    name, default, required = given.name, given.default, given.default is inspect.Parameter.empty
+    told = _OTHER_NAMES.get(type(live), {}).get(name)
+    if told is not None:
+        return told(live)
+    asks_whether = isinstance(default, bool) or given.annotation in (bool, "bool") or name == "bias"
+    for attribute in (name, f"_{name}"):
+        value = getattr(live, attribute, MISSING)
+        if value is MISSING or inspect.ismethod(value):
+            continue
+        if isinstance(value, torch.Tensor) or (value is None and asks_whether):
+            return value is not None if asks_whether else MISSING
+        if isinstance(value, nn.modules.dropout._DropoutNd) and (required or isinstance(default, (int, float))):
+            return value.p
+        if isinstance(value, nn.Module) and isinstance(default, (int, float, str)):
+            continue
+        return value
+    if searched or required:
+        for child in live.modules():
+            value = vars(child).get(name, MISSING)
+            if value is not MISSING and not isinstance(value, (torch.Tensor, nn.Module)):
+                return value
+    return MISSING
+
+
+#: Parameters that torch's own classes keep under another name.
+_TRANSFORMER: dict[str, Callable[[Any], Any]] = {
+    "d_model": lambda live: live.self_attn.embed_dim,
+    "nhead": lambda live: live.self_attn.num_heads,
+    "dim_feedforward": lambda live: live.linear1.out_features,
+    "layer_norm_eps": lambda live: live.norm1.eps,
+    "batch_first": lambda live: live.self_attn.batch_first,
+    "bias": lambda live: live.linear1.bias is not None,
+}
+
+_OTHER_NAMES: dict[type[nn.Module], dict[str, Callable[[Any], Any]]] = {
+    nn.MultiheadAttention: {
+        "bias": lambda live: live.in_proj_bias is not None,
+        "add_bias_kv": lambda live: live.bias_k is not None,
+        "kdim": lambda live: None if live._qkv_same_embed_dim else live.kdim,
+        "vdim": lambda live: None if live._qkv_same_embed_dim else live.vdim,
+    },
+    nn.TransformerEncoderLayer: _TRANSFORMER,
+    nn.TransformerDecoderLayer: _TRANSFORMER,
+}

@@ -1,0 +1,137 @@
+"""What is kept of a step's outermost calls while it runs, so that they can be run again."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from accucompare.live.attributes import Attributes, attributes_of
+from accucompare.live.names import Modules
+from accucompare.live.ranks import has_sharded_parameters
+from accucompare.live.values import is_cache, leaves, replaced
+from accucompare.reproduce.snapshot import RandomState, Snapshot, autocast_now
+from accucompare.watcher.notes import WatchedCall
+
+
+@dataclass(eq=False, kw_only=True)
+class Context(Snapshot):
+    """An outermost call, whose buffers are those of the whole model, by qualified name.
+
+    Attributes:
+        device: where it computes.
+        versions: how often each parameter had been written into.
+        indices: how often each module had been called in the step.
+        attributes: of all modules, other than parameters, buffers and modules.
+        own: whether its parameters were the model's own, and not what ``functional_call`` has put in their place.
+        obstacle: why it cannot be run again; empty if it can.
+    """
+
+    device: torch.device
+    versions: list[int]
+    indices: Counter[str]
+    attributes: Attributes
+    own: bool
+    obstacle: str
+
+
+class Contexts:
+    """Keeps what is needed to run the outermost calls of a step again."""
+
+    def __init__(self, modules: Modules, device: torch.device, ranks: int) -> None:
+        self._modules = modules
+        self._device = device
+        self._copies: dict[str, tuple[int, int, torch.Tensor]] = {}  # of buffers: id, version, copy
+        self._parameters = [tensor for *_, tensor in self._parameters_now()]
+        self._obstacle = _obstacle(modules, ranks)
+
+    def remember(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any], indices: Counter[str]) -> Context:
+        obstacle = self._obstacle or _stateful(args, kwargs)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            obstacle = "it was called inside a function transform"
+        own = all(tensor is parameter for (*_, tensor), parameter in zip(self._parameters_now(), self._parameters, strict=False))
+        if not own:
+            obstacle = obstacle or "its parameters were others than when the watch began, as functional_call lets them be"
+        copied: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}) if obstacle else copies_of(args, kwargs)
+        return Context(
+            module=call.module,
+            name=call.name,
+            call=call.index,
+            args=copied[0],
+            kwargs=copied[1],
+            random=RandomState.now(self._device),
+            autocast=autocast_now(),
+            buffers={} if obstacle else self._buffers(),
+            grad_enabled=torch.is_grad_enabled(),
+            device=self._device,
+            versions=self.versions(),
+            indices=indices.copy(),
+            attributes={} if obstacle else attributes_of(self._modules),
+            own=own,
+            obstacle=obstacle,
+        )
+
+    def _parameters_now(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        return (each for each in self._modules.tensors() if each[0] == "parameters")
+
+    def versions(self) -> list[int]:
+        return [-1 if tensor.is_inference() else tensor._version for tensor in self._parameters]
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """Copies of all buffers; a new one only where a buffer was written into."""
+        found = {}
+        for prefix, module in self._modules.named.items():
+            for name, buffer in module._buffers.items():
+                if buffer is None:
+                    continue
+                qualified = f"{prefix}.{name}" if prefix else name
+                known = self._copies.get(qualified)
+                version = -1 if buffer.is_inference() else buffer._version
+                if known is None or known[0] != id(buffer) or known[1] != version or version < 0:
+                    known = self._copies[qualified] = (id(buffer), version, buffer.detach().clone())
+                found[qualified] = known[2]
+        return found
+
+
+def _obstacle(modules: Modules, ranks: int) -> str:
+    """Why no call of a model can be run again on this rank alone."""
+    if has_sharded_parameters(modules):
+        return "its parameters are sharded over ranks"
+    if ranks > 1:
+        if "megatron.core" in sys.modules or any("DeepSpeed" in type(module).__name__ for module in modules.named.values()):
+            return "its calls may talk to other ranks"
+        if any(isinstance(module, nn.SyncBatchNorm) for module in modules.named.values()):
+            return "its SyncBatchNorm talks to other ranks"
+        if not any(isinstance(wrapper, DistributedDataParallel) for wrapper in modules.wrappers):
+            return "under torch.distributed only a model in DistributedDataParallel is known to need no other rank"
+    return ""
+
+
+def _stateful(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Why a call with these arguments cannot be run again."""
+    for value in (*args, *kwargs.values()):
+        if is_cache(value):
+            return f"it was given a {type(value).__name__}, which it changes"
+    return ""
+
+
+def copies_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with copies of all tensors; one that comes twice is one tensor in the copy, too."""
+    copies: dict[int, torch.Tensor] = {}
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in copies:
+            with torch.inference_mode(False), torch.no_grad():
+                copies[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return copies[id(tensor)]
+
+    def all_of(value: Any) -> Any:
+        return replaced(value, {path: copied(part) for path, part in leaves(value) if isinstance(part, torch.Tensor)})
+
+    return tuple(all_of(value) for value in args), {name: all_of(value) for name, value in kwargs.items()}
