@@ -6,7 +6,6 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -148,11 +147,7 @@ class Analysis:
 
     def scale_at(self, step: int) -> float | None:
         """The loss scale in a step, if there was one."""
-        return self._scales.get(step)
-
-    @cached_property
-    def _scales(self) -> dict[int, float | None]:
-        return {step.step: step.scale for step in self.steps}
+        return next((each.scale for each in reversed(self.steps) if each.step == step), None)
 
     def frames_of(self, found: Finding) -> Frames | None:
         """The last frames before a finding, if they were kept; of its step."""
@@ -201,11 +196,8 @@ class Ranks:
     @cached_property
     def trails(self) -> list[Trail]:
         """All ranks' trails in execution order: by step, place in the step, and rank."""
-        return sorted(self._trails(), key=lambda trail: (trail.first.step, trail.first.order, trail.run.start.rank))
-
-    def _trails(self) -> Iterator[Trail]:
-        for run in self.ranks:
-            yield from run.trails
+        every = (trail for run in self.ranks for trail in run.trails)
+        return sorted(every, key=lambda trail: (trail.first.step, trail.first.order, trail.run.start.rank))
 
     @cached_property
     def findings(self) -> list[tuple[Analysis, Finding]]:
@@ -270,7 +262,9 @@ def read(path: Path) -> Ranks:
     if not numbered:
         raise UsageError(f"{path}: holds no log of a watch (rank0.jsonl); name the directory that `watch` wrote, or a log in it")
     runs, notes = _last_runs([log for _, log in sorted(numbered)])
-    runs, earlier = _of_one_start(runs)
+    ranks = max(runs, key=lambda run: run.start.time).start.ranks  # of the newest start; logs of one with more ranks are still there
+    earlier = [f"{run.path}: left out, of a run with {run.start.ranks} ranks" for run in runs if run.start.ranks != ranks]
+    runs = [run for run in runs if run.start.ranks == ranks]
     missing = sorted(set(range(runs[0].start.ranks)) - {run.start.rank for run in runs})
     absent = [f"no log of rank {_ranges(missing)} of {runs[0].start.ranks}"] if missing else []
     return Ranks(path, runs, [*notes, *absent, *earlier, *_shorter(runs)], bool(notes or absent))
@@ -286,13 +280,6 @@ def _last_runs(logs: list[Path]) -> tuple[list[Analysis], list[str]]:
     if not runs:
         raise errors[0]
     return runs, [str(error) for error in errors]
-
-
-def _of_one_start(runs: list[Analysis]) -> tuple[list[Analysis], list[str]]:
-    """The runs of the newest start, and what is said of those of an earlier one with more ranks, whose logs are still there."""
-    ranks = max(runs, key=lambda run: run.start.time).start.ranks
-    kept = [run for run in runs if run.start.ranks == ranks]
-    return kept, [f"{run.path}: left out, of a run with {run.start.ranks} ranks" for run in runs if run.start.ranks != ranks]
 
 
 def _shorter(runs: list[Analysis]) -> list[str]:

@@ -71,7 +71,8 @@ def answer(found: Finding, start: Start, directory: Path | None = None, scale: f
         What and where; made how; what went in and came out; what to try; the reproducer and the log.
     """
     tried = "; ".join(printable(hint, 300) for hint in hints(found, start, scale)[: _MOST["hints"]])
-    values = " → ".join(part for part in (_in(found), _out(found)) if part)
+    taken, given = _both_sides(found)
+    values = " → ".join(f"{side}: {_listed(tensors, _MOST[side])}" for side, tensors in (("in", taken), ("out", given)) if tensors)
     lines = [headline(found, start), how(found), values, tried and f"try: {tried}", _files(found, start, directory)]
     return "\n".join(line for line in lines if line)
 
@@ -132,16 +133,12 @@ def _aside(found: Finding) -> str:
     return ": what went in was finite" + (f", but for an Inf that is legal ({legal})" if legal else "")
 
 
-def _in(found: Finding) -> str:
-    tensors = found.operator_tensors or found.tensors
-    taken = [described(seen) for seen in tensors if seen.role in ("input", "weight", "buffer")]
-    return f"in: {_listed(taken, _MOST['in'])}" if taken else ""
-
-
-def _out(found: Finding) -> str:
-    tensors = found.operator_tensors or found.tensors
-    given = [described(seen) for seen in tensors if seen.role not in ("input", "weight", "buffer")]
-    return f"out: {_listed(given, _MOST['out'])}" if given else ""
+def _both_sides(found: Finding) -> tuple[list[str], list[str]]:
+    """What went in, and what came out."""
+    sides: tuple[list[str], list[str]] = [], []
+    for tensor in found.operator_tensors or found.tensors:
+        sides[tensor.role not in ("input", "weight", "buffer")].append(described(tensor))
+    return sides
 
 
 def _listed(texts: Sequence[str], most: int) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -107,6 +108,20 @@ class Limits:
     saturates: bool = False
     near: float = 4.0
     fills: Callable[[str], bool] = lambda name: False
+
+
+def kinds_of(tensors: Iterable[TensorRange], saturates: bool = False) -> frozenset[str]:
+    """Which kinds of values that are not finite there are.
+
+    ``saturates``: whether the device gives the largest number in place of Inf. The lowest number does not count: masks are made of it.
+    """
+    kinds: set[str] = set()
+    for each in tensors:
+        low, high = float(each.low), float(each.high)
+        largest = DTYPES[each.dtype].largest if saturates and each.dtype in DTYPES else 0.0
+        shown = ((NAN, low != low or high != high), (PLUS, high == math.inf), (MINUS, low == -math.inf), (SATURATED, 0 < largest == high))
+        kinds.update(kind for kind, there in shown if there)
+    return frozenset(kinds)
 
 
 def near_the_limit(dtype: str, low: float, high: float, near: float) -> bool:

@@ -35,6 +35,7 @@ from accucompare.findings.observations import (
     Observation,
     Place,
     What,
+    kinds_of,
     near_the_limit,
     within,
 )
@@ -99,20 +100,7 @@ class _Judge:
         self._made_in_loss: Observation | None = None  # the first gradient outside of the model that is not finite
 
     def kinds(self, seen: Iterable[TensorRange]) -> frozenset[str]:
-        """Which kinds of values that are not finite there are."""
-        found = set()
-        for each in seen:
-            low, high = float(each.low), float(each.high)
-            if low != low or high != high:
-                found.add(NAN)
-            if high == float("inf"):
-                found.add(PLUS)
-            if low == float("-inf"):
-                found.add(MINUS)
-            # not the lowest number: masks are made of it
-            if self._limits.saturates and each.dtype in DTYPES and 0 < DTYPES[each.dtype].largest == high:
-                found.add(SATURATED)
-        return frozenset(found)
+        return kinds_of(seen, self._limits.saturates)
 
     def hear(self, heard: Observation) -> None:
         {

@@ -42,9 +42,7 @@ class Scaling:
         if not skipped:
             return ScaleChange(step, scale or 0.0, False, 0, False, change)
         overflow = f"gradients overflowed{f' in {where}' if where else ''}, and the update was skipped"
-        verdict = "this is normal now and then" if not alarm else self._alarm(lowest)
-        return ScaleChange(step, scale or 0.0, True, self.in_a_row, alarm, "; ".join(part for part in (overflow, change, verdict) if part))
-
-    def _alarm(self, lowest: bool) -> str:
         reason = "the loss scale is down to 1" if lowest else f"{self.in_a_row} updates in a row were skipped"
-        return f"{reason}: this is not normal, the gradients are not finite at any scale"
+        alarming = f"{reason}: this is not normal, the gradients are not finite at any scale"
+        verdict = alarming if alarm else "this is normal now and then"
+        return ScaleChange(step, scale or 0.0, True, self.in_a_row, alarm, "; ".join(part for part in (overflow, change, verdict) if part))

@@ -101,10 +101,9 @@ def _kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
     for overload in ("default", "from", "to"):
         op = getattr(_aten.random_, overload)
         yield _name_of(op), _filling(op)
-    yield "bernoulli_.float", _bernoulli_float_
-    yield "bernoulli_.Tensor", _bernoulli_tensor_
-    yield "bernoulli.p", _bernoulli_p
-    yield "bernoulli.out", _bernoulli_out
+    yield "bernoulli_.float", _bernoulli(_aten.bernoulli_.float, default=0.5)
+    for op in (_aten.bernoulli_.Tensor, _aten.bernoulli.p, _aten.bernoulli.out):
+        yield _name_of(op), _bernoulli(op)
     yield "native_dropout", _native_dropout
     yield "scaled_dot_product_attention", _scaled_dot_product_attention
     yield "randperm.generator_out", _randperm_out
@@ -207,28 +206,18 @@ def _uniform_(tensor: torch.Tensor, low: float = 0.0, high: float = 1.0, *, gene
     return _overwrite(tensor, values.masked_fill_(values >= high, low) if high > low else values)
 
 
-def _bernoulli_float_(tensor: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    ours = _generator_for(tensor, generator)
-    plainly(_aten.bernoulli_.float, tensor, p, generator=generator)
-    return tensor if ours is None else _overwrite(tensor, _uniform(tensor.shape, ours) < p)
+def _bernoulli(op: Any, default: float | None = None) -> Callable[..., torch.Tensor]:
+    """For ``bernoulli`` in all its forms. ``default``: the probability if none is given; ``None`` where the tensor holds them."""
 
+    def kernel(tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None, **out: torch.Tensor) -> torch.Tensor:
+        ours = _generator_for(tensor, generator)
+        result: torch.Tensor = plainly(op, tensor, *args, generator=generator, **out)
+        if ours is None:
+            return result
+        p = args[0] if args else tensor if default is None else default
+        return _overwrite(result, _uniform(tensor.shape, ours) < (p.detach().cpu() if isinstance(p, torch.Tensor) else p))
 
-def _bernoulli_tensor_(tensor: torch.Tensor, p: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    ours = _generator_for(tensor, generator)
-    plainly(_aten.bernoulli_.Tensor, tensor, p, generator=generator)
-    return tensor if ours is None else _overwrite(tensor, _uniform(tensor.shape, ours) < p.detach().cpu())
-
-
-def _bernoulli_p(tensor: torch.Tensor, p: float, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    ours = _generator_for(tensor, generator)
-    result: torch.Tensor = plainly(_aten.bernoulli.p, tensor, p, generator=generator)
-    return result if ours is None else _overwrite(result, _uniform(tensor.shape, ours) < p)
-
-
-def _bernoulli_out(tensor: torch.Tensor, *, generator: torch.Generator | None = None, out: torch.Tensor) -> torch.Tensor:
-    ours = _generator_for(tensor, generator)
-    plainly(_aten.bernoulli.out, tensor, generator=generator, out=out)
-    return out if ours is None else _overwrite(out, _uniform(tensor.shape, ours) < tensor.detach().cpu())
+    return kernel
 
 
 def _native_dropout(tensor: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,6 +19,9 @@ from accucompare.live.values import is_cache, leaves, replaced
 from accucompare.reproduce.snapshot import RandomState, Snapshot, autocast_now
 from accucompare.watcher.notes import WatchedCall
 
+#: At most so many calls of a step are kept.
+_MOST = 16
+
 
 @dataclass(eq=False, kw_only=True)
 class Context(Snapshot):
@@ -42,16 +45,25 @@ class Context(Snapshot):
 
 
 class Contexts:
-    """Keeps what is needed to run the outermost calls of a step again."""
+    """Keeps what is needed to run the outermost calls of a step again.
+
+    Attributes:
+        kept: of the step, in order.
+    """
 
     def __init__(self, modules: Modules, device: torch.device, ranks: int) -> None:
+        self.kept: list[Context] = []
         self._modules = modules
         self._device = device
         self._copies: dict[str, tuple[int, int, torch.Tensor]] = {}  # of buffers: id, version, copy
         self._parameters = [tensor for *_, tensor in self._parameters_now()]
         self._obstacle = _obstacle(modules, ranks)
 
-    def remember(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any], indices: Counter[str]) -> Context:
+    def keep(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any], indices: Counter[str]) -> None:
+        """Keep a call that begins. ``indices``: how often each module has been called, this call included."""
+        if len(self.kept) >= _MOST:
+            return
+        indices[call.name] -= 1
         obstacle = self._obstacle or _stateful(args, kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             obstacle = "it was called inside a function transform"
@@ -59,7 +71,7 @@ class Contexts:
         if not own:
             obstacle = obstacle or "its parameters were others than when the watch began, as functional_call lets them be"
         copied: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}) if obstacle else copies_of(args, kwargs)
-        return Context(
+        context = Context(
             module=call.module,
             name=call.name,
             call=call.index,
@@ -71,11 +83,16 @@ class Contexts:
             grad_enabled=torch.is_grad_enabled(),
             device=self._device,
             versions=self.versions(),
-            indices=indices.copy(),
+            indices=indices,
             attributes={} if obstacle else attributes_of(self._modules),
             own=own,
             obstacle=obstacle,
         )
+        self.kept.append(context)
+
+    def find(self, key: tuple[str, int] | None) -> Context | None:
+        """What is kept of the call of this name and index."""
+        return next((each for each in self.kept if (each.name, each.call) == key), None)
 
     def _parameters_now(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         return (each for each in self._modules.tensors() if each[0] == "parameters")

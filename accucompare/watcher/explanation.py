@@ -26,16 +26,11 @@ _OF_ITS_OWN = (Site.MODULE, Site.GLUE)
 
 
 class Explainer:
-    """Explains the findings of one model.
+    """Explains the findings of one model."""
 
-    Attributes:
-        contexts: of the outermost calls of the step that are remembered, in order.
-    """
-
-    def __init__(self, modules: Modules, memory: Contexts, limits: Limits) -> None:
-        self.contexts: list[Context] = []
+    def __init__(self, modules: Modules, contexts: Contexts, limits: Limits) -> None:
         self._modules = modules
-        self._memory = memory
+        self._contexts = contexts
         self._limits = limits
 
     def explain(self, found: Finding, noted: Sequence[Note]) -> tuple[Finding, Snapshot | None]:
@@ -52,7 +47,7 @@ class Explainer:
         module = self._modules.named.get(found.name)
         weights: list[TensorRange] | None = []
         if module is not None and found.direction is Direction.FORWARD and found.site in _OF_ITS_OWN:
-            same = context is not None and context.own and context.versions == self._memory.versions()
+            same = context is not None and context.own and context.versions == self._contexts.versions()
             weights = _weights_at(found, module, noted, context, same)
             found = found if weights is not None else replace(found, unseen=[*found.unseen, "weights"])
         if found.site is Site.INPUT and context is not None:
@@ -66,7 +61,7 @@ class Explainer:
         if context is None:
             blamed = _blame_weights(found, weights or [])
             return blamed.noting("the step was not run again: what that call was given was not kept"), None
-        again = replay(context, found, noted, self._modules, self._memory.versions(), self._limits)
+        again = replay(context, found, noted, self._modules, self._contexts.versions(), self._limits)
         if again.note:
             found = found.noting(again.note)
         if again.reproducer_note:
@@ -80,17 +75,17 @@ class Explainer:
         if found.kinds != [MINUS] or found.direction is not Direction.FORWARD or found.site not in _OF_ITS_OWN or not found.origin:
             return False
         context = self._context_of(found, noted)
-        return context is not None and is_fill(context, found, self._modules, self._memory.versions(), self._limits)
+        return context is not None and is_fill(context, found, self._modules, self._contexts.versions(), self._limits)
 
     def _context_of(self, found: Finding, noted: Sequence[Note]) -> Context | None:
         """The outermost call in which something was found; of a sum over several, none."""
-        if found.site is Site.SUM and len(self.contexts) == 1:
-            return self.contexts[0]
+        if found.site is Site.SUM and len(self._contexts.kept) == 1:
+            return self._contexts.kept[0]
         parents = {each.place.key: each.place.parent for each in noted if each.what is What.BEGAN}
         key: tuple[str, int] | None = (found.name, found.call)
         while key is not None and parents.get(key) is not None:
             key = parents[key]
-        return next((context for context in self.contexts if (context.name, context.call) == key), None)
+        return self._contexts.find(key)
 
 
 def _first_places(found: Finding, context: Context) -> list[str]:

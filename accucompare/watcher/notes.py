@@ -33,25 +33,16 @@ class WatchedCall(Call):
     operators: OwnOperators | None = None
 
 
-@dataclass(slots=True)
-class Note:
-    """One thing heard, whose numbers are yet to be read; ``unseen``: paths of tensors that cannot be looked at."""
+@dataclass(eq=False)
+class Note(Observation):
+    """An observation whose numbers are yet to be read: ``parts`` are (role, path, extrema) of its tensors."""
 
-    what: What
-    place: Place
-    parts: list[tuple[str, str, Extrema]]
-    operator: str = ""
-    line: str = ""
-    near: str = ""
-    parameter: str = ""
-    order: int = 0
-    unseen: list[str] = field(default_factory=list)
-    talked: bool = False
+    parts: list[tuple[str, str, Extrema]] = field(default_factory=list)
 
     def heard(self) -> Observation:
-        seen = [extrema.seen(role, path) for role, path, extrema in self.parts]
-        words = self.operator, self.line, self.near, self.parameter
-        return Observation(self.what, self.place, seen, *words, self.order, self.unseen, self.talked)
+        """This, with the numbers that were read."""
+        self.seen = [extrema.seen(role, path) for role, path, extrema in self.parts]
+        return self
 
 
 @dataclass
@@ -119,7 +110,7 @@ class Notes(Listener[WatchedCall]):
         parts = list(parts)
         looked = [(role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts]
         extrema = [(role, path, each) for role, path, each in looked if each]
-        noted = Note(what, place, extrema, operator, line, near, parameter, len(self.noted))
+        noted = Note(what, place, [], operator, line, near, parameter, len(self.noted), parts=extrema)
         if self._distributed and what in (What.BEGAN, What.ENDED):
             before, self._collectives = self._collectives, collectives()
             noted.talked = self._collectives != before

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from accucompare import devices
 from accucompare.bundle.records import display_name
 from accucompare.findings.events import Direction, Finding, Site
-from accucompare.findings.observations import FLAG, MINUS, NAN, PLUS, Limits, Observation, What
+from accucompare.findings.observations import FLAG, MINUS, NAN, PLUS, Limits, What, kinds_of
 from accucompare.findings.origins import judge
 from accucompare.live import points
 from accucompare.live.attributes import numbers_of, set_attributes
@@ -70,12 +70,9 @@ def replay(context: Context, found: Finding, noted: Sequence[Note], modules: Mod
         limits: what is a finding.
     """
     backward = found.direction is Direction.BACKWARD
-    if context.obstacle:
-        return SecondRun(note=f"the step was not run again: {context.obstacle}")
-    if versions != context.versions:
-        return SecondRun(note="the step was not run again: the parameters have been written into since")
-    if any(listens(module, Recorder) for module in modules.named.values()):
-        return SecondRun(note="the step was not run again: the model is being captured")
+    obstacle = _obstacle(context, modules, versions)
+    if obstacle:
+        return SecondRun(note=f"the step was not run again: {obstacle}")
     if backward and not context.grads:
         return SecondRun(note="the backward was not run again: no gradient arrived at what the model gave")
     try:
@@ -111,9 +108,18 @@ def replay(context: Context, found: Finding, noted: Sequence[Note], modules: Mod
         return SecondRun(note=f"the step could not be run again: {type(error).__name__}: {_first_line(error)}")
 
 
+def _obstacle(context: Context, modules: Modules, versions: list[int]) -> str:
+    """Why a call cannot be run again now; empty if it can."""
+    if not context.obstacle and versions != context.versions:
+        return "the parameters have been written into since"
+    if not context.obstacle and any(listens(module, Recorder) for module in modules.named.values()):
+        return "the model is being captured"
+    return context.obstacle
+
+
 def is_fill(context: Context, found: Finding, modules: Modules, versions: list[int], limits: Limits) -> bool:
     """Whether a call's -Inf shows again, and is what its output was filled with: no operator has computed it. Arguments as ``replay``."""
-    if context.obstacle or versions != context.versions or any(listens(module, Recorder) for module in modules.named.values()):
+    if _obstacle(context, modules, versions):
         return False
     try:
         with _nothing_changed(context, modules):
@@ -122,12 +128,8 @@ def is_fill(context: Context, found: Finding, modules: Modules, versions: list[i
     except Exception:  # as above; it stays a finding, which says so
         return False
     heard = [each.heard() for each in watcher.noted]
-    again = any(each.what is What.ENDED and each.place.key == (found.name, found.call) and not _finite(each) for each in heard)
+    again = any(each.what is What.ENDED and each.place.key == (found.name, found.call) and kinds_of(each.seen) for each in heard)
     return again and not any(each.origin and each.name == found.name for each in judge(heard, found.step, limits))
-
-
-def _finite(heard: Observation) -> bool:
-    return all(seen.finite for seen in heard.seen)
 
 
 class _Again(Watcher):
@@ -208,7 +210,7 @@ class _Again(Watcher):
         if snapshot is not None and (call.name, call.index) == self._target and torch.is_grad_enabled():
             for path, part in leaves(output):
                 if isinstance(part, torch.Tensor) and part.requires_grad and part.grad_fn is not None:
-                    part.register_hook(_keeping(snapshot.grads, path))  # type: ignore[no-untyped-call]
+                    part.register_hook(functools.partial(_keep, snapshot.grads, path))  # type: ignore[no-untyped-call]
 
     def _give_real_gradients(self, output: Any) -> None:
         """Let each output have the gradient that it had: where a loss is computed of another output, that one would get it twice."""
@@ -315,11 +317,8 @@ def _checkpoints_reentrantly(outputs: list[torch.Tensor]) -> bool:
     return False
 
 
-def _keeping(grads: dict[str, torch.Tensor], path: str) -> Callable[[torch.Tensor], None]:
-    def keep(grad: torch.Tensor) -> None:
-        grads[path] = grad.detach().clone()
-
-    return keep
+def _keep(grads: dict[str, torch.Tensor], path: str, grad: torch.Tensor) -> None:
+    grads[path] = grad.detach().clone()
 
 
 def _first_line(error: Exception) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from accucompare.findings.events import Cause, Direction, Finding, Site, TensorRange, number
-from accucompare.findings.observations import FLAG, MINUS, NAN, OUTSIDE, PLUS, Limits, Observation, Place, What
+from accucompare.findings.observations import FLAG, OUTSIDE, Limits, Observation, Place, What, kinds_of
 from accucompare.findings.origins import judge
 from accucompare.live.gradients import Parameter, gradient_state
 from accucompare.watcher.extrema import Extrema, look_now, norm_now
@@ -59,9 +59,10 @@ class Reader:
         heard = [noted.heard() for noted in watcher.noted]
         if self._ranks == 1:  # of several, each has heard its own gradients before they were summed
             heard += self._gradients_not_finite(len(heard))
-        self.findings = [
-            self._known.setdefault(_identity(found), found) for found in self._harmful(judge(heard, watcher.step, self._limits))
-        ]
+        self.findings = []
+        for found in self._harmful(judge(heard, watcher.step, self._limits)):
+            identity = found.order, found.name, found.call, found.direction, found.site, found.near, *found.kinds
+            self.findings.append(self._known.setdefault(identity, found))
         self.findings += self._added
         self._add_late_gradients()
 
@@ -119,7 +120,7 @@ class Reader:
             direction=Direction.FORWARD,
             origin=True,
             cause=Cause.INSIDE,
-            kinds=sorted({kind for each in seen for kind in _kinds(each)}),
+            kinds=sorted(kinds_of(seen)),
             tensors=seen,
         )
         found = replace(found, **facts)
@@ -161,14 +162,3 @@ class Reader:
                 yield Observation(
                     What.PARAMETER, gradients.place_of(parameter), [extrema.seen("grad", name)], parameter=parameter.own, order=order
                 )
-
-
-def _kinds(seen: TensorRange) -> list[str]:
-    """Which kinds of values that are not finite it shows."""
-    low, high = float(seen.low), float(seen.high)
-    shown = ((NAN, math.isnan(low) or math.isnan(high)), (PLUS, high == math.inf), (MINUS, low == -math.inf))
-    return [kind for kind, there in shown if there]
-
-
-def _identity(found: Finding) -> tuple[object, ...]:
-    return found.order, found.name, found.call, found.direction, found.site, found.near, *found.kinds

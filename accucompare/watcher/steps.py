@@ -24,7 +24,6 @@ from accucompare.findings.events import (
     Ending,
     Finding,
     Frames,
-    Number,
     ScaleChange,
     Site,
     Start,
@@ -53,8 +52,6 @@ from accucompare.watcher.step_end import Reader
 
 #: From so many outermost calls in a step on, the flags are read early, and those that were clean are forgotten.
 _READ_EARLY = 4
-#: So many are remembered at most.
-_MOST_REMEMBERED = 16
 #: So much is heard in a step at most before it is dropped, if nothing was found.
 _MOST_NOTED = 100_000
 #: Underflow is looked for in every so many-th step that is watched.
@@ -92,8 +89,8 @@ class Watch:
         self._watcher.gradients.lines.always = options.level == Level.OP
         self._reader = Reader(self._watcher, limits, start.ranks)
         self._reader.scaled = options.scaler is not None
-        self._memory = Contexts(modules, device, start.ranks)
-        self._explainer = Explainer(modules, self._memory, limits)
+        self._contexts = Contexts(modules, device, start.ranks)
+        self._explainer = Explainer(modules, self._contexts, limits)
         self._log = Log(log_path(out, start.rank))
         self._lookout = Lookout(self._log, options.near, options.allows, options.quiet)
         self._scaling = Scaling(self._scale())
@@ -161,18 +158,15 @@ class Watch:
     # what the watcher tells of outermost calls
 
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        contexts = self._explainer.contexts
+        contexts = self._contexts
         self._trainings += torch.is_grad_enabled()
         if len(self._watcher.noted) > _MOST_NOTED:
             self._forget()
-        if len(contexts) >= _READ_EARLY:
+        if len(contexts.kept) >= _READ_EARLY:
             self._read()
             if not self._reader.findings:
-                contexts[:] = [context for context in contexts if context.grad_enabled and not context.grads]  # their backward is to come
-        if len(contexts) < _MOST_REMEMBERED:
-            indices = self._watcher.indices()
-            indices[call.name] -= 1  # it has been counted already
-            contexts.append(self._memory.remember(call, args, kwargs, indices))
+                contexts.kept = [each for each in contexts.kept if each.grad_enabled and not each.grads]  # whose backward is to come
+        contexts.keep(call, args, kwargs, self._watcher.indices())
 
     def _forget(self) -> None:
         """Drop what was heard in a step without an end, if nothing was found in it."""
@@ -180,12 +174,12 @@ class Watch:
         if not self._reader.findings:
             self._watcher.forget()
             self._reader.next_step()
-            self._explainer.contexts.clear()
+            self._contexts.kept.clear()
             text = "this step has no end: call step() of the watch at the end of each; what was heard so far is finite, and is dropped"
             self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
 
     def arrived(self, place: Place, path: str, grad: torch.Tensor) -> None:
-        context = next((each for each in self._explainer.contexts if (each.name, each.call) == place.key), None)
+        context = self._contexts.find(place.key)
         if context is not None and not context.obstacle:
             context.grads[path] = grad.detach()
 
@@ -218,7 +212,9 @@ class Watch:
         Returns:
             ``None``; or, if it is given a closure that computes the gradients, its arguments with one that then is checked.
         """
-        if self._ended or not self._watcher.listening or not self._is_ours(optimizer):
+        ours = {id(parameter.tensor) for parameter in self._watcher.gradients.parameters}
+        is_ours = any(id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"])
+        if self._ended or not self._watcher.listening or not is_ours:
             return None
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if callable(closure):
@@ -243,16 +239,14 @@ class Watch:
                 self._watcher.gradients.look_again(tensor for group in optimizer.param_groups for tensor in group["params"])
         self._read()
         error = self._tell(forward_only=self._scaling.scale is not None)  # a fused optimizer skips the update itself
-        others = self._error_of_others(self._scaling.scale is None and self._has_spoilt_gradients(), own=error is not None)
+        gradients = self._watcher.gradients
+        spoilt = not all(norm.finite for norm in (*gradients.norms.values(), *gradients.late.values()))
+        others = self._error_of_others(self._scaling.scale is None and spoilt, own=error is not None)
         error = error or others
         if error is not None:
             self._write_step()
             self._end(Ending.FINDING)
             raise error
-
-    def _has_spoilt_gradients(self) -> bool:
-        gradients = self._watcher.gradients
-        return not all(norm.finite for norm in (*gradients.norms.values(), *gradients.late.values()))
 
     def _error_of_others(self, known: bool = False, own: bool = False) -> NonFiniteError | None:
         """What is to be raised since another rank has found something, so that none updates and then waits for one that has stopped.
@@ -271,10 +265,6 @@ class Watch:
         self.findings.append(found)
         self._log.write(found)
         return NonFiniteError(answer(found, self._start, self.path), found)
-
-    def _is_ours(self, optimizer: Any) -> bool:
-        ours = {id(parameter.tensor) for parameter in self._watcher.gradients.parameters}
-        return any(id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"])
 
     def _end_watched_step(self, loss: float | None) -> None:
         self._read()
@@ -309,13 +299,12 @@ class Watch:
         if total is not None:
             self.grad_norms.append(total)
         by_size = sorted(norms.items(), key=lambda item: -math.inf if math.isnan(item[1]) else -item[1])
-        largest: list[tuple[str, Number]] = [(name, number(norm)) for name, norm in by_size[:_LARGEST]]
         self._log.write(
             Step(
                 self._watcher.step,
                 finite=not self._reader.origins and (total is None or math.isfinite(total)),
                 grad_norm=None if total is None else number(total),
-                largest=largest,
+                largest=[(name, number(norm)) for name, norm in by_size[:_LARGEST]],
                 scale=self._scaling.scale,
                 overflowed=self._flag,
                 loss=None if loss is None else number(loss),
@@ -328,7 +317,7 @@ class Watch:
         if self.dump is not None:
             self.dump.close()
             self.dump = None
-        self._explainer.contexts.clear()
+        self._contexts.kept.clear()
         self._reader.next_step()
         self._written = False
         self._taken.clear()
