@@ -7,7 +7,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -76,3 +76,7 @@ class Glue(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(self, *args, **kwargs)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...

@@ -1,4 +1,4 @@
-"""Reading what a watch wrote: the answer to one finding, a run's analysis, and all ranks' together. Without torch."""
+"""What a watch wrote: one run's analysis, and that of all ranks together. Without torch."""
 
 from __future__ import annotations
 
@@ -79,25 +79,25 @@ class Analysis:
     @cached_property
     def origins(self) -> list[Finding]:
         """The findings that began where they were found."""
-        return [found for found in self.findings if found.origin]
+        return [finding for finding in self.findings if finding.origin]
 
     @cached_property
     def trails(self) -> list[Trail]:
         """The findings, each origin with those after it that only passed something on."""
         trails: list[Trail] = []
-        for found in self.findings:
-            if found.origin:
-                trails.append(Trail(self, found, []))
-            elif trails and trails[-1].first.step == found.step:
-                trails[-1].passed.append(found)
+        for finding in self.findings:
+            if finding.origin:
+                trails.append(Trail(self, finding, []))
+            elif trails and trails[-1].first.step == finding.step:
+                trails[-1].passed.append(finding)
             else:
-                trails.append(Trail(self, None, [found]))
+                trails.append(Trail(self, None, [finding]))
         return trails
 
     @cached_property
     def causes(self) -> dict[Cause, int]:
         """How many findings are of each cause; those of none are left out."""
-        counts = Counter(found.cause for found in self.findings)
+        counts = Counter(finding.cause for finding in self.findings)
         return {cause: counts[cause] for cause in Cause if counts[cause]}
 
     @cached_property
@@ -127,14 +127,14 @@ class Analysis:
     @cached_property
     def unexplained(self) -> list[Step]:
         """Steps that something was wrong in, without a finding, such as that the device's overflow flag was up; none that was skipped."""
-        explained = {found.step for found in self.findings}
+        explained = {finding.step for finding in self.findings}
         wrong = [step for step in self.steps if (step.overflowed or not step.finite) and not step.skipped]
         return [step for step in wrong if step.step not in explained]
 
     @cached_property
     def last_step(self) -> int:
         """The last step in the log; -1 if there is none."""
-        return max([step.step for step in self.steps[-1:]] + [found.step for found in self.findings[-1:]], default=-1)
+        return max([step.step for step in self.steps[-1:]] + [finding.step for finding in self.findings[-1:]], default=-1)
 
     @property
     def ending(self) -> str:
@@ -149,9 +149,9 @@ class Analysis:
         """The loss scale in a step, if there was one."""
         return next((each.scale for each in reversed(self.steps) if each.step == step), None)
 
-    def frames_of(self, found: Finding) -> Frames | None:
+    def frames_of(self, finding: Finding) -> Frames | None:
         """The last frames before a finding, if they were kept; of its step."""
-        return next((frames for frames in self.frames if frames.step == found.step and not frames.traced), None)
+        return next((frames for frames in self.frames if frames.step == finding.step and not frames.traced), None)
 
 
 def analyse(run: list[Event], path: Path | None = None) -> Analysis:
@@ -167,7 +167,7 @@ def analyse(run: list[Event], path: Path | None = None) -> Analysis:
     findings = [event for event in run if isinstance(event, Finding)]
     return Analysis(
         start=start,
-        findings=sorted(findings, key=lambda found: (found.step, found.order)),
+        findings=sorted(findings, key=lambda finding: (finding.step, finding.order)),
         warnings=[event for event in run if isinstance(event, Alert)],
         frames=[event for event in run if isinstance(event, Frames)],
         scaled=[event for event in run if isinstance(event, ScaleChange)],
@@ -202,7 +202,7 @@ class Ranks:
     @cached_property
     def findings(self) -> list[tuple[Analysis, Finding]]:
         """All ranks' findings in execution order: by step, place in the step, and rank."""
-        every = [(run, found) for run in self.ranks for found in run.findings]
+        every = [(run, finding) for run in self.ranks for finding in run.findings]
         return sorted(every, key=lambda pair: (pair[1].step, pair[1].order, pair[0].start.rank))
 
     @cached_property
@@ -228,12 +228,12 @@ class Ranks:
     @property
     def unexplained(self) -> list[tuple[Analysis, Step]]:
         """Steps that something was wrong in, without a finding of any rank."""
-        explained = {found.step for _, found in self.findings}
+        explained = {finding.step for _, finding in self.findings}
         return [(run, step) for run in self.ranks for step in run.unexplained if step.step not in explained]
 
     @property
     def trouble(self) -> str:
-        """Why silence proves nothing; empty if something was found, or if it proves something."""
+        """Why a log without findings proves nothing; empty if there are findings, or if it does prove that all was finite."""
         if self.findings or self.unexplained:
             return ""
         if not self.watched:

@@ -1,4 +1,4 @@
-"""The table of the last calls, from what was heard. Without torch."""
+"""The table of the last calls of a step. Without torch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from accucompare.findings.events import Direction, Frame
 from accucompare.findings.observations import Observation, What
 
 
-def frames_of(heard: Iterable[Observation], until: int | None = None) -> list[Frame]:
+def frames_of(observations: Iterable[Observation], until: int | None = None) -> list[Frame]:
     """A frame for each module call that ended and each operator's gradient, in the order in which they ended.
 
     Args:
-        heard: of a step, in order.
+        observations: of a step, in order.
         until: the place in the step after which nothing is wanted; but a call that is running then is shown as far as it has come.
     """
     running: dict[tuple[str, int], Observation] = {}
     frames = []
-    for each in heard:
+    for each in observations:
         if until is not None and each.order > until:
             break
         if each.what is What.BEGAN:
@@ -25,7 +25,7 @@ def frames_of(heard: Iterable[Observation], until: int | None = None) -> list[Fr
         elif each.what is What.ENDED:
             began = running.pop(each.place.key, None)
             frames.append(_frame(each, began))
-        elif (each.what is What.GRADIENT and each.seen) or each.order == until:
+        elif (each.what is What.GRADIENT and each.tensors) or each.order == until:
             frames.append(_frame(each, None))
     if until is not None and (not frames or frames[-1].order != until):
         frames += [_frame(began, began) for began in running.values() if began.order == until]
@@ -33,7 +33,7 @@ def frames_of(heard: Iterable[Observation], until: int | None = None) -> list[Fr
 
 
 def _frame(each: Observation, began: Observation | None) -> Frame:
-    given = [] if began is None else began.seen
+    given = [] if began is None else began.tensors
     return Frame(
         each.order,
         each.place.name,
@@ -41,5 +41,5 @@ def _frame(each: Observation, began: Observation | None) -> Frame:
         each.place.type,
         Direction.BACKWARD if each.what in (What.GRADIENT, What.ARRIVED, What.PARAMETER) else Direction.FORWARD,
         each.operator or each.parameter_name or each.near,
-        [*given, *(each.seen if each is not began else [])],
+        [*given, *(each.tensors if each is not began else [])],
     )

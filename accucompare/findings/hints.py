@@ -33,47 +33,47 @@ class Facts:
     """What a hint may ask about a finding.
 
     Attributes:
-        found: the finding.
+        finding: to be explained.
         start: of its run.
         scale: the loss scale in its step, if there is one.
     """
 
-    def __init__(self, found: Finding, start: Start, scale: float | None = None) -> None:
-        self.found, self.start, self.scale = found, start, scale
-        self.operator = operator_name(found.operator)
-        self.backward = found.direction is Direction.BACKWARD
+    def __init__(self, finding: Finding, start: Start, scale: float | None = None) -> None:
+        self.finding, self.start, self.scale = finding, start, scale
+        self.operator = operator_name(finding.operator)
+        self.backward = finding.direction is Direction.BACKWARD
         self.forward = not self.backward
-        self.nan = "NaN" in found.kinds
-        self.saturated = _SATURATED in found.kinds or start.saturates
-        self.large = any(kind in found.kinds for kind in ("+Inf", "-Inf", _SATURATED))
+        self.nan = "NaN" in finding.kinds
+        self.saturated = _SATURATED in finding.kinds or start.saturates
+        self.large = any(kind in finding.kinds for kind in ("+Inf", "-Inf", _SATURATED))
 
     def site(self, *sites: Site) -> bool:
-        return self.found.site in sites
+        return self.finding.site in sites
 
     @property
     def inside(self) -> bool:
         """Whether an operator of the model made it, here."""
-        return self.found.origin and self.site(Site.MODULE, Site.GLUE, Site.POINT)
+        return self.finding.origin and self.site(Site.MODULE, Site.GLUE, Site.POINT)
 
     def of(self, *names: str) -> bool:
         """Whether the operator is known to be one of these."""
         return self.inside and self.operator in names
 
     @cached_property
-    def taken(self) -> list[TensorRange]:
+    def inputs(self) -> list[TensorRange]:
         """What went into the operator, or else into the module."""
-        return [seen for seen in self.found.operator_tensors or self.found.tensors if seen.role == "input"]
+        return [tensor for tensor in self.finding.operator_tensors or self.finding.tensors if tensor.role == "input"]
 
     @cached_property
-    def given(self) -> list[TensorRange]:
+    def outputs(self) -> list[TensorRange]:
         """What came out."""
-        tensors = self.found.operator_tensors or self.found.tensors
-        return [seen for seen in tensors if seen.role in ("output", "grad")]
+        tensors = self.finding.operator_tensors or self.finding.tensors
+        return [tensor for tensor in tensors if tensor.role in ("output", "grad")]
 
     @property
     def dtype(self) -> str:
         """Of what came out and is not finite."""
-        wrong = [seen for seen in self.given if not seen.finite] or self.given or self.taken
+        wrong = [tensor for tensor in self.outputs if not tensor.finite] or self.outputs or self.inputs
         return wrong[0].dtype if wrong else ""
 
     @property
@@ -89,7 +89,7 @@ class Facts:
     @property
     def nearest(self) -> tuple[float, float]:
         """Of what went in, the largest magnitude that is finite, and the limit of its dtype; 0 if there is none."""
-        sized = [(seen.abs_max, _limit(seen)) for seen in self.taken if seen.finite and _limit(seen)]
+        sized = [(tensor.abs_max, _limit(tensor)) for tensor in self.inputs if tensor.finite and _limit(tensor)]
         return max(sized, key=lambda pair: pair[0] / pair[1], default=(0.0, 0.0))
 
     @property
@@ -100,16 +100,16 @@ class Facts:
     @property
     def negative_variance(self) -> bool:
         """Whether the running variance that went in is negative somewhere."""
-        return any(seen.path == "running_var" and float(seen.low) < 0 for seen in [*self.taken, *self.found.weights])
+        return any(tensor.path == "running_var" and float(tensor.low) < 0 for tensor in [*self.inputs, *self.finding.weights])
 
     @property
     def masked(self) -> bool:
         """Whether -Inf went in, as a mask puts it there."""
-        return bool(self.found.legal) or any(float(seen.low) == -math.inf for seen in self.taken)
+        return bool(self.finding.legal) or any(float(tensor.low) == -math.inf for tensor in self.inputs)
 
 
-def _limit(seen: TensorRange) -> float:
-    dtype = DTYPES.get(seen.dtype)
+def _limit(tensor: TensorRange) -> float:
+    dtype = DTYPES.get(tensor.dtype)
     return dtype.largest if dtype is not None else 0.0
 
 
@@ -135,7 +135,7 @@ _LOSSES = re.compile(r"nll_loss|cross_entropy|binary_cross_entropy|kl_div|mse_lo
 
 def _is_softmax(facts: Facts) -> bool:
     attention = "softmax" in facts.operator or "attention" in facts.operator
-    return facts.inside and facts.forward and (attention or (not facts.operator and "ttention" in facts.found.type))
+    return facts.inside and facts.forward and (attention or (not facts.operator and "ttention" in facts.finding.type))
 
 
 _HINTS: tuple[_Hint, ...] = (
@@ -145,11 +145,11 @@ _HINTS: tuple[_Hint, ...] = (
         "accucompare overflow, of the directory of all ranks' logs, says which rank was first, and where",
     ),
     _Hint(
-        lambda facts: not facts.found.origin and not facts.site(Site.RANK),
+        lambda facts: not facts.finding.origin and not facts.site(Site.RANK),
         "it came in: look at the finding that comes first, this one only passed it on",
     ),
     _Hint(
-        lambda facts: facts.site(Site.WEIGHTS) and facts.found.step > 0,
+        lambda facts: facts.site(Site.WEIGHTS) and facts.finding.step > 0,
         "look at the update before this step: its grad_norm, the learning rate (lower it), clipping before the gradients are unscaled",
     ),
     _Hint(lambda facts: facts.site(Site.WEIGHTS), "if it is so from the start: look at the checkpoint, and at how {name} is initialised"),
@@ -254,7 +254,7 @@ _HINTS: tuple[_Hint, ...] = (
         lambda facts: (
             facts.inside
             and not facts.negative_variance
-            and _NORMALISATIONS.fullmatch(facts.operator or _snake(facts.found.type)) is not None
+            and _NORMALISATIONS.fullmatch(facts.operator or _snake(facts.finding.type)) is not None
         ),
         "equal values have no variance, and the eps may be 0 in {dtype} (1e-8 is, in float16): a larger eps, or this norm in float32",
     ),
@@ -264,7 +264,7 @@ _HINTS: tuple[_Hint, ...] = (
     ),
     # Too large.
     _Hint(
-        lambda facts: facts.inside and facts.found.cause is Cause.NEAR,
+        lambda facts: facts.inside and facts.finding.cause is Cause.NEAR,
         "what goes in is near the limit already ({low} of {high}): it grows before; look at the frames before, and scale down there",
     ),
     _Hint(
@@ -273,7 +273,7 @@ _HINTS: tuple[_Hint, ...] = (
     ),
     _Hint(lambda facts: facts.backward and facts.large and facts.half, "lower the loss scale, or let it be dynamic (torch.amp.GradScaler)"),
     _Hint(
-        lambda facts: facts.backward and facts.found.origin and (facts.scale or 0) > 1,
+        lambda facts: facts.backward and facts.finding.origin and (facts.scale or 0) > 1,
         "under a loss scale ({scale}) gradients that overflow now and then are normal: the step is skipped and the scale lowered",
     ),
     _Hint(lambda facts: facts.overflow and facts.half, "keep {name} in float32, or use bfloat16: {dtype} ends at {limit}"),
@@ -290,7 +290,7 @@ _HINTS: tuple[_Hint, ...] = (
         "{dtype} ends at 3.4e38, so float32 does not help: look at the operator before, what goes in is far too large",
     ),
     _Hint(
-        lambda facts: facts.found.origin and facts.saturated and facts.large,
+        lambda facts: facts.finding.origin and facts.saturated and facts.large,
         "this device gives the largest number in place of Inf: {limit} is an overflow (newer NPUs show Inf with INF_NAN_MODE_ENABLE=1)",
     ),
     # Nothing better is known.
@@ -302,7 +302,7 @@ _HINTS: tuple[_Hint, ...] = (
         'run it with `--level op` (level="op"): it names the operator and its source line',
     ),
     _Hint(
-        lambda facts: bool(facts.found.reproducer),
+        lambda facts: bool(facts.finding.reproducer),
         "run the reproducer on another device (python SCRIPT cpu): if the values are finite there, it is the device",
     ),
 )
@@ -313,22 +313,22 @@ def _snake(type: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type).lower()
 
 
-def hints(found: Finding, start: Start, scale: float | None = None) -> list[str]:
+def hints(finding: Finding, start: Start, scale: float | None = None) -> list[str]:
     """What to try, the likeliest first; empty if nothing is known.
 
     Args:
-        found: the finding.
+        finding: to be explained.
         start: of its run.
         scale: the loss scale in its step, if there is one.
     """
-    facts = Facts(found, start, scale)
+    facts = Facts(finding, start, scale)
     low, high = facts.nearest
     limit = DTYPES[facts.dtype].largest if facts.dtype in DTYPES else 0.0
     words = {
-        "name": "it" if found.name == "" else display_name(found.name),
+        "name": "it" if finding.name == "" else display_name(finding.name),
         "dtype": facts.dtype or "its dtype",
         "limit": f"{limit:.6g}" if limit else "its largest number",
-        "step": str(found.step),
+        "step": str(finding.step),
         "scale": f"{scale or 0:g}",
         "low": f"{low:.6g}",
         "high": f"{high:.6g}",

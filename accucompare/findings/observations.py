@@ -14,7 +14,7 @@ from accucompare.numbers.dtypes import DTYPES
 
 
 class What(Enum):
-    """What can be heard."""
+    """What can be seen."""
 
     BEGAN = "began"  # a module call: its inputs
     ENDED = "ended"  # a module call: its outputs
@@ -30,7 +30,7 @@ class What(Enum):
     PARAMETER = "parameter"  # the norm of a parameter's gradient, after a backward
 
 
-class Place(NamedTuple):
+class ModuleCall(NamedTuple):
     """A module call; of no module, what happens outside of the model."""
 
     name: str
@@ -43,16 +43,16 @@ class Place(NamedTuple):
         return self.name, self.call
 
 
-OUTSIDE = Place("", 0, "", None)
+OUTSIDE = ModuleCall("", 0, "", None)
 
 
 @dataclass(eq=False)
 class Observation:
-    """One thing that was heard.
+    """One thing that was seen.
 
     Attributes:
         what, place: what, and of which module call.
-        seen: the tensors.
+        tensors: what was looked at.
         operator: of an operator or its gradient, its name.
         line: of an operator, the source line that called it.
         near: of an operator's gradient, the child that its call's own code had called last, if it has children; of a point, its label;
@@ -64,8 +64,8 @@ class Observation:
     """
 
     what: What
-    place: Place
-    seen: list[TensorRange] = field(default_factory=list)
+    place: ModuleCall
+    tensors: list[TensorRange] = field(default_factory=list)
     operator: str = ""
     line: str = ""
     near: str = ""
@@ -80,10 +80,10 @@ class Observation:
         return f"{self.place.name}.{self.parameter}" if self.place.name and self.parameter else self.parameter
 
     def of(self, role: str) -> list[TensorRange]:
-        return [seen for seen in self.seen if seen.role == role]
+        return [tensor for tensor in self.tensors if tensor.role == role]
 
 
-def within(child: Place, parent: Place) -> str:
+def within(child: ModuleCall, parent: ModuleCall) -> str:
     """A child's name as its parent's code knows it."""
     prefix = f"{parent.name}." if parent.name else ""
     name = child.name.removeprefix(prefix) if child.name.startswith(prefix) else child.name

@@ -52,7 +52,7 @@ def numbers_of(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE and isinstance(value, (int, float, str))}
 
 
-class _State:
+class _GeneratorState:
     """The state of a random generator."""
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -70,7 +70,7 @@ def _kept(module: nn.Module) -> Any:
         if name in _OF_EVERY_MODULE:
             continue
         if isinstance(value, torch.Generator):
-            yield name, _State(value)
+            yield name, _GeneratorState(value)
         elif isinstance(value, _RANDOM):
             yield name, copy.deepcopy(value)
         elif isinstance(value, _CONTAINERS):
@@ -81,9 +81,9 @@ def _kept(module: nn.Module) -> Any:
 
 def _fresh(value: Any, memo: dict[int, Any], name: str) -> Any:
     if isinstance(value, torch.Generator):
-        value = _State(value)
+        value = _GeneratorState(value)
     if isinstance(value, _CONTAINERS) and any(isinstance(part, torch.Generator) for _, part in leaves(value)):
-        value = replaced(value, {path: _State(part) for path, part in leaves(value) if isinstance(part, torch.Generator)})
+        value = replaced(value, {path: _GeneratorState(part) for path, part in leaves(value) if isinstance(part, torch.Generator)})
     if isinstance(value, torch.Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad and value.is_leaf)
     try:

@@ -140,7 +140,7 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if any(cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for cls in types):
             return NotImplemented  # such a tensor runs operators of its own, which come here in turn
-        known = _known(op)
+        known = _operator(op)
         if known is None:
             return op(*args, **kwargs)
         kinds = _kinds([args[position] for position in known.operands] or [*args, *kwargs.values()])
@@ -176,7 +176,7 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._autocast_decided = outer
 
 
-class _Known(NamedTuple):
+class _Operator(NamedTuple):
     """An operator that is a product, or whose kernel of the key ``inside`` must run under the mode, for the products or draws in it."""
 
     name: str
@@ -186,9 +186,9 @@ class _Known(NamedTuple):
 
 
 @cache
-def _known(op: Any) -> _Known | None:
+def _operator(op: Any) -> _Operator | None:
     if not isinstance(op, torch._ops.OpOverload):  # an operator on functions, which may hide anything
-        return _Known(op.name(), (), None, is_product=True)
+        return _Operator(op.name(), (), None, is_product=True)
     qualified, overload = op._schema.name, op._schema.overload_name
     name = qualified.removeprefix("aten::")
     is_open = name == qualified or name in _COMPOSED or torch.Tag.nondeterministic_seeded in op.tags
@@ -197,7 +197,7 @@ def _known(op: Any) -> _Known | None:
     inside = getattr(torch._C.DispatchKey, key) if key == "CompositeImplicitAutograd" or (key and is_open) else None
     operands = () if "backward" in name and overload not in ("", "output_mask") else _OPERANDS.get(name.removesuffix("_"), ())
     is_product = bool(operands or _LOOKS_LIKE_PRODUCT.search(name))
-    return _Known(name, operands, inside, is_product) if is_product or inside else None
+    return _Operator(name, operands, inside, is_product) if is_product or inside else None
 
 
 def _kinds(values: list[Any]) -> set[str]:

@@ -17,13 +17,11 @@ from torch.utils import _pytree as pytree
 from accucompare.live.dispatch import intercepting, own, plainly, register
 from accucompare.live.randomness import register_kernels
 
-Seen = Callable[[str], None]
-
 
 class _Listener(NamedTuple):
     type: str
     operators: frozenset[str]
-    seen: Seen
+    seen: Callable[[str], None]
 
 
 _active: list[tuple[int, _Listener]] = []
@@ -31,7 +29,7 @@ _registered: set[str] = set()
 
 
 @contextlib.contextmanager
-def noting_fallbacks(type: str, operators: Iterable[str], seen: Seen) -> Iterator[None]:
+def noting_fallbacks(type: str, operators: Iterable[str], seen: Callable[[str], None]) -> Iterator[None]:
     """Call ``seen`` with the name of each of these operators, such as ``aten::huber_loss``, that is run on a device's tensors.
 
     Where this version of torch does not let operators be caught, none is seen; nor are random ones, which are caught for their numbers.

@@ -54,7 +54,7 @@ class Operator(NamedTuple):
 
 
 class GradientListener(Generic[P]):
-    """Hears the gradients of a backward; what it does with them, its subclasses say. It changes none.
+    """Is called with the gradients of a backward; what it does with them, its subclasses say. It changes none.
 
     Attributes:
         parameters: of the model, each once.
@@ -65,9 +65,9 @@ class GradientListener(Generic[P]):
     def __init__(self, listener: Listener[Any], modules: Modules, distributed: bool) -> None:
         """
         Args:
-            listener: runs what a hook does, and is idle while there is nothing to hear.
+            listener: runs what a hook does, and is idle while gradients are not wanted.
             modules: of the model.
-            distributed: whether there are several ranks; then gradients of what FSDP gathers are heard, too.
+            distributed: whether there are several ranks; then gradients of what FSDP gathers are looked at, too.
         """
         self.parameters = list(parameters_of(modules))
         self.backwards = 0
@@ -77,7 +77,7 @@ class GradientListener(Generic[P]):
         self._distributed = distributed
         self._gathered: dict[int, torch.Tensor] = {}  # by id: what takes the place of sharded parameters, and has a hook
         self._followed: set[int] = set()  # numbers of nodes that have a hook
-        self._end_queued = False  # whether the end of the running backward will be heard
+        self._end_queued = False  # whether the end of the running backward will be seen
         self._task = -1  # autograd's number of that backward
         self._calls: list[tuple[int, int]] = []  # of outermost calls: the numbers of the nodes that they have made, from and to
         self._second: tuple[int, int] = -1, 0  # of a backward that makes a graph: its thread, and the number of the first node it makes
@@ -89,17 +89,17 @@ class GradientListener(Generic[P]):
     def backward_began(self, outside: Sequence[Any]) -> None:
         """A backward begins. ``outside``: the nodes between its roots and the model, as of a loss; none if they are not known."""
 
-    def operator_gradient(self, call: P, operator: Operator, given: Grads, arrived: Grads) -> None:
+    def operator_gradient(self, call: P, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
         """The backward of an operator has run.
 
         Args:
             call: whose code called the operator.
             operator: which.
-            given: its gradients, one for each of the node's ``next_functions``.
-            arrived: the gradients of its outputs.
+            grad_inputs: what it gives, one for each of the node's ``next_functions``.
+            grad_outputs: what arrived at its outputs.
         """
 
-    def second_gradient(self, call: P, operator: Operator, given: Grads, arrived: Grads) -> None:
+    def second_gradient(self, call: P, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
         """The same, in a second backward: of an operator that the first backward called to compute a gradient of ``call``."""
 
     def output_gradient(self, call: P, path: str, grad: torch.Tensor, from_outside: bool) -> None:
@@ -209,8 +209,8 @@ class GradientListener(Generic[P]):
     def expect(self, call: P, path: str, output: torch.Tensor) -> None:
         """Put a hook on the node of a call's output: there, the gradient has been through all hooks that the user puts on the tensor."""
         if output.grad_fn is not None:
-            arrived = functools.partial(self._output_gradient, call, path, output.grad_fn._sequence_nr(), weakref.ref(output))
-            hook = functools.partial(self._guarded, arrived, output.output_nr)
+            grad_outputs = functools.partial(self._output_gradient, call, path, output.grad_fn._sequence_nr(), weakref.ref(output))
+            hook = functools.partial(self._guarded, grad_outputs, output.output_nr)
             output.grad_fn.register_prehook(hook)
 
     def hook(self, node: Any, act: Callable[..., None]) -> None:
@@ -258,12 +258,12 @@ class GradientListener(Generic[P]):
     def _is_the_models(self, number: int) -> bool:
         return number in self._followed or any(first <= number < last for first, last in self._calls)
 
-    def _operator_gradient(self, call: P, operator: Operator, given: Grads, arrived: Grads) -> None:
-        self.operator_gradient(call, operator, given, arrived)
+    def _operator_gradient(self, call: P, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
+        self.operator_gradient(call, operator, grad_inputs, grad_outputs)
         thread, first = self._second
         if not torch.is_grad_enabled() or thread != threading.get_ident():  # nodes are numbered by thread
             return
-        waiting = [grad.grad_fn for grad in given if grad is not None]  # what this backward has made, for a second one through it
+        waiting = [grad.grad_fn for grad in grad_inputs if grad is not None]  # what this backward has made, for a second one through it
         while waiting:
             node = waiting.pop()
             if node is None or node.name() == ACCUMULATES or node._sequence_nr() < first or node._sequence_nr() in self._followed:

@@ -38,10 +38,10 @@ C = TypeVar("C", bound=Call)
 
 
 class Listener(Generic[C]):
-    """Hears when a module call begins and when it ends; what it does then, its subclasses say.
+    """Is called when a module call begins and when it ends; what it does then, its subclasses say.
 
     The hooks come last, so that they see what the next module sees. They do nothing inside a backward: there, activation checkpointing
-    runs forwards again, and those calls have been heard. Replicas of a model may run in several threads.
+    runs forwards again, and those calls have been seen. Replicas of a model may run in several threads.
 
     Attributes:
         step: the number of the step.
@@ -79,7 +79,7 @@ class Listener(Generic[C]):
         raise NotImplementedError
 
     def left(self, call: C) -> None:
-        """A call is over, whether or not it ended as it should; may be told more than once."""
+        """A call is over, also if it raised. Can be called several times for one call."""
 
     def failed(self, error: Exception, name: str) -> None:
         """A hook went wrong, on the module of this name."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Listener(Protocol):
+class PointListener(Protocol):
     """Who looks at points: a watch, or a module that runs alone."""
 
     def running(self) -> object | None:
@@ -23,7 +23,7 @@ class Listener(Protocol):
     def point(self, tensor: torch.Tensor, label: str) -> None: ...
 
 
-class Alone:
+class PointReader:
     """Looks at points while one module runs alone."""
 
     def __init__(self, look: Callable[[torch.Tensor, str], None]) -> None:
@@ -40,7 +40,7 @@ class Alone:
 
 
 #: Those that listen now.
-active: list[Listener] = []
+active: list[PointListener] = []
 
 
 def check_finite(tensor: torch.Tensor, label: str) -> None:

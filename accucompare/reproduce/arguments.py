@@ -27,11 +27,11 @@ def parameters_of(kind: type[nn.Module]) -> Iterator[inspect.Parameter]:
     if kind.__init__ is nn.Module.__init__:
         return
     own = nn.modules.rnn.RNNBase if kind in (nn.RNN, nn.LSTM, nn.GRU) else kind  # theirs takes whatever RNNBase's does, but for the mode
-    for name, given in list(inspect.signature(own.__init__).parameters.items())[1:]:
-        if given.kind is given.VAR_POSITIONAL:
+    for name, parameter in list(inspect.signature(own.__init__).parameters.items())[1:]:
+        if parameter.kind is parameter.VAR_POSITIONAL:
             raise CannotRebuildError("its constructor takes any number of arguments")
-        if given.kind is not given.VAR_KEYWORD and name not in _RESTORED and not (own is not kind and name == "mode"):
-            yield given
+        if parameter.kind is not parameter.VAR_KEYWORD and name not in _RESTORED and not (own is not kind and name == "mode"):
+            yield parameter
     if kind is nn.RNN:
         yield inspect.Parameter("nonlinearity", inspect.Parameter.KEYWORD_ONLY, default="tanh")
 
@@ -41,13 +41,13 @@ def is_default(value: Any, default: Any) -> bool:
     return same(value, default) or (type(value) is tuple and value != () and value == (default,) * len(value))
 
 
-def guessed(live: nn.Module, given: inspect.Parameter, searched: bool) -> Any:
+def guessed(live: nn.Module, parameter: inspect.Parameter, searched: bool) -> Any:
     """What a constructor's parameter was: an attribute of that name, of the module or else of one of its children."""
-    name, default, required = given.name, given.default, given.default is inspect.Parameter.empty
-    told = _OTHER_NAMES.get(type(live), {}).get(name)
-    if told is not None:
-        return told(live)
-    asks_whether = isinstance(default, bool) or given.annotation in (bool, "bool") or name == "bias"
+    name, default, required = parameter.name, parameter.default, parameter.default is inspect.Parameter.empty
+    other = _OTHER_NAMES.get(type(live), {}).get(name)
+    if other is not None:
+        return other(live)
+    asks_whether = isinstance(default, bool) or parameter.annotation in (bool, "bool") or name == "bias"
     for attribute in (name, f"_{name}"):
         value = getattr(live, attribute, MISSING)
         if value is MISSING or inspect.ismethod(value):

@@ -16,7 +16,7 @@ from accucompare.live.tensors import dtype_name
 from accucompare.live.values import leaves
 
 #: (what it is, its name or path, the value), as the table of a run lists them.
-Row = tuple[str, str, Any]
+TableRow = tuple[str, str, Any]
 
 
 @dataclass
@@ -32,10 +32,10 @@ class Outcome:
     """
 
     device: torch.device
-    inputs: list[Row] = field(default_factory=list)
-    outputs: list[Row] = field(default_factory=list)
-    gradients: list[Row] = field(default_factory=list)
-    inside: Row | None = None
+    inputs: list[TableRow] = field(default_factory=list)
+    outputs: list[TableRow] = field(default_factory=list)
+    gradients: list[TableRow] = field(default_factory=list)
+    inside: TableRow | None = None
     stand_ins: list[str] = field(default_factory=list)
 
 
@@ -59,7 +59,7 @@ def looking_inside(module: nn.Module, outcome: Outcome) -> Iterator[None]:
                 look(name, "output", leaves(output))
 
             hooks += [child.register_forward_pre_hook(before, with_kwargs=True), child.register_forward_hook(after)]
-    seen = points.Alone(lambda tensor, label: look(label, "point", [("", tensor)]))
+    seen = points.PointReader(lambda tensor, label: look(label, "point", [("", tensor)]))
     points.active.append(seen)
     try:
         yield

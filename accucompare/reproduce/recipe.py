@@ -192,16 +192,16 @@ class _Writer:
             children = [self.module(child) for child in live._modules.values() if child is not None]
             return _call(self.reference(kind), children) if kind is nn.Sequential else f"nn.ModuleList({self._list(children)})"
         arguments, by_name = [], False
-        for given in parameters_of(kind):
-            value = guessed(live, given, searched)
-            required = given.default is inspect.Parameter.empty
+        for parameter in parameters_of(kind):
+            value = guessed(live, parameter, searched)
+            required = parameter.default is inspect.Parameter.empty
             if value is MISSING and required:
-                raise CannotRebuildError(f"its constructor takes {given.name!r}, which the module does not keep")
-            by_name = by_name or not required or given.kind is given.KEYWORD_ONLY
-            if value is MISSING or (not required and is_default(value, given.default)):
+                raise CannotRebuildError(f"its constructor takes {parameter.name!r}, which the module does not keep")
+            by_name = by_name or not required or parameter.kind is parameter.KEYWORD_ONLY
+            if value is MISSING or (not required and is_default(value, parameter.default)):
                 continue
-            text = self.module(value) if isinstance(value, nn.Module) else self.value(value, given.name)
-            arguments.append(f"{given.name}={text}" if by_name else text)
+            text = self.module(value) if isinstance(value, nn.Module) else self.value(value, parameter.name)
+            arguments.append(f"{parameter.name}={text}" if by_name else text)
         return self._wrapped_in_norms(live, _call(self.reference(kind), arguments))
 
     def assembled(self, live: nn.Module) -> str:

@@ -23,7 +23,7 @@ from accucompare.live.names import Modules, name_modules, unwrapped
 from accucompare.live.state import put_together
 from accucompare.live.tensors import from_bits
 from accucompare.live.values import leaves
-from accucompare.reproduce.outcome import Outcome, Row, cells, counts, is_bad, looking_inside
+from accucompare.reproduce.outcome import Outcome, TableRow, cells, counts, is_bad, looking_inside
 from accucompare.reproduce.snapshot import SnapshotDescription, always, autocast_then
 
 SHOWS, FINITE, TROUBLE = 1, 0, 2
@@ -336,7 +336,7 @@ class Reproducer:
         print(f"It does not show: everything is finite on {outcome.device}.")
         return FINITE
 
-    def _judged(self, outcome: Outcome) -> list[Row]:
+    def _judged(self, outcome: Outcome) -> list[TableRow]:
         """The tensors among which the value is looked for."""
         site = self.found.site
         if self.found.direction is Direction.BACKWARD:

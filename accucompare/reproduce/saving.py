@@ -44,8 +44,8 @@ class Script(NamedTuple):
     notes: list[str]
 
 
-def save_reproducer(stem: Path, found: Finding, snapshot: Snapshot, case: str | None) -> Script:
-    """Write the bundle ``stem`` and the script ``stem.py``; of an earlier run's, none is left.
+def save_reproducer(stem: Path, finding: Finding, snapshot: Snapshot, case: str | None) -> Script:
+    """Write the bundle ``stem`` and the script ``stem.py``, in place of those of an earlier run.
 
     Args:
         stem: such as ``watch/rank0-step7``.
@@ -68,8 +68,8 @@ def save_reproducer(stem: Path, found: Finding, snapshot: Snapshot, case: str | 
     replacing = False
     try:
         _remove(*parts)
-        lost = _write_bundle(parts[0], found, snapshot, making, case)
-        parts[1].write_text(script_text(script, found, snapshot, making, lost), encoding="utf-8")
+        lost = _write_bundle(parts[0], finding, snapshot, making, case)
+        parts[1].write_text(script_text(script, finding, snapshot, making, lost), encoding="utf-8")
         replacing = True
         _remove(stem, script)
         os.replace(parts[0], stem)
@@ -125,14 +125,14 @@ def _making(snapshot: Snapshot, case: str | None, directory: Path) -> Recipe | s
 # -- the bundle -------------------------------------------------------------------------------------------------------------------
 
 
-def _write_bundle(directory: Path, found: Finding, snapshot: Snapshot, making: Recipe | str, case: str | None) -> dict[str, str]:
+def _write_bundle(directory: Path, finding: Finding, snapshot: Snapshot, making: Recipe | str, case: str | None) -> dict[str, str]:
     """Write everything, and return what could not be saved: its place, and what it is."""
     modules = name_modules(snapshot.module)
-    state = _State(snapshot, modules)
+    state = _SavedState(snapshot, modules)
     device = _device(snapshot)
     root = modules.named[""]
     saved = SnapshotDescription(
-        found=found,
+        found=finding,
         device=str(device),
         autocast={kind: Autocast(**table) for kind, table in snapshot.autocast.items()},
         grad_enabled=snapshot.grad_enabled,
@@ -162,11 +162,11 @@ def _write_bundle(directory: Path, found: Finding, snapshot: Snapshot, making: R
             "aliases": saved.aliases,
             "not_called": [],
         },
-        notes=[f"made by accucompare watch to run one module again: {found.place}"],
+        notes=[f"made by accucompare watch to run one module again: {finding.place}"],
     )
     count, digest = _write_records(directory / "rank0" / "state", state.records)
     manifest.state = {"records": count, "digest": digest}
-    manifest.steps.append(StepEntry(found.step, *_write_records(directory / "rank0" / f"step{found.step}", _shown(found, snapshot))))
+    manifest.steps.append(StepEntry(finding.step, *_write_records(directory / "rank0" / f"step{finding.step}", _shown(finding, snapshot))))
     manifest.write(directory / "manifest.json")
     return state.lost
 
@@ -186,7 +186,7 @@ def _write_records(stem: Path, records: Any) -> tuple[int, str]:
         raise
 
 
-def _shown(found: Finding, snapshot: Snapshot) -> Iterator[tuple[Record, Array | None]]:
+def _shown(finding: Finding, snapshot: Snapshot) -> Iterator[tuple[Record, Array | None]]:
     """The inputs, as a capture records them."""
     for order, (path, value) in enumerate(arguments_of(snapshot.args, snapshot.kwargs)):
         if isinstance(value, torch.Tensor):
@@ -196,7 +196,7 @@ def _shown(found: Finding, snapshot: Snapshot) -> Iterator[tuple[Record, Array |
         yield (
             Record(
                 rank=0,
-                step=found.step,
+                step=finding.step,
                 name=snapshot.name,
                 call=snapshot.call,
                 role=Role.INPUT,
@@ -214,7 +214,7 @@ def _shown(found: Finding, snapshot: Snapshot) -> Iterator[tuple[Record, Array |
         )
 
 
-class _State:
+class _SavedState:
     """The records of a reproducer's state, and what has to be known of them.
 
     Attributes:

@@ -38,10 +38,10 @@ Runs that module alone on what it was given, which is in the bundle {name}/, and
 Exit code: 1 it shows again, 0 everything is finite here, 2 trouble."""
 
 
-def script_text(script: Path, found: Finding, snapshot: Snapshot, making: Recipe | str, lost: dict[str, str]) -> str:
+def script_text(script: Path, finding: Finding, snapshot: Snapshot, making: Recipe | str, lost: dict[str, str]) -> str:
     given = {place: what for place, what in lost.items() if _is_input(place, snapshot)}
     return _SCRIPT.format(
-        headline=_docstring(_headline(found, snapshot)),
+        headline=_docstring(_headline(finding, snapshot)),
         help=_docstring(_HELP.format(name=script.stem)),
         build=textwrap.indent(_build(making, snapshot), "    "),
         given=_given(given),
@@ -49,12 +49,14 @@ def script_text(script: Path, found: Finding, snapshot: Snapshot, making: Recipe
     )
 
 
-def _headline(found: Finding, snapshot: Snapshot) -> str:
-    kinds = " and ".join(found.kinds) or "A value that is not finite"
-    made = f", by {found.operator}" if found.operator else ""
-    where = f" at {found.line}" if found.line else ""
-    cause = f"; {found.cause.value}" if found.site in (Site.MODULE, Site.GLUE, Site.POINT) else ""
-    return textwrap.fill(f"{kinds} in {found.place}, a {type(snapshot.module).__name__}, in step {found.step}{cause}{made}{where}.", 120)
+def _headline(finding: Finding, snapshot: Snapshot) -> str:
+    kinds = " and ".join(finding.kinds) or "A value that is not finite"
+    made = f", by {finding.operator}" if finding.operator else ""
+    where = f" at {finding.line}" if finding.line else ""
+    cause = f"; {finding.cause.value}" if finding.site in (Site.MODULE, Site.GLUE, Site.POINT) else ""
+    return textwrap.fill(
+        f"{kinds} in {finding.place}, a {type(snapshot.module).__name__}, in step {finding.step}{cause}{made}{where}.", 120
+    )
 
 
 def _build(making: Recipe | str, snapshot: Snapshot) -> str:

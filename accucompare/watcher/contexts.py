@@ -102,7 +102,7 @@ class Contexts:
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         """Copies of all buffers; a new one only where a buffer was written into."""
-        found = {}
+        copies = {}
         for prefix, module in self._modules.named.items():
             for name, buffer in module._buffers.items():
                 if buffer is None:
@@ -112,8 +112,8 @@ class Contexts:
                 version = -1 if buffer.is_inference() else buffer._version
                 if known is None or known[0] != id(buffer) or known[1] != version or version < 0:
                     known = self._copies[qualified] = (id(buffer), version, buffer.detach().clone())
-                found[qualified] = known[2]
-        return found
+                copies[qualified] = known[2]
+        return copies
 
 
 def _obstacle(modules: Modules, ranks: int) -> str:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from accucompare.bundle.records import display_name
 from accucompare.findings.events import Alert, AlertKind, number
 from accucompare.findings.log import Log
-from accucompare.findings.observations import OUTSIDE, Place, What, near_the_limit
+from accucompare.findings.observations import OUTSIDE, ModuleCall, What, near_the_limit
 from accucompare.watcher.extrema import Extrema
 from accucompare.watcher.notes import Note
 
 _LOGGER = logging.getLogger("accucompare.watch")
 
-#: Underflow is told from this share of subnormal values on.
+#: From this share of subnormal values on there is a warning.
 _UNDERFLOW = 0.01
 
 
@@ -28,23 +28,23 @@ class Lookout:
         self._quiet = quiet
         self._warned: set[tuple[AlertKind, str]] = set()
 
-    def look(self, noted: Iterable[Note], step: int) -> None:
+    def look(self, notes: Iterable[Note], step: int) -> None:
         """Warn of outputs and gradients that come near their type's limit, or sink below what it can hold in full precision."""
-        for each in noted:
+        for each in notes:
             if each.what is What.ENDED and not self._allow(each.place.name):
                 self._look_at(each, "values", step)
             elif each.what is What.GRADIENT:
                 self._look_at(each, "gradients", step)
 
-    def _look_at(self, noted: Note, values: str, step: int) -> None:
-        for *_, extrema in noted.parts:
+    def _look_at(self, note: Note, values: str, step: int) -> None:
+        for *_, extrema in note.parts:
             if near_the_limit(extrema.dtype, extrema.low, extrema.high, self._near):
                 largest = max(abs(extrema.low), abs(extrema.high))
                 text = f"{values} up to {largest:.4g} come near the limit of {extrema.dtype}"
-                self.warn(AlertKind.NEAR, text, step, noted.place, largest, extrema.dtype)
+                self.warn(AlertKind.NEAR, text, step, note.place, largest, extrema.dtype)
             if extrema.subnormal is not None and extrema.zero is not None and extrema.subnormal >= _UNDERFLOW:
                 text = f"{extrema.subnormal:.0%} of {values} are subnormal in {extrema.dtype}, and {extrema.zero:.0%} are zero"
-                self.warn(AlertKind.UNDERFLOW, text, step, noted.place, extrema.subnormal + extrema.zero, extrema.dtype)
+                self.warn(AlertKind.UNDERFLOW, text, step, note.place, extrema.subnormal + extrema.zero, extrema.dtype)
 
     def look_at_sums(self, norms: Mapping[str, Extrema], step: int) -> bool:
         """Warn of gradients that are not finite since they were summed over ranks, this rank's own being finite.
@@ -64,7 +64,7 @@ class Lookout:
         kind: AlertKind,
         text: str,
         step: int,
-        place: Place | None = None,
+        place: ModuleCall | None = None,
         value: float | None = None,
         dtype: str = "",
         once: str = "",
@@ -77,9 +77,9 @@ class Lookout:
         about = "" if place is None else f"{display_name(place.name)} ({place.type}): "
         name, call, type_, _ = place or OUTSIDE
         self._log.write(Alert(kind, about + text, step, name, call, type_, None if value is None else number(value), dtype))
-        self.tell(step, about + text)
+        self.log(step, about + text)
 
-    def tell(self, step: int, text: str) -> None:
-        """By ``logging`` alone."""
+    def log(self, step: int, text: str) -> None:
+        """Warn by ``logging`` alone."""
         if not self._quiet:
             _LOGGER.warning("step %d: %s", step, text)

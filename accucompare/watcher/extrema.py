@@ -54,7 +54,7 @@ class Extrema:
     def finite(self) -> bool:
         return math.isfinite(self.low) and math.isfinite(self.high)
 
-    def seen(self, role: str, path: str) -> TensorRange:
+    def range_of(self, role: str, path: str) -> TensorRange:
         """As an event shows it."""
         return TensorRange(
             role,

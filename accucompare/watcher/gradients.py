@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from accucompare.findings.observations import OUTSIDE, Place, What
+from accucompare.findings.observations import OUTSIDE, ModuleCall, What
 from accucompare.live.gradients import GradientListener, Grads, Operator, Parameter, gradient_state
 from accucompare.live.graph import PASSING_ON
 from accucompare.live.names import Modules
 from accucompare.watcher.extrema import Extrema
 from accucompare.watcher.lines import Lines, line_of
-from accucompare.watcher.notes import Notes
+from accucompare.watcher.notes import NoteListener
 from accucompare.watcher.own_operators import Part
 
 
-class Gradients(GradientListener[Place]):
+class Gradients(GradientListener[ModuleCall]):
     """The backward's part of a ``Watcher``.
 
     Attributes:
@@ -31,22 +31,24 @@ class Gradients(GradientListener[Place]):
         lines: of operators outside of the model.
     """
 
-    def __init__(self, notes: Notes, modules: Modules, distributed: bool, arrived: Callable[[Place, str, torch.Tensor], None]) -> None:
+    def __init__(
+        self, watcher: NoteListener, modules: Modules, distributed: bool, grad_outputs: Callable[[ModuleCall, str, torch.Tensor], None]
+    ) -> None:
         """``arrived``: is called with the gradient that an output of an outermost call got from outside of the model."""
-        super().__init__(notes, modules, distributed)
+        super().__init__(watcher, modules, distributed)
         self.norms: dict[str, Extrema] = {}
         self.extrema: dict[str, Extrema] = {}
         self.states: dict[str, tuple[int, int]] = {}
         self.late: dict[str, Extrema] = {}
         self.order: dict[str, None] = {}
         self.lines = Lines()
-        self._notes = notes
-        self._arrived = arrived
+        self._watcher = watcher
+        self._arrived = grad_outputs
         self._types = {name: type(module).__name__ for name, module in modules.named.items()}
 
-    def place_of(self, parameter: Parameter) -> Place:
+    def place_of(self, parameter: Parameter) -> ModuleCall:
         """The module that a parameter belongs to."""
-        return Place(parameter.owner, 0, self._types[parameter.owner], None)
+        return ModuleCall(parameter.owner, 0, self._types[parameter.owner], None)
 
     def remove(self) -> None:
         super().remove()
@@ -71,32 +73,32 @@ class Gradients(GradientListener[Place]):
         self.order = {}
 
     def backward_began(self, outside: Sequence[Any]) -> None:
-        def look(name: str, line: str, given: Grads, arrived: Grads) -> None:
-            self._notes.note(What.LOSS, OUTSIDE, _made(given, arrived), name, line)
+        def look(name: str, line: str, grad_inputs: Grads, grad_outputs: Grads) -> None:
+            self._watcher.note(What.LOSS, OUTSIDE, _made(grad_inputs, grad_outputs), name, line)
 
         for node, line in zip(outside, self.lines.of(outside, line_of), strict=True):
             if node.name() not in PASSING_ON:
                 self.hook(node, functools.partial(look, node.name(), line))
         self.lines.end()
 
-    def operator_gradient(self, call: Place, operator: Operator, given: Grads, arrived: Grads) -> None:
-        if self._notes.hearing.lines:
-            self._notes.note(What.SUM, self._used_in(operator.number, call), _parts(arrived))
-        self._notes.note(What.GRADIENT, call, _made(given, arrived), operator.name, operator.line, operator.near)
-        self._notes.look_at_flag_backward(call, operator.name)
+    def operator_gradient(self, call: ModuleCall, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
+        if self._watcher.scope.lines:
+            self._watcher.note(What.SUM, self._used_in(operator.number, call), _parts(grad_outputs))
+        self._watcher.note(What.GRADIENT, call, _made(grad_inputs, grad_outputs), operator.name, operator.line, operator.near)
+        self._watcher.look_at_flag_backward(call, operator.name)
 
-    def second_gradient(self, call: Place, operator: Operator, given: Grads, arrived: Grads) -> None:
-        self._notes.note(What.SECOND, call, _made(given, arrived), operator.name, near=operator.near)
+    def second_gradient(self, call: ModuleCall, operator: Operator, grad_inputs: Grads, grad_outputs: Grads) -> None:
+        self._watcher.note(What.SECOND, call, _made(grad_inputs, grad_outputs), operator.name, near=operator.near)
 
-    def _used_in(self, number: int, place: Place) -> Place:
+    def _used_in(self, number: int, place: ModuleCall) -> ModuleCall:
         """The innermost module that holds all uses of what a node gave; the gradients of the uses are summed there."""
         paths = [used.name.split(".") if used.name else [] for used in self.uses[number]]
         shared = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
         name = ".".join(parts[0] for parts in shared) if paths else place.name
-        return Place(name, 0, self._types.get(name, ""), None)
+        return ModuleCall(name, 0, self._types.get(name, ""), None)
 
-    def output_gradient(self, call: Place, path: str, grad: torch.Tensor, from_outside: bool) -> None:
-        self._notes.note(What.ARRIVED, call, [("grad", path, grad)])
+    def output_gradient(self, call: ModuleCall, path: str, grad: torch.Tensor, from_outside: bool) -> None:
+        self._watcher.note(What.ARRIVED, call, [("grad", path, grad)])
         if from_outside:  # else what is kept for a second run would be as large as logits are, and comes about there again
             self._arrived(call, path, grad)
 
@@ -111,12 +113,12 @@ class Gradients(GradientListener[Place]):
         self._note_parameter(What.HOOKED, parameter, grad)
 
     def _note_parameter(self, what: What, parameter: Parameter, grad: torch.Tensor) -> None:
-        self._notes.note(what, self.place_of(parameter), [("grad", parameter.name, grad)], parameter=parameter.own)
+        self._watcher.note(what, self.place_of(parameter), [("grad", parameter.name, grad)], parameter=parameter.own)
 
     def backward_ended(self) -> None:
         having = [parameter for parameter in self.parameters if parameter.tensor.grad is not None]
         self.norms = self._norms(having)
-        looked = {parameter.name: self._notes.meter.look(parameter.tensor.grad) for parameter in having}
+        looked = {parameter.name: self._watcher.meter.look(parameter.tensor.grad) for parameter in having}
         self.extrema = {name: extrema for name, extrema in looked.items() if extrema is not None}
         self.states = {parameter.name: gradient_state(parameter.tensor) for parameter in having}
 
@@ -127,7 +129,7 @@ class Gradients(GradientListener[Place]):
         self.late |= self._norms([each for each in having if gradient_state(each.tensor) != self.states.get(each.name)])
 
     def _norms(self, parameters: Sequence[Parameter]) -> dict[str, Extrema]:
-        norms = self._notes.meter.norm([each.tensor.grad for each in parameters if each.tensor.grad is not None])
+        norms = self._watcher.meter.norm([each.tensor.grad for each in parameters if each.tensor.grad is not None])
         return {each.name: norm for each, norm in zip(parameters, norms, strict=True)}
 
 
@@ -135,6 +137,6 @@ def _parts(grads: Grads) -> list[Part]:
     return [("grad", str(index), grad) for index, grad in enumerate(grads) if grad is not None]
 
 
-def _made(given: Grads, arrived: Grads) -> list[Part]:
+def _made(grad_inputs: Grads, grad_outputs: Grads) -> list[Part]:
     """What a node's backward has made, and not only passed on."""
-    return [part for part in _parts(given) if not any(part[2] is each for each in arrived)]
+    return [part for part in _parts(grad_inputs) if not any(part[2] is each for each in grad_outputs)]

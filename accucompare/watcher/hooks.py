@@ -1,4 +1,4 @@
-"""Hearing what every module call of a step takes and gives, and what comes back through it in the backward."""
+"""The hooks of a watch: what every module call of a step takes and gives, and its gradients in the backward."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import torch
 from torch import nn
 from torch._C._functorch import TransformType
 
-from accucompare.findings.observations import OUTSIDE, Place, What, within
+from accucompare.findings.observations import OUTSIDE, ModuleCall, What, within
 from accucompare.live.hooks import arguments_of, in_backward
 from accucompare.live.names import Modules
 from accucompare.live.values import leaves
 from accucompare.watcher.extrema import Extrema, Meter, plain
 from accucompare.watcher.gradients import Gradients
 from accucompare.watcher.lines import line_of
-from accucompare.watcher.notes import Notes, WatchedCall
+from accucompare.watcher.notes import NoteListener, WatchedCall
 from accucompare.watcher.own_operators import OwnOperators, Part
 
 
 class Outermost(Protocol):
-    """Who is told of calls that no other module makes."""
+    """Is called for calls that no other module makes."""
 
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
 
-    def arrived(self, place: Place, path: str, grad: torch.Tensor) -> None:
+    def arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
         """The gradient of one of its outputs."""
 
 
-class Watcher(Notes):
+class Watcher(NoteListener):
     """Hooks that look and change nothing.
 
     Attributes:
@@ -46,7 +46,7 @@ class Watcher(Notes):
     ) -> None:
         """
         Args:
-            outermost: is told of outermost calls.
+            outermost: is called for outermost calls.
             overflowed: whether the device's overflow flag is up, which clears it; if it is to be asked at every call.
             distributed: whether gradients are summed over ranks, so that this rank's own are to be looked at before.
         """
@@ -69,8 +69,8 @@ class Watcher(Notes):
         self.forget()
 
     def forget(self) -> None:
-        """Drop what was heard."""
-        self.noted.clear()
+        """Drop what was seen in this step."""
+        self.notes.clear()
         self.meter.forget()
         self.gradients.forget()
         self._again.clear()
@@ -82,7 +82,7 @@ class Watcher(Notes):
         return max(0, self._indices[name] - self._again[name])
 
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        call.place = Place(call.name, call.index, type(call.module).__name__, call.parent)
+        call.place = ModuleCall(call.name, call.index, type(call.module).__name__, call.parent)
         if not in_backward():
             if call.parent is None:
                 self.gradients.begin()
@@ -90,9 +90,9 @@ class Watcher(Notes):
                     self._outermost.began(call, args, kwargs)
             self._look_at_flag(call)
             parts = [("input", path, value) for path, value in arguments_of(args, kwargs)]
-            self.note(What.BEGAN, call.place, [*parts, *(_weights(call.module) if self.hearing.frames else ())])
-            if self.hearing.operators and call.parent is None:
-                call.operators = OwnOperators(self._in_own_code, self._operator_given, self._operator_gave)
+            self.note(What.BEGAN, call.place, [*parts, *(_weights(call.module) if self.scope.frames else ())])
+            if self.scope.operators and call.parent is None:
+                call.operators = OwnOperators(self._in_own_code, self._before_operator, self._after_operator)
                 call.operators.enter()
         call.first = torch._C._autograd._get_sequence_nr()
 
@@ -108,14 +108,14 @@ class Watcher(Notes):
         if torch.is_grad_enabled() and not self._is_differentiated(call):
             tensors = [(path, plain(value)) for _, path, value in outputs if isinstance(value, torch.Tensor)]
             tensors = [(path, value) for path, value in tensors if value.requires_grad]
-            line = line_of if self.hearing.lines else None
+            line = line_of if self.scope.lines else None
             self.gradients.follow(call.place, call.first, call.children, [tensor for _, tensor in tensors], line)
             if call.parent is None and not in_backward():
                 for path, tensor in tensors:
                     self.gradients.expect(call.place, path, tensor)
 
     def _is_differentiated(self, call: WatchedCall) -> bool:
-        """Whether a function transform takes gradients of a call, of which autograd's hooks are told nothing."""
+        """Whether a function transform takes gradients of a call, for which autograd's hooks are not called."""
         if torch._C._functorch.peek_interpreter_stack() is None:
             return False
         from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
@@ -131,7 +131,7 @@ class Watcher(Notes):
         if call.operators is not None:
             call.operators.leave()
 
-    def _arrived(self, place: Place, path: str, grad: torch.Tensor) -> None:
+    def _arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
         if self._outermost is not None:
             self._outermost.arrived(place, path, grad)
 
@@ -148,17 +148,17 @@ class Watcher(Notes):
         call = self.running()
         return call is not None and self.is_running(call) and not in_backward()
 
-    def _operator_given(self, inputs: list[Part]) -> list[tuple[str, str, Extrema]]:
-        looked = [(role, path, self.meter.look(value, self.hearing.frames)) for role, path, value in inputs]
+    def _before_operator(self, inputs: list[Part]) -> list[tuple[str, str, Extrema]]:
+        looked = [(role, path, self.meter.look(value, self.scope.frames)) for role, path, value in inputs]
         return [(role, path, each) for role, path, each in looked if each]
 
-    def _operator_gave(self, given: list[tuple[str, str, Extrema]], operator: str, line: str, outputs: list[Part]) -> None:
+    def _after_operator(self, inputs: list[tuple[str, str, Extrema]], operator: str, line: str, outputs: list[Part]) -> None:
         call = self.running()
         for *_, value in outputs:
             self.meter.forget_one(value)  # an operator that writes into its input has not raised its version yet
         if call is not None:
-            noted = self.note(What.OPERATOR, call.place, outputs, operator, line)
-            noted.parts[:0] = given
+            note = self.note(What.OPERATOR, call.place, outputs, operator, line)
+            note.parts[:0] = inputs
 
     def point(self, tensor: torch.Tensor, label: str) -> None:
         """A point of the user's own."""

@@ -22,7 +22,7 @@ class Lines:
     """The source lines of operators outside of the model, which torch's anomaly mode notes.
 
     It takes long. A loss is computed in the same way in each step, so that its first step is enough, if the graph is the same; where it is
-    another, the next step is noted too, a few times.
+    another, the lines are noted in the next step again, a few times at most.
 
     Attributes:
         always: note them in every step.
@@ -54,7 +54,7 @@ class Lines:
         self.end()
 
     def of(self, nodes: Sequence[Any], line: Callable[[Any], str]) -> tuple[str, ...]:
-        """The line of each node, as ``line`` finds it if it was noted; empty if it is not known."""
+        """The line of each node, read by ``line`` if anomaly mode has noted it; else empty."""
         names = tuple(node.name() for node in nodes)
         if nodes and not self._on and names not in self._known and self._left:
             self._again = True

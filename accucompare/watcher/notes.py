@@ -1,4 +1,4 @@
-"""What is noted while a step runs, in order; its numbers are read when the step ends."""
+"""Observations while a step runs, in order; their numbers are read when the step ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from accucompare.findings.observations import OUTSIDE, Observation, Place, What
+from accucompare.findings.observations import OUTSIDE, ModuleCall, Observation, What
 from accucompare.live.hooks import Call, Listener
 from accucompare.live.names import Modules
 from accucompare.live.ranks import collectives
@@ -24,10 +24,10 @@ class WatchedCall(Call):
         place: which one it is.
         first: the number of the first autograd node that it makes.
         children: the calls that it has made, by name, each with the number of the first autograd node after it.
-        operators: that hears its operators, of an outermost call.
+        operators: sees the operators of an outermost call.
     """
 
-    place: Place = OUTSIDE
+    place: ModuleCall = OUTSIDE
     first: int = 0
     children: list[tuple[int, str]] = field(default_factory=list)
     operators: OwnOperators | None = None
@@ -39,14 +39,14 @@ class Note(Observation):
 
     parts: list[tuple[str, str, Extrema]] = field(default_factory=list)
 
-    def heard(self) -> Observation:
+    def read(self) -> Observation:
         """This, with the numbers that were read."""
-        self.seen = [extrema.seen(role, path) for role, path, extrema in self.parts]
+        self.tensors = [extrema.range_of(role, path) for role, path, extrema in self.parts]
         return self
 
 
 @dataclass
-class Hearing:
+class Scope:
     """What is looked at in a step.
 
     Attributes:
@@ -62,12 +62,12 @@ class Hearing:
     lines: bool = False
 
 
-class Notes(Listener[WatchedCall]):
-    """Takes down what hooks see.
+class NoteListener(Listener[WatchedCall]):
+    """Keeps what hooks see, in order.
 
     Attributes:
-        noted: what was seen in this step, in order.
-        hearing: what is looked at.
+        notes: what was seen in this step, in order.
+        scope: what is looked at.
         errors: what went wrong in a hook; it never reaches the model.
         unseen: by the names of modules, what could not be looked at in this step.
     """
@@ -76,8 +76,8 @@ class Notes(Listener[WatchedCall]):
         self, modules: Modules, meter: Meter, overflowed: Callable[[], bool | None] | None = None, distributed: bool = False
     ) -> None:
         super().__init__(modules, WatchedCall)
-        self.noted: list[Note] = []
-        self.hearing = Hearing()
+        self.notes: list[Note] = []
+        self.scope = Scope()
         self.errors: list[str] = []
         self.unseen: dict[str, str] = {}
         self.meter = meter
@@ -89,8 +89,8 @@ class Notes(Listener[WatchedCall]):
         return not self.listening or torch._C._get_tracing_state() is not None
 
     @contextlib.contextmanager
-    def deaf(self) -> Iterator[None]:
-        """Hear nothing meanwhile."""
+    def paused(self) -> Iterator[None]:
+        """See nothing meanwhile."""
         before, self.listening = self.listening, False
         try:
             yield
@@ -102,26 +102,26 @@ class Notes(Listener[WatchedCall]):
         self.errors.append(f"step {self.step}, {name or '(root)'}: {type(error).__name__}: {error}")
 
     def note(
-        self, what: What, place: Place, parts: Iterable[Part], operator: str = "", line: str = "", near: str = "", parameter: str = ""
+        self, what: What, place: ModuleCall, parts: Iterable[Part], operator: str = "", line: str = "", near: str = "", parameter: str = ""
     ) -> Note:
-        """Note one thing, and begin to look at its tensors; what the words are is said of ``Observation``."""
-        frames = self.hearing.frames and what in (What.BEGAN, What.ENDED, What.GRADIENT, What.OPERATOR)
-        underflow = self.hearing.underflow and what in (What.ENDED, What.GRADIENT)
+        """Note one thing, and begin to look at its tensors. Arguments as the attributes of ``Observation``."""
+        frames = self.scope.frames and what in (What.BEGAN, What.ENDED, What.GRADIENT, What.OPERATOR)
+        underflow = self.scope.underflow and what in (What.ENDED, What.GRADIENT)
         parts = list(parts)
         looked = [(role, path, self.meter.look(value, frames, underflow)) for role, path, value in parts]
         extrema = [(role, path, each) for role, path, each in looked if each]
-        noted = Note(what, place, [], operator, line, near, parameter, len(self.noted), parts=extrema)
+        note = Note(what, place, [], operator, line, near, parameter, len(self.notes), parts=extrema)
         if self._distributed and what in (What.BEGAN, What.ENDED):
             before, self._collectives = self._collectives, collectives()
-            noted.talked = self._collectives != before
-        if len(noted.parts) < len(looked):
+            note.talked = self._collectives != before
+        if len(note.parts) < len(looked):
             hidden = [part for part, (*_, each) in zip(parts, looked, strict=True) if each is None and is_hidden(part[2])]
-            noted.unseen = [f"{role} {path}".rstrip() for role, path, _ in hidden]
-            if noted.unseen and place.type:
-                self.unseen.setdefault(place.name, noted.unseen[0])
-        self.noted.append(noted)
-        return noted
+            note.unseen = [f"{role} {path}".rstrip() for role, path, _ in hidden]
+            if note.unseen and place.type:
+                self.unseen.setdefault(place.name, note.unseen[0])
+        self.notes.append(note)
+        return note
 
-    def look_at_flag_backward(self, place: Place, operator: str) -> None:
+    def look_at_flag_backward(self, place: ModuleCall, operator: str) -> None:
         if self._overflowed is not None and self._overflowed():
             self.note(What.FLAG, place, (), near=f"in the backward of {operator}")

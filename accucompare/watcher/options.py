@@ -81,9 +81,9 @@ class WatchOptions:
 
     def as_json(self) -> dict[str, Any]:
         """For the log."""
-        told = {name: value for name, value in vars(self).items() if name not in ("optimizer", "scaler", "case", "quiet")}
+        values = {name: value for name, value in vars(self).items() if name not in ("optimizer", "scaler", "case", "quiet")}
         return {
-            **told,
+            **values,
             "on_finding": OnFinding(self.on_finding).value,
             "level": Level(self.level).value,
             "trace_steps": sorted(self.trace_steps),

@@ -1,4 +1,4 @@
-"""Hearing the operators that a module's own code calls."""
+"""The operators that a module's own code calls."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Part = tuple[str, str, Any]
 
 
 class OwnOperators(CallMode):  # type: ignore[no-untyped-call]
-    """Tells what each operator is given, and then what it gives."""
+    """Sees each operator, before and after it runs."""
 
-    def __init__(self, listening: Callable[[], bool], given: Callable[[list[Part]], Any], gave: Callable[..., None]) -> None:
+    def __init__(self, listening: Callable[[], bool], before: Callable[[list[Part]], Any], after: Callable[..., None]) -> None:
         """
         Args:
             listening: whether the code that runs is a module's own.
-            given: is told the inputs before the operator runs, which may overwrite them.
-            gave: is told what ``given`` returned, the operator's name, the source line that called it, and the outputs.
+            before: is called with the inputs, before the operator may overwrite them.
+            after: is called with what ``before`` returned, the operator's name, the source line that called it, and the outputs.
         """
         super().__init__()
         self._listening = listening
-        self._given = given
-        self._gave = gave
+        self._before = before
+        self._after = after
         self._blank = Blank()
 
     def see(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -42,10 +42,10 @@ class OwnOperators(CallMode):  # type: ignore[no-untyped-call]
             return result
         if not self.entered or (known.left_out and known.name not in _CASTS) or not self._listening():
             return op(*args, **kwargs)
-        given = self._given(list(self._inputs(known, args, kwargs)))
+        before = self._before(list(self._inputs(known, args, kwargs)))
         result = op(*args, **kwargs)
         returned = result[: known.outputs] if known.outputs else result  # the rest is for the backward
-        self._gave(given, str(op), source_line() or "", [("output", path, part) for path, part in leaves(returned)])
+        self._after(before, str(op), source_line() or "", [("output", path, part) for path, part in leaves(returned)])
         return result
 
     def _inputs(self, known: Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Part]:

@@ -34,7 +34,7 @@ from accucompare.reproduce.snapshot import RandomState, Snapshot, always, autoca
 from accucompare.watcher.contexts import Context, copies_of
 from accucompare.watcher.extrema import Meter
 from accucompare.watcher.hooks import Watcher
-from accucompare.watcher.notes import Hearing, Note, WatchedCall
+from accucompare.watcher.notes import Note, Scope, WatchedCall
 
 _NOT_FINITE = {NAN, PLUS, MINUS}
 #: Gradients of two runs are alike up to this share; rounding is below.
@@ -46,30 +46,32 @@ class SecondRun:
     """What a second run has shown.
 
     Attributes:
-        found: the same finding, with the operator that made it; ``None`` if it did not show again.
+        finding: the same finding, with the operator that made it; ``None`` if it did not show again.
         snapshot: what the module call was given.
         note: why there is no second run, or how it differs; empty if all is well.
         reproducer_note: why there can be no reproducer of it; empty if there can.
     """
 
-    found: Finding | None = None
+    finding: Finding | None = None
     snapshot: Snapshot | None = None
     note: str = ""
     reproducer_note: str = ""
 
 
-def replay(context: Context, found: Finding, noted: Sequence[Note], modules: Modules, versions: list[int], limits: Limits) -> SecondRun:
+def second_run(
+    context: Context, finding: Finding, notes: Sequence[Note], modules: Modules, versions: list[int], limits: Limits
+) -> SecondRun:
     """Run an outermost call again, and its backward if the finding is one's.
 
     Args:
-        context: the call in which it was found.
-        found: what was found.
-        noted: what was heard in the step itself, which is believed where the second run says otherwise.
+        context: the call of the finding.
+        finding: to be explained.
+        notes: of the step itself, which is believed where the second run differs.
         modules: of the model.
         versions: of the parameters now: if they were written into since, the call would be another one.
         limits: what is a finding.
     """
-    backward = found.direction is Direction.BACKWARD
+    backward = finding.direction is Direction.BACKWARD
     obstacle = _obstacle(context, modules, versions)
     if obstacle:
         return SecondRun(note=f"the step was not run again: {obstacle}")
@@ -78,27 +80,27 @@ def replay(context: Context, found: Finding, noted: Sequence[Note], modules: Mod
     try:
         with _nothing_changed(context, modules):
             overflowed = devices.backend(context.device.type).overflowed
-            flagged = functools.partial(overflowed, context.device) if FLAG in found.kinds else None
+            flagged = functools.partial(overflowed, context.device) if FLAG in finding.kinds else None
             again, differs = None, ""
             for with_backward in (True,) if backward else (False, True) if context.grads else (False,):  # it may show there only
-                watcher = _Again(modules, context, Hearing(frames=True, operators=True, lines=with_backward), overflowed=flagged)
+                watcher = _SecondWatcher(modules, context, Scope(frames=True, operators=True, lines=with_backward), overflowed=flagged)
                 watcher.run_again(with_backward)
-                findings = judge([each.heard() for each in watcher.noted], found.step, limits)
-                again = again or _same([each for each in findings if not _was_finite(each, noted)], found)
+                findings = judge([each.read() for each in watcher.notes], finding.step, limits)
+                again = again or _same([each for each in findings if not _was_finite(each, notes)], finding)
                 if backward:
-                    differs = _difference(noted[: found.order], watcher.noted if again is None else watcher.noted[: again.order])
+                    differs = _difference(notes[: finding.order], watcher.notes if again is None else watcher.notes[: again.order])
                 if again is not None:
                     break
-            if again is None and found.site is Site.SUM:
+            if again is None and finding.site is Site.SUM:
                 return SecondRun(reproducer_note="none, for one call does not show a sum over several")
-            if differs and (again is None or (again.name, again.call, again.near) != (found.name, found.call, found.near)):
+            if differs and (again is None or (again.name, again.call, again.near) != (finding.name, finding.call, finding.near)):
                 return SecondRun(note=differs)
             if again is None:
                 reason = "the model or its device may not be deterministic" + (", or a hook on a tensor has made it" if backward else "")
                 return SecondRun(note=f"it did not show when the step was run again: {reason}")
             if differs:
-                again = replace(again.noting(differs), tensors=found.tensors, kinds=found.kinds)
-            watcher = _Again(modules, context, Hearing(), (again.name, again.call))
+                again = replace(again.noting(differs), tensors=finding.tensors, kinds=finding.kinds)
+            watcher = _SecondWatcher(modules, context, Scope(), (again.name, again.call))
             watcher.sees_returns = True
             watcher.run_again(backward)
             if again.direction is Direction.FORWARD and again.site is Site.MODULE and FLAG not in again.kinds and not watcher.returned_it:
@@ -117,23 +119,25 @@ def _obstacle(context: Context, modules: Modules, versions: list[int]) -> str:
     return context.obstacle
 
 
-def is_fill(context: Context, found: Finding, modules: Modules, versions: list[int], limits: Limits) -> bool:
-    """Whether a call's -Inf shows again, and is what its output was filled with: no operator has computed it. Arguments as ``replay``."""
+def is_fill(context: Context, finding: Finding, modules: Modules, versions: list[int], limits: Limits) -> bool:
+    """Whether a call's -Inf shows again, and is what its output was filled with: no operator has computed it."""
     if _obstacle(context, modules, versions):
         return False
     try:
         with _nothing_changed(context, modules):
-            watcher = _Again(modules, context, Hearing(operators=True))
+            watcher = _SecondWatcher(modules, context, Scope(operators=True))
             watcher.run_again(backward=False)
     except Exception:  # as above; it stays a finding, which says so
         return False
-    heard = [each.heard() for each in watcher.noted]
-    again = any(each.what is What.ENDED and each.place.key == (found.name, found.call) and kinds_of(each.seen) for each in heard)
-    return again and not any(each.origin and each.name == found.name for each in judge(heard, found.step, limits))
+    observations = [each.read() for each in watcher.notes]
+    again = any(
+        each.what is What.ENDED and each.place.key == (finding.name, finding.call) and kinds_of(each.tensors) for each in observations
+    )
+    return again and not any(each.origin and each.name == finding.name for each in judge(observations, finding.step, limits))
 
 
-class _Again(Watcher):
-    """Hears one outermost call, run again.
+class _SecondWatcher(Watcher):
+    """Watches one outermost call that is run again.
 
     Attributes:
         snapshot: what the call of the target was given.
@@ -144,12 +148,12 @@ class _Again(Watcher):
         self,
         modules: Modules,
         context: Context,
-        hearing: Hearing,
+        scope: Scope,
         target: tuple[str, int] | None = None,
         overflowed: Callable[[], bool | None] | None = None,
     ) -> None:
         super().__init__(modules, Meter(), overflowed=overflowed)
-        self.hearing = hearing
+        self.scope = scope
         self.snapshot: Snapshot | None = None
         self.returned_it = False
         self._context = context
@@ -260,24 +264,26 @@ def _nothing_changed(context: Context, modules: Modules) -> Iterator[None]:
         kept.restore()
 
 
-def _same(findings: list[Finding], found: Finding) -> Finding | None:
+def _same(findings: list[Finding], finding: Finding) -> Finding | None:
     """The origin that the second run shows for a finding: it may know better where in the same pass it began."""
-    origins = [each for each in findings if each.origin and each.direction is found.direction and each.site is not Site.LOSS]
-    exact = (each for each in origins if (each.name, each.call, each.near) == (found.name, found.call, found.near))
+    origins = [each for each in findings if each.origin and each.direction is finding.direction and each.site is not Site.LOSS]
+    exact = (each for each in origins if (each.name, each.call, each.near) == (finding.name, finding.call, finding.near))
     return next(exact, origins[0] if origins else None)
 
 
-def _was_finite(found: Finding, noted: Sequence[Note]) -> bool:
-    """Whether the step itself has heard what was found when it was run again, and it was finite there."""
-    backward = found.direction is Direction.BACKWARD
-    if not _NOT_FINITE & set(found.kinds) or found.site not in (Site.MODULE, Site.GLUE) or (not backward and found.near):
+def _was_finite(finding: Finding, notes: Sequence[Note]) -> bool:
+    """Whether the step itself has seen what a finding of the second run is about, and it was finite."""
+    backward = finding.direction is Direction.BACKWARD
+    if not _NOT_FINITE & set(finding.kinds) or finding.site not in (Site.MODULE, Site.GLUE) or (not backward and finding.near):
         return False
-    what, operator = (What.GRADIENT, found.operator) if backward else (What.ENDED, "")
-    heard = [each for each in noted if each.what is what and each.place.key == (found.name, found.call) and each.operator == operator]
-    return bool(heard) and all(extrema.finite for each in heard for *_, extrema in each.parts)
+    what, operator = (What.GRADIENT, finding.operator) if backward else (What.ENDED, "")
+    observations = [
+        each for each in notes if each.what is what and each.place.key == (finding.name, finding.call) and each.operator == operator
+    ]
+    return bool(observations) and all(extrema.finite for each in observations for *_, extrema in each.parts)
 
 
-def _difference(noted: Sequence[Note], noted_again: Sequence[Note]) -> str:
+def _difference(notes: Sequence[Note], noted_again: Sequence[Note]) -> str:
     """How gradients of the step differ from those of the second run, in a sentence; empty if they do not.
 
     A hook that the user has put on a tensor of the step is not there in the second run.
@@ -292,7 +298,7 @@ def _difference(noted: Sequence[Note], noted_again: Sequence[Note]) -> str:
         return table
 
     others = gradients(noted_again)
-    for key, own in gradients(noted).items():
+    for key, own in gradients(notes).items():
         for (each, largest), (_, other) in zip(own, others.get(key, ()), strict=False):
             if len(own) == len(others[key]) and not math.isclose(largest, other, rel_tol=_ALIKE):
                 where = f"{display_name(each.place.name)} ({each.operator})"
@@ -305,12 +311,12 @@ def _difference(noted: Sequence[Note], noted_again: Sequence[Note]) -> str:
 
 def _checkpoints_reentrantly(outputs: list[torch.Tensor]) -> bool:
     """Whether there is activation checkpointing of the kind that cannot be asked for gradients of chosen tensors."""
-    nodes, seen = [tensor.grad_fn for tensor in outputs], set()
+    nodes, visited = [tensor.grad_fn for tensor in outputs], set()
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if node.name() == "CheckpointFunctionBackward":
             return True
         nodes.extend(following for following, _ in node.next_functions)

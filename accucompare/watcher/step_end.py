@@ -1,4 +1,4 @@
-"""Reading, once a step, what was looked at, and judging it."""
+"""Reads what was looked at in a step, and judges it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from accucompare.findings.events import Cause, Direction, Finding, Site, TensorRange, number
-from accucompare.findings.observations import FLAG, OUTSIDE, Limits, Observation, Place, What, kinds_of
+from accucompare.findings.observations import FLAG, OUTSIDE, Limits, ModuleCall, Observation, What, kinds_of
 from accucompare.findings.origins import judge
 from accucompare.live.gradients import Parameter, gradient_state
 from accucompare.watcher.extrema import Extrema, look_now, norm_now
@@ -33,7 +33,7 @@ class Reader:
         self._limits = limits
         self._ranks = ranks
         self._known: dict[tuple[object, ...], Finding] = {}
-        self._added: list[Finding] = []  # what is no matter of what was heard in order
+        self._added: list[Finding] = []  # findings that do not follow from the order of what was seen
 
     def next_step(self) -> None:
         self.findings = []
@@ -43,7 +43,7 @@ class Reader:
 
     @property
     def origins(self) -> list[Finding]:
-        return [found for found in self.findings if found.origin]
+        return [finding for finding in self.findings if finding.origin]
 
     def read(self) -> None:
         """Bring what was looked at to the host, which waits for the device, and judge it."""
@@ -51,27 +51,27 @@ class Reader:
         watcher.meter.read()
         self._mend_norms()
         norms = watcher.gradients.norms.values()
-        finite = all(extrema.finite for noted in watcher.noted for *_, extrema in noted.parts) and all(norm.finite for norm in norms)
-        flagged = any(noted.what is What.FLAG for noted in watcher.noted)
+        finite = all(extrema.finite for note in watcher.notes for *_, extrema in note.parts) and all(norm.finite for norm in norms)
+        flagged = any(note.what is What.FLAG for note in watcher.notes)
         if finite and not flagged and not self._limits.saturates:
             self._add_late_gradients()
             return
-        heard = [noted.heard() for noted in watcher.noted]
-        if self._ranks == 1:  # of several, each has heard its own gradients before they were summed
-            heard += self._gradients_not_finite(len(heard))
+        observations = [note.read() for note in watcher.notes]
+        if self._ranks == 1:  # of several, each has seen its own gradients before they were summed
+            observations += self._gradients_not_finite(len(observations))
         self.findings = []
-        for found in self._harmful(judge(heard, watcher.step, self._limits)):
-            identity = found.order, found.name, found.call, found.direction, found.site, found.near, *found.kinds
-            self.findings.append(self._known.setdefault(identity, found))
+        for finding in self._harmful(judge(observations, watcher.step, self._limits)):
+            identity = finding.order, finding.name, finding.call, finding.direction, finding.site, finding.near, *finding.kinds
+            self.findings.append(self._known.setdefault(identity, finding))
         self.findings += self._added
         self._add_late_gradients()
 
-    def settle(self, told: Sequence[tuple[Finding, Finding]]) -> None:
-        """Keep findings as they were explained, in place of what was judged."""
-        after = {id(found): explained for found, explained in told}
-        self._known = {key: after.get(id(found), found) for key, found in self._known.items()}
-        self._added = [after.get(id(found), found) for found in self._added]
-        self.findings = [after.get(id(found), found) for found in self.findings]
+    def settle(self, explained: Sequence[tuple[Finding, Finding]]) -> None:
+        """Replace findings by the explained ones. ``explained``: pairs of before and after."""
+        after = {id(before): now for before, now in explained}
+        self._known = {key: after.get(id(finding), finding) for key, finding in self._known.items()}
+        self._added = [after.get(id(finding), finding) for finding in self._added]
+        self.findings = [after.get(id(finding), finding) for finding in self.findings]
 
     def add_loss(self, loss: float | None) -> None:
         """A loss that is not finite, and that nothing else explains, was made outside of the model."""
@@ -81,19 +81,19 @@ class Reader:
 
     def add_update(self, parameters: list[tuple[Parameter, Extrema]], step: int) -> None:
         """Parameters that are not finite since the last update, in this step."""
-        owner, seen = (
+        owner, ranges = (
             self._watcher.gradients.place_of(parameters[0][0]),
-            [extrema.seen("weight", parameter.name) for parameter, extrema in parameters],
+            [extrema.range_of("weight", parameter.name) for parameter, extrema in parameters],
         )
-        self._add(Site.UPDATE, seen, owner, step=step, weights=seen)
+        self._add(Site.UPDATE, ranges, owner, step=step, weights=ranges)
 
     def add_of_others(self) -> Finding:
-        """What another rank has found; of this one's gradients, those that are not finite since they were summed over ranks."""
+        """A finding of another rank, with the gradients of this rank that are not finite since they were summed over ranks."""
         gradients = self._watcher.gradients
         spoilt = {**gradients.norms, **gradients.late}
         bad = [name for name, norm in spoilt.items() if not norm.finite]
-        seen = [spoilt[name].seen("grad", name) for name in bad]
-        return self._add(Site.RANK, seen, direction=Direction.BACKWARD, origin=False, cause=Cause.INPUTS, parameters=bad)
+        ranges = [spoilt[name].range_of("grad", name) for name in bad]
+        return self._add(Site.RANK, ranges, direction=Direction.BACKWARD, origin=False, cause=Cause.INPUTS, parameters=bad)
 
     def _add_late_gradients(self) -> None:
         """Gradients that are not finite when the update begins, and were when the backward ended."""
@@ -102,17 +102,19 @@ class Reader:
             return
         late = [each for each in gradients.parameters if each.name in gradients.late and not gradients.late[each.name].finite]
         looked = [(each, look_now(each.tensor.grad)) for each in late]  # a norm may overflow where no element does
-        bad = [(each, extrema.seen("grad", each.name)) for each, extrema in looked if extrema is not None and not extrema.finite]
+        bad = [(each, extrema.range_of("grad", each.name)) for each, extrema in looked if extrema is not None and not extrema.finite]
         if bad:
             parameters, cause = [each.name for each, _ in bad], Cause.RANKS if self._ranks > 1 else Cause.INSIDE
-            seen = [seen for _, seen in bad]
-            self._add(Site.GRADIENTS, seen, gradients.place_of(bad[0][0]), direction=Direction.BACKWARD, cause=cause, parameters=parameters)
+            ranges = [ranges for _, ranges in bad]
+            self._add(
+                Site.GRADIENTS, ranges, gradients.place_of(bad[0][0]), direction=Direction.BACKWARD, cause=cause, parameters=parameters
+            )
 
-    def _add(self, site: Site, seen: list[TensorRange], owner: Place = OUTSIDE, **facts: Any) -> Finding:
+    def _add(self, site: Site, ranges: list[TensorRange], owner: ModuleCall = OUTSIDE, **facts: Any) -> Finding:
         """A finding of this place; ``facts`` are those in which it is not an origin in the forward."""
-        found = Finding(
+        finding = Finding(
             step=self._watcher.step,
-            order=len(self._watcher.noted),
+            order=len(self._watcher.notes),
             name=owner.name,
             call=0,
             type=owner.type,
@@ -120,22 +122,22 @@ class Reader:
             direction=Direction.FORWARD,
             origin=True,
             cause=Cause.INSIDE,
-            kinds=sorted(kinds_of(seen)),
-            tensors=seen,
+            kinds=sorted(kinds_of(ranges)),
+            tensors=ranges,
         )
-        found = replace(found, **facts)
-        self._added.append(found)
-        self.findings = [*self.findings, found]
-        return found
+        finding = replace(finding, **facts)
+        self._added.append(finding)
+        self.findings = [*self.findings, finding]
+        return finding
 
     def _harmful(self, findings: list[Finding]) -> list[Finding]:
-        backward = [found for found in findings if found.direction is Direction.BACKWARD and found.site is not Site.SUM]
+        backward = [finding for finding in findings if finding.direction is Direction.BACKWARD and finding.site is not Site.SUM]
         norms = self._watcher.gradients.norms.values()
-        self.masked = next((found for found in backward if found.origin and not found.parameters), None)
+        self.masked = next((finding for finding in backward if finding.origin and not finding.parameters), None)
         if self.masked is None or FLAG in self.masked.kinds or not norms or not all(norm.finite for norm in norms):
             self.masked = None
             return findings
-        return [found for found in findings if found not in backward]
+        return [finding for finding in findings if finding not in backward]
 
     def _mend_norms(self) -> None:
         """A norm may overflow where no element does: it is computed again, of the elements made small.
@@ -160,5 +162,5 @@ class Reader:
             if extrema is not None and not extrema.finite:
                 parameter = by_name[name]
                 yield Observation(
-                    What.PARAMETER, gradients.place_of(parameter), [extrema.seen("grad", name)], parameter=parameter.own, order=order
+                    What.PARAMETER, gradients.place_of(parameter), [extrema.range_of("grad", name)], parameter=parameter.own, order=order
                 )

@@ -1,4 +1,4 @@
-"""A running watch: what is done at each step with what was heard."""
+"""A running watch: what is done at each step with what was seen."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from accucompare.findings.events import (
 )
 from accucompare.findings.frames import frames_of
 from accucompare.findings.log import Log, log_path
-from accucompare.findings.observations import Limits, Place, What
+from accucompare.findings.observations import Limits, ModuleCall, What
 from accucompare.findings.scaling import Scaling
 from accucompare.live import points
 from accucompare.live.gradients import Parameter
@@ -46,13 +46,13 @@ from accucompare.watcher.early_warnings import Lookout
 from accucompare.watcher.explanation import Explainer
 from accucompare.watcher.extrema import Extrema, Meter, has_memory
 from accucompare.watcher.hooks import Watcher
-from accucompare.watcher.notes import Hearing, WatchedCall
+from accucompare.watcher.notes import Scope, WatchedCall
 from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.step_end import Reader
 
 #: From so many outermost calls in a step on, the flags are read early, and those that were clean are forgotten.
 _READ_EARLY = 4
-#: So much is heard in a step at most before it is dropped, if nothing was found.
+#: A step without an end has at most so many observations before they are dropped, if nothing was found.
 _MOST_NOTED = 100_000
 #: Underflow is looked for in every so many-th step that is watched.
 _UNDERFLOW_EVERY = 10
@@ -100,12 +100,12 @@ class Watch:
         self._backwards = 0
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
-        self._taken: dict[int, Finding] = {}  # by id, this step's findings that have been told, as they were and as they were explained
+        self._reported: dict[int, Finding] = {}  # by id, this step's findings that were reported, before and after they were explained
         self._judged: dict[int, Finding] = {}  # by id, this step's findings of which it is known whether they are fills
         self._written = False  # whether this step is in the log
         self._spoilt_by_others: int | None = None  # the step in which another rank spoilt gradients, with which parameters were updated
         self._spoilt_update: int | None = None  # the last step in which parameters were updated in spite of a finding
-        self._told: set[str] = set()  # places that have been told
+        self._reported_places: set[str] = set()  # places that were reported in any step
         self._reproduced = False
         self._ended = False
         self._bad_at_first: set[str] = set()  # parameters that were not finite when the watch began
@@ -126,11 +126,11 @@ class Watch:
         """
         self._asked = True
         self._read()
-        backward = any(found.direction is Direction.BACKWARD for found in self._reader.findings)
+        backward = any(finding.direction is Direction.BACKWARD for finding in self._reader.findings)
         return bool(self._flag) or backward or not all(norm.finite for norm in self._watcher.gradients.norms.values())
 
     def step(self, loss: Any = None) -> None:
-        """End a step: read what was looked at, and tell what was found.
+        """End a step: read what was looked at, and report findings.
 
         Args:
             loss: of the step, a number or a tensor of one element, for the log: a loss that is computed outside of the model is seen
@@ -155,12 +155,12 @@ class Watch:
         """Write a sentence into the log."""
         self._log.write(Alert(AlertKind.NOTE, text, self._watcher.step))
 
-    # what the watcher tells of outermost calls
+    # called by the watcher for outermost calls
 
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         contexts = self._contexts
         self._trainings += torch.is_grad_enabled()
-        if len(self._watcher.noted) > _MOST_NOTED:
+        if len(self._watcher.notes) > _MOST_NOTED:
             self._forget()
         if len(contexts.kept) >= _READ_EARLY:
             self._read()
@@ -169,16 +169,16 @@ class Watch:
         contexts.keep(call, args, kwargs, self._watcher.indices())
 
     def _forget(self) -> None:
-        """Drop what was heard in a step without an end, if nothing was found in it."""
+        """Drop what was seen in a step without an end, if nothing was found in it."""
         self._read()
         if not self._reader.findings:
             self._watcher.forget()
             self._reader.next_step()
             self._contexts.kept.clear()
-            text = "this step has no end: call step() of the watch at the end of each; what was heard so far is finite, and is dropped"
+            text = "this step has no end: call step() of the watch at the end of each; what was seen so far is finite, and is dropped"
             self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
 
-    def arrived(self, place: Place, path: str, grad: torch.Tensor) -> None:
+    def arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
         context = self._contexts.find(place.key)
         if context is not None and not context.obstacle:
             context.grads[path] = grad.detach()
@@ -191,20 +191,20 @@ class Watch:
     def _read(self) -> None:
         if not self._watcher.listening:
             return
-        with self._watcher.deaf():
+        with self._watcher.paused():
             self._reader.read()
             while (filled := next((each for each in self._reader.findings if self._is_fill(each)), None)) is not None:
                 self._fills.add(filled.name)
                 self._reader.read()
             if self._start.saturates:
-                flagged = any(noted.what is What.FLAG for noted in self._watcher.noted)
+                flagged = any(note.what is What.FLAG for note in self._watcher.notes)
                 self._flag = bool(self._flag) or flagged or self._device_flag()
 
-    def _is_fill(self, found: Finding) -> bool:
-        if id(found) in self._judged or id(found) in self._taken:
+    def _is_fill(self, finding: Finding) -> bool:
+        if id(finding) in self._judged or id(finding) in self._reported:
             return False
-        self._judged[id(found)] = found
-        return self._explainer.is_fill(found, self._watcher.noted)
+        self._judged[id(finding)] = finding
+        return self._explainer.is_fill(finding, self._watcher.notes)
 
     def before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The optimizer is about to change the parameters: the last moment at which a step can be run again.
@@ -234,11 +234,11 @@ class Watch:
         return loss
 
     def _check(self, optimizer: Any) -> None:
-        if getattr(optimizer, "found_inf", None) is None:  # else it has been told by the loss scaler, and skips the update itself
-            with self._watcher.deaf():
+        if getattr(optimizer, "found_inf", None) is None:  # else the loss scaler has set it, and the optimizer skips the update itself
+            with self._watcher.paused():
                 self._watcher.gradients.look_again(tensor for group in optimizer.param_groups for tensor in group["params"])
         self._read()
-        error = self._tell(forward_only=self._scaling.scale is not None)  # a fused optimizer skips the update itself
+        error = self._report(forward_only=self._scaling.scale is not None)  # a fused optimizer skips the update itself
         gradients = self._watcher.gradients
         spoilt = not all(norm.finite for norm in (*gradients.norms.values(), *gradients.late.values()))
         others = self._error_of_others(self._scaling.scale is None and spoilt, own=error is not None)
@@ -253,18 +253,18 @@ class Watch:
 
         Args:
             known: whether it is known without asking: gradients that were finite here have been summed over ranks, and are not any more.
-            own: whether this rank raises anyway, and only tells the others.
+            own: whether this rank raises anyway, and the others only need to know.
         """
         if self._start.ranks == 1 or self._options.on_finding != OnFinding.RAISE:
             return None
         asked = self._options.agree and any_has(known or own, self._device)
         if own or not (known or asked):
             return None
-        found = self._reader.add_of_others()
-        self._taken[id(found)] = found
-        self.findings.append(found)
-        self._log.write(found)
-        return NonFiniteError(answer(found, self._start, self.path), found)
+        finding = self._reader.add_of_others()
+        self._reported[id(finding)] = finding
+        self.findings.append(finding)
+        self._log.write(finding)
+        return NonFiniteError(answer(finding, self._start, self.path), finding)
 
     def _end_watched_step(self, loss: float | None) -> None:
         self._read()
@@ -274,13 +274,13 @@ class Watch:
         self._trace()
         scaled = self._end_scale()
         handled = scaled is not None and scaled.skipped and not scaled.alarm
-        error = self._tell(forward_only=handled)
+        error = self._report(forward_only=handled)
         others = self._error_of_others(own=error is not None) if not self._updated else None
         error = error or others
         if scaled is not None:
             self._log.write(scaled)
             if scaled.alarm:
-                self._lookout.tell(step, scaled.text)
+                self._lookout.log(step, scaled.text)
         self._write_step(handled, loss)
         if error is not None:
             self._end(Ending.FINDING)
@@ -290,8 +290,8 @@ class Watch:
         """The step's line in the log; ``handled``: what overflowed in the backward was handled by the loss scaler, or by the loop."""
         self._written = True
         self._backwards += self._watcher.gradients.backwards
-        self._watched_steps += bool(self._watcher.noted)
-        if not self._watcher.noted:
+        self._watched_steps += bool(self._watcher.notes)
+        if not self._watcher.notes:
             text = "no call of the model was seen in this step: is it this very model, not a copy, that is called inside the watch?"
             self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
         norms = {name: norm.low / (self._scale_of_step or 1.0) for name, norm in self._watcher.gradients.norms.items()}
@@ -320,7 +320,7 @@ class Watch:
         self._contexts.kept.clear()
         self._reader.next_step()
         self._written = False
-        self._taken.clear()
+        self._reported.clear()
         self._judged.clear()
         self._flag, self._asked = None, False
         self._updated.clear()
@@ -330,12 +330,12 @@ class Watch:
             self._watcher.remove()
         elif not idle and not self._watcher.listening:
             self._watcher.install()
-        self._hear()
+        self._set_scope()
 
-    def _hear(self) -> None:
-        """Set what is looked at in the step that begins."""
+    def _set_scope(self) -> None:
+        """Choose what is looked at in the step that begins."""
         step, options = self._watcher.step, self._options
-        self._watcher.hearing = Hearing(
+        self._watcher.scope = Scope(
             frames=options.frames > 0 or step in options.trace_steps,
             underflow=(step // options.every) % _UNDERFLOW_EVERY == 0,
             operators=options.level == Level.OP,
@@ -348,38 +348,38 @@ class Watch:
 
     _scale_of_step: float | None = None
 
-    # telling
+    # reporting
 
-    def _tell(self, forward_only: bool = False, may_raise: bool = True) -> NonFiniteError | None:
-        """Explain, write down and tell what this step has shown and was not told yet.
+    def _report(self, forward_only: bool = False, may_raise: bool = True) -> NonFiniteError | None:
+        """Explain, log and report the findings of this step that were not reported yet.
 
         Returns:
             What is to be raised, if anything.
         """
-        new = [found for found in self._reader.findings if id(found) not in self._taken]
+        new = [finding for finding in self._reader.findings if id(finding) not in self._reported]
         if forward_only:
-            new = [found for found in new if found.direction is Direction.FORWARD]
-        self._taken |= {id(found): found for found in new}
-        judged, new = new, [self._passed_on_of_others(found) for found in new]
-        origins = [found for found in new if found.origin]
-        frames = self._frames_until(origins[0]) if origins and not self._told else None
-        new = [self._explained(found) if found.origin else found for found in new]
-        self._taken |= {id(found): found for found in new}
+            new = [finding for finding in new if finding.direction is Direction.FORWARD]
+        self._reported |= {id(finding): finding for finding in new}
+        judged, new = new, [self._passed_on_of_others(finding) for finding in new]
+        origins = [finding for finding in new if finding.origin]
+        frames = self._frames_until(origins[0]) if origins and not self._reported_places else None
+        new = [self._explained(finding) if finding.origin else finding for finding in new]
+        self._reported |= {id(finding): finding for finding in new}
         self._reader.settle(list(zip(judged, new, strict=True)))
-        origins = [found for found in new if found.origin]
+        origins = [finding for finding in new if finding.origin]
         if origins and self._updated:
             self._spoilt_update = self._watcher.step
         self.findings += new
         if frames is not None:
             self._log.write(frames)
-        for found in new:
-            self._log.write(found)
+        for finding in new:
+            self._log.write(finding)
         if not origins:
             return None
         first = origins[0]
         message = answer(first, self._start, self.path, self._scale_of_step)
-        again = first.place in self._told
-        self._told |= {found.place for found in origins}
+        again = first.place in self._reported_places
+        self._reported_places |= {finding.place for finding in origins}
         raises = self._options.on_finding == OnFinding.RAISE and may_raise
         if frames is not None and not self._options.quiet:
             self._print(first, frames, with_answer=not raises)
@@ -387,63 +387,63 @@ class Watch:
             warnings.warn(f"accucompare: {message}", NonFiniteWarning, stacklevel=3)
         return NonFiniteError(message, first) if raises else None
 
-    def _passed_on_of_others(self, found: Finding) -> Finding:
+    def _passed_on_of_others(self, finding: Finding) -> Finding:
         """What follows from gradients that another rank has spoilt did not begin here."""
-        if self._spoilt_by_others is None or not found.origin:
-            return found
-        return found.passing_on(f"in step {self._spoilt_by_others} parameters were updated with gradients that another rank had spoilt")
+        if self._spoilt_by_others is None or not finding.origin:
+            return finding
+        return finding.passing_on(f"in step {self._spoilt_by_others} parameters were updated with gradients that another rank had spoilt")
 
-    def _passed_on_of_update(self, found: Finding) -> Finding:
+    def _passed_on_of_update(self, finding: Finding) -> Finding:
         """Nor did weights that were updated with what was found in an earlier step."""
-        if self._spoilt_update is None or self._spoilt_update >= found.step or found.site is not Site.WEIGHTS:
-            return found
-        return found.passing_on(f"parameters were updated in step {self._spoilt_update}, in spite of what was found there")
+        if self._spoilt_update is None or self._spoilt_update >= finding.step or finding.site is not Site.WEIGHTS:
+            return finding
+        return finding.passing_on(f"parameters were updated in step {self._spoilt_update}, in spite of what was found there")
 
-    def _explained(self, found: Finding) -> Finding:
-        with self._watcher.deaf():
-            found, snapshot = self._explainer.explain(found, self._watcher.noted)
+    def _explained(self, finding: Finding) -> Finding:
+        with self._watcher.paused():
+            finding, snapshot = self._explainer.explain(finding, self._watcher.notes)
             if snapshot is not None and self._options.on_finding != OnFinding.WARN and not self._reproduced:
                 self._reproduced = True
-                found = self._with_reproducer(found, snapshot)
-        return self._passed_on_of_update(found)
+                finding = self._with_reproducer(finding, snapshot)
+        return self._passed_on_of_update(finding)
 
-    def _with_reproducer(self, found: Finding, snapshot: Snapshot) -> Finding:
+    def _with_reproducer(self, finding: Finding, snapshot: Snapshot) -> Finding:
         try:
-            script = save_reproducer(self.path / f"rank{self._start.rank}-step{found.step}", found, snapshot, self._options.case)
+            script = save_reproducer(self.path / f"rank{self._start.rank}-step{finding.step}", finding, snapshot, self._options.case)
         except AccucompareError as error:
-            return found.noting(f"the reproducer was not written: {error}")
-        notes = [*found.reproducer_notes, *script.notes]
-        return replace(found, reproducer=script.path.relative_to(self.path).as_posix(), reproducer_notes=notes)
+            return finding.noting(f"the reproducer was not written: {error}")
+        notes = [*finding.reproducer_notes, *script.notes]
+        return replace(finding, reproducer=script.path.relative_to(self.path).as_posix(), reproducer_notes=notes)
 
-    def _frames_until(self, found: Finding) -> Frames | None:
+    def _frames_until(self, finding: Finding) -> Frames | None:
         if not self._options.frames:
             return None
-        heard = (noted.heard() for noted in self._watcher.noted)
-        return Frames(found.step, frames_of(heard, found.order)[-self._options.frames :])
+        observations = (note.read() for note in self._watcher.notes)
+        return Frames(finding.step, frames_of(observations, finding.order)[-self._options.frames :])
 
     def _trace(self) -> None:
         if self._watcher.step not in self._options.trace_steps:
             return
-        frames = Frames(self._watcher.step, frames_of(noted.heard() for noted in self._watcher.noted), traced=True)
+        frames = Frames(self._watcher.step, frames_of(note.read() for note in self._watcher.notes), traced=True)
         self._log.write(frames)
         if not self._options.quiet:
             from accucompare.report.terminal_watch import print_frames
 
             print_frames(frames)
 
-    def _print(self, found: Finding, frames: Frames, with_answer: bool) -> None:
+    def _print(self, finding: Finding, frames: Frames, with_answer: bool) -> None:
         from accucompare.report.terminal_watch import print_finding
 
-        print_finding(found, self._start, frames, self.path, scale=self._scale_of_step, with_answer=with_answer)
+        print_finding(finding, self._start, frames, self.path, scale=self._scale_of_step, with_answer=with_answer)
 
     def _look_out(self) -> None:
         step, masked = self._watcher.step, self._reader.masked
-        self._lookout.look(self._watcher.noted, step)
+        self._lookout.look(self._watcher.notes, step)
         if masked is not None:
             text = (
                 f"its gradient ({masked.operator or 'backward'}) held {' and '.join(masked.kinds)}, which came to no parameter's gradient"
             )
-            self._lookout.warn(AlertKind.NOTE, text, step, Place(masked.name, masked.call, masked.type, None))
+            self._lookout.warn(AlertKind.NOTE, text, step, ModuleCall(masked.name, masked.call, masked.type, None))
         if self._flag and not self._reader.findings:
             text = "the device's overflow flag is up, and no value shows it; flag_per_module=True (--flag-per-module) names the module"
             self._lookout.warn(AlertKind.FLAG, text, step)
@@ -464,7 +464,7 @@ class Watch:
             self.scales.append(scale)
         lowered = scale is not None and before is not None and scale < before
         by_hand = self._asked and not self._updated and scale is None and bool(self._reader.findings or self._flag)
-        where = next((found.place for found in self._reader.origins), "")
+        where = next((finding.place for finding in self._reader.origins), "")
         return self._scaling.end_step(self._watcher.step, scale, lowered or by_hand, where)
 
     # beginning and end
@@ -473,11 +473,11 @@ class Watch:
         self._bad_at_first = {parameter.name for parameter, _ in self._bad_parameters()}
         self._watcher.install()
         points.active.append(self._watcher)
-        self._hear()
+        self._set_scope()
 
     def finish(self) -> None:
         """The loop is over; what came after the last ``step()`` is a step of its own."""
-        if self._watcher.noted:
+        if self._watcher.notes:
             self.step()
         self._check_parameters(max(0, self._watcher.step - 1))
         self._end(Ending.FINISHED)
@@ -497,17 +497,17 @@ class Watch:
         if not bad or self._spoilt_by_others is not None:
             return
         self._reader.add_update(bad, step)
-        error = self._tell()
+        error = self._report()
         if error is not None:
             self._end(Ending.FINDING)
             raise error
 
     def fail(self, error: BaseException) -> None:
-        """The loop has raised: tell what was found until then, and end."""
+        """The loop has raised: report what was found until then, and end."""
         if not self._ended:
             with contextlib.suppress(Exception):  # the loop's own error matters more
                 self._read()
-                self._tell(may_raise=False)
+                self._report(may_raise=False)
                 if self._reader.findings:
                     self._write_step()
         if isinstance(error, KeyboardInterrupt):

@@ -97,6 +97,8 @@ def dict_of(names: list[str]) -> dict[str, nn.Module]:
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_model_is_recorded_and_stays_compiled(backend: str, record: Record) -> None:
+    import torch._dynamo.testing
+
     torch._dynamo.reset()
     inner = model()
     frames = torch._dynamo.testing.CompileCounterWithBackend(backend)

@@ -66,7 +66,7 @@ def test_extrema_and_counts_are_those_of_numpy(dtype: torch.dtype, shape: tuple[
     assert _same(extrema.high, float(right.max()))
     assert extrema.abs_min is not None
     assert _same(extrema.abs_min, float(np.abs(right).min()))
-    seen = extrema.seen("output", "")
+    seen = extrema.range_of("output", "")
     assert (seen.nan, seen.inf) == (np.isnan(right).sum(), np.isinf(right).sum())
     assert extrema.finite == bool(np.isfinite(right).all())
 

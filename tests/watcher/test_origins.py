@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -46,14 +45,6 @@ def _cases(legal: bool) -> list[Any]:
         for name in names
         if ORIGINS[name].legal is legal and not ORIGINS[name].skipped(model, dtype)
     ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(("model", "dtype", "name"), _cases(legal=False))

@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,6 @@ from tests.reproduce.reproduced import run_here
 from tests.watcher.watched import Glue, Subject, assert_same, differing, origins, run, trained
 
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _spoilt_once(part: nn.Module, by: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:

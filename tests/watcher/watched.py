@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,23 +18,7 @@ import accucompare as ac
 from accucompare.findings.events import Event, Finding
 from accucompare.findings.log import read_log
 from accucompare.watcher.steps import Watch
-
-
-class Glue(nn.Module):
-    """A model whose forward is a function of the test's own: ``Glue(lambda self, x: self.fc(x) + 1, fc=nn.Linear(2, 2))``."""
-
-    def __init__(self, forward: Callable[..., Any], **children: nn.Module) -> None:
-        super().__init__()
-        self._function = forward
-        for name, child in children.items():
-            self.add_module(name, child)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(self, *args, **kwargs)
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
+from tests.recorded import Glue as Glue
 
 
 @dataclass
