@@ -19,8 +19,9 @@ from accucompare.compare.culprits import described, find_culprits
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Found, Outcome, Progress, Sides, Task, same_bits, with_baseline
 from accucompare.compare.preflight import preflight, preflight_baseline
+from accucompare.compare.proposals import propose
 from accucompare.compare.provenance import other_code, other_optimizer
-from accucompare.compare.renames import Model, advice, clashes, matches, options, propose, signatures_of
+from accucompare.compare.renames import Model, advice, clashes, matches, options, signatures_of
 from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import UNMATCHED, Finding, Reason, RefusedBaseline, Row, Status, Verdict
 from accucompare.compare.sequences import align_operators, numbered_as
