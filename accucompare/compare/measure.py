@@ -113,15 +113,19 @@ def measure(
     if golden_dtype.kind is not candidate_dtype.kind:
         raise ValueError(f"{golden_dtype.name} and {candidate_dtype.name} are numbers of different kinds")
     pair = PairOfTensors(golden, candidate, golden_dtype, candidate_dtype, math.prod(shape), masks)
-    parts = iter(run(lambda segment: _measure_segment(pair, segment, atol, rtol), pair.segments()))
-    scan, sums = next(parts)
-    for later_scan, later_sums in parts:
-        scan.join(later_scan)
-        sums.extend(later_sums.chunks)
+    segments = pair.segments()
+    if len(segments) == 1:
+        scan, sums = _measure_segment(pair, segments[0], atol, rtol)
+    else:
+        parts = iter(run(lambda segment: _measure_segment(pair, segment, atol, rtol), segments))
+        scan, sums = next(parts)
+        for later_scan, later_sums in parts:
+            scan.join(later_scan)
+            sums.extend(later_sums.chunks)
     scales = scan.scales()
     if scales != sums.scales:
         sums = Sums(scales)
-        for part in run(lambda segment: _scaled_sums(pair, segment, scales), pair.segments()):
+        for part in run(lambda segment: _scaled_sums(pair, segment, scales), segments):
             sums.extend(part.chunks)
     total = sums.total()
     angle = one_minus_cosine(sums, total, pair, run)
@@ -169,18 +173,33 @@ def measure_masks(golden: Blocks, candidate: Blocks, golden_dtype: DType, candid
     return Metrics(elements=pair.elements, compared=pair.elements - masked, masked=masked)
 
 
-@np.errstate(all="ignore")  # it holds for one thread only
 def _measure_segment(pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None) -> tuple[Scan, Sums]:
     if pair.compiled:
-        measurement = kernel.Measurement(pair.golden_dtype, pair.candidate_dtype, atol, rtol, segment.stop - segment.start)
-        for golden, candidate in pair.raw_blocks(segment):
-            measurement.add(golden, candidate)
-        found = measurement.found()
+        found, chunks = _measure_compiled(pair, segment, atol, rtol)
         if not math.isinf(found.max_abs):  # a difference beyond float64 is one that only NumPy's pass can compare
-            scan, sums = Scan(atol, rtol), Sums()
-            scan.take(found, segment, pair)
-            sums.extend(measurement.chunk_sums())
-            return scan, sums
+            return Scan.of(found, segment, pair, atol, rtol), Sums(chunks=chunks)
+    return _measure_by_numpy(pair, segment, atol, rtol)
+
+
+def _measure_compiled(
+    pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None
+) -> tuple[kernel.Measured, list[list[float]]]:
+    types, elements = (pair.golden_dtype, pair.candidate_dtype), segment.stop - segment.start
+    whole = measurement = None
+    for golden, candidate in pair.raw_blocks(segment):
+        if len(golden) == elements:
+            whole = kernel.measure_whole(golden, candidate, *types, atol, rtol)
+            continue  # the blocks are to be exhausted, for only then they are verified
+        measurement = measurement or kernel.Measurement(*types, atol, rtol, elements)
+        measurement.add(golden, candidate)
+    if whole is not None:
+        return whole
+    measurement = measurement or kernel.Measurement(*types, atol, rtol, elements)
+    return measurement.found(), measurement.chunk_sums()
+
+
+@np.errstate(all="ignore")  # it holds for one thread only
+def _measure_by_numpy(pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None) -> tuple[Scan, Sums]:
     scan, sums = Scan(atol, rtol), Sums()
     for block in pair.blocks(segment):
         scan.add(block, pair)
@@ -231,4 +250,10 @@ def _metrics(scan: Scan, total: Totals, angle: float, shape: tuple[int, ...]) ->
 
 
 def _index(place: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    return None if place is None else tuple(int(index) for index in np.unravel_index(place, shape))
+    if place is None:
+        return None
+    index = []
+    for length in reversed(shape):
+        place, own = divmod(place, length)
+        index.append(own)
+    return tuple(reversed(index))

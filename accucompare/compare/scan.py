@@ -14,6 +14,9 @@ from accucompare.numbers import kernel
 from accucompare.numbers.dtypes import Array, DType, Kind, widen
 from accucompare.numbers.sums import Float64, as_reals
 
+#: The Python types of numbers that are no floats.
+_EXACT: dict[Kind, type] = {Kind.INT: int, Kind.BOOL: bool}
+
 
 @dataclass(slots=True)
 class Scan:
@@ -40,9 +43,27 @@ class Scan:
     nonfinite_mismatch: int = 0
     nonfinite_index: int | None = None
     saturated: int = 0
-    masked: int = 0
     largest_golden: float = 0.0  # |golden|; this and the next are looked for in float64 tensors only
     largest_candidate: float = 0.0
+    masked: int = 0  # of which the compiled kernel knows nothing
+
+    @classmethod
+    def of(cls, found: kernel.Measured, segment: Segment, pair: PairOfTensors, atol: float | None, rtol: float | None) -> Scan:
+        """What the compiled kernel has found in a segment."""
+        scan = cls(atol, rtol, *found)
+        start = segment.start * pair.reals
+        if scan.max_abs_index is not None:
+            scan.max_abs_index += start
+            if pair.golden_dtype.kind in _EXACT:
+                exact = _EXACT[pair.golden_dtype.kind]
+                scan.golden_at_max, scan.candidate_at_max = exact(found.golden_at_max), exact(found.candidate_at_max)
+        else:
+            scan.golden_at_max = scan.candidate_at_max = None
+        if scan.nonfinite_index is not None:
+            scan.nonfinite_index += start
+        if pair.golden_dtype is not pair.candidate_dtype or not pair.golden_dtype.digits or segment.stop == segment.start:
+            scan.max_ulp = None
+        return scan
 
     def scales(self) -> Scales:
         """What values must be scaled by for their squares to fit float64. Those of every type but float64 do."""
@@ -73,19 +94,6 @@ class Scan:
             distance = _ulps(block.golden_raw, block.candidate_raw, pair.golden_dtype, block.finite) if most > 0.0 else 0
             self.max_ulp = max(self.max_ulp or 0, distance)
 
-    def take(self, found: kernel.Measured, segment: Segment, pair: PairOfTensors) -> None:
-        """Take what the compiled kernel has found in a segment."""
-        start = segment.start * pair.reals
-        if found.max_abs > 0.0:
-            exact = {Kind.INT: int, Kind.BOOL: bool}.get(pair.golden_dtype.kind, float)
-            self.max_abs, self.max_abs_index = found.max_abs, start + found.place
-            self.golden_at_max, self.candidate_at_max = exact(found.golden_at_max), exact(found.candidate_at_max)
-        if found.nonfinite_mismatch:
-            self.nonfinite_index = start + found.mismatch_place
-        if pair.golden_dtype is pair.candidate_dtype and pair.golden_dtype.digits and segment.stop > segment.start:
-            self.max_ulp = found.max_ulp
-        self._add_up(found)
-
     def join(self, later: Scan) -> None:
         """Take in what was found in the blocks that follow."""
         if later.max_abs > self.max_abs:
@@ -96,24 +104,21 @@ class Scan:
         if later.max_ulp is not None:
             self.max_ulp = max(self.max_ulp or 0, later.max_ulp)
         self.masked += later.masked
-        self._add_up(later)
-
-    def _add_up(self, found: kernel.Measured | Scan) -> None:
-        self.max_rel = max(self.max_rel, found.max_rel)
-        self.tolerance_used = max(self.tolerance_used, found.tolerance_used)
-        self.needed_atol = max(self.needed_atol, found.needed_atol)
-        self.largest_golden = max(self.largest_golden, found.largest_golden)
-        self.largest_candidate = max(self.largest_candidate, found.largest_candidate)
-        self.compared += found.compared
-        self.over_tolerance += found.over_tolerance
-        self.over_1e3 += found.over_1e3
-        self.over_5e3 += found.over_5e3
-        self.golden_nan += found.golden_nan
-        self.candidate_nan += found.candidate_nan
-        self.golden_inf += found.golden_inf
-        self.candidate_inf += found.candidate_inf
-        self.nonfinite_mismatch += found.nonfinite_mismatch
-        self.saturated += found.saturated
+        self.max_rel = max(self.max_rel, later.max_rel)
+        self.tolerance_used = max(self.tolerance_used, later.tolerance_used)
+        self.needed_atol = max(self.needed_atol, later.needed_atol)
+        self.largest_golden = max(self.largest_golden, later.largest_golden)
+        self.largest_candidate = max(self.largest_candidate, later.largest_candidate)
+        self.compared += later.compared
+        self.over_tolerance += later.over_tolerance
+        self.over_1e3 += later.over_1e3
+        self.over_5e3 += later.over_5e3
+        self.golden_nan += later.golden_nan
+        self.candidate_nan += later.candidate_nan
+        self.golden_inf += later.golden_inf
+        self.candidate_inf += later.candidate_inf
+        self.nonfinite_mismatch += later.nonfinite_mismatch
+        self.saturated += later.saturated
 
     def _compare_with_golden(self, block: Block, magnitude: Float64, golden: Float64) -> None:
         size: float | Float64 = 1.0
