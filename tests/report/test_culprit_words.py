@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import accucompare as ac
@@ -15,6 +16,7 @@ from accucompare.api import Comparison
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Role
 from accucompare.compare.baseline import limit
+from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.result import Side
 from accucompare.compare.rows import Culprit, Reason, Row, Verdict
 from accucompare.report.columns import COLUMNS, to_dataframe
@@ -32,7 +34,9 @@ HINT = "often: a wrong eps in a normalisation"
 def judged(name: str, excess: float = 1.0, baseline: float = 1e-3, reason: Reason | None = None, role: Role = Role.OUTPUT) -> Row:
     """A row with this excess, judged by a baseline with this error."""
     reason = reason or (Reason.OK if excess <= MOST else Reason.INTRODUCED)
-    verdict = Verdict(reason, f"excess {MOST:.3g}", "baseline", f"excess {excess:.3g}", excess / MOST, "", MOST * baseline, excess, MOST)
+    verdict = Verdict(
+        reason, f"excess {MOST:.3g}", "baseline", (SmallestLimit("excess", excess),), excess / MOST, "", MOST * baseline, excess, MOST
+    )
     return replace(pair(name, excess * baseline, reason, role), verdict=verdict, baseline=baseline)
 
 
@@ -69,7 +73,7 @@ def test_data_frame_has_the_same_columns_where_they_say_nothing() -> None:
 
 def test_a_limit_that_the_user_gave_is_none_on_the_excess() -> None:
     row = pair("a", 1e-5)
-    frame = to_dataframe(fed(replace(row, verdict=replace(row.verdict, excess=3.0), baseline=1e-6)))
+    frame = to_dataframe(fed(replace(row, verdict=msgspec.structs.replace(row.verdict, excess=3.0), baseline=1e-6)))
     assert frame["excess"].tolist() == [3.0]
     assert frame["excess limit"].isna().all()
 
