@@ -16,6 +16,7 @@ from accucompare.compare.baseline import check_baseline, check_dtypes, check_fee
 from accucompare.compare.brought import own_baseline
 from accucompare.compare.choices import Calls, given_otherwise, judged_by_limits
 from accucompare.compare.culprits import described, find_culprits
+from accucompare.compare.models import other_model
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Outcome, Progress, Sides, Task, same_bits, with_baseline
 from accucompare.compare.preflight import preflight, preflight_baseline
@@ -102,7 +103,9 @@ def compare(
         findings += [Finding("baseline", f"golden's own baseline does not judge: {judge.unfit}")] if judge.unfit else []
         findings += preflight_baseline(golden_bundle, candidate_bundle, judge.bundle, renamings, judge.refused)
         findings += _on_rows_alone(alone, compared)
-        culprits = find_culprits(rows, fed, judge.bundle is not None)
+        different = other_model(*models, rows, renamings)
+        findings += [Finding("model", str(different))] if different is not None else []
+        culprits = find_culprits(rows, fed, judge.bundle is not None) if different is None else []
         return Result(
             golden=_side(golden_bundle),
             candidate=_side(candidate_bundle),
@@ -117,6 +120,8 @@ def compare(
             refused=judge.refused,
             unseen=other_optimizer(golden_bundle.manifest, candidate_bundle.manifest),
             maps=[renaming.text for renaming in renamings],
+            verified=verify,
+            other_model=different,
             proposed_maps=[] if auto else proposed,
         )
 

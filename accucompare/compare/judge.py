@@ -83,8 +83,10 @@ def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolera
     if DTYPES[golden.dtype].kind in (Kind.INT, Kind.BOOL):
         if metrics.max_abs and expected is not None and expected.different:
             return _judge_choices(metrics, expected)
-        reason = Reason.OK if metrics.max_abs == 0 else Reason.OVER
-        return Verdict(reason, str(EXACT), EXACT.source, used=math.inf if metrics.max_abs else 0.0)
+        if not metrics.max_abs:
+            return Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0)
+        detail = f"{differing(metrics)} of {metrics.compared} differ, and none may"
+        return Verdict(Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=detail)
     limits = _limits(metrics, tolerance)
     if math.isinf(metrics.rel_l2) and tolerance.rel_l2 is not None:
         detail = f"golden is all zeros, so no relative limit would pass; {SmallestLimit('atol', metrics.max_abs)} would"

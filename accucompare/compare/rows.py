@@ -270,6 +270,7 @@ class About(str, Enum):
     STEPS = "steps"
     SEED = "seed"
     MODE = "mode"  # train mode, dropout, random numbers
+    CONFIGURATION = "configuration"  # attributes of modules
     OTHER = "other"
 
 

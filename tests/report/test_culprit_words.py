@@ -291,11 +291,13 @@ def test_after_a_failure_only_rows_that_fail_are_called_worst(capsys: pytest.Cap
 
 
 def test_bit_for_bit_identical_is_a_verdict_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    same = comparison(pair("a", 0.0, Reason.IDENTICAL), pair("b", 0.0, Reason.IDENTICAL))
+    same = comparison(pair("a", 0.0, Reason.IDENTICAL), pair("b", 0.0, Reason.IDENTICAL), verified=True)
     assert printed(capsys, same, quiet=True) == "IDENTICAL  npu against golden: all 2 compared rows bit for bit identical\n"
     summary = opened(tmp_path, same)["Summary"]
     assert (summary["B2"].value, summary["B3"].value) == ("IDENTICAL", "All 2 rows that could be compared are bit for bit identical.")
     assert json.loads(same.to_json(tmp_path / "x.json").read_text())["verdict"] == "IDENTICAL"
+    unread = replace(same, verified=False)
+    assert printed(capsys, unread, quiet=True).endswith("rows bit for bit identical by their digests (--verify reads the values)\n")
     near = comparison(pair("a", 0.0, Reason.IDENTICAL), pair("b", 1e-9))
     assert printed(capsys, near, quiet=True).startswith("PASS  ")
     assert json.loads(near.to_json(tmp_path / "x.json").read_text())["verdict"] == "PASS"
@@ -354,3 +356,16 @@ def test_json_of_two_bundles_alone_has_the_same_keys(tmp_path: Path) -> None:
 def test_libreoffice_opens_a_report_with_culprits(tmp_path: Path) -> None:
     opened(tmp_path, fed(judged("a"), judged("b", 31.0)))
     assert libreoffice(tmp_path / "report.xlsx", "pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_multiple_of_no_limit_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    choices = [write(tmp_path / str(chosen), [item("pick", [chosen, 1, 2])]) for chosen in (0, 5)]
+    assert "x limit: the error as a multiple of its limit; blank for integers and booleans, of which none may differ" in one_line(
+        printed(capsys, ac.diff(*choices))
+    )
+    nan = [write(tmp_path / f"nan{value}", [item("fc", [value, 1.0])]) for value in (0.0, math.nan)]
+    assert "its limit; inf: the limit is zero, or NaN or Inf is on one side only" in one_line(printed(capsys, ac.diff(*nan)))
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
