@@ -39,7 +39,7 @@ NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Slices:
     """One dimension of a tensor, or some of its slices (``chosen``, in order)."""
 
     dim: int
@@ -65,19 +65,19 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Tensors:
     """Two tensors, or the part of them that holds the error; finite, C-contiguous, without dimensions of one slice."""
 
     golden: Float64
     candidate: Float64
-    places: tuple[Place, ...]  # of each dimension
+    places: tuple[Slices, ...]  # of each dimension
 
-    def part(self, chosen: list[Place]) -> Pair:
+    def part(self, chosen: list[Slices]) -> Tensors:
         """The chosen slices only."""
         by_dim = {place.dim: place for place in chosen}
         places = tuple(by_dim.get(place.dim, place) for place in self.places)
         index = np.ix_(*(place.chosen for place in places))
-        return Pair(self.golden[index], self.candidate[index], places)
+        return Tensors(self.golden[index], self.candidate[index], places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +98,18 @@ class Sums:
         return sums if sums.shape[1] <= LONGEST else None
 
 
-def pair_of(golden: Float64, candidate: Float64) -> Pair:
+def pair_of(golden: Float64, candidate: Float64) -> Tensors:
     """The pair, scaled by a power of two if squares of squares might not fit float64."""
     exponent = math.frexp(max(float(np.abs(values).max(initial=0.0)) for values in (golden, candidate)))[1]
     if abs(exponent) > 60:
         golden, candidate = np.ldexp(golden, -exponent), np.ldexp(candidate, -exponent)
     names = NAMES.get(golden.ndim, (("slice", "slices"),) * golden.ndim)
-    places = tuple(Place(dim, *names[dim], size, np.arange(size)) for dim, size in enumerate(golden.shape) if size != 1)
+    places = tuple(Slices(dim, *names[dim], size, np.arange(size)) for dim, size in enumerate(golden.shape) if size != 1)
     shape = tuple(place.size for place in places)
-    return Pair(np.ascontiguousarray(golden).reshape(shape), np.ascontiguousarray(candidate).reshape(shape), places)
+    return Tensors(np.ascontiguousarray(golden).reshape(shape), np.ascontiguousarray(candidate).reshape(shape), places)
 
 
-def sums_of(pair: Pair) -> Sums:
+def sums_of(pair: Tensors) -> Sums:
     """The sums of a pair of one dimension or more."""
     shape = pair.golden.shape
     golden = pair.golden.reshape(-1, shape[-1])
@@ -139,7 +139,7 @@ def shares(over: Float64) -> tuple[Float64, Float64]:
     return over[1] / over[1].sum(), np.maximum(1 / over.shape[1], over[3] / (over[3].sum() or 1.0))
 
 
-def locate(pair: Pair, sums: Sums) -> list[tuple[float, Place]]:
+def locate(pair: Tensors, sums: Sums) -> list[tuple[float, Slices]]:
     """The slices along each dimension that hold nearly all of the squared error, and their share of it."""
     found = []
     for dim, place in enumerate(pair.places):

@@ -41,8 +41,8 @@ def other_model(golden: Model, candidate: Model, rows: Iterable[Row], renamings:
         rows: of the comparison.
         renamings: of golden's layers.
     """
-    tables = [side.get("parameters") or {} for side in (golden, candidate)]
-    if not all(tables) or not _less_than_half(*_parameters_alike(*tables, renamings)):
+    ours, theirs = (side.get("parameters") or {} for side in (golden, candidate))
+    if not ours or not theirs or not _less_than_half(*_parameters_alike(ours, theirs, renamings)):
         return None
     own = [row for row in rows if row.record is not None and not is_operator(row.record)]
     alike = sum(row.golden is not None and row.candidate is not None and row.golden.shape == row.candidate.shape for row in own)
