@@ -27,6 +27,7 @@ from accucompare.compare.marginals import (
     shares,
     sums_of,
 )
+from accucompare.compare.sample import Sample
 from accucompare.compare.transforms import Description, describe, scales_and_offsets
 from accucompare.numbers.dtypes import DTYPES, Kind, round_to, widen
 from accucompare.numbers.sums import Float64
@@ -116,12 +117,13 @@ class Shape:
     hints: tuple[str, ...] = ()
 
 
-def describe_error(golden: Float64, candidate: Float64, *, dtype: str = "float32") -> Shape:
+def describe_error(golden: Float64, candidate: Float64, *, dtype: str = "float32", sample: Sample | None = None) -> Shape:
     """Say what an error looks like. Scaling both arrays by one factor changes nothing but what concerns the largest value of the type.
 
     Args:
         golden, candidate: float64 values of one shape, of any rank; NaN and Inf are allowed.
         dtype: the candidate's type (a name in ``DTYPES``): its largest value, and its rounding.
+        sample: what of two larger tensors they are, which the words say; ``None``: all.
 
     Raises:
         ValueError: if the shapes differ.
@@ -129,15 +131,18 @@ def describe_error(golden: Float64, candidate: Float64, *, dtype: str = "float32
     if golden.shape != candidate.shape:
         raise ValueError(f"shapes differ: {golden.shape} and {candidate.shape}")
     with np.errstate(all="ignore"):
-        facts = _not_finite(golden, candidate) + _saturated(golden, candidate, dtype)
+        facts = _not_finite(golden, candidate, sample) + _saturated(golden, candidate, dtype)
         finite = np.isfinite(golden) & np.isfinite(candidate)
-        pair = pair_of(np.where(finite, golden, 0.0), np.where(finite, candidate, 0.0))
-        found = _findings(pair, golden.shape, dtype) if pair.golden.size > 1 else []
+        pair = pair_of(np.where(finite, golden, 0.0), np.where(finite, candidate, 0.0), sample)
+        found = _findings(pair, golden.shape, dtype, sample) if pair.golden.size > 1 else []
     if any(fact.hint == "saturated" for fact in facts):
         found = [one for one in found if one.hint != "clip"]  # it says the same
     told = (*facts, *reversed(found))  # what was done tells more of the cause than where
     hints = [HINTS[fact.hint] for fact in told if fact.hint in HINTS]
-    return Shape(tuple(fact.words for fact in (*facts, *found))[:3], tuple(dict.fromkeys(hints))[:2])
+    words = [fact.words for fact in (*facts, *found)][:3]
+    if sample is not None:
+        words[:1] = [f"in {sample.share()}: {first}" for first in words[:1]]
+    return Shape(tuple(words), tuple(dict.fromkeys(hints))[:2])
 
 
 def _saturated(golden: Float64, candidate: Float64, dtype: str) -> Found:
@@ -146,7 +151,7 @@ def _saturated(golden: Float64, candidate: Float64, dtype: str) -> Found:
     return [Fact(f"saturated at {dtype}'s largest value, {largest:.6g}, at {count} element(s)", "saturated")] if largest and count else []
 
 
-def _not_finite(golden: Float64, candidate: Float64) -> Found:
+def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> Found:
     """Where one is NaN or infinite and the other is not, or is otherwise."""
     if np.isfinite(golden).all() and np.isfinite(candidate).all():
         return []
@@ -158,25 +163,27 @@ def _not_finite(golden: Float64, candidate: Float64) -> Found:
         (np.isfinite(candidate) & ~np.isfinite(golden), "finite where golden is NaN or infinite", ""),
     ):
         if count := np.count_nonzero(bad):
-            counted = pair_of(np.zeros(bad.shape), bad.astype(np.float64))
+            counted = pair_of(np.zeros(bad.shape), bad.astype(np.float64), sample)
             places = [place for _, place in locate(counted, sums_of(counted))] if counted.places else []
-            where = " and ".join(map(str, places)) or f"first at index {_index(int(bad.argmax()), bad.shape)}"
+            where = " and ".join(map(str, places)) or f"first at index {_index(int(bad.argmax()), bad.shape, sample)}"
             found.append(Fact(f"{words}, at {count} of {bad.size} element(s), {where}", hint))
     return found
 
 
-def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.unravel_index(flat, shape))
+def _index(flat: int, shape: tuple[int, ...], sample: Sample | None) -> tuple[int, ...]:
+    """The index in the whole tensor of what is looked at there."""
+    index = np.unravel_index(flat, shape)
+    return tuple(int(i) for i in (index if sample is None else (own[i] for own, i in zip(sample.indices(), index, strict=True))))
 
 
-def _findings(whole: Tensors, shape: tuple[int, ...], dtype: str) -> Found:
+def _findings(whole: Tensors, shape: tuple[int, ...], dtype: str, sample: Sample | None) -> Found:
     """Where, then what."""
     sums = sums_of(whole)
     if not sums.carriers:
         return []
     where = locate(whole, sums)
     if not where:
-        return _spike(whole, shape) or _what(whole, sums, dtype)
+        return _spike(whole, shape, sample) or _what(whole, sums, dtype)
     chosen, kind = [place for _, place in where], _kind([place for _, place in where])
     share = percent(min(share for share, _ in where))
     hint = "" if kind == "token" else kind  # what is wrong with a whole row tells of its cause, that it is one does not
@@ -196,14 +203,14 @@ def _kind(places: list[Slices]) -> str:
     return "channel" if channels else ""
 
 
-def _spike(pair: Tensors, shape: tuple[int, ...]) -> Found:
+def _spike(pair: Tensors, shape: tuple[int, ...], sample: Sample | None) -> Found:
     """A single element that differs by much: a matter of fact, not of chance."""
     diff = np.abs(pair.candidate - pair.golden).reshape(-1)
     at, total = int(diff.argmax()), float(diff @ diff)
     share = float(diff[at]) ** 2 / total
     if share < 0.99 or diff[at] < SPIKE * np.abs(pair.golden).max() or diff.size < FEWEST:
         return []
-    return [Fact(f"{percent(share)} of the squared error is in one element, at {_index(at, shape)}")]
+    return [Fact(f"{percent(share)} of the squared error is in one element, at {_index(at, shape, sample)}")]
 
 
 def _what(pair: Tensors, sums: Sums, dtype: str) -> Found:

@@ -254,7 +254,7 @@ def _moved_slices(pair: Tensors, sums: Sums) -> Iterator[Description]:
     """Slices along one dimension that were shifted, or have changed places."""
     for dim, place in enumerate(pair.places):
         over = sums.over((dim,))
-        if over is not None and 1 < len(place.chosen) <= LONGEST // 4:
+        if over is not None and place.step == 1 and 1 < len(place.chosen) <= LONGEST // 4:
             looked, matched = _matched(pair, dim, over[1])
             yield from _shifted(pair, sums, dim, looked, matched)
             if np.array_equal(np.sort(matched), looked):
@@ -303,7 +303,7 @@ def _permuted(pair: Tensors, sums: Sums, dim: int, looked: NDArray[np.intp], mat
 def _layouts(pair: Tensors, sums: Sums) -> Iterator[Description]:
     """Values laid out with the dimensions in another order, and read as if in this one; a plain transposition if the sizes agree."""
     ndim, shape = pair.golden.ndim, pair.golden.shape
-    if not 2 <= ndim <= 4:
+    if not 2 <= ndim <= 4 or any(place.step > 1 for place in pair.places):
         return
     some = np.random.default_rng(0).integers(pair.golden.size, size=4096)
     theirs, ours = pair.candidate.reshape(-1)[some], pair.golden.reshape(-1)[some]
