@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from accucompare.bundle.records import Key, Record, Role
 from accucompare.errors import UsageError
@@ -19,8 +19,7 @@ HINTS = 500
 Signatures = Mapping[str, Sequence[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """A record of golden and its partner; one of the two may be ``None``."""
 
     golden: Record | None

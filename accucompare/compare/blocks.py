@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,7 @@ from accucompare.numbers.sums import Float64, as_reals
 Blocks = Callable[[int, int], Iterator[Array]]
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A stretch of both tensors, in stored elements, that one thread measures."""
 
     start: int

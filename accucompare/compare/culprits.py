@@ -26,8 +26,10 @@ from accucompare.compare.masks import is_masked
 from accucompare.compare.operator_rows import blame, is_operator
 from accucompare.compare.provenance import other_configuration
 from accucompare.compare.rows import UNMATCHED, Culprit, Option, Reason, Row, Status
+from accucompare.compare.sample import Sample
 from accucompare.compare.trace import Call
-from accucompare.numbers.dtypes import DTYPES, Kind
+from accucompare.numbers.dtypes import DTYPES, Kind, widen
+from accucompare.numbers.sums import Float64
 
 #: Excesses within this factor of each other count as equal.
 ALIKE = 2.0
@@ -41,9 +43,10 @@ MANY = 0.1
 #: Reasons that tell of another structure, not of other numbers: such culprits come after those that show an error.
 STRUCTURAL = (Reason.SHAPE, Reason.DTYPE)
 
-#: For how many culprits the error is put into words, and of how many elements at most.
+#: For how many culprits the error is put into words, of how many elements at most, and of how many in a sample of larger ones.
 DESCRIBED = 3
 MOST_ELEMENTS = 16 << 20
+SAMPLED = 4 << 20
 
 #: The site of what is told of operators.
 OPERATOR = "operator"
@@ -268,14 +271,27 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
         return replace(culprit, words=(different,))
     if ours is None or theirs is None or None in (ours.member, theirs.member) or ours.shape != theirs.shape:
         return culprit
-    if math.prod(ours.shape) > MOST_ELEMENTS or {DTYPES[record.dtype].kind for record in (ours, theirs)} != {Kind.FLOAT}:
+    if {DTYPES[record.dtype].kind for record in (ours, theirs)} != {Kind.FLOAT}:
         return culprit
     from accucompare.compare.patterns import describe_error
 
-    values = [bundle.values(record).astype(np.float64) for bundle, record in ((golden, ours), (candidate, theirs))]
+    sample = None
+    if math.prod(ours.shape) > MOST_ELEMENTS:
+        metrics = culprit.row.metrics
+        worst = None if metrics is None else metrics.nonfinite_index or metrics.max_abs_index
+        sample = Sample.of(ours.shape, SAMPLED, worst or (0,) * len(ours.shape))
+    values = [_values(bundle, record, sample) for bundle, record in ((golden, ours), (candidate, theirs))]
     masked = is_masked(values[0], DTYPES[ours.dtype]) & is_masked(values[1], DTYPES[theirs.dtype])
-    shape = describe_error(*(np.where(masked, -np.inf, side) for side in values), dtype=theirs.dtype)  # masks are equal
+    shape = describe_error(*(np.where(masked, -np.inf, side) for side in values), dtype=theirs.dtype, sample=sample)  # masks are equal
     return replace(culprit, words=shape.words, hints=(*culprit.hints, *shape.hints))
+
+
+def _values(bundle: Bundle, record: Record, sample: Sample | None) -> Float64:
+    """A record's values; of a sample, no others are read."""
+    if sample is None:
+        return bundle.values(record).astype(np.float64)
+    dtype = DTYPES[record.dtype]
+    return widen(bundle.stored(record).part(sample.slices), dtype).astype(np.float64)  # it was verified when it was measured
 
 
 def different_values(row: Row) -> str:

@@ -16,11 +16,13 @@ from accucompare.compare.baseline import check_baseline, check_dtypes, check_fee
 from accucompare.compare.brought import own_baseline
 from accucompare.compare.choices import Calls, given_otherwise, judged_by_limits
 from accucompare.compare.culprits import described, find_culprits
+from accucompare.compare.models import other_model
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
-from accucompare.compare.outcomes import Found, Outcome, Progress, Sides, Task, same_bits, with_baseline
+from accucompare.compare.outcomes import Outcome, Progress, Sides, Task, same_bits, with_baseline
 from accucompare.compare.preflight import preflight, preflight_baseline
+from accucompare.compare.proposals import propose
 from accucompare.compare.provenance import other_code, other_optimizer
-from accucompare.compare.renames import Model, advice, clashes, matches, options, propose, signatures_of
+from accucompare.compare.renames import Model, advice, clashes, matches, options, signatures_of
 from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import UNMATCHED, Finding, Reason, RefusedBaseline, Row, Status, Verdict
 from accucompare.compare.sequences import align_operators, numbered_as
@@ -101,7 +103,9 @@ def compare(
         findings += [Finding("baseline", f"golden's own baseline does not judge: {judge.unfit}")] if judge.unfit else []
         findings += preflight_baseline(golden_bundle, candidate_bundle, judge.bundle, renamings, judge.refused)
         findings += _on_rows_alone(alone, compared)
-        culprits = find_culprits(rows, fed, judge.bundle is not None)
+        different = other_model(*models, rows, renamings)
+        findings += [Finding("model", str(different))] if different is not None else []
+        culprits = find_culprits(rows, fed, judge.bundle is not None) if different is None else []
         return Result(
             golden=_side(golden_bundle),
             candidate=_side(candidate_bundle),
@@ -116,6 +120,8 @@ def compare(
             refused=judge.refused,
             unseen=other_optimizer(golden_bundle.manifest, candidate_bundle.manifest),
             maps=[renaming.text for renaming in renamings],
+            verified=verify,
+            other_model=different,
             proposed_maps=[] if auto else proposed,
         )
 
@@ -182,16 +188,17 @@ def _judged(
     check_dtypes(pairs, found, baseline.path)
     tasks = [with_baseline(task, found) for task in tasks]
     calls = Calls.of(golden, candidate, own, renamings)
-    tasks = [replace(task, chosen=calls.chosen(task.pair) or task.chosen) for task in tasks]
+    tasks = [task._replace(chosen=calls.chosen(task.pair) or task.chosen) for task in tasks]
     odd = given_otherwise(golden, found) if fed else set()
-    return [replace(task, chosen="") if judged_by_limits(task.pair, odd) else task for task in tasks], found
+    return [task._replace(chosen="") if judged_by_limits(task.pair, odd) else task for task in tasks], found
 
 
 def _with_second_runs(tasks: list[Task], theirs: Mapping[Key, Record], ours: Mapping[Key, Record]) -> list[Task]:
     """The tasks with the records of the candidate's and of golden's second run."""
+    if not theirs and not ours:
+        return tasks
     return [
-        replace(
-            task,
+        task._replace(
             repeat=task.pair.candidate and theirs.get(task.pair.candidate.key),
             golden_repeat=task.pair.golden and ours.get(task.pair.golden.key),
         )
@@ -299,12 +306,12 @@ def _unused_rules(rules: Iterable[Rule], records: list[Record]) -> list[Finding]
     ]
 
 
-def _rows(pairs: list[Pair], outcomes: list[Outcome], damage: list[str], origins: Origins | Fed) -> list[Row]:
+def _rows(pairs: list[Pair], outcomes: list[Outcome | BundleError], damage: list[str], origins: Origins | Fed) -> list[Row]:
     rows = []
     for pair, found in zip(pairs, outcomes, strict=True):
         if isinstance(found, BundleError):
             damage.append(str(found))
-            found = Found(None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {found}"))
+            found = Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {found}"))
         record = pair.golden or pair.candidate
         assert record is not None
         verdict = origins.trace(record, found.verdict)
@@ -312,11 +319,11 @@ def _rows(pairs: list[Pair], outcomes: list[Outcome], damage: list[str], origins
     return rows
 
 
-def _not_run(pair: Pair, run: Collection[tuple[int, int]]) -> Found | None:
+def _not_run(pair: Pair, run: Collection[tuple[int, int]]) -> Outcome | None:
     """The outcome for a record of a step that a fed candidate did not run: of a case with an optimizer it runs the first only."""
     if pair.golden is None or (pair.golden.rank, pair.golden.step) in run:
         return None
-    return Found(None, Verdict(Reason.NOT_COMPARABLE, detail="a step that was not fed"))
+    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail="a step that was not fed"))
 
 
 def _without_baseline(rows: list[Row], baselines: dict[Key, Record] | None) -> tuple[list[Row], int]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+
+from msgspec.structs import replace
 
 from accucompare.bundle.records import Layout, Record
 from accucompare.compare.baseline import FEW, Expected, differing, excess, floor, is_half, limit
 from accucompare.compare.bounds import can_bound
 from accucompare.compare.choices import most_changed
+from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measure import Metrics
 from accucompare.compare.rows import Reason, Status, Verdict
-from accucompare.compare.tolerance import EXACT, SMALLEST_COSINE, Tolerance
+from accucompare.compare.tolerance import EXACT, Tolerance
 from accucompare.numbers.dtypes import DTYPES, Kind
 
 
@@ -74,7 +75,7 @@ def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolera
         return Verdict(Reason.IDENTICAL, str(tolerance), tolerance.source, used=0.0, rel_l2_limit=tolerance.rel_l2)
     if metrics.nonfinite_mismatch:
         detail = _nonfinite_detail(metrics)
-        return Verdict(Reason.NON_FINITE, str(tolerance), tolerance.source, "", math.inf, detail, rel_l2_limit=tolerance.rel_l2)
+        return Verdict(Reason.NON_FINITE, str(tolerance), tolerance.source, (), math.inf, detail, rel_l2_limit=tolerance.rel_l2)
     detail = ""
     if metrics.saturated:
         largest = DTYPES[candidate.dtype].largest
@@ -82,17 +83,19 @@ def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolera
     if DTYPES[golden.dtype].kind in (Kind.INT, Kind.BOOL):
         if metrics.max_abs and expected is not None and expected.different:
             return _judge_choices(metrics, expected)
-        reason = Reason.OK if metrics.max_abs == 0 else Reason.OVER
-        return Verdict(reason, str(EXACT), EXACT.source, used=math.inf if metrics.max_abs else 0.0)
+        if not metrics.max_abs:
+            return Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0)
+        detail = f"{differing(metrics)} of {metrics.compared} differ, and none may"
+        return Verdict(Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=detail)
     limits = _limits(metrics, tolerance)
     if math.isinf(metrics.rel_l2) and tolerance.rel_l2 is not None:
-        detail = f"golden is all zeros, so no relative limit would pass; {_up('atol', metrics.max_abs)} would"
+        detail = f"golden is all zeros, so no relative limit would pass; {SmallestLimit('atol', metrics.max_abs)} would"
     return Verdict(
-        reason=Reason.OK if all(limit.passes for limit in limits) else Reason.OVER,
+        reason=Reason.OK if all(passes for passes, _, _ in limits) else Reason.OVER,
         tolerance=str(tolerance),
         rule=tolerance.source,
-        needed=", ".join(limit.needed for limit in limits if limit.needed),
-        used=max(limit.used for limit in limits),
+        smallest=tuple([smallest for _, _, smallest in limits]),
+        used=max([used for _, used, _ in limits]),
         detail=detail,
         rel_l2_limit=tolerance.rel_l2,
     )
@@ -112,7 +115,7 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
         verdict,
         tolerance=f"excess {most:.3g}",
         rule="baseline",
-        needed=_up_plain("excess", found),
+        smallest=(SmallestLimit("excess", found),),
         used=found / most,
         rel_l2_limit=most * expects if math.isfinite(expects) else None,
         excess=found,
@@ -127,7 +130,7 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
             reason=Reason.OVER,
             tolerance=f"rel_l2 {tolerance.ceiling:g}",
             rule="ceiling",
-            needed="",
+            smallest=(),
             used=metrics.rel_l2 / tolerance.ceiling,
             excess_limit=None,
             rel_l2_limit=tolerance.ceiling,
@@ -137,7 +140,7 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
     if expected.missing_cast and found <= most:
         return replace(verdict, reason=Reason.OVER_PRECISE, detail=expected.missing_cast)
     if verdict.reason is Reason.IDENTICAL:
-        return replace(verdict, needed="")
+        return replace(verdict, smallest=())
     if found > most:
         return replace(verdict, reason=Reason.OVER)
     proves = is_half(dtype) and metrics.compared >= FEW and floor(dtype) < expected.rel_l2 < math.inf
@@ -159,8 +162,8 @@ def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
     most = most_changed(expected.different)
     reason = Reason.OK if found <= most else Reason.OVER
     detail = f"{found} of {metrics.compared} differ; so do {expected.different} in the baseline, by rounding alone"
-    ratio = found / expected.different
-    return Verdict(reason, f"{most:.0f} different", "baseline", f"{found} different", found / most, detail, excess=ratio)
+    smallest = (SmallestLimit("different", found),)
+    return Verdict(reason, f"{most:.0f} different", "baseline", smallest, found / most, detail, excess=found / expected.different)
 
 
 def settle_noise(verdict: Verdict, tolerance: Tolerance, metrics: Metrics | None, noise: float | None) -> Verdict:
@@ -197,70 +200,32 @@ def is_noise(metrics: Metrics, noise: float | None) -> bool:
     return bool(noise and math.isfinite(noise)) and not metrics.nonfinite_mismatch and metrics.rel_l2 <= _RUNS * (noise or 0.0)
 
 
-@dataclass(frozen=True)
-class _Limit:
-    passes: bool
-    used: float
-    needed: str
+#: Of one limit: whether it is kept, how much of it is used, and the smallest that would pass.
+_Judged = tuple[bool, float, SmallestLimit]
 
 
-def _limits(metrics: Metrics, tolerance: Tolerance) -> list[_Limit]:
-    limits = []
+def _limits(metrics: Metrics, tolerance: Tolerance) -> list[_Judged]:
+    judged: list[_Judged] = []
     if tolerance.atol is not None or tolerance.rtol is not None:
         assert metrics.over_tolerance is not None
         assert metrics.tolerance_used is not None
         assert metrics.needed_atol is not None
         assert metrics.max_rel is not None
         relative = not tolerance.atol and tolerance.rtol
-        needed = _up("rtol", metrics.max_rel) if relative else _up("atol", metrics.needed_atol)
+        smallest = SmallestLimit("rtol", metrics.max_rel) if relative else SmallestLimit("atol", metrics.needed_atol)
+        used = metrics.tolerance_used
         passes = metrics.over_tolerance == 0
-        used = min(metrics.tolerance_used, 1.0) if passes else metrics.tolerance_used
-        limits.append(_Limit(passes, used, needed))
+        judged.append((passes, min(used, 1.0) if passes else used, smallest))
     if tolerance.rel_l2 is not None:
-        limits.append(_at_most(metrics.rel_l2, tolerance.rel_l2, _up("rel_l2", metrics.rel_l2)))
+        judged.append(_at_most(metrics.rel_l2, tolerance.rel_l2, "rel_l2"))
     if tolerance.cosine is not None:
-        limits.append(_at_most(metrics.one_minus_cosine, 1.0 - tolerance.cosine, _cosine(metrics.one_minus_cosine)))
-    return limits
+        judged.append(_at_most(metrics.one_minus_cosine, 1.0 - tolerance.cosine, "cosine"))
+    return judged
 
 
-def _at_most(measured: float, limit: float, needed: str) -> _Limit:
+def _at_most(measured: float, limit: float, name: str) -> _Judged:
     used = measured / limit if limit else (math.inf if measured else 0.0)
-    return _Limit(measured <= limit, used, needed)
-
-
-_THREE_DIGITS_UP = Context(prec=3, rounding=ROUND_CEILING)
-
-
-def _up(name: str, value: float) -> str:
-    """Three digits, rounded up: a limit of what is printed passes. ``""`` if no finite limit would."""
-    if not value:
-        return f"{name} 0"
-    above = math.nextafter(value, math.inf)  # the value may have been rounded down
-    if math.isinf(above):
-        return ""
-    digits = f"{_THREE_DIGITS_UP.create_decimal(Decimal(above)):.2e}"
-    return f"{name} {digits}" if math.isfinite(float(digits)) else ""
-
-
-def _up_plain(name: str, value: float) -> str:
-    """As ``_up``, without an exponent where a person would use none: ``excess 3.11``."""
-    if not math.isfinite(value):
-        return ""
-    return f"{name} {float(_THREE_DIGITS_UP.create_decimal(Decimal(value))):g}"
-
-
-def _cosine(one_minus_cosine: float) -> str:
-    """The cosine similarity with as many nines as it takes to show two digits of its distance from 1, rounded down.
-
-    ``""`` if it is so small that it can be no limit (see ``Tolerance``).
-    """
-    if not one_minus_cosine:
-        return "cosine 1"
-    unit = Decimal(1).scaleb(-min(max(1 - Decimal(one_minus_cosine).adjusted(), 2), 16))
-    limit = (1 - Decimal(one_minus_cosine)).quantize(unit, rounding=ROUND_FLOOR)
-    while 1.0 - float(limit) < one_minus_cosine:  # as the limit will be read; near 1 floats are coarser than the digits printed
-        limit -= unit
-    return f"cosine {limit}" if float(limit) >= SMALLEST_COSINE else ""
+    return measured <= limit, used, SmallestLimit(name, measured)
 
 
 def _nonfinite_detail(metrics: Metrics) -> str:

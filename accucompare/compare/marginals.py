@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from accucompare.compare.sample import Sample
 from accucompare.numbers.sums import Float64
 
 CERTAIN = 20.0  # nats by which a claim must beat chance: 2e-9, so that the dozens of claims tried on a record have 1e-7 together
@@ -39,21 +40,23 @@ NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One dimension of a tensor, or some of its slices (``chosen``, in order)."""
+class Slices:
+    """One dimension of a tensor, or some of its slices (``chosen``, in order); of a sample, only one in ``step`` is looked at."""
 
     dim: int
     name: str
     names: str
     size: int
     chosen: NDArray[np.intp]
+    step: int = 1
 
     def __str__(self) -> str:
         """``channels 17 and 700 of 768 (dimension 2)``."""
         chosen = self.chosen.tolist()
         count, first, last = len(chosen), chosen[0], chosen[-1]
+        dimension = f"(dimension {self.dim}{f', of which 1 in {self.step} was looked at' if self.step > 1 else ''})"
         if count > LISTED and last - first != count - 1:
-            return f"{count} of {self.size} {self.names} (dimension {self.dim}): {', '.join(map(str, chosen[:LISTED]))}, …"
+            return f"{count} of {self.size} {self.names} {dimension}: {', '.join(map(str, chosen[:LISTED]))}, …"
         if count == 1:
             end = {0: ", the first,", self.size - 1: ", the last,"}.get(first, "") if self.size > 2 else ""
             which = f"{self.name} {first}{end}"
@@ -61,23 +64,23 @@ class Place:
             which = f"{self.names} {first} to {last}"
         else:
             which = f"{self.names} {', '.join(map(str, chosen[:-1]))} and {last}"
-        return f"{which} of {self.size} (dimension {self.dim})"
+        return f"{which} of {self.size} {dimension}"
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Tensors:
     """Two tensors, or the part of them that holds the error; finite, C-contiguous, without dimensions of one slice."""
 
     golden: Float64
     candidate: Float64
-    places: tuple[Place, ...]  # of each dimension
+    places: tuple[Slices, ...]  # of each dimension
 
-    def part(self, chosen: list[Place]) -> Pair:
+    def part(self, chosen: list[Slices]) -> Tensors:
         """The chosen slices only."""
         by_dim = {place.dim: place for place in chosen}
         places = tuple(by_dim.get(place.dim, place) for place in self.places)
-        index = np.ix_(*(place.chosen for place in places))
-        return Pair(self.golden[index], self.candidate[index], places)
+        index = np.ix_(*(np.searchsorted(own.chosen, place.chosen) for own, place in zip(self.places, places, strict=True)))
+        return Tensors(self.golden[index], self.candidate[index], places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +101,21 @@ class Sums:
         return sums if sums.shape[1] <= LONGEST else None
 
 
-def pair_of(golden: Float64, candidate: Float64) -> Pair:
-    """The pair, scaled by a power of two if squares of squares might not fit float64."""
+def pair_of(golden: Float64, candidate: Float64, sample: Sample | None = None) -> Tensors:
+    """The pair, scaled by a power of two if squares of squares might not fit float64; ``sample``: what of larger ones they are."""
     exponent = math.frexp(max(float(np.abs(values).max(initial=0.0)) for values in (golden, candidate)))[1]
     if abs(exponent) > 60:
         golden, candidate = np.ldexp(golden, -exponent), np.ldexp(candidate, -exponent)
     names = NAMES.get(golden.ndim, (("slice", "slices"),) * golden.ndim)
-    places = tuple(Place(dim, *names[dim], size, np.arange(size)) for dim, size in enumerate(golden.shape) if size != 1)
-    shape = tuple(place.size for place in places)
-    return Pair(np.ascontiguousarray(golden).reshape(shape), np.ascontiguousarray(candidate).reshape(shape), places)
+    sizes = golden.shape if sample is None else sample.shape
+    chosen = [np.arange(size) for size in sizes] if sample is None else sample.indices()
+    steps = [1] * len(sizes) if sample is None else sample.steps
+    places = tuple(Slices(dim, *names[dim], size, chosen[dim], steps[dim]) for dim, size in enumerate(sizes) if golden.shape[dim] != 1)
+    shape = tuple(len(place.chosen) for place in places)
+    return Tensors(np.ascontiguousarray(golden).reshape(shape), np.ascontiguousarray(candidate).reshape(shape), places)
 
 
-def sums_of(pair: Pair) -> Sums:
+def sums_of(pair: Tensors) -> Sums:
     """The sums of a pair of one dimension or more."""
     shape = pair.golden.shape
     golden = pair.golden.reshape(-1, shape[-1])
@@ -139,7 +145,7 @@ def shares(over: Float64) -> tuple[Float64, Float64]:
     return over[1] / over[1].sum(), np.maximum(1 / over.shape[1], over[3] / (over[3].sum() or 1.0))
 
 
-def locate(pair: Pair, sums: Sums) -> list[tuple[float, Place]]:
+def locate(pair: Tensors, sums: Sums) -> list[tuple[float, Slices]]:
     """The slices along each dimension that hold nearly all of the squared error, and their share of it."""
     found = []
     for dim, place in enumerate(pair.places):
@@ -147,7 +153,7 @@ def locate(pair: Pair, sums: Sums) -> list[tuple[float, Place]]:
         if over is not None and over[1].any():
             share, chosen = _brightest(*shares(over), sums.carriers)
             if len(chosen):
-                found.append((share, replace(place, chosen=chosen)))
+                found.append((share, replace(place, chosen=place.chosen[chosen])))
     return found
 
 

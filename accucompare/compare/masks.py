@@ -31,7 +31,7 @@ def is_masked(values: Array, dtype: DType) -> NDArray[np.bool_]:
         values: of any shape, widened.
         dtype: their true type.
     """
-    lowest, others = _lowest(dtype)
+    lowest, others = _lowest(dtype.name)
     masked: NDArray[np.bool_] = values <= np.float64(lowest)  # a plain float would be rounded to the values' type
     for other in others:
         masked |= values == np.float64(other)
@@ -39,10 +39,11 @@ def is_masked(values: Array, dtype: DType) -> NDArray[np.bool_]:
 
 
 @cache
-def _lowest(dtype: DType) -> tuple[float, tuple[float, ...]]:
+def _lowest(name: str) -> tuple[float, tuple[float, ...]]:
     """The number at and below which a type's values are masked, and the numbers above it that are masks of another type."""
-    if dtype.name not in _USED:
+    if name not in _USED:
         return -math.inf, ()
+    dtype = DTYPES[name]
     lowest = -_NEAR * dtype.largest
     numbers = np.array([-DTYPES[name].largest for name in _USED])
     with np.errstate(over="ignore"):
@@ -68,7 +69,7 @@ def masks_may_explain(golden: Record, candidate: Record) -> bool:
 
 
 def _smallest_is_mask(dtype: DType, statistics: Statistics) -> bool:
-    lowest, others = _lowest(dtype)
+    lowest, others = _lowest(dtype.name)
     return dtype.kind is Kind.FLOAT and statistics.min is not None and (statistics.min <= lowest or statistics.min in others)
 
 

@@ -9,19 +9,17 @@ that are masked on both sides (see ``compare.masks``), which are equal.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from accucompare.compare.blocks import Block, Blocks, PairOfTensors, Segment, scratch
+from accucompare.compare.blocks import Blocks, PairOfTensors, Segment
 from accucompare.compare.masks import same_masks
 from accucompare.compare.norms import Run, Scales, Sums, Totals, one_minus_cosine
+from accucompare.compare.scan import Scan
 from accucompare.numbers import kernel
-from accucompare.numbers.dtypes import Array, DType, Kind, widen
+from accucompare.numbers.dtypes import DType, Kind
 from accucompare.numbers.statistics import Statistics
-from accucompare.numbers.sums import Float64, as_reals
 
 
 class Metrics(msgspec.Struct, frozen=True, gc=False):
@@ -115,15 +113,19 @@ def measure(
     if golden_dtype.kind is not candidate_dtype.kind:
         raise ValueError(f"{golden_dtype.name} and {candidate_dtype.name} are numbers of different kinds")
     pair = PairOfTensors(golden, candidate, golden_dtype, candidate_dtype, math.prod(shape), masks)
-    parts = iter(run(lambda segment: _measure_segment(pair, segment, atol, rtol), pair.segments()))
-    scan, sums = next(parts)
-    for later_scan, later_sums in parts:
-        scan.join(later_scan)
-        sums.extend(later_sums.chunks)
+    segments = pair.segments()
+    if len(segments) == 1:
+        scan, sums = _measure_segment(pair, segments[0], atol, rtol)
+    else:
+        parts = iter(run(lambda segment: _measure_segment(pair, segment, atol, rtol), segments))
+        scan, sums = next(parts)
+        for later_scan, later_sums in parts:
+            scan.join(later_scan)
+            sums.extend(later_sums.chunks)
     scales = scan.scales()
     if scales != sums.scales:
         sums = Sums(scales)
-        for part in run(lambda segment: _scaled_sums(pair, segment, scales), pair.segments()):
+        for part in run(lambda segment: _scaled_sums(pair, segment, scales), segments):
             sums.extend(part.chunks)
     total = sums.total()
     angle = one_minus_cosine(sums, total, pair, run)
@@ -171,19 +173,34 @@ def measure_masks(golden: Blocks, candidate: Blocks, golden_dtype: DType, candid
     return Metrics(elements=pair.elements, compared=pair.elements - masked, masked=masked)
 
 
-@np.errstate(all="ignore")  # it holds for one thread only
-def _measure_segment(pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None) -> tuple[_Scan, Sums]:
+def _measure_segment(pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None) -> tuple[Scan, Sums]:
     if pair.compiled:
-        measurement = kernel.Measurement(pair.golden_dtype, pair.candidate_dtype, atol, rtol, segment.stop - segment.start)
-        for golden, candidate in pair.raw_blocks(segment):
-            measurement.add(golden, candidate)
-        found = measurement.found()
+        found, chunks = _measure_compiled(pair, segment, atol, rtol)
         if not math.isinf(found.max_abs):  # a difference beyond float64 is one that only NumPy's pass can compare
-            scan, sums = _Scan(atol, rtol), Sums()
-            scan.take(found, segment, pair)
-            sums.extend(measurement.chunk_sums())
-            return scan, sums
-    scan, sums = _Scan(atol, rtol), Sums()
+            return Scan.of(found, segment, pair, atol, rtol), Sums(chunks=chunks)
+    return _measure_by_numpy(pair, segment, atol, rtol)
+
+
+def _measure_compiled(
+    pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None
+) -> tuple[kernel.Measured, list[list[float]]]:
+    types, elements = (pair.golden_dtype, pair.candidate_dtype), segment.stop - segment.start
+    whole = measurement = None
+    for golden, candidate in pair.raw_blocks(segment):
+        if len(golden) == elements:
+            whole = kernel.measure_whole(golden, candidate, *types, atol, rtol)
+            continue  # the blocks are to be exhausted, for only then they are verified
+        measurement = measurement or kernel.Measurement(*types, atol, rtol, elements)
+        measurement.add(golden, candidate)
+    if whole is not None:
+        return whole
+    measurement = measurement or kernel.Measurement(*types, atol, rtol, elements)
+    return measurement.found(), measurement.chunk_sums()
+
+
+@np.errstate(all="ignore")  # it holds for one thread only
+def _measure_by_numpy(pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None) -> tuple[Scan, Sums]:
+    scan, sums = Scan(atol, rtol), Sums()
     for block in pair.blocks(segment):
         scan.add(block, pair)
         sums.add(block)
@@ -198,194 +215,7 @@ def _scaled_sums(pair: PairOfTensors, segment: Segment, scales: Scales) -> Sums:
     return sums
 
 
-@dataclass(slots=True)
-class _Scan:
-    """Extrema and counts over some blocks."""
-
-    atol: float | None
-    rtol: float | None
-    compared: int = 0
-    max_abs: float = 0.0
-    max_abs_index: int | None = None
-    golden_at_max: float | None = None
-    candidate_at_max: float | None = None
-    max_rel: float = 0.0
-    max_ulp: int | None = None
-    over_tolerance: int = 0
-    tolerance_used: float = 0.0
-    needed_atol: float = 0.0
-    over_1e3: int = 0
-    over_5e3: int = 0
-    golden_nan: int = 0
-    candidate_nan: int = 0
-    golden_inf: int = 0
-    candidate_inf: int = 0
-    nonfinite_mismatch: int = 0
-    nonfinite_index: int | None = None
-    saturated: int = 0
-    masked: int = 0
-    largest_golden: float = 0.0  # |golden|; this and the next are looked for in float64 tensors only
-    largest_candidate: float = 0.0
-
-    def scales(self) -> Scales:
-        """What values must be scaled by for their squares to fit float64. Those of every type but float64 do."""
-        return Scales.of(self.largest_golden, self.largest_candidate, self.max_abs)
-
-    def add(self, block: Block, pair: PairOfTensors) -> None:
-        length = len(block.diff)
-        self.compared += length if block.finite is None else int(np.count_nonzero(block.finite))
-        if block.finite is not None:
-            self._count_nonfinite(block, pair)
-        magnitude = np.abs(block.diff, out=scratch(3, length))
-        golden = np.abs(block.golden, out=scratch(4, length))
-        if pair.golden_dtype.digits == 53 or pair.candidate_dtype.digits == 53:
-            self.largest_golden = max(self.largest_golden, float(golden.max()))
-            self.largest_candidate = max(self.largest_candidate, float(np.abs(block.candidate, out=scratch(5, length)).max()))
-        if pair.candidate_dtype.largest < pair.golden_dtype.largest and block.finite is None:
-            self._count_saturated(golden, block.candidate, pair)
-        most = float(magnitude.max())
-        if most > self.max_abs:
-            place = int(magnitude.argmax())
-            self.max_abs, self.max_abs_index = most, block.start + place
-            integers = pair.golden_dtype.kind in (Kind.INT, Kind.BOOL)  # kept as such: a float64 cannot tell 2**53 from 2**53 + 1
-            ours, theirs = (block.golden_raw, block.candidate_raw) if integers else (block.golden, block.candidate)
-            self.golden_at_max, self.candidate_at_max = ours[place].item(), theirs[place].item()
-        if most > 0.0:
-            self._compare_with_golden(block, magnitude, golden)
-        if pair.golden_dtype is pair.candidate_dtype and pair.golden_dtype.digits:
-            distance = _ulps(block.golden_raw, block.candidate_raw, pair.golden_dtype, block.finite) if most > 0.0 else 0
-            self.max_ulp = max(self.max_ulp or 0, distance)
-
-    def take(self, found: kernel.Measured, segment: Segment, pair: PairOfTensors) -> None:
-        """Take what the compiled kernel has found in a segment."""
-        start = segment.start * pair.reals
-        if found.max_abs > 0.0:
-            exact = {Kind.INT: int, Kind.BOOL: bool}.get(pair.golden_dtype.kind, float)
-            self.max_abs, self.max_abs_index = found.max_abs, start + found.place
-            self.golden_at_max, self.candidate_at_max = exact(found.golden_at_max), exact(found.candidate_at_max)
-        if found.nonfinite_mismatch:
-            self.nonfinite_index = start + found.mismatch_place
-        if pair.golden_dtype is pair.candidate_dtype and pair.golden_dtype.digits and segment.stop > segment.start:
-            self.max_ulp = found.max_ulp
-        self._add_up(found)
-
-    def join(self, later: _Scan) -> None:
-        """Take in what was found in the blocks that follow."""
-        if later.max_abs > self.max_abs:
-            self.max_abs, self.max_abs_index = later.max_abs, later.max_abs_index
-            self.golden_at_max, self.candidate_at_max = later.golden_at_max, later.candidate_at_max
-        if self.nonfinite_index is None:
-            self.nonfinite_index = later.nonfinite_index
-        if later.max_ulp is not None:
-            self.max_ulp = max(self.max_ulp or 0, later.max_ulp)
-        self.masked += later.masked
-        self._add_up(later)
-
-    def _add_up(self, found: kernel.Measured | _Scan) -> None:
-        self.max_rel = max(self.max_rel, found.max_rel)
-        self.tolerance_used = max(self.tolerance_used, found.tolerance_used)
-        self.needed_atol = max(self.needed_atol, found.needed_atol)
-        self.largest_golden = max(self.largest_golden, found.largest_golden)
-        self.largest_candidate = max(self.largest_candidate, found.largest_candidate)
-        self.compared += found.compared
-        self.over_tolerance += found.over_tolerance
-        self.over_1e3 += found.over_1e3
-        self.over_5e3 += found.over_5e3
-        self.golden_nan += found.golden_nan
-        self.candidate_nan += found.candidate_nan
-        self.golden_inf += found.golden_inf
-        self.candidate_inf += found.candidate_inf
-        self.nonfinite_mismatch += found.nonfinite_mismatch
-        self.saturated += found.saturated
-
-    def _compare_with_golden(self, block: Block, magnitude: Float64, golden: Float64) -> None:
-        size: float | Float64 = 1.0
-        if math.isinf(self.max_abs):  # where a difference is beyond float64, halves are compared
-            size = np.where(np.isinf(magnitude), 0.5, 1.0)
-            magnitude, golden = np.abs(block.candidate * size - block.golden * size), golden * size
-        if (self.atol, self.rtol) != (None, None):
-            rtol = self.rtol or 0.0
-            allowed = (self.atol or 0.0) * size + rtol * golden
-            self.over_tolerance += int(np.count_nonzero(magnitude > allowed))
-            self.needed_atol = max(self.needed_atol, float(((magnitude - rtol * golden) / size).max()))
-            self.tolerance_used = max(self.tolerance_used, _largest(np.divide(magnitude, allowed, out=allowed)))
-        most = _largest(np.divide(magnitude, golden, out=scratch(5, len(golden))))
-        self.max_rel = max(self.max_rel, most)
-        if most > 0.999e-3:  # else there is nothing to count
-            self.over_1e3 += int(np.count_nonzero(magnitude > 1e-3 * golden))
-            self.over_5e3 += int(np.count_nonzero(magnitude > 5e-3 * golden))
-
-    def _count_nonfinite(self, block: Block, pair: PairOfTensors) -> None:
-        golden = as_reals(widen(block.golden_raw, pair.golden_dtype))
-        candidate = as_reals(widen(block.candidate_raw, pair.candidate_dtype))
-        golden_nan, candidate_nan = np.isnan(golden), np.isnan(candidate)
-        self.golden_nan += int(np.count_nonzero(golden_nan))
-        self.candidate_nan += int(np.count_nonzero(candidate_nan))
-        self.golden_inf += int(np.count_nonzero(np.isinf(golden)))
-        self.candidate_inf += int(np.count_nonzero(np.isinf(candidate)))
-        mismatch = _mismatch(golden, candidate)
-        if block.masked is not None:
-            self.masked += int(np.count_nonzero(block.masked))
-            mismatch &= ~block.masked
-        self._find_mismatch(mismatch, block.start)
-        self.nonfinite_mismatch += int(np.count_nonzero(mismatch))
-        self._count_saturated(np.abs(golden), candidate, pair, block.masked)
-
-    def _find_mismatch(self, mismatch: Array, start: int) -> None:
-        if self.nonfinite_index is None:
-            places = np.flatnonzero(mismatch)
-            self.nonfinite_index = start + int(places[0]) if places.size else None
-
-    def _count_saturated(self, golden: Array, candidate: Array, pair: PairOfTensors, masked: Array | None = None) -> None:
-        limit = np.float64(pair.candidate_dtype.largest)  # a plain float would be rounded to golden's type
-        beyond = golden > limit if masked is None else (golden > limit) & ~masked
-        if beyond.any():
-            self.saturated += int(np.count_nonzero(beyond & (np.abs(candidate) == limit)))
-
-
-def _mismatch(golden: Array, candidate: Array) -> Array:
-    """Where one side is not finite and the other holds something else; NaN agrees with NaN."""
-    finite = np.isfinite(golden) & np.isfinite(candidate)
-    mismatch: Array = ~finite & (golden != candidate) & ~(np.isnan(golden) & np.isnan(candidate))
-    return mismatch
-
-
-def _largest(ratios: Float64) -> float:
-    """The maximum of ratios of numbers that are not negative; 0/0 is set to 0 in place."""
-    most = float(ratios.max())
-    if math.isnan(most):
-        ratios[np.isnan(ratios)] = 0.0
-        most = float(ratios.max())
-    return most
-
-
-def _ulps(golden: Array, candidate: Array, dtype: DType, finite: NDArray[np.bool_] | None) -> int:
-    """The largest distance in units in the last place between finite values of one floating type.
-
-    The bits of IEEE numbers of one sign are ordered as the numbers are, so the distance is a difference of integers (B. Dawson,
-    "Comparing floating point numbers", 2012); -0 and +0 are the same number.
-    """
-    width = {53: 8, 24: 4, 11: 2}.get(dtype.digits, golden.dtype.itemsize)
-    golden_bits, candidate_bits = golden.view(f"i{width}"), candidate.view(f"i{width}")
-    if finite is not None:
-        golden_bits, candidate_bits = golden_bits[finite], candidate_bits[finite]
-        if not golden_bits.size:
-            return 0
-    if not dtype.signed:
-        return int(np.abs(golden_bits.view("u1").astype(np.int64) - candidate_bits.view("u1")).max())
-    apart = np.bitwise_xor(golden_bits, candidate_bits)
-    if apart.min() >= 0:  # every pair has one sign
-        difference = np.subtract(golden_bits, candidate_bits, out=apart)
-        return max(int(difference.max()), -int(difference.min()))
-    across = apart < 0
-    magnitude = ~np.array(-1 << (8 * width - 1), golden_bits.dtype)
-    golden_bits, candidate_bits = golden_bits & magnitude, candidate_bits & magnitude
-    beside = np.subtract(golden_bits, candidate_bits)[~across]
-    distance = golden_bits[across].astype(np.uint64) + candidate_bits[across].astype(np.uint64)  # at most 2**64 - 2
-    return max(int(distance.max()), int(beside.max(initial=0)), -int(beside.min(initial=0)))
-
-
-def _metrics(scan: _Scan, total: Totals, angle: float, shape: tuple[int, ...]) -> Metrics:
+def _metrics(scan: Scan, total: Totals, angle: float, shape: tuple[int, ...]) -> Metrics:
     """``shape``: with a last 2 for complex tensors."""
     count = max(scan.compared, 1)
     asked = (scan.atol, scan.rtol) != (None, None)
@@ -420,4 +250,10 @@ def _metrics(scan: _Scan, total: Totals, angle: float, shape: tuple[int, ...]) -
 
 
 def _index(place: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    return None if place is None else tuple(int(index) for index in np.unravel_index(place, shape))
+    if place is None:
+        return None
+    index = []
+    for length in reversed(shape):
+        place, own = divmod(place, length)
+        index.append(own)
+    return tuple(reversed(index))

@@ -6,8 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,11 +26,10 @@ _ALIKE = 1e-2, 1e6
 
 #: Chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, in this order; then, of the compiled kernel only, how
 #: each chunk's candidate lies to golden (see ``kernel.Measurement.chunk_sums``).
-Chunks = tuple[list[float], ...]
+Chunks = Sequence[list[float]]
 
 
-@dataclass(frozen=True)
-class Scales:
+class Scales(NamedTuple):
     """Powers of two that golden, candidate and d are multiplied by, so that their squares fit float64; 1 almost always."""
 
     golden: float = 1.0
@@ -44,8 +42,10 @@ class Scales:
         return cls(power_of_two_near(golden), power_of_two_near(candidate), power_of_two_near(diff))
 
 
-@dataclass(frozen=True)
-class Totals:
+UNSCALED = Scales()
+
+
+class Totals(NamedTuple):
     """What the sums come to: L2 norms (each times its scale), and the sums that means are made of (times the scale of d)."""
 
     scales: Scales
@@ -69,16 +69,16 @@ class Totals:
         return ratio or (math.ulp(0.0) if self.diff else 0.0)  # too small for a float64, but not 0
 
 
-@dataclass
 class Sums:
     """Chunk sums with values scaled by powers of two."""
 
-    scales: Scales = Scales()
-    chunks: Chunks = field(default_factory=lambda: ([], [], [], [], [], [], [], []))
+    def __init__(self, scales: Scales = UNSCALED, chunks: Chunks | None = None) -> None:
+        self.scales = scales
+        self.chunks = ([], [], [], [], [], [], [], []) if chunks is None else chunks
 
     def add(self, block: Block) -> None:
         golden, candidate, diff = block.golden, block.candidate, block.diff
-        if self.scales != Scales():
+        if self.scales != UNSCALED:
             small = min(self.scales.diff, 1.0)  # before the subtraction, since d itself may be beyond float64
             diff = diff * self.scales.diff if small == 1.0 else candidate * small - golden * small
             golden, candidate = golden * self.scales.golden, candidate * self.scales.candidate
@@ -90,13 +90,13 @@ class Sums:
         self.chunks[4].extend(chunk_sums(np.abs(diff, out=free)))
         self.chunks[5].extend(chunk_sums(diff))
 
-    def extend(self, chunks: Sequence[list[float]]) -> None:
+    def extend(self, chunks: Chunks) -> None:
         """Take in the sums of what follows, by the same scales."""
         for ours, theirs in zip(self.chunks, chunks, strict=True):
             ours.extend(theirs)
 
     def total(self) -> Totals:
-        golden, candidate, diff, cross, absolute, signed = (_exact_sum(chunks) for chunks in self.chunks[:6])
+        golden, candidate, diff, cross, absolute, signed = map(_exact_sum, self.chunks[:6])
         return Totals(self.scales, math.sqrt(golden), math.sqrt(candidate), math.sqrt(diff), cross, absolute, signed)
 
     def parts(self) -> tuple[float, float] | None:
@@ -148,7 +148,7 @@ def _apart_squared(total: Totals, pair: PairOfTensors, run: Run) -> float:
     golden_length, golden_exponent = math.frexp(total.golden)
     candidate_length, candidate_exponent = math.frexp(total.candidate)
     powers = math.ldexp(1.0, -golden_exponent), math.ldexp(1.0, -candidate_exponent)
-    compiled = pair.compiled and total.scales == Scales()
+    compiled = pair.compiled and total.scales == UNSCALED
 
     @np.errstate(all="ignore")  # it holds for one thread only
     def apart(segment: Segment) -> list[float]:

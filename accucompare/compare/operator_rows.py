@@ -12,6 +12,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
+import msgspec
+
 from accucompare.bundle.manifest import Unfed
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, same_line
 from accucompare.compare.rows import Difference, Option, Reason, Row, Status, Verdict
@@ -102,7 +104,7 @@ class OperatorOrigins:
             if unfed:
                 self._calls_over.add(call)
         if verdict.reason is Reason.OVER:
-            return replace(verdict, reason=Reason.INHERITED if before else reason)
+            return msgspec.structs.replace(verdict, reason=Reason.INHERITED if before else reason)
         if verdict.reason is Reason.NON_FINITE and not before:
             return verdict.beginning()
         return verdict

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Key, Layout, Record, Role
@@ -36,8 +37,7 @@ BATCH = 8 << 20
 SPLIT = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """A pair to compare: the limits, and the records of the baseline and of both sides' second runs that belong to it."""
 
     pair: Pair
@@ -48,17 +48,13 @@ class Task:
     golden_repeat: Record | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Outcome(NamedTuple):
     """What is found of a pair: the metrics, the verdict as far as the pair alone tells, and the errors of baseline and second run."""
 
     metrics: Metrics | None
     verdict: Verdict
     baseline: float | None = None
     noise: float | None = None
-
-
-Outcome = Found | BundleError
 
 
 def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
@@ -69,9 +65,9 @@ def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
     record = baselines.get(golden.key)
     why = why_not(golden, candidate, record)
     if not why:
-        return replace(task, baseline=record)
-    task = replace(task, chosen=chosen_shape(golden, candidate, record))
-    return replace(task, tolerance=_because(task.tolerance, why))
+        return task._replace(baseline=record)
+    task = task._replace(chosen=chosen_shape(golden, candidate, record))
+    return task._replace(tolerance=_because(task.tolerance, why))
 
 
 def _because(tolerance: Tolerance, why: str) -> Tolerance:
@@ -91,14 +87,14 @@ class Sides:
     keep_going: bool
     golden_repeat: Bundle | None = None
 
-    def outcomes(self, tasks: list[Task], workers: int | None, progress: Progress) -> list[Outcome]:
+    def outcomes(self, tasks: list[Task], workers: int | None, progress: Progress) -> list[Outcome | BundleError]:
         """What is found of each pair: large tensors come first, each split among the threads, then batches of the others.
 
         The number of threads changes no result.
         """
         sizes = [_nbytes(task) for task in tasks]
         total, done = sum(sizes), 0
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, Outcome | BundleError] = {}
         large = sorted((place for place, size in enumerate(sizes) if size > SPLIT), key=sizes.__getitem__, reverse=True)
         batches = _batches([place for place, size in enumerate(sizes) if size <= SPLIT], sizes)
         with _threads(min(workers or os.cpu_count() or 1, 1 + total // WORTH_A_WORKER)) as run:
@@ -112,36 +108,36 @@ class Sides:
                 progress(done, total)
         return [outcomes[place] for place in range(len(tasks))]
 
-    def _outcome(self, task: Task, run: Run = map) -> Outcome:
+    def _outcome(self, task: Task, run: Run = map) -> Outcome | BundleError:
         """What is found of a pair; over its limit, and rounding alone makes it another one, there is nothing to judge it by."""
         found = self._found(task, run)
         chosen = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
         if not task.chosen or isinstance(found, BundleError) or found.verdict.reason not in chosen:
             return found
-        return Found(None, Verdict(Reason.NOT_COMPARABLE, detail=task.chosen, chosen=True))
+        return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=task.chosen, chosen=True))
 
-    def _found(self, task: Task, run: Run) -> Outcome:
+    def _found(self, task: Task, run: Run) -> Outcome | BundleError:
         golden, candidate = task.pair.golden, task.pair.candidate
         if golden is None or candidate is None:
             if is_operator(golden or candidate):
-                return Found(None, without_partner(golden, self._given(golden, candidate)))
+                return Outcome(None, without_partner(golden, self._given(golden, candidate)))
             if Role.COMPUTED_BUFFER in {record.role for record in (golden, candidate) if record is not None}:
                 which = "the candidate" if golden is None else "golden"  # the other may compute it elsewhere, or keep it in checkpoints
-                return Found(None, Verdict(Reason.NOT_COMPARABLE, detail=f"only {which} computes this buffer"))
-            return Found(None, Verdict(Reason.EXTRA if golden is None else Reason.MISSING))
+                return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"only {which} computes this buffer"))
+            return Outcome(None, Verdict(Reason.EXTRA if golden is None else Reason.MISSING))
         try:
             found = self._compare(golden, candidate, task, run)
             option = self._given(golden, candidate) if found.verdict.status is Status.FAIL else None
-            return found if option is None else Found(None, options_differ(option))
+            return found if option is None else Outcome(None, options_differ(option))
         except BundleError as error:
             if not self.keep_going:
                 raise
             return error
 
-    def _compare(self, golden: Record, candidate: Record, task: Task, run: Run) -> Found:
+    def _compare(self, golden: Record, candidate: Record, task: Task, run: Run) -> Outcome:
         verdict = judge_without_data(golden, candidate)
         if verdict is not None:
-            return self._masks_of_two_kinds(golden, candidate) or Found(None, verdict)
+            return self._masks_of_two_kinds(golden, candidate) or Outcome(None, verdict)
         tolerance = task.tolerance
         if self.verify and (golden.member is None) is not (candidate.member is None):
             (self.golden.stored(golden) if golden.member is not None else self.candidate.stored(candidate)).read()
@@ -152,7 +148,7 @@ class Sides:
         else:
             metrics = lower_bounds(golden, candidate)
             verdict = judge_bounds(golden, candidate, metrics, tolerance)
-            return Found(None if verdict.status is Status.NOT_COMPARED else metrics, verdict)
+            return Outcome(None if verdict.status is Status.NOT_COMPARED else metrics, verdict)
         expected = self._expected(golden, candidate, metrics, task.baseline, run)
         if task.baseline is not None and expected is None:
             tolerance = _because(tolerance, "the baseline has NaN or Inf where golden has not, or the other way round")
@@ -160,9 +156,9 @@ class Sides:
         verdict = settle_noise(judge(golden, candidate, metrics, tolerance, expected), tolerance, metrics, noise)
         if verdict.status is Status.FAIL:
             verdict = settle_unsteady(verdict, tolerance, metrics, self._unsteadiness(golden, task.golden_repeat, run))
-        return Found(metrics, verdict, None if expected is None else expected.rel_l2, noise)
+        return Outcome(metrics, verdict, None if expected is None else expected.rel_l2, noise)
 
-    def _masks_of_two_kinds(self, golden: Record, candidate: Record) -> Found | None:
+    def _masks_of_two_kinds(self, golden: Record, candidate: Record) -> Outcome | None:
         """A pair of a boolean and a floating mask that say the same; ``None`` for any other."""
         if not may_say_the_same(golden, candidate):
             return None
@@ -174,7 +170,7 @@ class Sides:
         for each in stored:
             each.verify()
         detail = f"{golden.dtype} and {candidate.dtype} masks that say the same"
-        return Found(metrics, Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=detail))
+        return Outcome(metrics, Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=detail))
 
     def _given(self, golden: Record | None, candidate: Record | None) -> Option | None:
         """A number or a string given to an operator, in words of either side; ``None`` if it is neither."""

@@ -16,9 +16,9 @@ import numpy as np
 from accucompare.compare.marginals import (
     CERTAIN,
     SHARE,
-    Pair,
-    Place,
+    Slices,
     Sums,
+    Tensors,
     beyond_chance,
     carriers_of,
     locate,
@@ -27,6 +27,7 @@ from accucompare.compare.marginals import (
     shares,
     sums_of,
 )
+from accucompare.compare.sample import Sample
 from accucompare.compare.transforms import Description, describe, scales_and_offsets
 from accucompare.numbers.dtypes import DTYPES, Kind, round_to, widen
 from accucompare.numbers.sums import Float64
@@ -116,12 +117,13 @@ class Shape:
     hints: tuple[str, ...] = ()
 
 
-def describe_error(golden: Float64, candidate: Float64, *, dtype: str = "float32") -> Shape:
+def describe_error(golden: Float64, candidate: Float64, *, dtype: str = "float32", sample: Sample | None = None) -> Shape:
     """Say what an error looks like. Scaling both arrays by one factor changes nothing but what concerns the largest value of the type.
 
     Args:
         golden, candidate: float64 values of one shape, of any rank; NaN and Inf are allowed.
         dtype: the candidate's type (a name in ``DTYPES``): its largest value, and its rounding.
+        sample: what of two larger tensors they are, which the words say; ``None``: all.
 
     Raises:
         ValueError: if the shapes differ.
@@ -129,15 +131,18 @@ def describe_error(golden: Float64, candidate: Float64, *, dtype: str = "float32
     if golden.shape != candidate.shape:
         raise ValueError(f"shapes differ: {golden.shape} and {candidate.shape}")
     with np.errstate(all="ignore"):
-        facts = _not_finite(golden, candidate) + _saturated(golden, candidate, dtype)
+        facts = _not_finite(golden, candidate, sample) + _saturated(golden, candidate, dtype)
         finite = np.isfinite(golden) & np.isfinite(candidate)
-        pair = pair_of(np.where(finite, golden, 0.0), np.where(finite, candidate, 0.0))
-        found = _findings(pair, golden.shape, dtype) if pair.golden.size > 1 else []
+        pair = pair_of(np.where(finite, golden, 0.0), np.where(finite, candidate, 0.0), sample)
+        found = _findings(pair, golden.shape, dtype, sample) if pair.golden.size > 1 else []
     if any(fact.hint == "saturated" for fact in facts):
         found = [one for one in found if one.hint != "clip"]  # it says the same
     told = (*facts, *reversed(found))  # what was done tells more of the cause than where
     hints = [HINTS[fact.hint] for fact in told if fact.hint in HINTS]
-    return Shape(tuple(fact.words for fact in (*facts, *found))[:3], tuple(dict.fromkeys(hints))[:2])
+    words = [fact.words for fact in (*facts, *found)][:3]
+    if sample is not None:
+        words[:1] = [f"in {sample.share()}: {first}" for first in words[:1]]
+    return Shape(tuple(words), tuple(dict.fromkeys(hints))[:2])
 
 
 def _saturated(golden: Float64, candidate: Float64, dtype: str) -> Found:
@@ -146,7 +151,7 @@ def _saturated(golden: Float64, candidate: Float64, dtype: str) -> Found:
     return [Fact(f"saturated at {dtype}'s largest value, {largest:.6g}, at {count} element(s)", "saturated")] if largest and count else []
 
 
-def _not_finite(golden: Float64, candidate: Float64) -> Found:
+def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> Found:
     """Where one is NaN or infinite and the other is not, or is otherwise."""
     if np.isfinite(golden).all() and np.isfinite(candidate).all():
         return []
@@ -158,25 +163,27 @@ def _not_finite(golden: Float64, candidate: Float64) -> Found:
         (np.isfinite(candidate) & ~np.isfinite(golden), "finite where golden is NaN or infinite", ""),
     ):
         if count := np.count_nonzero(bad):
-            counted = pair_of(np.zeros(bad.shape), bad.astype(np.float64))
+            counted = pair_of(np.zeros(bad.shape), bad.astype(np.float64), sample)
             places = [place for _, place in locate(counted, sums_of(counted))] if counted.places else []
-            where = " and ".join(map(str, places)) or f"first at index {_index(int(bad.argmax()), bad.shape)}"
+            where = " and ".join(map(str, places)) or f"first at index {_index(int(bad.argmax()), bad.shape, sample)}"
             found.append(Fact(f"{words}, at {count} of {bad.size} element(s), {where}", hint))
     return found
 
 
-def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.unravel_index(flat, shape))
+def _index(flat: int, shape: tuple[int, ...], sample: Sample | None) -> tuple[int, ...]:
+    """The index in the whole tensor of what is looked at there."""
+    index = np.unravel_index(flat, shape)
+    return tuple(int(i) for i in (index if sample is None else (own[i] for own, i in zip(sample.indices(), index, strict=True))))
 
 
-def _findings(whole: Pair, shape: tuple[int, ...], dtype: str) -> Found:
+def _findings(whole: Tensors, shape: tuple[int, ...], dtype: str, sample: Sample | None) -> Found:
     """Where, then what."""
     sums = sums_of(whole)
     if not sums.carriers:
         return []
     where = locate(whole, sums)
     if not where:
-        return _spike(whole, shape) or _what(whole, sums, dtype)
+        return _spike(whole, shape, sample) or _what(whole, sums, dtype)
     chosen, kind = [place for _, place in where], _kind([place for _, place in where])
     share = percent(min(share for share, _ in where))
     hint = "" if kind == "token" else kind  # what is wrong with a whole row tells of its cause, that it is one does not
@@ -186,7 +193,7 @@ def _findings(whole: Pair, shape: tuple[int, ...], dtype: str) -> Found:
     return found + [Fact(fact.words + (" there" if fact.of_all else ""), HINTS_THERE[kind].get(fact.hint, fact.hint)) for fact in what]
 
 
-def _kind(places: list[Place]) -> str:
+def _kind(places: list[Slices]) -> str:
     """The key in ``HINTS_THERE``."""
     if any("token" in place.name and len(place.chosen) == 1 for place in places):
         return "token"
@@ -196,29 +203,29 @@ def _kind(places: list[Place]) -> str:
     return "channel" if channels else ""
 
 
-def _spike(pair: Pair, shape: tuple[int, ...]) -> Found:
+def _spike(pair: Tensors, shape: tuple[int, ...], sample: Sample | None) -> Found:
     """A single element that differs by much: a matter of fact, not of chance."""
     diff = np.abs(pair.candidate - pair.golden).reshape(-1)
     at, total = int(diff.argmax()), float(diff @ diff)
     share = float(diff[at]) ** 2 / total
     if share < 0.99 or diff[at] < SPIKE * np.abs(pair.golden).max() or diff.size < FEWEST:
         return []
-    return [Fact(f"{percent(share)} of the squared error is in one element, at {_index(at, shape)}")]
+    return [Fact(f"{percent(share)} of the squared error is in one element, at {_index(at, shape, sample)}")]
 
 
-def _what(pair: Pair, sums: Sums, dtype: str) -> Found:
+def _what(pair: Tensors, sums: Sums, dtype: str) -> Found:
     if best := describe(pair, sums):
         return [Fact(best.words, best.hint, best.of_all)]
     return _steps(pair, dtype) + _by_golden(pair) or _low_rank(pair) or _unrelated(sums) or _noise(pair, sums)
 
 
-def _sampled(pair: Pair) -> tuple[Float64, Float64]:
+def _sampled(pair: Tensors) -> tuple[Float64, Float64]:
     size = pair.golden.size
     flat = np.arange(size) if size <= SAMPLE else np.random.default_rng(0).integers(size, size=SAMPLE)
     return pair.golden.reshape(-1)[flat], pair.candidate.reshape(-1)[flat]
 
 
-def _steps(pair: Pair, dtype: str) -> Found:
+def _steps(pair: Tensors, dtype: str) -> Found:
     """Far fewer distinct values than golden has in the candidate's type."""
     golden, candidate = _sampled(pair)
     known = DTYPES[dtype]
@@ -230,7 +237,7 @@ def _steps(pair: Pair, dtype: str) -> Found:
     return [Fact(f"the candidate has only {levels} distinct values", "steps", of_all=True)]
 
 
-def _by_golden(pair: Pair) -> Found:
+def _by_golden(pair: Tensors) -> Found:
     """Whether the error is where golden is negative or positive, far beyond what is there of elements and of golden's squares."""
     golden, candidate = _sampled(pair)
     diff = candidate - golden
@@ -262,7 +269,7 @@ def _function_of_golden(golden: Float64, candidate: Float64) -> Description:
     return Description("function", "the error depends on golden's value alone", left, len(starts), carriers_of(diff))
 
 
-def _crop(pair: Pair) -> Float64:
+def _crop(pair: Tensors) -> Float64:
     """d of up to 64 rows by 512 columns, evenly taken."""
     length = pair.golden.shape[-1]
     golden, candidate = pair.golden.reshape(-1, length), pair.candidate.reshape(-1, length)
@@ -270,7 +277,7 @@ def _crop(pair: Pair) -> Float64:
     return candidate[::rows, ::columns] - golden[::rows, ::columns]
 
 
-def _low_rank(pair: Pair) -> Found:
+def _low_rank(pair: Tensors) -> Found:
     diff = _crop(pair)
     total = float(np.vdot(diff, diff))
     if min(diff.shape) < 8 or not total:
@@ -289,7 +296,7 @@ def _unrelated(sums: Sums) -> Found:
     return [Fact("the candidate does not correlate with golden", "unrelated", of_all=True)]
 
 
-def _noise(pair: Pair, sums: Sums) -> Found:
+def _noise(pair: Tensors, sums: Sums) -> Found:
     """Noise: nothing explains more of it than chance lets it; how it goes with golden's magnitude, and how large it is."""
     if sums.carriers < FEWEST or _explained(pair, sums) or _patterned(pair) or _uneven(pair, sums):
         return []
@@ -306,7 +313,7 @@ def _noise(pair: Pair, sums: Sums) -> Found:
     return [Fact(f"no pattern was found, {ratio:.1e} of golden's RMS{alike}")]  # any error is so behind a product: no hint
 
 
-def _explained(pair: Pair, sums: Sums) -> bool:
+def _explained(pair: Tensors, sums: Sums) -> bool:
     """Whether scales or offsets explain more than they do of noise.
 
     With k free numbers a share of k/n, give or take sqrt(2k)/n: four times that, and the square of four deviations for one.
@@ -316,7 +323,7 @@ def _explained(pair: Pair, sums: Sums) -> bool:
     )
 
 
-def _patterned(pair: Pair) -> bool:
+def _patterned(pair: Tensors) -> bool:
     """Whether rows of d are more alike than those of noise, whose largest singular value is at most sqrt(rows) + sqrt(columns)."""
     diff = _crop(pair)
     for axis in (1, 0):
@@ -326,7 +333,7 @@ def _patterned(pair: Pair) -> bool:
     return first > 3 * (1 / math.sqrt(rows) + 1 / math.sqrt(columns)) ** 2
 
 
-def _uneven(pair: Pair, sums: Sums) -> bool:
+def _uneven(pair: Tensors, sums: Sums) -> bool:
     """Whether half of the slices along a dimension, not too thin to tell, have far more of the error than of golden."""
     for dim, place in enumerate(pair.places):
         over = sums.over((dim,))
@@ -339,7 +346,7 @@ def _uneven(pair: Pair, sums: Sums) -> bool:
     return False
 
 
-def _slope(pair: Pair) -> float:
+def _slope(pair: Tensors) -> float:
     """Of log d^2 against log golden^2, between the smallest and the largest third of golden; NaN if these are too near or too few."""
     golden, candidate = _sampled(pair)
     size, diff = np.abs(golden), candidate - golden

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ from accucompare.bundle.reader import Bundle
 from accucompare.compare.align import Renaming, counterparts, rename_parameter
 from accucompare.compare.provenance import other_code, other_configuration, place
 from accucompare.compare.rows import About, Finding, RefusedBaseline
-from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
+from accucompare.compare.suggest import baseline_command, float_dtype, product_formats, suggested
 from accucompare.numbers.digests import same_fingerprint
 
 
@@ -169,10 +170,10 @@ def _versions(pair: Pairing) -> Iterator[Finding]:
 def _configuration(pair: Pairing) -> Iterator[Finding]:
     found = list(other_configuration(pair.golden.manifest, pair.candidate.manifest, pair.renamings))
     for name, key, ours, theirs in found[:_MOST_CONFIGURED]:
-        yield Finding("configuration", f"{place(name, key)}: golden {ours!r}, {pair.name} {theirs!r}")
+        yield Finding("configuration", f"{place(name, key)}: golden {ours!r}, {pair.name} {theirs!r}", about=About.CONFIGURATION)
     if len(found) > _MOST_CONFIGURED:
         more = f"{len(found) - _MOST_CONFIGURED} more attributes of modules differ, such as {place(*found[-1][:2])}"
-        yield Finding("configuration", more)
+        yield Finding("configuration", more, about=About.CONFIGURATION)
 
 
 #: How many attributes of modules that differ have a line of their own.
@@ -265,10 +266,11 @@ def preflight_baseline(
         dtypes = [float_dtype(bundle.manifest) for bundle in (golden, candidate)]
         if not candidate.manifest.fed and (dtypes[0] == dtypes[1] or "" in dtypes):
             return []
-        command = baseline_command(golden, candidate)
+        command, out = suggested(golden, candidate)
         other = other_code(golden.manifest, candidate.manifest).versions
         where = f" (where golden was captured: there {other[0][0]} is {other[0][1]})" if other else ""
-        return [Finding("baseline", f"a baseline tells rounding from a bug: {command}{where}, then diff … --baseline", serious=False)]
+        then = shlex.join(["accucompare", "diff", str(golden.path), str(candidate.path), "--baseline", out])
+        return [Finding("baseline", f"a baseline tells rounding from a bug: {command}{where}, then {then}", serious=False)]
     pair = Pairing(golden, baseline, renamings, "baseline")
     found = [finding for check in _BASELINE_CHECKS for finding in check(pair) if finding.serious]
     findings = [

@@ -12,6 +12,7 @@ from pathlib import Path
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Record, Role
 from accucompare.compare.culprits import STRUCTURAL, different_values, is_of_glue
+from accucompare.compare.models import OtherModel
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.provenance import OtherCode
 from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Culprit, Finding, Reason, RefusedBaseline, Row, Status
@@ -64,6 +65,8 @@ class Result:
         refused: the baseline that was given or needed, if it may not judge; ``baseline`` is ``None`` then.
         unseen: what differs in the code of the two cases' optimizers, whose updates no record shows.
         maps: the renamings of golden's layers in force, as ``--map`` takes them.
+        verified: whether tensors of equal digests were read too.
+        other_model: what shows that the two bundles are not of one model, for which no culprit is named; ``None`` if they are.
         proposed_maps: those that would bring more layers together.
     """
 
@@ -80,6 +83,8 @@ class Result:
     refused: RefusedBaseline | None = None
     unseen: OtherCode = field(default_factory=OtherCode)
     maps: list[str] = field(default_factory=list)
+    verified: bool = False
+    other_model: OtherModel | None = None
     proposed_maps: list[str] = field(default_factory=list)
 
     @property
@@ -114,6 +119,12 @@ class Result:
     def by_statistics(self) -> int:
         """How many rows were judged by statistics alone."""
         return sum(row.by_statistics for row in self.rows)
+
+    @property
+    def by_digests(self) -> int:
+        """How many rows are identical by the digests that were taken when they were captured: their values were not read now."""
+        rows = (row for row in self.rows if row.reason is Reason.IDENTICAL and row.metrics is not None)
+        return sum(not self.verified or None in (row.golden and row.golden.member, row.candidate and row.candidate.member) for row in rows)
 
     @property
     def nonfinite_on_both(self) -> int:
@@ -261,12 +272,14 @@ def _conclude(result: Result) -> tuple[Answer, str]:
 
 def _configured_otherwise(result: Result) -> Iterator[str]:
     """What may be more than rounding and too small to show; where all is bit for bit identical, it makes no difference."""
-    if found := [finding.message for finding in result.preflight if finding.topic == "configuration"]:
+    if found := [finding.message for finding in result.preflight if finding.about is About.CONFIGURATION]:
         yield f"configured otherwise: {found[0]}" + (f", and {len(found) - 1} more" if len(found) > 1 else "")
 
 
 def _not_looked_at(result: Result) -> Iterator[str]:
     """What an all-clear does not cover."""
+    if result.by_digests and result.by_digests == result.compared:
+        yield "by digests alone, no values were read"
     sides = result.golden.manifest, result.candidate.manifest
     if any(manifest.options.loss for manifest in sides):
         yield "forward only: the case has a loss, of which no gradient was compared"
@@ -289,6 +302,8 @@ def _concluded(result: Result) -> tuple[Answer, str]:
     counts = result.counts()
     if not result.counts_by_status()[Status.FAIL]:
         return _without_failure(result)
+    if result.other_model is not None:
+        return Answer.NOT_SURE, str(result.other_model)
     different = _given_differently(result.preflight) or (counts[Reason.INPUTS_DIFFER] and "the two models were given different inputs")
     if different:
         return Answer.NOT_SURE, different
@@ -338,5 +353,5 @@ def _named(result: Result, culprit: Culprit) -> str:
         return f"{culprit.place}{step}, {culprit.reason.value}"
     if different := different_values(culprit.row):
         return f"{culprit.place}{step}, {different}"
-    beyond = "excess" if culprit.excess is not None else "times its limit:"
+    beyond = "excess" if culprit.excess is not None else "x limit"
     return f"{culprit.place}{step}, {beyond} {culprit.size:.3g}"

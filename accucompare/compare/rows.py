@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+import msgspec
+
 from accucompare.bundle.records import Record
+from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measure import Metrics
 from accucompare.compare.provenance import OtherCode
 
@@ -130,15 +133,14 @@ def _listed(operators: tuple[str, ...]) -> str:
     return ", ".join(operators[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, gc=False):
     """What is said of one row.
 
     Attributes:
         reason: why; it decides the status.
         tolerance: the limits that judged it, ``""`` where none did.
         rule: where those limits come from.
-        needed: the smallest limits that would pass, rounded up, such as ``"atol 2.4e-05"``; ``""`` where none would.
+        smallest: the smallest limits that would pass.
         used: measured error as a multiple of its limit (over 1 fails); the largest, if there are several limits.
         detail: one sentence more, where there is something to say.
         rel_l2_limit: the limit on the relative L2 error, where there was one.
@@ -155,7 +157,7 @@ class Verdict:
     reason: Reason
     tolerance: str = ""
     rule: str = ""
-    needed: str = ""
+    smallest: tuple[SmallestLimit, ...] = ()
     used: float | None = None
     detail: str = ""
     rel_l2_limit: float | None = None
@@ -173,17 +175,22 @@ class Verdict:
         return STATUS_OF[self.reason]
 
     @property
+    def needed(self) -> str:
+        """The smallest limits that would pass, rounded up, such as ``"atol 2.4e-05"``; ``""`` where none would."""
+        return ", ".join(filter(None, map(str, self.smallest)))
+
+    @property
     def near(self) -> bool:
         """Whether it passes with more than half of its tolerance used."""
         return self.status is Status.PASS and self.used is not None and self.used > 0.5
 
     def beginning(self) -> Verdict:
         """The same with ``begins``, which its detail says."""
-        return replace(self, begins=True, detail=self._also("begins here"))
+        return msgspec.structs.replace(self, begins=True, detail=self._also("begins here"))
 
     def unfed(self) -> Verdict:
         """The same with ``not_all_fed``, which its detail says."""
-        return replace(self, not_all_fed=True, detail=self._also("not all that went in was fed"))
+        return msgspec.structs.replace(self, not_all_fed=True, detail=self._also("not all that went in was fed"))
 
     def _also(self, words: str) -> str:
         return f"{self.detail}; {words}" if self.detail else words
@@ -263,6 +270,7 @@ class About(str, Enum):
     STEPS = "steps"
     SEED = "seed"
     MODE = "mode"  # train mode, dropout, random numbers
+    CONFIGURATION = "configuration"  # attributes of modules
     OTHER = "other"
 
 

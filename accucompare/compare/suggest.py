@@ -53,6 +53,11 @@ def suggest_baseline(golden: str | Path, candidate: str | Path) -> str:
 
 def baseline_command(golden: Bundle, candidate: Bundle) -> str:
     """The same for bundles that are open."""
+    return suggested(golden, candidate)[0]
+
+
+def suggested(golden: Bundle, candidate: Bundle) -> tuple[str, str]:
+    """The command, and the directory that it writes."""
     ours, theirs = golden.manifest, candidate.manifest
     dtypes = float_dtype(ours), float_dtype(theirs)
     command = ["accucompare", "capture", ours.case or theirs.case or "CASE", "--device", "cpu"]
@@ -82,4 +87,4 @@ def baseline_command(golden: Bundle, candidate: Bundle) -> str:
     out = f"cpu-{name}{'-fed' if fed else ''}"
     if out in (golden.path.resolve().name, candidate.path.resolve().name):
         out += "-baseline"
-    return shlex.join([*command, "--out", out])
+    return shlex.join([*command, "--out", out]), out

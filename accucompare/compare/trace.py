@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Layout, Record, Role

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from accucompare.compare.marginals import CERTAIN, LISTED, LONGEST, Pair, Sums, carriers_of, percent
+from accucompare.compare.marginals import CERTAIN, LISTED, LONGEST, Sums, Tensors, carriers_of, percent
 from accucompare.numbers.sums import Float64
 
 LEFT = 0.1  # of the squared error, the most that a description may leave: noise of a tenth of the error takes 1 %, the rest is margin
@@ -58,7 +58,7 @@ class Description:
         return self.left <= LEFT and self.numbers <= self.carriers / 2 and self.evidence() >= CERTAIN
 
 
-def describe(pair: Pair, sums: Sums) -> Description | None:
+def describe(pair: Tensors, sums: Sums) -> Description | None:
     """The description that has most for it, if one is certain."""
     all_of_them = itertools.chain(
         _zero(pair, sums),
@@ -72,20 +72,20 @@ def describe(pair: Pair, sums: Sums) -> Description | None:
     return max((one for one in all_of_them if one.certain()), key=Description.evidence, default=None)
 
 
-def _left(pair: Pair, guess: Float64) -> float:
+def _left(pair: Tensors, guess: Float64) -> float:
     """The share of the squared error left, if candidate is guessed to be so."""
     missed, diff = (pair.candidate - guess).reshape(-1), (pair.candidate - pair.golden).reshape(-1)
     return float(missed @ missed) / float(diff @ diff)
 
 
-def _left_of_both(pair: Pair, guess: Float64) -> float:
+def _left_of_both(pair: Tensors, guess: Float64) -> float:
     """The larger share that is left of the error and of what varies in the candidate: where that is small, nearly any guess explains d."""
     missed = (pair.candidate - guess).reshape(-1)
     varies = float(np.var(pair.candidate)) * missed.size
     return max(_left(pair, guess), float(missed @ missed) / varies if varies else 1.0)
 
 
-def _zero(pair: Pair, sums: Sums) -> Iterator[Description]:
+def _zero(pair: Tensors, sums: Sums) -> Iterator[Description]:
     zero = pair.candidate == 0
     count = np.count_nonzero(zero & (pair.golden != 0))
     if zero.all():
@@ -95,7 +95,7 @@ def _zero(pair: Pair, sums: Sums) -> Iterator[Description]:
         yield Description("zero", words, _left(pair, np.where(zero, 0.0, pair.golden)), 2, sums.carriers)
 
 
-def scales_and_offsets(pair: Pair, sums: Sums) -> Iterator[Description]:
+def scales_and_offsets(pair: Tensors, sums: Sums) -> Iterator[Description]:
     """One scale or one offset of all elements, or of each slice along a dimension, or of each row."""
     size, error = pair.golden.size, float(sums.leading[1].sum())
     rms = math.sqrt(float(sums.leading[3].sum()) / size)
@@ -127,7 +127,7 @@ def _unexplained(share: float) -> float:
     return max(0.0, 1 - share) if share <= 1 + FLOOR else 1.0
 
 
-def _groupings(pair: Pair) -> Iterator[tuple[tuple[int, ...], str]]:
+def _groupings(pair: Tensors) -> Iterator[tuple[tuple[int, ...], str]]:
     """The dimensions of which each slice, or each combination of slices, has a number of its own, and what that is called."""
     rows = tuple(range(len(pair.places) - 1))
     yield (), ""
@@ -179,7 +179,7 @@ def _offset_in_words(offsets: Float64, each: str, rms: float) -> str:
     return "a constant offset" + (f" of {low} × golden's RMS" if rms else "")
 
 
-def _row_scales(pair: Pair) -> Iterator[Description]:
+def _row_scales(pair: Tensors) -> Iterator[Description]:
     """Every row scaled, alike or not, or about a bias of each channel as by a wrong eps: candidate = factor * (golden - bias) + bias.
 
     Channels are divided by golden's RMS in them first: rounding's errors are in proportion, so that all channels tell as much,
@@ -219,7 +219,7 @@ def _row_scales(pair: Pair) -> Iterator[Description]:
     yield Description(*_scales_in_words(1 + excess, ROW), left, len(golden) + length, carriers)
 
 
-def _clipped(pair: Pair, sums: Sums) -> Iterator[Description]:
+def _clipped(pair: Tensors, sums: Sums) -> Iterator[Description]:
     low, high = float(pair.candidate.min()), float(pair.candidate.max())
     below, above = float(pair.golden.min()) < low, float(pair.golden.max()) > high
     flat = high - low < NEAR * float(np.ptp(pair.golden))
@@ -238,7 +238,7 @@ def _clipped(pair: Pair, sums: Sums) -> Iterator[Description]:
     yield Description(hint, words, left, numbers, sums.carriers, of_all=flat)
 
 
-def _softmax_again(pair: Pair, sums: Sums) -> Iterator[Description]:
+def _softmax_again(pair: Tensors, sums: Sums) -> Iterator[Description]:
     """The softmax of what is one already along the last dimension; where golden has zeros, which were masked, they may be masked again."""
     golden, last = pair.golden, pair.places[-1]
     if len(last.chosen) != last.size or golden.min() < 0 or np.abs(golden.sum(-1) - 1).max() > NEAR:
@@ -250,18 +250,18 @@ def _softmax_again(pair: Pair, sums: Sums) -> Iterator[Description]:
         yield Description("softmax", words, _left_of_both(pair, guess), 1, sums.carriers, of_all=True)
 
 
-def _moved_slices(pair: Pair, sums: Sums) -> Iterator[Description]:
+def _moved_slices(pair: Tensors, sums: Sums) -> Iterator[Description]:
     """Slices along one dimension that were shifted, or have changed places."""
     for dim, place in enumerate(pair.places):
         over = sums.over((dim,))
-        if over is not None and 1 < len(place.chosen) <= LONGEST // 4:
+        if over is not None and place.step == 1 and 1 < len(place.chosen) <= LONGEST // 4:
             looked, matched = _matched(pair, dim, over[1])
             yield from _shifted(pair, sums, dim, looked, matched)
             if np.array_equal(np.sort(matched), looked):
                 yield from _permuted(pair, sums, dim, looked, matched)
 
 
-def _matched(pair: Pair, dim: int, squares: Float64) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _matched(pair: Tensors, dim: int, squares: Float64) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The candidate's slices of the largest errors, in order, and the slice of golden that is nearest to each, by 64 elements of it."""
     size, random = pair.golden.shape[dim], np.random.default_rng(0)
     looked = np.sort(np.argsort(-squares, kind="stable")[: max(16, min(512, (1 << 22) // size))])
@@ -275,7 +275,7 @@ def _matched(pair: Pair, dim: int, squares: Float64) -> tuple[NDArray[np.intp], 
     return looked, np.where(stays, looked, matched)
 
 
-def _shifted(pair: Pair, sums: Sums, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]) -> Iterator[Description]:
+def _shifted(pair: Tensors, sums: Sums, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]) -> Iterator[Description]:
     place, size = pair.places[dim], pair.golden.shape[dim]
     shifts, votes = np.unique((looked - matched) % size, return_counts=True)
     shift = int(shifts[votes.argmax()])
@@ -284,7 +284,7 @@ def _shifted(pair: Pair, sums: Sums, dim: int, looked: NDArray[np.intp], matched
         yield Description("shift", words, _left(pair, np.roll(pair.golden, shift, dim)), 1, sums.carriers)
 
 
-def _permuted(pair: Pair, sums: Sums, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]) -> Iterator[Description]:
+def _permuted(pair: Tensors, sums: Sums, dim: int, looked: NDArray[np.intp], matched: NDArray[np.intp]) -> Iterator[Description]:
     place, order = pair.places[dim], np.arange(pair.golden.shape[dim])
     order[looked] = matched
     moved = place.chosen[looked[matched != looked]].tolist()
@@ -300,10 +300,10 @@ def _permuted(pair: Pair, sums: Sums, dim: int, looked: NDArray[np.intp], matche
     yield Description("swap", words, _left(pair, np.take(pair.golden, order, dim)), len(moved), sums.carriers)
 
 
-def _layouts(pair: Pair, sums: Sums) -> Iterator[Description]:
+def _layouts(pair: Tensors, sums: Sums) -> Iterator[Description]:
     """Values laid out with the dimensions in another order, and read as if in this one; a plain transposition if the sizes agree."""
     ndim, shape = pair.golden.ndim, pair.golden.shape
-    if not 2 <= ndim <= 4:
+    if not 2 <= ndim <= 4 or any(place.step > 1 for place in pair.places):
         return
     some = np.random.default_rng(0).integers(pair.golden.size, size=4096)
     theirs, ours = pair.candidate.reshape(-1)[some], pair.golden.reshape(-1)[some]

@@ -1,6 +1,6 @@
 /* One pass over a block of a tensor, or of a pair of tensors: what statistics.py and compare/measure.py do with NumPy.
 
-   A block is taken in chunks, as bundle/sums.py describes; each chunk's sums are handed out and added exactly in Python, so no
+   A block is taken in chunks, as numbers/sums.py describes; each chunk's sums are handed out and added exactly in Python, so no
    result depends on where blocks end. Inside a chunk, element i is added in lane i % LANES, so that every processor adds in the
    same order whatever its vectors' width (contraction to fused multiply-add is off). A chunk whose sums are not finite is done
    again with NaN and Inf counted and set aside.
@@ -26,7 +26,7 @@ enum { STRIP = 512, LANES = 8, SUMS = 8 };
 /* A short loop that GCC must not unroll before its vectorizer sees it. */
 #define EACH_LANE _Pragma("GCC unroll 1") for (int l = 0; l < LANES; l++)
 
-/* Element types; the numbers are bundle/kernel.py's. */
+/* Element types; the numbers are numbers/kernel.py's. */
 enum { F64, F32, F16, BF16, I8, I16, I32, U8, U16, U32, TYPES };
 static const size_t WIDTH[TYPES] = {8, 4, 2, 2, 1, 2, 4, 1, 2, 4};
 /* Whether float holds every value. */
@@ -465,12 +465,61 @@ static int take_writable(PyObject *object, Py_ssize_t bytes, Py_buffer *memory) 
     return 0;
 }
 
+/* An index, or None for -1. */
+static PyObject *place(int64_t index) {
+    if (index >= 0) return PyLong_FromLongLong(index);
+    Py_RETURN_NONE;
+}
+
+/* What was found, in the order of kernel.py's Measured. */
+static PyObject *found_in(const Result *r) {
+    return Py_BuildValue("(LdNdddKLddLLLLLLLNLdd)", (long long)r->compared, r->max_abs, place(r->index), r->golden_at_max, r->candidate_at_max,
+                         r->max_rel, (unsigned long long)r->ulps, (long long)r->over_tolerance, r->used, r->needed, (long long)r->over_1e3,
+                         (long long)r->over_5e3, (long long)r->golden_nan, (long long)r->candidate_nan, (long long)r->golden_inf,
+                         (long long)r->candidate_inf, (long long)r->mismatch, place(r->first_mismatch), (long long)r->saturated,
+                         r->largest_golden, r->largest_candidate);
+}
+
+/* What measure_chunks and its callers take: two operands of equally many elements, chunks of `size`, tolerances. */
+typedef struct {
+    Operand golden, candidate;
+    Request request;
+    int size;
+} Work;
+
+static int take_pair(PyObject *const *args, Work *w) {
+    Request q = {PyFloat_AsDouble(args[5]), PyFloat_AsDouble(args[6]), PyFloat_AsDouble(args[7]), 0, 0};
+    w->size = PyErr_Occurred() ? 0 : take_size(args[4]);
+    if (!w->size || !take(args[0], args[2], &w->golden)) return 0;
+    if (!take(args[1], args[3], &w->candidate)) return PyBuffer_Release(&w->golden.bytes), 0;
+    q.golden = w->golden.type;
+    q.candidate = w->candidate.type;
+    w->request = q;
+    if (w->candidate.count == w->golden.count) return 1;
+    PyErr_SetString(PyExc_ValueError, "golden and candidate must hold equally many elements");
+    PyBuffer_Release(&w->golden.bytes);
+    PyBuffer_Release(&w->candidate.bytes);
+    return 0;
+}
+
+/* Add a block to what was found; `sums` has room for its chunks. */
+static void measure_chunks(const Work *w, Result *r, char *sums) {
+    Py_ssize_t n = w->golden.count, size = w->size;
+    for (Py_ssize_t k = 0; k * size < n; k++) {
+        double out[SUMS];
+        chunk((const char *)w->golden.bytes.buf + (size_t)(k * size) * WIDTH[w->golden.type],
+              (const char *)w->candidate.bytes.buf + (size_t)(k * size) * WIDTH[w->candidate.type],
+              (int)(n - k * size < size ? n - k * size : size), r->seen + k * size, &w->request, r, out);
+        memcpy(sums + (size_t)k * sizeof out, out, sizeof out);
+    }
+    r->seen += n;
+}
+
+static const Result NOTHING = {.index = -1, .first_mismatch = -1};
+
 static PyObject *new_result(PyObject *self, PyObject *nothing) {
-    Result r;
     (void)self, (void)nothing;
-    memset(&r, 0, sizeof r);
-    r.index = r.first_mismatch = -1;
-    return PyByteArray_FromStringAndSize((const char *)&r, sizeof r);
+    return PyByteArray_FromStringAndSize((const char *)&NOTHING, sizeof NOTHING);
 }
 
 static PyObject *read_result(PyObject *self, PyObject *result) {
@@ -480,50 +529,55 @@ static PyObject *read_result(PyObject *self, PyObject *result) {
     if (!take_writable(result, sizeof r, &bytes)) return NULL;
     memcpy(&r, bytes.buf, sizeof r);
     PyBuffer_Release(&bytes);
-    return Py_BuildValue("(LdLddLdddLLLKLLLLLLdd)", (long long)r.compared, r.max_abs, (long long)r.index, r.golden_at_max, r.candidate_at_max,
-                         (long long)r.first_mismatch, r.max_rel, r.used, r.needed, (long long)r.over_tolerance, (long long)r.over_1e3,
-                         (long long)r.over_5e3, (unsigned long long)r.ulps, (long long)r.golden_nan, (long long)r.candidate_nan,
-                         (long long)r.golden_inf, (long long)r.candidate_inf, (long long)r.mismatch, (long long)r.saturated, r.largest_golden,
-                         r.largest_candidate);
+    return found_in(&r);
 }
 
 static PyObject *measure_block(PyObject *self, PyObject *const *args, Py_ssize_t given) {
-    Operand golden, candidate;
+    Work w;
     Py_buffer result, sums;
     Result r;
     (void)self;
     if (given != 10) return PyErr_SetString(PyExc_TypeError, "measure_block takes 10 arguments"), NULL;
-    Request q = {PyFloat_AsDouble(args[5]), PyFloat_AsDouble(args[6]), PyFloat_AsDouble(args[7]), 0, 0};
-    int size = PyErr_Occurred() ? 0 : take_size(args[4]);
-    if (!size || !take(args[0], args[2], &golden)) return NULL;
-    if (!take(args[1], args[3], &candidate)) return PyBuffer_Release(&golden.bytes), NULL;
-    q.golden = golden.type;
-    q.candidate = candidate.type;
-    Py_ssize_t n = golden.count, chunks = n / size + (n % size != 0);
-    if (candidate.count != n) PyErr_SetString(PyExc_ValueError, "golden and candidate must hold equally many elements");
-    else if (take_writable(args[8], sizeof r, &result)) {
+    if (!take_pair(args, &w)) return NULL;
+    Py_ssize_t chunks = w.golden.count / w.size + (w.golden.count % w.size != 0);
+    if (take_writable(args[8], sizeof r, &result)) {
         memcpy(&r, result.buf, sizeof r);
-        if (r.seen % size) PyErr_SetString(PyExc_ValueError, "only the last block may end inside a chunk");
-        else if (take_writable(args[9], (Py_ssize_t)(r.seen / size + chunks) * SUMS * (Py_ssize_t)sizeof(double), &sums)) {
+        if (r.seen % w.size) PyErr_SetString(PyExc_ValueError, "only the last block may end inside a chunk");
+        else if (take_writable(args[9], (Py_ssize_t)(r.seen / w.size + chunks) * SUMS * (Py_ssize_t)sizeof(double), &sums)) {
             Py_BEGIN_ALLOW_THREADS
-            for (Py_ssize_t k = 0; k < chunks; k++) {
-                double out[SUMS];
-                chunk((const char *)golden.bytes.buf + (size_t)(k * size) * WIDTH[q.golden],
-                      (const char *)candidate.bytes.buf + (size_t)(k * size) * WIDTH[q.candidate],
-                      (int)(n - k * size < size ? n - k * size : size), r.seen + k * size, &q, &r, out);
-                memcpy((char *)sums.buf + (size_t)(r.seen / size + k) * sizeof out, out, sizeof out);
-            }
-            r.seen += n;
+            measure_chunks(&w, &r, (char *)sums.buf + (size_t)(r.seen / w.size) * SUMS * sizeof(double));
             memcpy(result.buf, &r, sizeof r);
             Py_END_ALLOW_THREADS
             PyBuffer_Release(&sums);
         }
         PyBuffer_Release(&result);
     }
-    PyBuffer_Release(&golden.bytes);
-    PyBuffer_Release(&candidate.bytes);
+    PyBuffer_Release(&w.golden.bytes);
+    PyBuffer_Release(&w.candidate.bytes);
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;
+}
+
+static PyObject *measure_whole(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    Work w;
+    Result r = NOTHING;
+    PyObject *found = NULL;
+    (void)self;
+    if (given != 8) return PyErr_SetString(PyExc_TypeError, "measure_whole takes 8 arguments"), NULL;
+    if (!take_pair(args, &w)) return NULL;
+    Py_ssize_t chunks = w.golden.count / w.size + (w.golden.count % w.size != 0);
+    double *sums = PyMem_New(double, chunks * SUMS);
+    if (sums) {
+        Py_BEGIN_ALLOW_THREADS
+        measure_chunks(&w, &r, (char *)sums);
+        Py_END_ALLOW_THREADS
+        PyObject *listed = lists(sums, chunks, SUMS);
+        if (listed) found = Py_BuildValue("NN", found_in(&r), listed);
+        PyMem_Free(sums);
+    } else PyErr_NoMemory();
+    PyBuffer_Release(&w.golden.bytes);
+    PyBuffer_Release(&w.candidate.bytes);
+    return found;
 }
 
 static PyObject *apart_block(PyObject *self, PyObject *const *args, Py_ssize_t given) {
@@ -557,13 +611,15 @@ static PyObject *apart_block(PyObject *self, PyObject *const *args, Py_ssize_t g
 static PyMethodDef methods[] = {
     {"apart_block", (PyCFunction)(void (*)(void))apart_block, METH_FASTCALL,
      "apart_block(golden, candidate, golden_type, candidate_type, chunk, golden_power, candidate_power, golden_length, candidate_length)"
-     " -> [sums], see bundle/kernel.py"},
+     " -> [sums], see numbers/kernel.py"},
     {"measure_block", (PyCFunction)(void (*)(void))measure_block, METH_FASTCALL,
-     "measure_block(golden, candidate, golden_type, candidate_type, chunk, atol, rtol, saturation, result, sums), see bundle/kernel.py"},
+     "measure_block(golden, candidate, golden_type, candidate_type, chunk, atol, rtol, saturation, result, sums), see numbers/kernel.py"},
+    {"measure_whole", (PyCFunction)(void (*)(void))measure_whole, METH_FASTCALL,
+     "measure_whole(golden, candidate, golden_type, candidate_type, chunk, atol, rtol, saturation) -> (found, [sums]), see numbers/kernel.py"},
     {"new_result", new_result, METH_NOARGS, "new_result() -> bytearray, for measure_block"},
-    {"read_result", read_result, METH_O, "read_result(bytearray) -> found, see bundle/kernel.py"},
+    {"read_result", read_result, METH_O, "read_result(bytearray) -> found, see numbers/kernel.py"},
     {"summarize_block", (PyCFunction)(void (*)(void))summarize_block, METH_FASTCALL,
-     "summarize_block(values, type, chunk) -> (min, max, nan, inf, sums), see bundle/kernel.py"},
+     "summarize_block(values, type, chunk) -> (min, max, nan, inf, sums), see numbers/kernel.py"},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernel", "One pass over a block of tensors.", -1, methods, NULL, NULL, NULL, NULL};

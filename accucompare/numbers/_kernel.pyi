@@ -12,6 +12,16 @@ def measure_block(
     result: bytearray,
     sums: Any,
 ) -> None: ...
+def measure_whole(
+    golden: Any,
+    candidate: Any,
+    golden_type: int,
+    candidate_type: int,
+    chunk: int,
+    atol: float,
+    rtol: float,
+    saturation: float,
+) -> tuple[tuple[Any, ...], list[list[float]]]: ...
 def new_result() -> bytearray: ...
 def read_result(result: bytearray) -> tuple[Any, ...]: ...
 def apart_block(

@@ -34,30 +34,30 @@ def description() -> str:
 
 
 class Measured(NamedTuple):
-    """What is found of a pair; the names are those of ``compare.measure``.
+    """What is found of a pair; the names are those of ``compare.measure``, the order is that of ``compare.scan``.
 
-    ``place`` is the first position of ``max_abs``, -1 where there is no difference, and the two values are those there;
-    ``mismatch_place`` is the first of ``nonfinite_mismatch``, or -1. NaN and Inf are set aside.
+    ``max_abs_index`` and ``nonfinite_index`` are positions from the start of what was measured, ``None`` where there is no difference
+    and no mismatch; ``max_ulp`` tells nothing unless both sides are of one floating type. NaN and Inf are set aside.
     """
 
     compared: int
     max_abs: float
-    place: int
+    max_abs_index: int | None
     golden_at_max: float
     candidate_at_max: float
-    mismatch_place: int
     max_rel: float
+    max_ulp: int
+    over_tolerance: int
     tolerance_used: float
     needed_atol: float
-    over_tolerance: int
     over_1e3: int
     over_5e3: int
-    max_ulp: int
     golden_nan: int
     candidate_nan: int
     golden_inf: int
     candidate_inf: int
     nonfinite_mismatch: int
+    nonfinite_index: int | None
     saturated: int
     largest_golden: float
     largest_candidate: float
@@ -95,7 +95,7 @@ class Measurement:
             raise ValueError(f"{golden.name} and {candidate.name} are numbers of different kinds")
         self._golden = golden
         self._candidate = candidate
-        self._limits = atol or 0.0, -1.0 if atol is None and rtol is None else rtol or 0.0, candidate.largest
+        self._limits = _limits(candidate, atol, rtol)
         self._result = _kernel.new_result()
         reals = elements * (2 if golden.kind is Kind.COMPLEX else 1)
         self._sums = np.empty((-(-reals // sums.CHUNK), self.SUMS))
@@ -121,6 +121,28 @@ class Measurement:
         the candidate lies to golden: as (1 + excess) * golden + a rest that is perpendicular to it, excess and the rest's sum of
         squares. These two are NaN for types that hold more than 24 bits."""
         return self._sums.T.tolist()
+
+
+def measure_whole(
+    golden: Array, candidate: Array, golden_dtype: DType, candidate_dtype: DType, atol: float | None, rtol: float | None
+) -> tuple[Measured, list[list[float]]]:
+    """What a ``Measurement`` of two whole tensors finds, and its chunk sums, in a single call.
+
+    Args:
+        golden, candidate: stored bits, contiguous and equally long.
+        golden_dtype, candidate_dtype, atol, rtol: as for ``Measurement``, of one kind.
+
+    Raises:
+        ValueError: as ``Measurement.add`` does.
+    """
+    types = _number(golden, golden_dtype), _number(candidate, candidate_dtype)
+    found, chunks = _kernel.measure_whole(golden, candidate, *types, sums.CHUNK, *_limits(candidate_dtype, atol, rtol))
+    return Measured._make(found), chunks
+
+
+def _limits(candidate: DType, atol: float | None, rtol: float | None) -> tuple[float, float, float]:
+    """The tolerances as the kernel takes them, and the candidate type's largest value."""
+    return atol or 0.0, -1.0 if atol is None and rtol is None else rtol or 0.0, candidate.largest
 
 
 def apart_block(

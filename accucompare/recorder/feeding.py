@@ -13,7 +13,8 @@ import torch
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, display_name
 from accucompare.compare.align import Renaming, argument_path, counterparts
-from accucompare.compare.renames import advice, propose, renamed_model
+from accucompare.compare.proposals import propose
+from accucompare.compare.renames import advice, renamed_model
 from accucompare.errors import CaptureError, UsageError
 from accucompare.live import nested
 from accucompare.live.names import Modules

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from accucompare.bundle.manifest import Manifest
 from accucompare.compare.align import Renaming, counterparts
-from accucompare.compare.renames import check_maps, options, propose, read_maps
+from accucompare.compare.proposals import propose
+from accucompare.compare.renames import check_maps, options, read_maps
 from accucompare.live.environment import describe_model
 from accucompare.live.names import Modules
 from accucompare.recorder.options import CaptureOptions

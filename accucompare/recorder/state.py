@@ -11,7 +11,8 @@ from rapidfuzz import fuzz, process
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Record, Role
 from accucompare.compare.align import Renaming, counterparts, rename_parameter
-from accucompare.compare.renames import advice, propose
+from accucompare.compare.proposals import propose
+from accucompare.compare.renames import advice
 from accucompare.errors import CaptureError
 from accucompare.live.names import Modules
 from accucompare.live.state import put_together, state_record, take_apart

@@ -28,7 +28,9 @@ def verdict(comparison: Result) -> str:
 
 def agreement(comparison: Result) -> str:
     """How far the rows agree of a comparison that passes."""
-    return "bit for bit identical" if comparison.answer is Answer.IDENTICAL else "within tolerance"
+    if comparison.answer is not Answer.IDENTICAL:
+        return "within tolerance"
+    return "bit for bit identical" + (" by their digests (--verify reads the values)" if comparison.by_digests else "")
 
 
 def judged(comparison: Result) -> bool:
@@ -50,6 +52,10 @@ def note(comparison: Result) -> str:
     parts = [_CULPRIT, *([] if comparison.baseline is None else [_EXCESS]), _OVER_LIMIT]
     if any(culprit.site == "glue" for culprit in comparison.culprits):
         parts.append("glue: code of a module's own, between its children")
+    if any(is_choice(culprit.row) for culprit in comparison.culprits):
+        parts.append("blank for integers and booleans, of which none may differ")
+    if any(over_limit(culprit) == math.inf for culprit in comparison.culprits):
+        parts.append("inf: the limit is zero, or NaN or Inf is on one side only")
     if comparison.fed:
         parts.append("every call was given golden's values, so each error is its own")
     if caution := comparison.trust:

@@ -38,6 +38,7 @@ def write_json(comparison: Result, path: Path) -> Path:
         "conclusion": comparison.conclusion,
         "compared": comparison.compared,
         "by_statistics": comparison.by_statistics,
+        "by_digests": comparison.by_digests,
         "nonfinite_on_both": comparison.nonfinite_on_both,
         "counts": {reason.value: count for reason, count in comparison.counts().items()},
         "left_out": comparison.left_out,

@@ -48,6 +48,7 @@ def _comparison(rows: int) -> Comparison:
     from accucompare.api import Comparison
     from accucompare.bundle.manifest import Manifest
     from accucompare.bundle.records import Layout, Record, Role
+    from accucompare.compare.limits import SmallestLimit
     from accucompare.compare.measure import Metrics
     from accucompare.compare.result import Side
     from accucompare.compare.rows import Reason, Row, Verdict
@@ -83,7 +84,7 @@ def _comparison(rows: int) -> Comparison:
             over_5e3=min(1.0, error),
         )
         reason = Reason.OK if error <= _LIMIT else Reason.INTRODUCED
-        verdict = Verdict(reason, f"rel_l2 {_LIMIT:g}", "default for float32", f"rel_l2 {error:.2e}", error / _LIMIT)
+        verdict = Verdict(reason, f"rel_l2 {_LIMIT:g}", "default for float32", (SmallestLimit("rel_l2", error),), error / _LIMIT)
         made.append(Row(golden, candidate, verdict, metrics, module=name))
     return Comparison(Side(Path("golden"), Manifest(complete=True)), Side(Path("npu"), Manifest(complete=True)), made)
 

@@ -306,14 +306,14 @@ def test_nan_that_was_passed_on_is_no_culprit(compared: Callable[..., Comparison
 def test_without_a_baseline_the_first_over_tolerance_is_named_and_not_trusted(compared: Callable[..., Comparison]) -> None:
     comparison = compared(dict.fromkeys(BEHIND_A_FC, 3e-2), fed=False, baseline=False, usual=1e-6)
     assert places(comparison)[0] == "a.fc"
-    assert comparison.conclusion.startswith("not sure: a.fc, times its limit: 300 is the first over tolerance; without a baseline")
+    assert comparison.conclusion.startswith("not sure: a.fc, x limit 300 is the first over tolerance; without a baseline")
 
 
 # Conclusions
 
 
 def test_identical_bundles_are_identical(compared: Callable[..., Comparison]) -> None:
-    assert compared({}, fed=False, baseline=False, usual=0.0).conclusion == "identical"
+    assert compared({}, fed=False, baseline=False, usual=0.0).conclusion == "identical; by digests alone, no values were read"
 
 
 def test_within_fixed_limits_it_is_rounding_as_far_as_those_tell(compared: Callable[..., Comparison]) -> None:
@@ -350,15 +350,15 @@ def test_what_a_refused_baseline_would_excuse_is_a_bug_by_fixed_limits(tmp_path:
     candidate, baseline = (write(tmp_path / name, wrong, **feed, **theirs) for name in ("candidate", "baseline"))
     comparison = ac.diff(golden, candidate, baseline=baseline)
     assert (comparison.answer.value, comparison.passed, comparison.trouble) == ("bug", False, "")
-    assert comparison.conclusion.startswith("bug: a (glue, at its end), times its limit: ")
+    assert comparison.conclusion.startswith("bug: a (glue, at its end), x limit ")
     assert "lib is 1 in golden, 2 here" in comparison.conclusion
     assert comparison.baseline is None
 
 
 def test_an_all_clear_says_that_no_gradient_was_looked_at(tmp_path: Path) -> None:
     for loss, conclusion in (
-        (True, "identical; forward only: the case has a loss, of which no gradient was compared"),
-        (False, "identical"),
+        (True, "identical; by digests alone, no values were read; forward only: the case has a loss, of which no gradient was compared"),
+        (False, "identical; by digests alone, no values were read"),
     ):
         sides = [write(tmp_path / f"{name}{loss}", net({}, 0.0), capture={"loss": loss}) for name in ("golden", "candidate")]
         assert ac.diff(*sides).conclusion == conclusion
@@ -373,7 +373,7 @@ def test_an_all_clear_says_what_is_configured_otherwise(compared: Callable[..., 
 def test_an_all_clear_says_how_many_steps_it_saw(tmp_path: Path) -> None:
     golden = write(tmp_path / "golden", net({}, 0.0), steps=3)
     candidate = write(tmp_path / "candidate", net({}, 0.0))
-    assert ac.diff(golden, candidate).conclusion == "identical; 1 of 3 steps"
+    assert ac.diff(golden, candidate).conclusion == "identical; by digests alone, no values were read; 1 of 3 steps"
 
 
 def test_a_buffer_that_the_model_computes_otherwise_comes_first(tmp_path: Path) -> None:

@@ -51,6 +51,17 @@ def test_a_bundle_is_identical_to_itself(tmp_path: Path) -> None:
     assert (comparison.compared, comparison.first_divergence, comparison.worst()) == (6, None, [])
 
 
+def test_identical_by_digests_alone_is_said_for_values_that_were_not_read_may_be_damaged(tmp_path: Path) -> None:
+    golden, candidate = (write(tmp_path / name, chain("a", "b")) for name in ("golden", "candidate"))
+    read = ac.diff(golden, candidate, verify=True)
+    assert (read.conclusion, read.by_digests) == ("identical", 0)
+    flip_bit(candidate / "rank0" / "step0.npz", np.float32(1).tobytes())
+    unread = ac.diff(golden, candidate)
+    assert (unread.conclusion, unread.by_digests) == ("identical; by digests alone, no values were read", 2)
+    with pytest.raises(RecordError, match="corrupt"):
+        ac.diff(golden, candidate, verify=True)
+
+
 NAMES = st.sampled_from(["a", "b", "a.b", "=1+1", "层1"])
 VALUES = st.sampled_from([[1.0, 2.0], [1.5, 2.0], [1.0], [float("nan"), 2.0], None])
 ITEMS = st.lists(

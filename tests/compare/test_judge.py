@@ -170,6 +170,7 @@ def test_saturation_is_told_from_infinity(tmp_path: Path) -> None:
 def test_integers_and_booleans_are_exact_whatever_the_tolerance(tmp_path: Path, dtype: str) -> None:
     row = only_row(tmp_path, item(values=[0, 1], dtype=dtype), item(values=[0, 0], dtype=dtype), atol=1e9, rtol=1e9)
     assert (row.reason, row.verdict.tolerance, row.verdict.used, row.verdict.needed) == (Reason.INTRODUCED, "exact", math.inf, "")
+    assert row.verdict.detail == "1 of 2 differ, and none may"
 
 
 def test_integers_of_different_widths_are_compared_by_value(tmp_path: Path) -> None:

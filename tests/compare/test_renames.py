@@ -11,7 +11,8 @@ import pytest
 import accucompare as ac
 from accucompare.bundle.manifest import Manifest
 from accucompare.compare.align import Renaming
-from accucompare.compare.renames import advice, check_maps, propose
+from accucompare.compare.proposals import propose
+from accucompare.compare.renames import advice, check_maps
 from accucompare.errors import UsageError
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES, round_to

@@ -92,7 +92,9 @@ def test_the_baseline_overwrites_neither_golden_nor_the_candidate(tmp_path: Path
 def test_a_diff_in_another_dtype_without_baseline_says_how_to_make_one(tmp_path: Path) -> None:
     sides = [write(tmp_path / dtype, [item("a", [1.0])], model=parameters(dtype)) for dtype in ("float32", "bfloat16")]
     found = [finding.message for finding in ac.diff(*sides).preflight if finding.topic == "baseline"]
-    assert found == [f"a baseline tells rounding from a bug: {ac.suggest_baseline(*sides)}, then diff … --baseline"]
+    then = f"accucompare diff {sides[0]} {sides[1]} --baseline cpu-bf16"
+    assert found == [f"a baseline tells rounding from a bug: {ac.suggest_baseline(*sides)}, then {then}"]
+    assert then.rpartition(" ")[2] == ac.suggest_baseline(*sides).rpartition(" ")[2], "the directory that the first command writes"
     assert not [finding for finding in ac.diff(sides[0], sides[0]).preflight if finding.topic == "baseline"]
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import accucompare as ac
@@ -15,6 +16,7 @@ from accucompare.api import Comparison
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Role
 from accucompare.compare.baseline import limit
+from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.result import Side
 from accucompare.compare.rows import Culprit, Reason, Row, Verdict
 from accucompare.report.columns import COLUMNS, to_dataframe
@@ -32,7 +34,9 @@ HINT = "often: a wrong eps in a normalisation"
 def judged(name: str, excess: float = 1.0, baseline: float = 1e-3, reason: Reason | None = None, role: Role = Role.OUTPUT) -> Row:
     """A row with this excess, judged by a baseline with this error."""
     reason = reason or (Reason.OK if excess <= MOST else Reason.INTRODUCED)
-    verdict = Verdict(reason, f"excess {MOST:.3g}", "baseline", f"excess {excess:.3g}", excess / MOST, "", MOST * baseline, excess, MOST)
+    verdict = Verdict(
+        reason, f"excess {MOST:.3g}", "baseline", (SmallestLimit("excess", excess),), excess / MOST, "", MOST * baseline, excess, MOST
+    )
     return replace(pair(name, excess * baseline, reason, role), verdict=verdict, baseline=baseline)
 
 
@@ -69,7 +73,7 @@ def test_data_frame_has_the_same_columns_where_they_say_nothing() -> None:
 
 def test_a_limit_that_the_user_gave_is_none_on_the_excess() -> None:
     row = pair("a", 1e-5)
-    frame = to_dataframe(fed(replace(row, verdict=replace(row.verdict, excess=3.0), baseline=1e-6)))
+    frame = to_dataframe(fed(replace(row, verdict=msgspec.structs.replace(row.verdict, excess=3.0), baseline=1e-6)))
     assert frame["excess"].tolist() == [3.0]
     assert frame["excess limit"].isna().all()
 
@@ -287,11 +291,13 @@ def test_after_a_failure_only_rows_that_fail_are_called_worst(capsys: pytest.Cap
 
 
 def test_bit_for_bit_identical_is_a_verdict_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    same = comparison(pair("a", 0.0, Reason.IDENTICAL), pair("b", 0.0, Reason.IDENTICAL))
+    same = comparison(pair("a", 0.0, Reason.IDENTICAL), pair("b", 0.0, Reason.IDENTICAL), verified=True)
     assert printed(capsys, same, quiet=True) == "IDENTICAL  npu against golden: all 2 compared rows bit for bit identical\n"
     summary = opened(tmp_path, same)["Summary"]
     assert (summary["B2"].value, summary["B3"].value) == ("IDENTICAL", "All 2 rows that could be compared are bit for bit identical.")
     assert json.loads(same.to_json(tmp_path / "x.json").read_text())["verdict"] == "IDENTICAL"
+    unread = replace(same, verified=False)
+    assert printed(capsys, unread, quiet=True).endswith("rows bit for bit identical by their digests (--verify reads the values)\n")
     near = comparison(pair("a", 0.0, Reason.IDENTICAL), pair("b", 1e-9))
     assert printed(capsys, near, quiet=True).startswith("PASS  ")
     assert json.loads(near.to_json(tmp_path / "x.json").read_text())["verdict"] == "PASS"
@@ -350,3 +356,16 @@ def test_json_of_two_bundles_alone_has_the_same_keys(tmp_path: Path) -> None:
 def test_libreoffice_opens_a_report_with_culprits(tmp_path: Path) -> None:
     opened(tmp_path, fed(judged("a"), judged("b", 31.0)))
     assert libreoffice(tmp_path / "report.xlsx", "pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_multiple_of_no_limit_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    choices = [write(tmp_path / str(chosen), [item("pick", [chosen, 1, 2])]) for chosen in (0, 5)]
+    assert "x limit: the error as a multiple of its limit; blank for integers and booleans, of which none may differ" in one_line(
+        printed(capsys, ac.diff(*choices))
+    )
+    nan = [write(tmp_path / f"nan{value}", [item("fc", [value, 1.0])]) for value in (0.0, math.nan)]
+    assert "its limit; inf: the limit is zero, or NaN or Inf is on one side only" in one_line(printed(capsys, ac.diff(*nan)))
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())

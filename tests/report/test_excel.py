@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from openpyxl import Workbook, load_workbook
 from openpyxl.utils.indexed_list import IndexedList
@@ -24,6 +25,7 @@ from openpyxl.utils.indexed_list import IndexedList
 from accucompare.api import Comparison
 from accucompare.bundle.manifest import Manifest, StepEntry
 from accucompare.bundle.records import Layout, Record, Role
+from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measure import Metrics
 from accucompare.compare.result import Side
 from accucompare.compare.rows import MEANING, Finding, Reason, Row, Verdict
@@ -59,7 +61,9 @@ def record(name: str, role: Role = Role.OUTPUT, dtype: str = "float32") -> Recor
 def pair(name: str, error: float = 1e-6, reason: Reason | None = None, role: Role = Role.OUTPUT, **measured: Any) -> Row:
     """A row with this relative L2 error, judged by the limit above unless a reason is given."""
     reason = reason or (Reason.OK if error <= LIMIT else Reason.INTRODUCED)
-    verdict = Verdict(reason, f"rel_l2 {LIMIT:g}", "default for float32", f"rel_l2 {error:.2e}", error / LIMIT, rel_l2_limit=LIMIT)
+    verdict = Verdict(
+        reason, f"rel_l2 {LIMIT:g}", "default for float32", (SmallestLimit("rel_l2", error),), error / LIMIT, rel_l2_limit=LIMIT
+    )
     return Row(record(name, role), record(name, role), verdict, Metrics(6, 6, error, max_abs=error, **measured), module=name)
 
 
@@ -396,7 +400,7 @@ def test_links_lead_to_their_rows(tmp_path: Path) -> None:
 
 def test_furthest_from_golden_is_sorted_by_the_error_it_shows(tmp_path: Path) -> None:
     far = pair("far", 1e-2)
-    far = replace(far, verdict=replace(far.verdict, reason=Reason.OK, used=0.1))  # by a limit of its own
+    far = replace(far, verdict=msgspec.structs.replace(far.verdict, reason=Reason.OK, used=0.1))  # by a limit of its own
     lines = summary_lines(opened(tmp_path, comparison(pair("near", 1e-3), far, pair("nan", math.nan, Reason.NON_FINITE))))
     start = lines.index(["Furthest from golden, by relative L2 error"])
     assert [line[0] for line in lines[start + 2 : start + 5]] == ["nan", "far", "near"]

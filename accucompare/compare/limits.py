@@ -1,0 +1,54 @@
+"""The smallest limits that would pass a pair, in digits that are rounded to the side of passing."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from typing import NamedTuple
+
+from accucompare.compare.tolerance import SMALLEST_COSINE
+
+_THREE_DIGITS_UP = Context(prec=3, rounding=ROUND_CEILING)
+
+
+class SmallestLimit(NamedTuple):
+    """What a limit would have to be for a pair to pass. Its words are made when they are shown.
+
+    Attributes:
+        name: of the limit: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``excess``, or ``different`` for a number of integers.
+        error: what was measured; of a cosine, 1 - cosine.
+    """
+
+    name: str
+    error: float
+
+    def __str__(self) -> str:
+        """``atol 2.40e-05``, ``excess 3.11``, ``cosine 0.999`` or ``3 different``; ``""`` if no finite limit would pass."""
+        match self.name:
+            case "cosine":
+                return _cosine(self.error)
+            case "excess":
+                return f"excess {float(_THREE_DIGITS_UP.create_decimal(Decimal(self.error))):g}" if math.isfinite(self.error) else ""
+            case "different":
+                return f"{self.error:.0f} different"
+        if not self.error:
+            return f"{self.name} 0"
+        above = math.nextafter(self.error, math.inf)  # the error may have been rounded down
+        if math.isinf(above):
+            return ""
+        digits = f"{_THREE_DIGITS_UP.create_decimal(Decimal(above)):.2e}"
+        return f"{self.name} {digits}" if math.isfinite(float(digits)) else ""
+
+
+def _cosine(one_minus_cosine: float) -> str:
+    """The cosine similarity with as many nines as it takes to show two digits of its distance from 1, rounded down.
+
+    ``""`` if it is so small that it can be no limit (see ``Tolerance``).
+    """
+    if not one_minus_cosine:
+        return "cosine 1"
+    unit = Decimal(1).scaleb(-min(max(1 - Decimal(one_minus_cosine).adjusted(), 2), 16))
+    limit = (1 - Decimal(one_minus_cosine)).quantize(unit, rounding=ROUND_FLOOR)
+    while 1.0 - float(limit) < one_minus_cosine:  # as the limit will be read; near 1 floats are coarser than the digits printed
+        limit -= unit
+    return f"cosine {limit}" if float(limit) >= SMALLEST_COSINE else ""
