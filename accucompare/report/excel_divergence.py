@@ -22,18 +22,8 @@ from accucompare.compare.rows import Reason, Row, Status
 from accucompare.report.columns import Value, layer
 from accucompare.report.excel_layers import location
 from accucompare.report.excel_rows import number_or_text
-from accucompare.report.excel_styles import (
-    CAPTION,
-    CELL,
-    COUNT_CELL,
-    HEADER,
-    HEADER_RIGHT,
-    LINK,
-    SCIENTIFIC_CELL,
-    SECTION,
-    add_sheet,
-    styled,
-)
+from accucompare.report.excel_styles import add_sheet, styled
+from accucompare.report.looks import CAPTION, CELL, COUNT_CELL, HEADER, HEADER_RIGHT, LINK, SCIENTIFIC_CELL, SECTION
 from accucompare.text import cut
 
 TITLE = "Divergence"

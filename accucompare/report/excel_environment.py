@@ -10,7 +10,8 @@ from openpyxl.utils import get_column_letter
 
 from accucompare.bundle.manifest import Manifest
 from accucompare.compare.result import Result
-from accucompare.report.excel_styles import CELL_WRAPPED, DIFFERENT, HEADER, MUTED_TEXT, SECTION, add_sheet, styled
+from accucompare.report.excel_styles import add_sheet, styled
+from accucompare.report.looks import CELL_WRAPPED, DIFFERENT, HEADER, MUTED_TEXT, SECTION
 
 TITLE = "Environment"
 ABSENT = "—"

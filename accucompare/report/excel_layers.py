@@ -14,7 +14,8 @@ from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row
 from accucompare.report.columns import COLUMNS, TEXT, Column, layer
 from accucompare.report.excel_rows import LongSheet, depth
-from accucompare.report.excel_styles import GROUPS, MUTED_TEXT, Look, add_sheet, place, row_rules, scale_rules, styled
+from accucompare.report.excel_styles import add_sheet, place, row_rules, scale_rules, styled
+from accucompare.report.looks import GROUPS, MUTED_TEXT, Look
 
 LINES_PER_SHEET = 1_048_576  # Excel's limit; the header is one of them
 LAYERS = "Layers"

@@ -19,7 +19,8 @@ from accucompare.report import culprit_words as culprits
 from accucompare.report.columns import Value, layer
 from accucompare.report.excel_environment import entries, important
 from accucompare.report.excel_layers import location
-from accucompare.report.excel_styles import (
+from accucompare.report.excel_styles import add_sheet, styled
+from accucompare.report.looks import (
     BOLD,
     CELL,
     CELL_TOP,
@@ -41,8 +42,6 @@ from accucompare.report.excel_styles import (
     TOTAL_COUNT,
     WRAPPED,
     Look,
-    add_sheet,
-    styled,
     verdict_look,
 )
 from accucompare.version import __version__

@@ -19,23 +19,9 @@ from accucompare.findings.events import Alert, AlertKind, Cause, Finding, Number
 from accucompare.report.columns import COUNT, NUMBER, TEXT, Value, bracketed
 from accucompare.report.excel import WRITE_ERRORS, new_workbook
 from accucompare.report.excel_rows import number_or_text
-from accucompare.report.excel_styles import (
-    AMBER,
-    CELL_WRAPPED,
-    DIFFERENT,
-    GREEN,
-    GROUPS,
-    HEADER,
-    LINE,
-    MUTED_TEXT,
-    PALE_RED,
-    RED,
-    SECTION,
-    Look,
-    add_sheet,
-    styled,
-)
+from accucompare.report.excel_styles import add_sheet, styled
 from accucompare.report.excel_watch_charts import add_charts
+from accucompare.report.looks import AMBER, CELL_WRAPPED, DIFFERENT, GREEN, GROUPS, HEADER, LINE, MUTED_TEXT, PALE_RED, RED, SECTION, Look
 from accucompare.report.terminal_watch import verdict_line
 
 LINES_PER_SHEET = 1_048_576  # Excel's limit

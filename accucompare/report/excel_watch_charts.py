@@ -13,7 +13,8 @@ from openpyxl.drawing.line import LineProperties
 from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.findings.events import Number, Step
-from accucompare.report.excel_styles import HEADER, add_sheet, styled
+from accucompare.report.excel_styles import add_sheet, styled
+from accucompare.report.looks import HEADER
 
 MAX_POINTS = 1_000  # about one for each pixel of a chart's width
 _CHART_LINES = 17  # rows that a chart covers

@@ -32,7 +32,8 @@ from accucompare.numbers.statistics import Statistics
 from accucompare.report import excel_divergence, excel_layers
 from accucompare.report.columns import COLUMNS
 from accucompare.report.excel import write_excel
-from accucompare.report.excel_styles import HEADER, styled
+from accucompare.report.excel_styles import styled
+from accucompare.report.looks import HEADER
 
 LIMIT = 1e-4
 NASTY = {
