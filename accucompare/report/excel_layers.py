@@ -86,14 +86,12 @@ def _add_page(workbook: Workbook, title: str, columns: Sequence[Column], rows: S
         _fold(sheet, columns, rows)
     sheet.row_dimensions[1].height = 32
     sheet.freeze_panes = f"{get_column_letter(titles.index('layer') + 2)}2"
-    sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(rows) + 1}"
+    sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{max(len(rows), 1) + 1}"
     sheet.sheet_view.zoomScale = 90
     sheet.sheet_view.showGridLines = True  # cells that hold nothing are not written, so lines of their own would have gaps
     sheet.sheet_format.outlineLevelRow = max((depth(row) for row in rows), default=0)
     sheet.sheet_properties.outlinePr = Outline(summaryBelow=False, summaryRight=False)
     sheet.print_title_rows = "1:1"
-    if colored:
-        sheet.print_title_cols = f"A:{_LETTERS['layer']}"
     return sheet
 
 
