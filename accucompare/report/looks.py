@@ -11,6 +11,7 @@ GREEN, RED, AMBER, GREY, DARK = "FF2E7D32", "FFC62828", "FFFFEB9C", "FFE2E2E2", 
 GREY_AMBER, BROWN = "FFE9E1C8", "FF7F6000"
 PALE_GREEN, PALE_RED = "FFE2F0D9", "FFFFC7CE"
 INK, MUTED, LINE, BLUE = "FF1F2933", "FF6B7280", "FFD5D9DF", "FF1B5FAA"
+WHITE, DARK_RED, SLATE = "FFFFFFFF", "FF9C0006", "FF4B5563"
 
 #: Header fills by group of columns.
 GROUPS = {
@@ -49,12 +50,12 @@ BOLD = Look(bold=True)
 MUTED_TEXT = Look(color=MUTED)
 CAPTION = Look(color=MUTED, wrap=True, vertical="top")
 SECTION = Look(size=13, bold=True, color=BLUE, vertical="bottom")
-HEADER = Look(bold=True, color="FFFFFFFF", fill=GROUPS["record"])
+HEADER = Look(bold=True, color=WHITE, fill=GROUPS["record"])
 HEADER_RIGHT = HEADER._replace(align="right")
 CELL = Look(line=LINE)
 CELL_WRAPPED = Look(line=LINE, wrap=True, vertical="top")
 CELL_TOP = Look(line=LINE, vertical="top")
-DIFFERENT = Look(line=LINE, fill=AMBER)
+MARKED = Look(line=LINE, fill=AMBER, wrap=True, vertical="top")
 LINK = Look(line=LINE, color=BLUE, underline=True)
 COUNT_CELL = Look(line=LINE, align="right", format=COUNT)
 SCIENTIFIC_CELL = Look(line=LINE, align="right", format=SCIENTIFIC)
@@ -64,14 +65,14 @@ TOTAL_COUNT = TOTAL._replace(align="right", format=COUNT)
 
 #: How a reason's name looks in the table of counts: as its rows do in *Layers*.
 REASON_LOOK = {
-    **{reason: Look(bold=True, line=LINE, fill=PALE_RED, color="FF9C0006") for reason in Reason},
+    **{reason: Look(bold=True, line=LINE, fill=PALE_RED, color=DARK_RED) for reason in Reason},
     **{reason: Look(bold=True, line=LINE, fill=PALE_GREEN, color=GREEN) for reason in (Reason.IDENTICAL, Reason.OK)},
     **{reason: Look(bold=True, line=LINE, fill=GREY) for reason in UNMATCHED},
     Reason.OVER_PRECISE: Look(bold=True, line=LINE, fill=AMBER, color=BROWN),
     Reason.NOT_DETERMINISTIC: Look(bold=True, line=LINE, fill=GREY_AMBER, color=BROWN),
-    Reason.NON_FINITE: Look(bold=True, line=LINE, fill=DARK, color="FFFFFFFF"),
+    Reason.NON_FINITE: Look(bold=True, line=LINE, fill=DARK, color=WHITE),
 }
 
 
 def verdict_look(passed: bool) -> Look:
-    return Look(size=30, bold=True, color="FFFFFFFF", fill=GREEN if passed else RED, align="center")
+    return Look(size=30, bold=True, color=WHITE, fill=GREEN if passed else RED, align="center")
