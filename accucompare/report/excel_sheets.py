@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from io import BytesIO
@@ -16,7 +17,8 @@ from openpyxl.worksheet.properties import Outline, PageSetupProperties
 from openpyxl.worksheet.worksheet import Worksheet
 from openpyxl.xml import LXML
 
-from accucompare.files import written_whole
+from accucompare.errors import ReportError
+from accucompare.files import is_stdout, written_whole
 from accucompare.report.columns import TEXT, Column, Scale
 from accucompare.report.excel_charts import draw
 from accucompare.report.excel_rows import SheetRows, save_with_rows, text
@@ -43,8 +45,12 @@ def write_workbook(path: Path, title: str, sheets: Iterable[Page | Table]) -> Pa
         ``path``.
 
     Raises:
-        ReportError: if the path is a directory, or the file cannot be written.
+        ReportError: if the path is a directory or a terminal, or the file cannot be written.
     """
+    if is_stdout(path) and sys.stdout.isatty():
+        raise ReportError(
+            f"{path}: standard output is a terminal, which cannot show a workbook; name a file, or send it on: … > report.xlsx"
+        )
     return written_whole(path, lambda temporary: _write(temporary, title, sheets), _WRITE_ERRORS)
 
 

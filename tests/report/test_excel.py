@@ -732,6 +732,24 @@ def test_other_suffix_is_refused_with_a_name_to_use(tmp_path: Path, name: str) -
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+def test_a_terminal_is_refused_and_nothing_is_written_to_it(name: str) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from test_excel import *\n"
+        "try: write_excel(comparison(pair('a')), Path(sys.argv[2]))\n"
+        "except ReportError as error: print(error)"
+    )
+    ours, theirs = os.openpty()
+    try:
+        subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent), name], check=True, stdout=theirs)
+        written = os.read(ours, 10_000)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert written.decode().startswith(f"{name}: standard output is a terminal")
+    assert b"PK" not in written
+
+
 def test_read_only_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     with without_privileges():
