@@ -25,6 +25,7 @@ SCIENTIFIC = "0.00E+00;-0.00E+00;0"
 NUMBER = "0.00000E+00;-0.00000E+00;0"
 PERCENT = "[=0]0;[<0.0001]0.0E+00;0.00%"
 EXCESS = "[=0]0;[<1000]0.00;0.0E+00"
+GENERAL = "General"
 #: What stands in the place of a value of the candidate's that is golden's.
 SAME = "same"
 
@@ -46,7 +47,7 @@ class Column(NamedTuple):
         title: its header.
         get: its value for a row: ``""`` in text columns, ``None`` in others where there is nothing; ``None`` for the row's number.
         format: one of the number formats above.
-        width: in characters.
+        width: in characters, in Excel.
         group: what it belongs to; neighbours of one group look alike.
         sparse: whether Excel hides it where no row has a value: without a baseline, or a second run, it has no meaning.
         folded: how deep in Excel's outline of columns it is, which is folded: 0 for those that are always seen, 1 for the most telling
@@ -55,12 +56,14 @@ class Column(NamedTuple):
         scale: how its sizes are shown at a glance.
         wrap: whether its text is broken into lines.
         link: where a click on it leads for a row, as links name it.
+        least: in a terminal: of names, the least characters that it needs; 0 for what is never broken: numbers and single words.
+        spare: in a terminal: 0 if it is always shown; else one too narrow for all leaves out the largest first.
     """
 
     title: str
     get: Callable[[Any], Value] | None
-    format: str
-    width: float
+    format: str = TEXT
+    width: float = 0
     group: str = "record"
     sparse: bool = False
     folded: int = 0
@@ -68,6 +71,8 @@ class Column(NamedTuple):
     scale: Scale = Scale.NONE
     wrap: bool = False
     link: Callable[[Any], str] | None = None
+    least: int = 0
+    spare: int = 0
 
 
 def layer(row: Row) -> str:

@@ -10,7 +10,7 @@ from openpyxl.utils import get_column_letter
 
 from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.findings.events import Number, Step
-from accucompare.report.columns import COUNT, NUMBER, TEXT, Column, Value
+from accucompare.report.columns import COUNT, GENERAL, NUMBER, TEXT, Column, Value
 from accucompare.report.looks import AMBER, PALE_RED, SECTION
 from accucompare.report.sheets import Chart, Item, Line, Series, Table, thinned
 
@@ -61,7 +61,7 @@ _COLUMNS = (
     Column("grad_norm", lambda row: number(row.step.grad_norm), NUMBER, 15, "difference"),
     Column("jumped", lambda row: _yes(row.jumped), TEXT, 9, "difference"),
     Column("loss", lambda row: number(row.step.loss), NUMBER, 15, "difference"),
-    Column("loss scale", lambda row: row.step.scale, "General", 13, "baseline"),
+    Column("loss scale", lambda row: row.step.scale, GENERAL, 13, "baseline"),
     Column("skipped", lambda row: _yes(row.skipped), TEXT, 9, "baseline"),
     Column("alarm", lambda row: _yes(row.alarm), TEXT, 8, "baseline"),
     Column("overflow flag", lambda row: _yes(row.step.overflowed), TEXT, 10, "not finite"),
