@@ -1,21 +1,20 @@
-"""The sheet *Environment*: both manifests, and the baseline's, entry by entry."""
+"""The sheet *Environment*: what each bundle, or each rank of a watch, recorded of how it was made, entry by entry."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-
-from openpyxl import Workbook
-from openpyxl.utils import get_column_letter
 
 from accucompare.bundle.manifest import Manifest
 from accucompare.compare.result import Result
-from accucompare.report.excel_styles import CELL_WRAPPED, DIFFERENT, HEADER, MUTED_TEXT, SECTION, add_sheet, styled
+from accucompare.report.columns import TEXT, Column
+from accucompare.report.looks import AMBER, MUTED_TEXT, SECTION
+from accucompare.report.sheets import Item, Line, Table
 
-TITLE = "Environment"
 ABSENT = "—"
 _LONGEST = 20  # entries of a list or of a table that are shown; of longer ones the number is
 _TABLES = ("parameters", "buffers", "modules", "inputs", "not_fed")  # of one line per layer or tensor: always shown as a number
+_WRAPS_AT, _A_LINE = 56, 40  # characters; a line that wraps breaks at a space or slash, and so holds fewer than fit
 
 #: Entries that tell two captures apart without telling anything about their numbers; never marked.
 _EXPECTED = ("command", "command_line", "argv", "created", "time", "started", "finished", "duration", "seconds", "out", "pid")
@@ -36,31 +35,67 @@ class Entry(NamedTuple):
 
     Attributes:
         key: dotted.
-        golden, candidate: what each side says.
-        differs: whether their difference should catch the eye.
-        baseline: what the baseline says.
-        apart: whether it says something else than either side, and that should catch the eye.
+        values: what each column says: golden, the candidate and the baseline; or the ranks.
+        marked: for each, whether its difference from the others should catch the eye.
+        differs: whether that of golden and the candidate should.
     """
 
     key: str
-    golden: str
-    candidate: str
-    differs: bool
-    baseline: str = ABSENT
-    apart: bool = False
+    values: Sequence[str]
+    marked: Sequence[bool]
+    differs: bool = False
+
+
+class _Value(NamedTuple):
+    """What is shown, and what is compared."""
+
+    shown: str
+    compared: Any
+
+
+def environment(comparison: Result) -> Table:
+    """The manifests side by side."""
+    sides = [comparison.golden, comparison.candidate, *([comparison.baseline] if comparison.baseline else [])]
+    titles = ("golden", "candidate", "baseline")[: len(sides)]
+    found = entries(*(side.manifest for side in sides))
+    note = f"{len(found)} entries, {sum(entry.differs for entry in found)} differ. When and by which command is never marked."
+    if comparison.baseline:
+        note += " What the baseline says is marked where neither golden nor the candidate says it."
+    paths = Entry("path", [str(side.path) for side in sides], [False] * len(sides))
+    differs = Column("", lambda entry: "differs" if entry.differs else "", TEXT, 12, wrap=True)
+    return entry_table("How each bundle was captured", note, titles, [paths, *found], differs)
+
+
+def entry_table(heading: str, note: str, titles: Sequence[str], found: Sequence[Entry], *more: Column) -> Table:
+    """A sheet *Environment* with a column for each of these titles, and more columns to the right."""
+
+    def column(number: int, title: str) -> Column:
+        return Column(title, lambda entry: entry.values[number], TEXT, 52, wrap=True)
+
+    def fill(entry: Entry) -> tuple[str, ...]:
+        return tuple(AMBER if marked else "" for marked in (False, *entry.marked, *[entry.differs] * len(more)))
+
+    def height(entry: Entry) -> float:
+        longest = max(map(len, entry.values))
+        return 14 * min(1 + longest // _A_LINE, 20) if longest > _WRAPS_AT else 0
+
+    entry = Column("entry", lambda entry: entry.key, TEXT, 38, wrap=True)
+    columns = [entry, *(column(number, title) for number, title in enumerate(titles)), *more]
+    lines = [Line([Item(heading, SECTION)], height=26), Line([Item(note, MUTED_TEXT)])]
+    return Table("Environment", columns, found, heading=lines, frozen=1, fill=fill, height=height)
 
 
 def entries(golden: Manifest, candidate: Manifest, baseline: Manifest | None = None) -> list[Entry]:
     """The manifests side by side, in the order of golden's; what only another one has follows its like."""
-    left, right = dict(_flat(golden)), dict(_flat(candidate))
-    third = {} if baseline is None else dict(_flat(baseline))
-    seen: dict[str, int] = {}
+    tables = [dict(_of_manifest(manifest)) for manifest in (golden, candidate, baseline) if manifest is not None]
+    place: dict[str, int] = {}
 
     def position(key: str) -> list[int]:
         parts = key.split(".")
-        return [seen.setdefault(".".join(parts[: depth + 1]), len(seen)) for depth in range(len(parts))]
+        return [place.setdefault(".".join(parts[: depth + 1]), len(place)) for depth in range(len(parts))]
 
-    return [_entry(key, left.get(key), right.get(key), third.get(key)) for key in sorted({**left, **right, **third}, key=position)]
+    keys = sorted({key: None for table in tables for key in table}, key=position)
+    return [_entry(key, [table.get(key, _Value(ABSENT, ABSENT)) for table in tables]) for key in keys]
 
 
 def important(found: Sequence[Entry]) -> list[Entry]:
@@ -76,85 +111,54 @@ def _last(key: str) -> str:
     return key.rsplit(".", 1)[-1]
 
 
-_Said = tuple[str, Any]  # what is shown, and what is compared
-
-
-def _entry(key: str, golden: _Said | None, candidate: _Said | None, baseline: _Said | None = None) -> Entry:
-    (left, ours), (right, theirs), (third, its) = (side or (ABSENT, ABSENT) for side in (golden, candidate, baseline))
+def _entry(key: str, values: Sequence[_Value]) -> Entry:
+    golden, candidate, *baseline = values
     telling = _last(key) not in _EXPECTED
-    differs = ours != theirs
-    if differs and left == right:
-        right += " (contents differ)"
-    return Entry(key, left, right, differs and telling, third, its not in (ours, theirs) and telling)
+    differs = golden.compared != candidate.compared
+    if differs and golden.shown == candidate.shown:
+        candidate = candidate._replace(shown=f"{candidate.shown} (contents differ)")
+    apart = [telling and third.compared not in (golden.compared, candidate.compared) for third in baseline]
+    marked = differs and telling
+    return Entry(key, [value.shown for value in (golden, candidate, *baseline)], [marked, marked, *apart], marked)
 
 
-def _flat(manifest: Manifest) -> Iterator[tuple[str, _Said]]:
-    """(dotted key, (what is shown, what is compared)) of everything in a manifest."""
-    yield "complete", _shown(manifest.complete)
-    yield from _walk("stopped", manifest.stopped or {})
-    yield "ranks", _shown(manifest.ranks)
-    yield "steps", _shown(len(manifest.steps))
-    yield "records", _shown(sum(step.records for step in manifest.steps))
+def _of_manifest(manifest: Manifest) -> Iterator[tuple[str, _Value]]:
+    """Everything in a manifest, under dotted keys."""
+    yield "complete", _value(manifest.complete)
+    yield from flat("stopped", manifest.stopped or {})
+    yield "ranks", _value(manifest.ranks)
+    yield "steps", _value(len(manifest.steps))
+    yield "records", _value(sum(step.records for step in manifest.steps))
     feed = manifest.capture.get("feed")
-    flat = {"feed": feed.get("golden"), "feed_identity": feed.get("identity"), "not_fed": feed.get("not_fed")} if feed else {}
-    for name, table in (("environment", manifest.environment), ("capture", {**manifest.capture, **flat}), ("model", manifest.model)):
-        yield from _walk(name, table)
-    yield "inputs", (_number(manifest.inputs, "step"), manifest.inputs)
+    of_feed = {"feed": feed.get("golden"), "feed_identity": feed.get("identity"), "not_fed": feed.get("not_fed")} if feed else {}
+    for name, table in (("environment", manifest.environment), ("capture", {**manifest.capture, **of_feed}), ("model", manifest.model)):
+        yield from flat(name, table)
+    yield "inputs", _Value(_number(manifest.inputs, "step"), manifest.inputs)
     for number, note in enumerate(manifest.notes, 1):
-        yield f"notes.{number}", _shown(note)
+        yield f"notes.{number}", _value(note)
 
 
-def _walk(key: str, value: Any) -> Iterator[tuple[str, _Said]]:
-    if isinstance(value, (dict, list)) and (_last(key) in _TABLES or len(value) > _LONGEST):
-        yield key, (_number(value, "entry"), value)
+def flat(key: str, value: Any, longest: int = _LONGEST) -> Iterator[tuple[str, _Value]]:
+    """A value under its key, or, if it is a table, each value in it under a dotted key; of longer ones, how many entries they have."""
+    if isinstance(value, (dict, list)) and (_last(key) in _TABLES or len(value) > longest):
+        yield key, _Value(_number(value, "entry"), value)
     elif isinstance(value, dict):
         for name, inner in value.items():
-            yield from _walk(f"{key}.{name}", inner)
+            yield from flat(f"{key}.{name}", inner, longest)
     else:
-        yield key, _shown(value)
+        yield key, _value(value)
 
 
-def _shown(value: Any) -> _Said:
+def _value(value: Any) -> _Value:
     if value is None:
-        return "none", value
+        return _Value("none", value)
     if isinstance(value, bool):
-        return "yes" if value else "no", value
+        return _Value("yes" if value else "no", value)
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none", value
-    return str(value), value
+        return _Value(", ".join(map(str, value)) or "none", value)
+    return _Value(str(value), value)
 
 
-def _number(value: Sequence[Any] | dict[str, Any], noun: str) -> str:
+def _number(value: Sequence[Any] | Mapping[str, Any], noun: str) -> str:
     plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
     return f"{len(value):,} {noun if len(value) == 1 else plural}"
-
-
-def add_environment(workbook: Workbook, comparison: Result) -> None:
-    """Add the sheet."""
-    sides = [comparison.golden, comparison.candidate, *([comparison.baseline] if comparison.baseline else [])]
-    titles = ("entry", "golden", "candidate", "baseline")[: 1 + len(sides)]
-    sheet = add_sheet(workbook, TITLE, (38, *([52] * len(sides)), 12))
-    sheet.row_dimensions[1].height = 26
-    sheet.freeze_panes = "B4"
-    sheet.print_title_rows = "3:3"
-    found = entries(*(side.manifest for side in sides))
-    sheet.append([styled(sheet, "How each bundle was captured", SECTION)])
-    differing = sum(entry.differs for entry in found)
-    note = f"{len(found)} entries, {differing} differ. When and by which command is never marked."
-    if comparison.baseline:
-        note += " What the baseline says is marked where neither golden nor the candidate says it."
-    sheet.append([styled(sheet, note, MUTED_TEXT)])
-    sheet.append([styled(sheet, title, HEADER) for title in (*titles, "")])
-    sheet.auto_filter.ref = f"A3:{get_column_letter(len(titles) + 1)}{len(found) + 4}"
-    paths = [str(side.path) for side in sides]
-    for line, entry in enumerate([Entry("path", paths[0], paths[1], False, paths[-1]), *found], 4):
-        if (longest := max(map(len, (entry.golden, entry.candidate, entry.baseline)))) > _WRAPS_AT:
-            sheet.row_dimensions[line].height = 14 * min(1 + longest // _A_LINE, 20)
-        look, third = (_MARKED if marked else CELL_WRAPPED for marked in (entry.differs, entry.apart))
-        cells = [(entry.key, CELL_WRAPPED), (entry.golden, look), (entry.candidate, look)]
-        cells += [(entry.baseline, third)] if comparison.baseline else []
-        sheet.append([styled(sheet, *cell) for cell in (*cells, ("differs" if entry.differs else "", look))])
-
-
-_WRAPS_AT, _A_LINE = 56, 40  # characters; a line that wraps breaks at a space or slash, and so holds fewer than fit
-_MARKED = DIFFERENT._replace(wrap=True, vertical="top")

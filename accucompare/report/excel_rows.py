@@ -1,10 +1,10 @@
-"""Rows of a long sheet, written as XML into the workbook that openpyxl made: one row in memory at a time."""
+"""Rows of a table, written as XML into the workbook that openpyxl made: one row in memory at a time."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -12,15 +12,13 @@ from typing import BinaryIO, NamedTuple
 from xml.sax.saxutils import escape
 from zipfile import ZIP_DEFLATED, ZipFile
 
-from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.worksheet import Worksheet
 
-from accucompare.compare.rows import Row
-from accucompare.report.columns import Column, Value
+from accucompare.report.columns import Value
+from accucompare.report.sheets import Table
 from accucompare.text import printable
 
 TEXT_LIMIT = 32_767  # UTF-16 units that a cell holds
-MAX_OUTLINE = 7
 _END = b"</sheetData>"  # after a sheet's last row
 _LOOKS_ESCAPED = re.compile("_(?=x[0-9A-Fa-f]{4}_)")  # Excel reads _x0041_ in a file as A
 
@@ -38,51 +36,39 @@ def text(value: str) -> str:
 def number_or_text(value: Value) -> Value:
     """A value that a cell can hold: Excel has no NaN and no infinity, so these become text."""
     if isinstance(value, float) and not math.isfinite(value):
-        return nonfinite(value)
+        return "NaN" if math.isnan(value) else str(value)
     return text(value) if isinstance(value, str) else value
 
 
-def nonfinite(value: float) -> str:
-    return "NaN" if math.isnan(value) else str(value)
-
-
-def depth(row: Row) -> int:
-    """The outline level of a row: how deep in the model its module is."""
-    return min(row.module.count("."), MAX_OUTLINE)
-
-
-class LongSheet(NamedTuple):
-    """A sheet that openpyxl writes down to its header, and what goes below.
+class SheetRows(NamedTuple):
+    """The rows of a sheet that openpyxl wrote down to its header.
 
     Attributes:
         sheet: the sheet.
-        columns: what to write of each row.
-        styles: the number of each column's cell style in the workbook.
-        rows: all rows of the comparison.
-        numbers: of those to write, the numbers (from 1).
-        outline: whether to group rows by depth.
+        table: what they are rows of.
+        start, stop: the indices of the first one and after the last one.
+        styles: the numbers of the columns' cell styles in the workbook, by the fill of a row.
     """
 
     sheet: Worksheet
-    columns: Sequence[Column]
-    styles: Sequence[int]
-    rows: Sequence[Row]
-    numbers: Sequence[int]
-    outline: bool
+    table: Table
+    start: int
+    stop: int
+    styles: Mapping[str | tuple[str, ...], Sequence[int]]
 
 
-def save_with_rows(workbook: BinaryIO, long_sheets: Sequence[LongSheet], path: Path) -> None:
-    """Copy a workbook, and put the rows into its long sheets.
+def save_with_rows(workbook: BinaryIO, sheets: Sequence[SheetRows], path: Path) -> None:
+    """Copy a workbook, and put the rows into its sheets.
 
     openpyxl makes everything but these rows: for each of their millions of cells it fills a Cell, looks up its style and writes it
     tag by tag, which takes five times as long as the few tags written here.
 
     Args:
         workbook: the file that openpyxl saved.
-        long_sheets: sheets in it, and their rows.
+        sheets: the rows of its tables.
         path: where to.
     """
-    by_part = {long.sheet.path.lstrip("/"): long for long in long_sheets}
+    by_part = {rows.sheet.path.lstrip("/"): rows for rows in sheets}
     with ZipFile(workbook) as source, ZipFile(path, "w", ZIP_DEFLATED) as target:
         for part in source.infolist():
             content = source.read(part)
@@ -98,21 +84,28 @@ def save_with_rows(workbook: BinaryIO, long_sheets: Sequence[LongSheet], path: P
                 target.write(file.name, part.filename)
 
 
-def _rows(long: LongSheet) -> Iterator[str]:
+def _rows(sheet: SheetRows) -> Iterator[str]:
     """The XML of every row, below the header."""
-    letters = [get_column_letter(place) for place, _ in enumerate(long.columns, 1)]
-    columns = [(column.get, letter, style) for column, letter, style in zip(long.columns, letters, long.styles, strict=True)]
-    for line, number in enumerate(long.numbers, 2):
-        row = long.rows[number - 1]
-        cells = "".join([_cell(f"{letter}{line}", style, get(number, row)) for get, letter, style in columns])
-        level = depth(row) if long.outline else 0
-        yield f'<row r="{line}"' + (f' outlineLevel="{level}"' if level else "") + f">{cells}</row>"
+    table = sheet.table
+    getters = [column.get for column in table.columns]
+    columns = {fill: list(zip(getters, table.letters.values(), styles, strict=True)) for fill, styles in sheet.styles.items()}
+    for line, index in enumerate(range(sheet.start, sheet.stop), table.header + 1):
+        row = table.rows[index]
+        number = index + 1 if table.numbers is None else table.numbers[index]
+        cells = [
+            _cell(f"{letter}{line}", style, number if get is None else get(row), table.dense)
+            for get, letter, style in columns[table.fill(row)]
+        ]
+        height = table.height(row) if table.height else 0
+        level = table.depth(row) if table.depth else 0
+        attributes = (f' ht="{height}" customHeight="1"' if height else "") + (f' outlineLevel="{level}"' if level else "")
+        yield f'<row r="{line}"{attributes}>{"".join(cells)}</row>'
 
 
-def _cell(place: str, style: int, value: Value) -> str:
-    """The XML of a cell; none for nothing. Text is marked as such, and so never taken for a formula."""
+def _cell(place: str, style: int, value: Value, dense: bool) -> str:
+    """The XML of a cell; of one that holds nothing, its style or nothing. Text is marked as such, and so never taken for a formula."""
     if value is None or value == "":
-        return ""
+        return "" if dense else f'<c r="{place}" s="{style}" t="n" />'
     value = number_or_text(value)
     if isinstance(value, str):
         return f'<c r="{place}" s="{style}" t="inlineStr"><is>{_inline(value)}</is></c>'

@@ -8,31 +8,29 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
-from typing import NamedTuple
-
-from openpyxl import Workbook
 
 from accucompare.compare.result import Result
 from accucompare.compare.rows import BY_STATISTICS, MEANING, Reason, Row, Status
 from accucompare.compare.suggest import float_dtype
 from accucompare.report import culprit_words as culprits
-from accucompare.report.columns import Value, layer
+from accucompare.report.columns import layer
 from accucompare.report.excel_environment import entries, important
-from accucompare.report.excel_layers import location
-from accucompare.report.excel_styles import (
+from accucompare.report.looks import (
     BOLD,
     CELL,
     CELL_TOP,
     CELL_WRAPPED,
     COUNT_CELL,
-    DIFFERENT,
+    DARK_RED,
     EXCESS_CELL,
     GREEN,
     HEADER,
     HEADER_RIGHT,
+    LINE,
     LINK,
+    MARKED,
     MUTED_TEXT,
-    PLAIN,
+    PALE_RED,
     REASON_LOOK,
     RED,
     SCIENTIFIC_CELL,
@@ -41,83 +39,36 @@ from accucompare.report.excel_styles import (
     TOTAL_COUNT,
     WRAPPED,
     Look,
-    add_sheet,
-    styled,
     verdict_look,
 )
+from accucompare.report.sheets import Item, Line, Page, Table
 from accucompare.version import __version__
 
-TITLE = "Summary"
 _WIDTHS = (3, 44, 40, 40, 15, 15, 15)
 _WIDTHS_OF_THREE = (3, 44, 40, 40, 20, 20, 15)  # room for what the baseline says
-_FIRST, _LAST = 2, len(_WIDTHS)  # columns in use; the first one is a margin
 _MOST_LISTED = 50  # pre-flight findings and damaged records; the rest is counted
 _MOST_CULPRITS = 20
 _FURTHEST = 10
 #: What stands before the date, which alone tells two reports of the same bundles apart.
 _MADE = "report made"
 _SHADE = "FFF3F4F6"
-_ALARM = Look(bold=True, line="FFD5D9DF", color="FF9C0006", fill="FFFFC7CE", vertical="top")
-
-
-class Item(NamedTuple):
-    """A cell of the summary."""
-
-    value: Value
-    look: Look = PLAIN
-    link: str = ""
-
-
-class Line(NamedTuple):
-    """A line of the summary.
-
-    Attributes:
-        items: its cells, from the first column in use on.
-        spread: which of them (from 0) reaches over several columns; ``None`` for none.
-        height: in points; 0 for the usual one.
-        free: how many columns on the right it leaves to the items after it.
-        margin: what stands before the first column in use.
-    """
-
-    items: list[Item]
-    spread: int | None = None
-    height: float = 0
-    free: int = 0
-    margin: Item | None = None
+_ALARM = Look(bold=True, line=LINE, color=DARK_RED, fill=PALE_RED, vertical="top")
 
 
 _BLANK = Line([])
 
 
-def add_summary(workbook: Workbook, comparison: Result) -> None:
-    """Add the sheet."""
-    sheet = add_sheet(workbook, TITLE, _WIDTHS if comparison.baseline is None else _WIDTHS_OF_THREE)
-    sheet.sheet_properties.tabColor = GREEN if comparison.passed else RED
-    lines = list(_lines(comparison))
-    for number, line in enumerate(lines, 1):
-        if line.height:
-            sheet.row_dimensions[number].height = line.height
-        if line.spread is not None:
-            sheet.merged_cells.add(f"{'ABCDEFG'[_FIRST - 1 + line.spread]}{number}:{'ABCDEFG'[_LAST - 1 - line.free]}{number}")
-        margin = None if line.margin is None else styled(sheet, line.margin.value, line.margin.look)
-        cells = [styled(sheet, item.value, item.look, item.link, "Show the row in Layers" if item.link else "") for item in _filled(line)]
-        sheet.append([margin, *cells])
+def summary(comparison: Result, layers: Table) -> Page:
+    """The sheet; its links lead to rows of *Layers*."""
+    widths = _WIDTHS if comparison.baseline is None else _WIDTHS_OF_THREE
+    return Page("Summary", widths, list(_lines(comparison, layers)), tab=GREEN if comparison.passed else RED)
 
 
-def _filled(line: Line) -> list[Item]:
-    """The items of a line, what one spreads over included: merged cells have their own borders and fills."""
-    if line.spread is None:
-        return line.items
-    after = line.spread + 1
-    between = [Item(None, line.items[line.spread].look)] * (_LAST - _FIRST + 1 - len(line.items))
-    return [*line.items[:after], *between, *line.items[after:]]
-
-
-def _lines(comparison: Result) -> Iterator[Line]:
+def _lines(comparison: Result, layers: Table) -> Iterator[Line]:
     worst = _furthest(comparison)
     until = comparison.identical_until
     linked = {id(row) for row in (comparison.first_divergence, until, *worst, *(culprit.row for culprit in comparison.culprits))}
-    numbers = {id(row): number for number, row in enumerate(comparison.rows, 1) if id(row) in linked}
+    links = {id(row): layers.place(index, "layer") for index, row in enumerate(comparison.rows) if id(row) in linked}
     yield Line([], height=8)
     yield Line([Item(culprits.verdict(comparison), verdict_look(comparison.passed))], spread=0, height=52)
     if culprits.judged(comparison):
@@ -131,13 +82,13 @@ def _lines(comparison: Result) -> Iterator[Line]:
     made = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, by accucompare {__version__}: {shlex.join(sys.argv)}"
     yield Line([Item(_MADE, MUTED_TEXT), Item(made, WRAPPED)], spread=1, height=_height(made, 140))
     if until is not None:
-        link = Item(culprits.identical_until(comparison), LINK, location(numbers[id(until)]))
+        link = Item(culprits.identical_until(comparison), LINK, links[id(until)])
         yield Line([Item("identical until", MUTED_TEXT), link], spread=1)
-    yield from _culprits(comparison, numbers)
-    yield from _first_divergence(comparison, numbers)
+    yield from _culprits(comparison, links)
+    yield from _first_divergence(comparison, links)
     yield from _preflight(comparison)
     yield from _counts(comparison)
-    yield from _worst(worst, numbers)
+    yield from _worst(worst, links)
     yield from _damage(comparison)
     yield from _captures(comparison)
 
@@ -193,7 +144,7 @@ def _expectation(comparison: Result) -> Iterator[Line]:
         yield Line([Item("fed", MUTED_TEXT), Item(f"every call was given golden's values{but}, so each error is its own", BOLD)], spread=1)
 
 
-def _culprits(comparison: Result, numbers: dict[int, int]) -> Iterator[Line]:
+def _culprits(comparison: Result, links: dict[int, str]) -> Iterator[Line]:
     if not comparison.culprits:
         return
     yield from _section("Culprits")
@@ -207,7 +158,7 @@ def _culprits(comparison: Result, numbers: dict[int, int]) -> Iterator[Line]:
         where = LINK._replace(fill=_SHADE, wrap=True, bold=True)
         yield Line(
             [
-                Item(culprits.place(comparison, culprit), where, location(numbers[id(culprit.row)])),
+                Item(culprits.place(comparison, culprit), where, links[id(culprit.row)]),
                 Item(culprits.kind(culprit), cell),
                 Item(_kind(culprit.row), cell),
                 Item(culprits.excess(culprit), size._replace(bold=True)),
@@ -229,12 +180,12 @@ def _described(title: str, texts: Sequence[str], look: Look) -> Iterator[Line]:
         yield Line([Item(title, MUTED_TEXT._replace(align="right", vertical="top")), Item(told, look)], spread=1, height=_height(told, 140))
 
 
-def _first_divergence(comparison: Result, numbers: dict[int, int]) -> Iterator[Line]:
+def _first_divergence(comparison: Result, links: dict[int, str]) -> Iterator[Line]:
     first = comparison.first_divergence
     if first is None:
         return
     yield from _section("First divergence, in execution order")
-    yield Line([Item(layer(first), LINK._replace(size=12, bold=True, line=""), location(numbers[id(first)]))], spread=0, height=20)
+    yield Line([Item(layer(first), LINK._replace(size=12, bold=True, line=""), links[id(first)])], spread=0, height=20)
     what = f"{_kind(first)}: {MEANING[first.reason]}. {first.verdict.detail}"
     yield Line([Item(what.strip(), WRAPPED)], spread=0, height=_height(what, 160))
     numbers_in_words = [f"{first.reason.value}"]
@@ -316,7 +267,7 @@ def _furthest(comparison: Result) -> list[Row]:
     return heapq.nlargest(_FURTHEST, (row for row in comparison.rows if error(row) > 0), key=error)
 
 
-def _worst(rows: Sequence[Row], numbers: dict[int, int]) -> Iterator[Line]:
+def _worst(rows: Sequence[Row], links: dict[int, str]) -> Iterator[Line]:
     yield from _section("Furthest from golden, by relative L2 error")
     if not rows:
         yield Line([Item("No row differs.", MUTED_TEXT)], spread=0)
@@ -327,7 +278,7 @@ def _worst(rows: Sequence[Row], numbers: dict[int, int]) -> Iterator[Line]:
         assert row.metrics is not None
         yield Line(
             [
-                Item(layer(row), LINK, location(numbers[id(row)])),
+                Item(layer(row), LINK, links[id(row)]),
                 Item(_kind(row), CELL),
                 Item(row.reason.value, CELL),
                 Item(row.metrics.rel_l2, SCIENTIFIC_CELL),
@@ -355,17 +306,14 @@ def _captures(comparison: Result) -> Iterator[Line]:
     spread, free = (3, 1) if third else (None, 0)
     yield Line(titles, spread, free=free)
     for entry in shown:
-        look, apart = (DIFFERENT._replace(wrap=True, vertical="top") if marked else CELL_WRAPPED for marked in (entry.differs, entry.apart))
         yield Line(
             [
                 Item(entry.key, CELL_TOP),
-                Item(entry.golden, look),
-                Item(entry.candidate, look),
-                *([Item(entry.baseline, apart)] if third else []),
+                *(Item(value, MARKED if marked else CELL_WRAPPED) for value, marked in zip(entry.values, entry.marked, strict=True)),
                 Item("differs" if entry.differs else "", CELL_TOP),
             ],
             spread,
-            height=_height(max(entry.golden, entry.candidate, entry.baseline, key=len), 42),
+            height=_height(max(entry.values, key=len), 42),
             free=free,
         )
     others = sum(entry.differs for entry in found) - sum(entry.differs for entry in shown)

@@ -3,74 +3,78 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from accucompare.text import cut
+from accucompare.report.columns import COUNT, SCIENTIFIC, TEXT, Column, Value
+from accucompare.text import cut, printable
 
 _GAP = 2  # spaces between columns
 _PART = re.compile(r"[^./ ]*[./ ]?")
 
 
-class Heading(NamedTuple):
-    """A column.
-
-    Attributes:
-        title: what stands above it.
-        name: of names, the least characters that it needs; 0 for what is never broken: numbers and single words.
-        right: whether it is set to the right, as numbers are.
-        spare: 0 if it is always shown; else a terminal too narrow for all leaves out the largest first.
-    """
-
-    title: str
-    name: int = 0
-    right: bool = False
-    spare: int = 0
+def shown(column: Column, value: Value) -> str:
+    """A value as a terminal shows it: in few characters, and with nothing in it that the terminal would obey."""
+    if value is None or isinstance(value, str):
+        return printable(value or "")
+    return f"{value:.2e}" if column.format == SCIENTIFIC else str(value) if column.format == COUNT else f"{value:.3g}"
 
 
-class Line(NamedTuple):
-    """A line of a table: its cells, and what is said below them over the width that is left from the second column on."""
-
-    cells: Sequence[Text]
-    below: Sequence[Text] = ()
-
-
-def number(title: str, spare: int = 0) -> Heading:
-    return Heading(title, right=True, spare=spare)
-
-
-def print_table(console: Console, headings: Sequence[Heading], lines: Sequence[Line], title: str = "") -> None:
-    """Print a table, under a title of its own.
+def print_table(
+    console: Console,
+    columns: Sequence[Column],
+    rows: Sequence[Any],
+    title: str = "",
+    *,
+    style: Callable[[Any, Column], str] = lambda row, column: "",
+    above: Callable[[Any], Iterable[Text]] = lambda row: (),
+    below: Callable[[Any], Iterable[Text]] = lambda row: (),
+) -> None:
+    """Print a table.
 
     Where a terminal is too narrow, columns that can be spared are left out, and named below. Elsewhere, as in a pipe or a file, all are
     there, and lines are as long as it takes.
+
+    Args:
+        console: where to.
+        columns, rows: of the table; a row without any value is what stands above and below it.
+        title: printed above.
+        style: of a cell.
+        above, below: lines around a row: above over the whole width, below over the width from the second column on.
     """
-    widest = [max([cell_len(each.title), *(cell_len(line.cells[at].plain) for line in lines)]) for at, each in enumerate(headings)]
-    shown = list(range(len(headings)))
+    lines = [[shown(column, number if column.get is None else column.get(row)) for column in columns] for number, row in enumerate(rows, 1)]
+    widest = [max([cell_len(column.title), *(cell_len(line[at]) for line in lines)]) for at, column in enumerate(columns)]
+    left = list(range(len(columns)))
 
     def needed() -> int:
-        least = (min(widest[at], headings[at].name) if headings[at].name else widest[at] for at in shown)
-        return sum(least) + _GAP * (len(shown) - 1)
+        least = (min(widest[at], columns[at].least) if columns[at].least else widest[at] for at in left)
+        return sum(least) + _GAP * (len(left) - 1)
 
     left_out = []
-    while console.is_terminal and needed() > console.width and any(headings[at].spare for at in shown):
-        spared = max(shown, key=lambda at: headings[at].spare)
-        shown.remove(spared)
-        left_out.append(headings[spared].title)
-    widths = _shared([widest[at] for at in shown], [headings[at].name for at in shown], console.width - _GAP * (len(shown) - 1))
+    while console.is_terminal and needed() > console.width and any(columns[at].spare for at in left):
+        spared = max(left, key=lambda at: columns[at].spare)
+        left.remove(spared)
+        left_out.append(columns[spared].title)
+    widths = _shared([widest[at] for at in left], [columns[at].least for at in left], console.width - _GAP * (len(left) - 1))
     if title:
         console.print(Text(title, "bold"))
-    right = [headings[at].right for at in shown]
-    _print(console, [[Text(headings[at].title, "bold")] for at in shown], widths, right)
+    right = [columns[at].format != TEXT for at in left]
+    _print(console, [[Text(columns[at].title, "bold")] for at in left], widths, right)
     indent = widths[0] + _GAP
-    for line in lines:
-        _print(console, [_broken(line.cells[at], width) for at, width in zip(shown, widths, strict=True)], widths, right)
-        for told in line.below:
-            for part in told.wrap(console, max(console.width - indent, 1)):
+    for row, line in zip(rows, lines, strict=True):
+        for text in above(row):
+            console.print(text, soft_wrap=True)
+        if any(line):
+            cells = [
+                [Text(part, style(row, columns[at])) for part in _lines(line[at], width)] for at, width in zip(left, widths, strict=True)
+            ]
+            _print(console, cells, widths, right)
+        for text in below(row):
+            for part in text.wrap(console, max(console.width - indent, 1)):
                 part.rstrip()
                 console.print(Text(" " * indent).append_text(part), soft_wrap=True)
     if left_out:
@@ -101,12 +105,8 @@ def _print(console: Console, cells: Sequence[Sequence[Text]], widths: Sequence[i
         console.print(line, soft_wrap=True)
 
 
-def _broken(cell: Text, width: int) -> list[Text]:
-    """A cell in lines of this width: broken behind dots, slashes and spaces; a part that is longer yet is cut in the middle."""
-    return [Text(line, cell.style) for line in _lines(cell.plain, width)]
-
-
 def _lines(text: str, width: int) -> Iterator[str]:
+    """A text in lines of this width: broken behind dots, slashes and spaces; a part that is longer yet is cut in the middle."""
     line = ""
     for part in _PART.findall(text):
         if cell_len((line + part).rstrip()) <= width:

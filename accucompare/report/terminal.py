@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from accucompare.errors import RecordError, UsageError
 from accucompare.files import written_whole
 from accucompare.numbers.dtypes import DTYPES, Array, DType, widen
 from accucompare.report import culprit_words as culprits
+from accucompare.report.columns import COUNT, EXCESS, GENERAL, SCIENTIFIC, Column, Value
 from accucompare.report.console import WIDTH, open_console
-from accucompare.report.tables import Heading, Line, number, print_table
+from accucompare.report.tables import print_table
 from accucompare.text import printable
 
 _STYLE = {Status.PASS: "green", Status.FAIL: "red", Status.NOT_COMPARED: "bright_black"}
@@ -109,29 +111,36 @@ def _print_preflight(console: Console, comparison: Result) -> None:
 
 def _print_culprits(console: Console, comparison: Result) -> None:
     """The first few, each with the shape of its error and what that may come from."""
-    found = comparison.culprits
-    if not found:
+    shown = comparison.culprits[:_CULPRITS_SHOWN]
+    if not shown:
         return
-    shown = found[:_CULPRITS_SHOWN]
-    headings = [number("#"), Heading("place", name=_NAME)]
-    headings += [number("excess")] if any(culprits.excess(culprit) is not None for culprit in shown) else []
-    headings += [number("x limit"), number("rel L2")]
+    columns = [
+        Column("#", None, COUNT),
+        Column("place", lambda culprit: culprits.place(comparison, culprit), least=_NAME),
+        Column("excess", culprits.excess, EXCESS),
+        Column("x limit", culprits.over_limit, EXCESS),
+        Column("rel L2", culprits.error, SCIENTIFIC),
+    ]
+    if all(culprits.excess(culprit) is None for culprit in shown):
+        del columns[2]
     console.print()
     console.print(Text("Culprits", "bold"))
     console.print(_text(culprits.note(comparison), "bright_black"))
-    print_table(console, headings, [_culprit(comparison, place, culprit, len(headings) > 4) for place, culprit in enumerate(shown, 1)])
-    if len(found) > _CULPRITS_SHOWN:
-        console.print(f"… and {len(found) - _CULPRITS_SHOWN} more in the report")
+    print_table(console, columns, shown, style=lambda culprit, column: "bold red" if column.title == "place" else "", below=_about)
+    _print_rest(console, len(comparison.culprits), _CULPRITS_SHOWN)
 
 
-def _culprit(comparison: Result, place: int, culprit: Culprit, by_baseline: bool) -> Line:
-    numbers = [_short(culprits.excess(culprit))] if by_baseline else []
-    numbers += [_short(culprits.over_limit(culprit)), _scientific(culprits.error(culprit))]
-    below = [_text(culprits.kind(culprit))]
-    below += [_text(told, "yellow") for told in [culprits.configuration(culprit)] if told]
-    below += [_text(words) for words in culprit.words]
-    below += [_text(f"hint, {hint}", "bright_black") for hint in culprit.hints]
-    return Line([Text(str(place)), _text(culprits.place(comparison, culprit), "bold red"), *map(Text, numbers)], below)
+def _about(culprit: Culprit) -> Iterator[Text]:
+    yield _text(culprits.kind(culprit))
+    if configured := culprits.configuration(culprit):
+        yield _text(configured, "yellow")
+    yield from map(_text, culprit.words)
+    yield from (_text(f"hint, {hint}", "bright_black") for hint in culprit.hints)
+
+
+def _print_rest(console: Console, count: int, shown: int) -> None:
+    if count > shown:
+        console.print(f"… and {count - shown} more in the report")
 
 
 def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
@@ -170,31 +179,42 @@ def _print_worst(console: Console, comparison: Result) -> None:
         rows = heapq.nlargest(_WORST_SHOWN, near, key=lambda row: row.verdict.used or 0.0)
     if not rows:
         return
-    lines = []
-    for row in rows:
-        metrics = row.metrics
-        assert metrics is not None
-        at_least = "≥" if row.by_statistics else ""
-        measured = (metrics.rel_l2, metrics.one_minus_cosine, metrics.max_abs)
-        numbers = ["" if metrics.nothing_finite else f"{at_least}{value:.2e}" for value in measured]
-        cells = [_text(comparison.place(row)), Text(row.reason.value, _STYLE[row.status]), Text(_short(row.verdict.used))]
-        lines.append(Line([*cells, *map(Text, numbers), _text(row.verdict.needed)]))
-    headings = [Heading("row", name=_NAME), Heading("reason"), number("x limit"), number("rel L2")]
-    headings += [number("1-cosine", spare=3), number("max abs", spare=2), number("would pass at", spare=1)]
+
+    def measured(name: str) -> Callable[[Row], str]:
+        """A difference; of rows that are judged by their statistics, what it is at least."""
+
+        def get(row: Row) -> str:
+            assert row.metrics is not None
+            return "" if row.metrics.nothing_finite else f"{'≥' if row.by_statistics else ''}{getattr(row.metrics, name):.2e}"
+
+        return get
+
+    columns = [
+        Column("row", comparison.place, least=_NAME),
+        Column("reason", lambda row: row.reason.value),
+        Column("x limit", lambda row: row.verdict.used, EXCESS),
+        Column("rel L2", measured("rel_l2"), SCIENTIFIC),
+        Column("1-cosine", measured("one_minus_cosine"), SCIENTIFIC, spare=3),
+        Column("max abs", measured("max_abs"), SCIENTIFIC, spare=2),
+        Column("would pass at", lambda row: row.verdict.needed, GENERAL, spare=1),
+    ]
+    title = "Worst rows" if failing else "Closest to the limit, and within it"
     console.print()
-    print_table(console, headings, lines, "Worst rows" if failing else "Closest to the limit, and within it")
+    print_table(console, columns, rows, title, style=lambda row, column: _STYLE[row.status] if column.title == "reason" else "")
 
 
 def _print_unmatched(console: Console, comparison: Result) -> None:
     unmatched = comparison.unmatched()
     if not unmatched:
         return
-    headings = [Heading("row", name=_NAME), Heading("reason"), Heading("nearest name on the other side", name=16)]
-    lines = [Line([_text(comparison.place(row)), Text(row.reason.value), _text(row.nearest)]) for row in unmatched[:_UNMATCHED_SHOWN]]
+    columns = [
+        Column("row", comparison.place, least=_NAME),
+        Column("reason", lambda row: row.reason.value),
+        Column("nearest name on the other side", lambda row: row.nearest, least=16),
+    ]
     console.print()
-    print_table(console, headings, lines, f"Only on one side ({len(unmatched)})")
-    if len(unmatched) > _UNMATCHED_SHOWN:
-        console.print(f"… and {len(unmatched) - _UNMATCHED_SHOWN} more in the report")
+    print_table(console, columns, unmatched[:_UNMATCHED_SHOWN], f"Only on one side ({len(unmatched)})")
+    _print_rest(console, len(unmatched), _UNMATCHED_SHOWN)
     if any(row.nearest not in ("", row.module) for row in unmatched):
         console.print("--map OLD=NEW compares a layer with one of another name")
 
@@ -234,37 +254,46 @@ def print_records(bundle: Bundle, step: int | None, rank: int | None, glob: str 
     Raises:
         UsageError: if none matches, or no record is of that step or rank.
     """
-    console = open_console()
-    several = len(bundle.steps()) > 1
-    lines = []
-    for record in bundle.records():
-        if (step is not None and record.step != step) or (rank is not None and record.rank != rank):
-            continue
-        if glob is not None and not fnmatchcase(display_name(record.name), glob):
-            continue
-        cells: list[str] = [f"{record.rank}.{record.step}"] if several else []
-        call = f" #{record.call}" if record.call else ""
-        role = f"{record.role.value}{'.' + record.path if record.path else ''}"
-        cells += [str(record.order), display_name(record.name) + call, record.type, role]
-        cells += ["x".join(map(str, record.shape)) or "-", record.dtype or record.detail[:24]]
-        found = record.statistics
-        if found is None:
-            cells += [record.layout.value, "", "", "", ""]
-        else:
-            cells += [_short(found.min), _short(found.max), _short(found.mean), _short(found.l2), f"{found.nan}/{found.inf}"]
-        lines.append(Line([_text(cell) for cell in cells]))
+    records = [
+        record
+        for record in bundle.records()
+        if step in (None, record.step) and rank in (None, record.rank) and (glob is None or fnmatchcase(display_name(record.name), glob))
+    ]
     asked = ", ".join(f"{what} {value}" for what, value in (("step", step), ("rank", rank)) if value is not None)
-    if not lines and asked:
+    if not records and asked:
         of = f" of a layer that matches {glob!r}" if glob is not None else ""
         raise UsageError(f"{bundle.path}: holds no record of {asked}{of}; `accucompare show {bundle.path}` lists them")
-    if not lines and glob is not None:
+    if not records and glob is not None:
         raise UsageError(f"{bundle.path}: no layer matches {glob!r}; `accucompare show {bundle.path}` lists them")
+    console = open_console()
     if not bundle.complete:
         console.print(_text(f"{bundle.path} is incomplete", "yellow"))
-    headings = [number("rank.step")] if several else []
-    headings += [number("#"), Heading("layer", name=_NAME), Heading("type", name=12, spare=5), Heading("role", name=12)]
-    headings += [number("shape"), number("dtype"), number("min", spare=2), number("max", spare=2)]
-    print_table(console, [*headings, number("mean", spare=4), number("L2", spare=3), number("NaN/Inf", spare=1)], lines)
+    print_table(console, _RECORDS if len(bundle.steps()) > 1 else _RECORDS[1:], records)
+
+
+def _statistic(name: str) -> Callable[[Record], Value]:
+    return lambda record: None if record.statistics is None else getattr(record.statistics, name)
+
+
+def _least(record: Record) -> Value:
+    """The smallest value; of a record without statistics, its layout."""
+    return record.layout.value if record.statistics is None else record.statistics.min
+
+
+_RECORDS = (
+    Column("rank.step", lambda record: f"{record.rank}.{record.step}", GENERAL),
+    Column("#", lambda record: record.order, COUNT),
+    Column("layer", lambda record: display_name(record.name) + (f" #{record.call}" if record.call else ""), least=_NAME),
+    Column("type", lambda record: record.type, least=12, spare=5),
+    Column("role", lambda record: f"{record.role.value}{'.' + record.path if record.path else ''}", least=12),
+    Column("shape", lambda record: "x".join(map(str, record.shape)) or "-", GENERAL),
+    Column("dtype", lambda record: record.dtype or record.detail[:24], GENERAL),
+    Column("min", _least, EXCESS, spare=2),
+    Column("max", _statistic("max"), EXCESS, spare=2),
+    Column("mean", _statistic("mean"), EXCESS, spare=4),
+    Column("L2", _statistic("l2"), EXCESS, spare=3),
+    Column("NaN/Inf", lambda record: f"{record.statistics.nan}/{record.statistics.inf}" if record.statistics else "", GENERAL, spare=1),
+)
 
 
 def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path | None) -> None:
@@ -337,14 +366,6 @@ def _slice_part(part: str) -> int | slice | object:
 
 def _value(value: float | None) -> str:
     return "none" if value is None else f"{value:.6g}"
-
-
-def _short(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
-
-
-def _scientific(value: float | None) -> str:
-    return "" if value is None else f"{value:.2e}"
 
 
 def _size(nbytes: float) -> str:

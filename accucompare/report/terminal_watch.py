@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from accucompare.bundle.records import display_name
 from accucompare.findings.analysis import Analysis, Ranks, Trail
 from accucompare.findings.answer import answer, called, headline, kinds, printable, short, smallest, where
 from accucompare.findings.events import Cause, Direction, Ending, Finding, Frame, Frames, Start, Step, TensorRange
+from accucompare.report.columns import COUNT, GENERAL, Column, Value
 from accucompare.report.console import open_console
+from accucompare.report.tables import print_table
 
 _TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
 _NORMS_SHOWN = 10
 _INPUTS = {Cause.RANKS: "finite, of this rank", Cause.INSIDE: "finite", Cause.NEAR: "near the limit", Cause.INPUTS: "already bad"}
-_TENSOR_WIDTHS = (5, 26, 9, 18, 10, 10, 7, 7)  # with a space between them, 99
-_TENSOR_TITLES = ("#", "call, tensor", "dtype", "shape", "abs min", "abs max", "NaN", "Inf")
 
 
 def print_finding(
@@ -160,40 +160,42 @@ def _rank(ranks: Ranks, run: Analysis) -> str:
     return f"{where(run.start)}: " if ranks.several else ""
 
 
+class _FindingRow(NamedTuple):
+    """A finding, and how many more its origin passed through that are not shown; counted at the last one that is."""
+
+    run: Analysis
+    finding: Finding
+    more: int = 0
+
+
+_FINDINGS = (
+    Column("step", lambda row: row.finding.step, COUNT),
+    Column("rank", lambda row: row.run.start.rank, COUNT),
+    Column("#", lambda row: row.finding.order, COUNT),
+    Column("place", lambda row: row.finding.place, least=24),
+    Column("class", lambda row: printable(row.finding.type, 60), least=12),
+    Column("what", lambda row: kinds(row.finding), least=14),
+    Column("its inputs", lambda row: inputs_of(row.finding), least=14),
+)
+
+
 def _print_findings(console: Console, ranks: Ranks) -> None:
     """In execution order: origins, and below each the first few calls that it passed through."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for title in ("step", *(["rank"] if ranks.several else []), "#"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("place", overflow="fold", ratio=3, min_width=24)
-    table.add_column("class", overflow="fold", ratio=1, min_width=12)
-    for title in ("what", "its inputs"):
-        table.add_column(title, overflow="fold", max_width=14)
-    for trail in ranks.trails[:_TRAILS_SHOWN]:
-        for row in _rows(ranks, trail):
-            table.add_row(*row)
     console.print()
-    console.print(Text("Findings, in execution order", "bold"))
-    console.print(table)
+    print_table(
+        console, [column for column in _FINDINGS if ranks.several or column.title != "rank"],
+        [row for trail in ranks.trails[:_TRAILS_SHOWN] for row in _rows(trail)], "Findings, in execution order",
+        style=lambda row, column: "bold red" if row.finding.origin else "",
+        below=lambda row: [Text(f"… and passed through {row.more:,} more", "bright_black")] if row.more else [],
+    )  # fmt: skip
     if len(ranks.trails) > _TRAILS_SHOWN:
         console.print(f"… and {len(ranks.trails) - _TRAILS_SHOWN:,} more in the report")
 
 
-def _rows(ranks: Ranks, trail: Trail) -> Iterator[list[Text]]:
-    if trail.origin is not None:
-        yield _row(ranks, trail, trail.origin, "bold red")
-    for found in trail.passed[:_PASSED_SHOWN]:
-        yield _row(ranks, trail, found, "")
-    if len(trail.passed) > _PASSED_SHOWN:
-        more = len(trail.passed) - _PASSED_SHOWN
-        empty = [Text()] * (3 if ranks.several else 2)
-        yield [*empty, Text(f"… and passed through {more:,} more", "bright_black"), Text(), Text(), Text()]
-
-
-def _row(ranks: Ranks, trail: Trail, found: Finding, style: str) -> list[Text]:
-    numbers = [str(found.step), *([str(trail.run.start.rank)] if ranks.several else []), str(found.order)]
-    cells = [*numbers, printable(found.place), printable(found.type, 60), kinds(found), inputs_of(found)]
-    return [Text(cell, style) for cell in cells]
+def _rows(trail: Trail) -> list[_FindingRow]:
+    shown = [*([trail.origin] if trail.origin else []), *trail.passed[:_PASSED_SHOWN]]
+    *rows, last = [_FindingRow(trail.run, finding) for finding in shown]
+    return [*rows, last._replace(more=max(len(trail.passed) - _PASSED_SHOWN, 0))]
 
 
 def inputs_of(found: Finding) -> str:
@@ -212,13 +214,42 @@ def _guilty(found: Finding, frames: Sequence[Frame]) -> int | None:
     return next(reversed(exact or same), None)
 
 
+class _TensorRow(NamedTuple):
+    """A tensor of a frame; ``None`` for the frame without any. The first one of a frame stands below the frame's own line."""
+
+    tensor: TensorRange | None
+    title: Text | None
+
+
+def _of_tensor(get: Callable[[TensorRange], Value]) -> Callable[[_TensorRow], Value]:
+    return lambda row: None if row.tensor is None else get(row.tensor)
+
+
+def _largest(tensor: TensorRange) -> str:
+    return "nan" if math.isnan(tensor.abs_max) else short(tensor.abs_max)
+
+
+_TENSORS = (
+    Column("    # call, tensor", _of_tensor(lambda tensor: f"      {called(tensor)}"), least=32),
+    Column("dtype", _of_tensor(lambda tensor: printable(tensor.dtype, 40))),
+    Column("shape", _of_tensor(lambda tensor: str(list(tensor.shape)))),
+    Column("abs min", _of_tensor(lambda tensor: short(smallest(tensor))), GENERAL),
+    Column("abs max", _of_tensor(_largest), GENERAL),
+    Column("NaN", _of_tensor(lambda tensor: _count(tensor.nan)), GENERAL),
+    Column("Inf", _of_tensor(lambda tensor: _count(tensor.inf)), GENERAL),
+)
+
+
 def _print_frames(console: Console, frames: Sequence[Frame], guilty: int | None) -> None:
     """A line for each frame, over the whole width so that names stay in one piece, and below it a line for each tensor."""
-    console.print(_tensor_table([[Text(title, "bright_black") for title in _TENSOR_TITLES]]))
+    rows = []
     for index, frame in enumerate(frames):
-        console.print(_frame_line(frame, index == guilty), soft_wrap=True)
-        if frame.tensors:
-            console.print(_tensor_table([_tensor(seen) for seen in frame.tensors]))
+        tensors: Sequence[TensorRange | None] = frame.tensors or [None]
+        rows += [_TensorRow(tensor, None if place else _frame_line(frame, index == guilty)) for place, tensor in enumerate(tensors)]
+    print_table(
+        console, _TENSORS, rows, above=lambda row: [row.title] if row.title else [],
+        style=lambda row, column: "" if row.tensor is None or row.tensor.finite else "red",
+    )  # fmt: skip
 
 
 def _frame_line(frame: Frame, guilty: bool) -> Text:
@@ -232,31 +263,6 @@ def _frame_line(frame: Frame, guilty: bool) -> Text:
     line.append(f"  {', '.join(about)}" if about else "", "not bold")
     line.append("  ◀ here" if guilty else "")
     return line
-
-
-def _tensor_table(rows: list[list[Text]]) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_header=False)
-    for number, width in enumerate(_TENSOR_WIDTHS):
-        table.add_column(width=width, overflow="fold", justify="right" if number in (0, 4, 5, 6, 7) else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _tensor(seen: TensorRange) -> list[Text]:
-    wrong = "" if seen.finite else "red"
-    largest = "nan" if math.isnan(seen.abs_max) else short(seen.abs_max)
-    cells = [
-        "",
-        called(seen),
-        printable(seen.dtype, 40),
-        str(list(seen.shape)),
-        short(smallest(seen)),
-        largest,
-        _count(seen.nan),
-        _count(seen.inf),
-    ]
-    return [Text(cell, wrong) for cell in cells]
 
 
 def _count(number: int | None) -> str:

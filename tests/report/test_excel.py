@@ -31,10 +31,11 @@ from accucompare.compare.result import Side
 from accucompare.compare.rows import MEANING, Finding, Reason, Row, Verdict
 from accucompare.errors import ReportError
 from accucompare.numbers.statistics import Statistics
-from accucompare.report import excel_divergence, excel_layers
+from accucompare.report import sheets
 from accucompare.report.columns import COLUMNS
 from accucompare.report.excel import write_excel
-from accucompare.report.excel_styles import HEADER, styled
+from accucompare.report.excel_styles import styled
+from accucompare.report.looks import HEADER
 
 LIMIT = 1e-4
 NASTY = {
@@ -556,7 +557,7 @@ def test_zero_and_infinite_errors_are_drawn_at_the_ends_and_it_says_so(tmp_path:
 
 
 def test_long_chart_is_thinned_but_keeps_its_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(excel_divergence, "MAX_POINTS", 10)
+    monkeypatch.setattr(sheets, "MAX_POINTS", 10)
     rows = [pair(f"l{number}", 1e-2 if number == 57 else 1e-6) for number in range(100)]
     workbook = opened(tmp_path, comparison(*rows))
     data = chart_data(workbook)
@@ -575,9 +576,9 @@ def test_without_outputs_there_is_no_chart(tmp_path: Path) -> None:
 
 
 def test_rows_beyond_a_sheet_go_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(excel_layers, "LINES_PER_SHEET", 4)
-    rows = [pair(f"l{number}", 1e-2 if number >= 6 else 1e-6) for number in range(8)]
-    workbook = opened(tmp_path, comparison(*rows, *map(missing, "abcd")))
+    monkeypatch.setattr(sheets, "LINES_PER_SHEET", 20)
+    rows = [pair(f"l{number}", 1e-2 if number >= 38 else 1e-6) for number in range(40)]
+    workbook = opened(tmp_path, comparison(*rows, *map(missing, "abcdefghijklmnopqrst")))
     assert workbook.sheetnames == [
         "Summary",
         "Layers",
@@ -590,8 +591,8 @@ def test_rows_beyond_a_sheet_go_to_the_next(tmp_path: Path, monkeypatch: pytest.
         "Environment",
     ]
     assert [name for page in ("Layers", "Layers 2", "Layers 3") for name in values(workbook[page], "layer")] == [
-        *(f"l{number}" for number in range(8)),
-        "a",
+        *(f"l{number}" for number in range(40)),
+        *"abcdefghijklmnopq",
     ]
     links = [cell for sheet in ("Summary", "Divergence") for line in workbook[sheet].iter_rows() for cell in line if cell.hyperlink]
     assert [target(workbook, cell.hyperlink).value for cell in links] == [cell.value for cell in links]
@@ -646,8 +647,8 @@ def test_every_conditional_format_has_a_style_and_its_own_priority(tmp_path: Pat
 
 
 def test_names_defined_for_filters_and_titles_are_unique_on_each_sheet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(excel_layers, "LINES_PER_SHEET", 3)
-    path = write_excel(comparison(*map(pair, "abcde")), tmp_path / "r.xlsx")
+    monkeypatch.setattr(sheets, "LINES_PER_SHEET", 20)
+    path = write_excel(comparison(*map(pair, "abcdefghijklmnopqrstuvwxyz")), tmp_path / "r.xlsx")
     with zipfile.ZipFile(path) as archive:
         root = ElementTree.fromstring(archive.read("xl/workbook.xml"))
     names = [(each.get("name"), each.get("localSheetId")) for each in root.iter() if each.tag.endswith("}definedName")]
@@ -733,6 +734,24 @@ def test_directory_is_refused_with_a_name_to_use(tmp_path: Path) -> None:
 def test_other_suffix_is_refused_with_a_name_to_use(tmp_path: Path, name: str) -> None:
     assert "such as report.xlsx" in refused(tmp_path / name)
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+def test_a_terminal_is_refused_and_nothing_is_written_to_it(name: str) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from test_excel import *\n"
+        "try: write_excel(comparison(pair('a')), Path(sys.argv[2]))\n"
+        "except ReportError as error: print(error)"
+    )
+    ours, theirs = os.openpty()
+    try:
+        subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent), name], check=True, stdout=theirs, timeout=60)
+        written = os.read(ours, 10_000)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert written.decode().startswith(f"{name}: standard output is a terminal")
+    assert b"PK" not in written
 
 
 def test_read_only_directory_is_refused_and_left_alone(tmp_path: Path) -> None:

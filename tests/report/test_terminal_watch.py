@@ -13,7 +13,7 @@ from accucompare.errors import ReportError
 from accucompare.findings.analysis import read
 from accucompare.findings.events import Alert, AlertKind, Cause, Event, Frame, Frames
 from accucompare.findings.log import log_path
-from accucompare.report import excel_watch
+from accucompare.report import sheets
 from accucompare.report.excel_watch import write_watch
 from accucompare.report.terminal_watch import print_analysis, print_finding, print_frames
 from tests.findings.logs import NASTY, end, found, frames, passed, seen, start, step, training, write
@@ -169,7 +169,7 @@ def test_what_a_logarithmic_axis_lacks_is_no_trouble(tmp_path: Path, norms: list
 
 
 def test_more_rows_than_a_sheet_holds_go_on_in_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(excel_watch, "LINES_PER_SHEET", 12)
+    monkeypatch.setattr(sheets, "LINES_PER_SHEET", 12)
     path = reported(tmp_path, start(), *(step(number, grad_norm=1.0) for number in range(25)), end())
     assert [len(cells(path, title)) for title in ("Steps", "Steps 2", "Steps 3")] == [12, 12, 7]
 

@@ -1,0 +1,211 @@
+"""Pages and tables as sheets of a workbook."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from typing import Any, cast
+
+from openpyxl import Workbook
+from openpyxl.formatting.rule import Rule
+from openpyxl.utils import get_column_letter
+from openpyxl.worksheet.page import PageMargins
+from openpyxl.worksheet.properties import Outline, PageSetupProperties
+from openpyxl.worksheet.worksheet import Worksheet
+from openpyxl.xml import LXML
+
+from accucompare.errors import ReportError
+from accucompare.files import is_stdout, written_whole
+from accucompare.report.columns import TEXT, Column, Scale
+from accucompare.report.excel_charts import draw
+from accucompare.report.excel_rows import SheetRows, save_with_rows, text
+from accucompare.report.excel_styles import hyperlink, row_rules, scale_rule, styled
+from accucompare.report.looks import BLUE, GROUPS, LINE, MUTED_TEXT, WHITE, Look
+from accucompare.report.sheets import Item, Line, Page, Table
+
+_WRITE_ERRORS: tuple[type[Exception], ...] = ()
+if LXML:  # openpyxl writes with lxml where that is installed, which then raises errors of its own
+    from lxml.etree import LxmlError
+
+    _WRITE_ERRORS = (LxmlError,)
+
+
+def write_workbook(path: Path, title: str, sheets: Iterable[Page | Table]) -> Path:
+    """Write a workbook.
+
+    Args:
+        path: where to; directories that are not there are created.
+        title: of the workbook, among its properties.
+        sheets: what it consists of, in this order.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ReportError: if the path is a directory or a terminal, or the file cannot be written.
+    """
+    if is_stdout(path) and sys.stdout.isatty():
+        raise ReportError(
+            f"{path}: standard output is a terminal, which cannot show a workbook; name a file, or send it on: … > report.xlsx"
+        )
+    return written_whole(path, lambda temporary: _write(temporary, title, sheets), _WRITE_ERRORS)
+
+
+def _write(path: Path, title: str, sheets: Iterable[Page | Table]) -> None:
+    workbook = Workbook(write_only=True)
+    workbook.properties.creator = "accucompare"
+    workbook.properties.title = text(title)
+    workbook.calculation.fullCalcOnLoad = False  # there is nothing to calculate, so closing it asks nothing
+    without_rows = BytesIO()  # so small
+    rows: list[SheetRows] = []
+    try:
+        for sheet in sheets:
+            if isinstance(sheet, Page):
+                _add_page(workbook, sheet)
+            else:
+                rows += _add_table(workbook, sheet)
+        workbook.save(without_rows)
+    except BaseException:
+        for each in workbook.worksheets:
+            with suppress(Exception):  # or Python complains about sheets half written when it forgets them
+                each.close()
+        raise
+    save_with_rows(without_rows, rows, path)
+
+
+def _add_page(workbook: Workbook, page: Page) -> None:
+    sheet = _add_sheet(workbook, page.title, page.widths, page.tab)
+    _append(sheet, page.lines, first=2, last=len(page.widths))
+
+
+def _add_table(workbook: Workbook, table: Table) -> list[SheetRows]:
+    """Add the sheets of a table, each down to its header, and return the rows that go below."""
+    sheets = [_add_rows(workbook, table, *page) for page in table.pages()]
+    for chart in table.charts:
+        draw(workbook[table.title], chart, chart.data or table)
+    return sheets
+
+
+def _add_rows(workbook: Workbook, table: Table, title: str, start: int, stop: int) -> SheetRows:
+    rows = table.rows[start:stop]
+    sheet = _add_sheet(workbook, title, [column.width for column in table.columns], table.tab, table.pages_wide, table.large)
+    if table.hidden:
+        sheet.sheet_state = "hidden"
+    _fold(sheet, table.columns, rows)
+    sheet.row_dimensions[table.header].height = 32
+    last = table.header + max(len(rows), 1)
+    if table.frozen is not None:
+        sheet.freeze_panes = f"{get_column_letter(table.frozen + 1)}{table.header + 1}"
+        sheet.auto_filter.ref = f"A{table.header}:{get_column_letter(len(table.columns))}{last}"
+        sheet.print_title_rows = f"{table.header}:{table.header}"
+    if table.dense:
+        sheet.sheet_view.zoomScale = 90
+        sheet.sheet_view.showGridLines = True
+        sheet.sheet_properties.outlinePr = Outline(summaryBelow=False, summaryRight=False)
+    if table.depth:
+        sheet.sheet_format.outlineLevelRow = max(map(table.depth, rows), default=0)
+    _color(sheet, table, last)
+    _append(sheet, [*table.heading, *[Line([])] * table.space], first=1, last=len(table.columns))
+    sheet.append([styled(sheet, column.title, _header(column)) for column in table.columns])
+    if not rows and table.nothing:
+        sheet.append([styled(sheet, table.nothing, MUTED_TEXT)])
+    _link(sheet, table, rows)
+    fills = dict.fromkeys(map(table.fill, rows))
+    return SheetRows(sheet, table, start, stop, {fill: _styles(sheet, table, fill) for fill in fills})
+
+
+def _add_sheet(
+    workbook: Workbook, title: str, widths: Sequence[float], tab: str = "", pages_wide: int = 1, large: bool = False
+) -> Worksheet:
+    """A new sheet with these column widths, on as many landscape pages as its columns need; several are ``large`` ones."""
+    sheet = cast(Worksheet, workbook.create_sheet(title))  # a write-only one has what is used here, but its type does not say so
+    for number, width in enumerate(widths, 1):
+        sheet.column_dimensions[get_column_letter(number)].width = width
+    sheet.sheet_view.showGridLines = False
+    sheet.sheet_properties.pageSetUpPr = PageSetupProperties(fitToPage=True)
+    if tab:
+        sheet.sheet_properties.tabColor = tab
+    sheet.page_setup.orientation = "landscape"
+    sheet.page_setup.paperSize = 8 if large or pages_wide > 1 else 9  # A3 or A4
+    sheet.page_setup.fitToWidth, sheet.page_setup.fitToHeight = pages_wide, 0
+    sheet.page_margins = PageMargins(left=0.4, right=0.4, top=0.5, bottom=0.6, footer=0.3)
+    if sheet.oddFooter is not None and sheet.oddFooter.right is not None:
+        sheet.oddFooter.right.text = "&A, page &P of &N"
+    return sheet
+
+
+def _append(sheet: Worksheet, lines: Sequence[Line], first: int, last: int) -> None:
+    """Write the sheet's first lines; ``first`` and ``last`` are the columns in use."""
+    for number, line in enumerate(lines, 1):
+        if line.height:
+            sheet.row_dimensions[number].height = line.height
+        items = list(line.items)
+        if line.spread is not None:  # merged cells have their own borders and fills
+            sheet.merged_cells.add(f"{get_column_letter(first + line.spread)}{number}:{get_column_letter(last - line.free)}{number}")
+            after = line.spread + 1
+            items[after:after] = [Item(None, items[line.spread].look)] * (last - first + 1 - len(items))
+        margin = [line.margin and styled(sheet, *line.margin)] * (first - 1)
+        sheet.append([*margin, *(styled(sheet, *item) for item in items)])
+
+
+def _fold(sheet: Worksheet, columns: Sequence[Column], rows: Sequence[Any]) -> None:
+    """Hide what no row has, and fold what is not for everybody: a click above the last column seen shows the first of each group."""
+    if most := max(column.folded for column in columns):  # openpyxl counts them after it has said how many
+        sheet.column_dimensions.max_outline = most
+    before, level_before = None, 0
+    for number, column in enumerate(columns, 1):  # hidden, not left out: every report has the same columns in the same places
+        dimension = sheet.column_dimensions[get_column_letter(number)]
+        if column.sparse and column.get and all(column.get(row) is None for row in rows):
+            dimension.hidden = True
+        several = column.several and column.get and len({column.get(row) for row in rows} - {None}) > 1
+        level = 0 if several else column.folded
+        if level:
+            dimension.outlineLevel, dimension.hidden = level, True
+        if before is not None and level > level_before:
+            before.collapsed = True
+        before, level_before = dimension, level
+
+
+def _color(sheet: Worksheet, table: Table, last: int) -> None:
+    """Bars over everything, then the row's colour, and shades where the row has none."""
+    first, letters = table.header + 1, table.letters
+
+    def add(rule: Rule, left: str, right: str) -> None:
+        sheet.conditional_formatting.add(f"{left}{first}:{right}{last}", rule)
+
+    for scale in (Scale.BAR, Scale.SHADES):
+        for column in table.columns:
+            if column.scale is scale:
+                add(scale_rule(scale), letters[column.title], letters[column.title])
+        if scale is Scale.BAR:
+            for rule in row_rules(table.coloring, {title: f"${letter}{first}" for title, letter in letters.items()}):
+                add(rule, "A", get_column_letter(len(letters)))
+
+
+def _link(sheet: Any, table: Table, rows: Sequence[Any]) -> None:
+    """The links of the rows, which are written where the sheet ends."""
+    for column, letter in zip(table.columns, table.letters.values(), strict=True):
+        if column.link:
+            sheet._hyperlinks += [hyperlink(f"{letter}{line}", column.link(row)) for line, row in enumerate(rows, table.header + 1)]
+
+
+def _styles(sheet: Worksheet, table: Table, fill: str | tuple[str, ...]) -> list[int]:
+    fills = (fill,) * len(table.columns) if isinstance(fill, str) else fill
+    looks = [_look(column)._replace(fill=color) for column, color in zip(table.columns, fills, strict=True)]
+    return [styled(sheet, None, look if table.dense else look._replace(line=LINE)).style_id for look in looks]
+
+
+def _header(column: Column) -> Look:
+    look = _look(column._replace(wrap=False, link=None))
+    return look._replace(bold=True, color=WHITE, fill=GROUPS[column.group], wrap=True, format="General")
+
+
+def _look(column: Column) -> Look:
+    """Numbers to the right, and text that stands for one (NaN) too; text indented, so that it keeps clear of them."""
+    look = Look(indent=1, format=TEXT) if column.format == TEXT else Look(align="right", format=column.format)
+    if column.link:
+        look = look._replace(color=BLUE, underline=True)
+    return look._replace(wrap=True, vertical="top") if column.wrap else look
