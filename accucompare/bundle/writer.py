@@ -236,6 +236,7 @@ class BundleWriter:
             self._changed.notify_all()
         while self._thread.is_alive():  # bounded waits, so that Ctrl-C gets through on every platform
             self._thread.join(timeout=0.2)
+        self.memory.leave()
         if self._queue:
             self.failure = self.failure or self._without_thread()
         if self.failure is not None:
