@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, NamedTuple
 
@@ -91,9 +90,8 @@ class Error(msgspec.Struct, frozen=True):
     different: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One tensor in a bundle.
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One tensor in a bundle. A struct, for one is made for each tensor of each module call; ``msgspec.structs.replace`` changes one.
 
     Attributes:
         rank, step, name, call, role, path: what it is known by (see ``Key``).

@@ -9,11 +9,12 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import xxhash
+from msgspec.structs import replace
 
 from accucompare.bundle.archive import ArchiveWriter, member_name
 from accucompare.bundle.manifest import BASELINES, PREVIOUS, Manifest, StepEntry, holds_bundle

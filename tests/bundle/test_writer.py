@@ -8,12 +8,12 @@ import resource
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.bundle.archive import ArchiveWriter
@@ -404,7 +404,7 @@ def test_files_that_cannot_be_opened_leave_nothing_behind(tmp_path: Path, monkey
 def test_a_bug_in_the_writer_reaches_the_capture_as_an_error(tmp_path: Path) -> None:
     writer = BundleWriter(tmp_path / "b", Manifest())
     record, array, _ = item("a", [1.0])
-    writer.add(Record(**{**{name: getattr(record, name) for name in Record.__slots__}, "dtype": "float31"}), array)
+    writer.add(Record(**{**{name: getattr(record, name) for name in Record.__struct_fields__}, "dtype": "float31"}), array)
     with pytest.raises(CaptureError, match=r"b: writing failed \(KeyError: 'float31'\)"):
         writer.close()
     assert files(tmp_path / "b") == ["manifest.json"]
