@@ -280,6 +280,31 @@ def test_no_more_than_the_bound_ever_waits_to_be_written(tmp_path: Path, gate: t
     assert len(list(ac.open_bundle(tmp_path / "b").records())) == 20
 
 
+def test_small_records_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever the thread that writes is awake, the model's waits for the interpreter."""
+    writer = BundleWriter(tmp_path / "b", Manifest())
+    woken: list[int] = []
+    plain = writer._changed.notify_all
+    monkeypatch.setattr(writer._changed, "notify_all", lambda: (woken.append(1), plain()))
+    for number in range(20):
+        add(writer, f"a{number}", [number])
+    writer.end_step(0)
+    writer.close()
+    assert len(woken) <= 2  # at the step's end and at the capture's
+    assert len(list(ac.open_bundle(tmp_path / "b").records())) == 20
+
+
+def test_a_large_record_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = threading.Event()
+    plain = RecordFile.add
+    monkeypatch.setattr(RecordFile, "add", lambda *arguments: (plain(*arguments), written.set())[0])
+    writer = BundleWriter(tmp_path / "b", Manifest())
+    add(writer, "a", np.zeros(1 << 18))
+    assert written.wait(3600)
+    writer.end_step(0)
+    writer.close()
+
+
 def test_a_tensor_larger_than_the_bound_waits_alone(tmp_path: Path, gate: threading.Event) -> None:
     writer = BundleWriter(tmp_path / "b", Manifest(), queue_bytes=1)
     producer = Producer(writer, 3)
