@@ -1,10 +1,13 @@
-"""Host memory for tensors that wait to be written: bounded, and used again when they are."""
+"""Host memory for tensors that wait to be written: bounded, and used again, by the next capture too."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+#: How many bytes of blocks a process keeps from one capture to the next.
+KEPT_BYTES = 512 << 20
 
 #: How long to wait for memory before asking whether anybody is left who could give some back, in seconds.
 _PATIENCE = 0.5
@@ -20,27 +23,67 @@ class Lease(NamedTuple):
     release: Callable[[], None]
 
 
+class IdleBlocks:
+    """Blocks that wait for the next tensor of their size.
+
+    Attributes:
+        nbytes: how many bytes they are of.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._blocks: dict[tuple[Allocate, int], list[Any]] = {}
+
+    def add(self, allocate: Allocate, size: int, block: Any) -> None:
+        self._blocks.setdefault((allocate, size), []).append(block)
+        self.nbytes += size
+
+    def pop(self, allocate: Allocate, size: int) -> Any:
+        """The last one that was added of a size, for the processor's cache may still hold it; ``None`` if there is none."""
+        return self._pop((allocate, size)) if (allocate, size) in self._blocks else None
+
+    def shrink(self, nbytes: int) -> None:
+        """Free blocks of the size that was added first, and so on, until no more than so many bytes are left."""
+        while self._blocks and self.nbytes > nbytes:
+            self._pop(next(iter(self._blocks)))
+
+    def _pop(self, key: tuple[Allocate, int]) -> Any:
+        block = self._blocks[key].pop()
+        if not self._blocks[key]:
+            del self._blocks[key]
+        self.nbytes -= key[1]
+        return block
+
+
+#: The blocks of the last capture that ended, until the next one begins.
+_between: list[IdleBlocks] = []
+
+
 class HostMemory:
     """Blocks of host memory, of which those in use and those kept for later together never exceed a bound.
 
     Fresh memory is slow, for the system has to clear it page by page; so a block that is released waits for the next tensor of its
-    size. A tensor larger than the bound waits until it is alone.
+    size, and for the next capture of this process. A tensor larger than the bound waits until it is alone.
 
     Attributes:
         held: bytes in use.
-        idle: bytes kept for later.
         closed: whether nothing is kept, counted or waited for any more.
     """
 
     def __init__(self, limit: int, alive: Callable[[], bool]) -> None:
         """``alive`` says whether whoever releases the blocks still can; if not, nobody waits for them."""
         self.held = 0
-        self.idle = 0
         self.closed = False
         self._limit = limit
         self._alive = alive
-        self._kept: dict[tuple[Allocate, int], list[Any]] = {}
+        self._idle = _left_behind()
+        self._idle.shrink(limit)
         self._changed = threading.Condition()
+
+    @property
+    def idle(self) -> int:
+        """Bytes kept for later."""
+        return self._idle.nbytes
 
     def take(self, nbytes: int, allocate: Allocate | None = None) -> Lease:
         """Block until a tensor of this size has room, and give it memory; without ``allocate``, only count memory of the caller's own.
@@ -57,9 +100,8 @@ class HostMemory:
             if self.closed:
                 return Lease(allocate and allocate(size), _nothing)
             self.held += size
-            block = None if allocate is None else self._reuse(allocate, size)
-            while self._kept and self.held + self.idle > self._limit:
-                self._drop_oldest()
+            block = None if allocate is None else self._idle.pop(allocate, size)
+            self._idle.shrink(self._limit - self.held)
         try:
             if block is None and allocate is not None:
                 block = allocate(size)
@@ -73,10 +115,18 @@ class HostMemory:
         with self._changed:
             self._close()
 
+    def leave(self) -> None:
+        """Close, and leave what is kept to the next capture."""
+        with self._changed:
+            idle = self._idle
+            self._close()
+        idle.shrink(KEPT_BYTES)
+        _between[:] = [idle]
+
     def _close(self) -> None:
         self.closed = True
-        self.held = self.idle = 0
-        self._kept.clear()
+        self.held = 0
+        self._idle = IdleBlocks()
         self._changed.notify_all()
 
     def _give_back(self, size: int, allocate: Allocate | None, block: Any) -> None:
@@ -85,26 +135,16 @@ class HostMemory:
                 return
             self.held -= size
             if allocate is not None and block is not None and self.held + self.idle + size <= self._limit:
-                self.idle += size
-                self._kept.setdefault((allocate, size), []).append(block)
+                self._idle.add(allocate, size, block)
             self._changed.notify_all()
 
-    def _reuse(self, allocate: Allocate, size: int) -> Any:
-        blocks = self._kept.get((allocate, size))
-        if blocks is None:
-            return None
-        block = blocks.pop()  # the last one given back: the processor's cache may still hold it
-        if not blocks:
-            del self._kept[allocate, size]
-        self.idle -= size
-        return block
 
-    def _drop_oldest(self) -> None:
-        (key, blocks), *_ = self._kept.items()
-        blocks.pop()
-        if not blocks:
-            del self._kept[key]
-        self.idle -= key[1]
+def _left_behind() -> IdleBlocks:
+    """The blocks of an earlier capture, if there are any and no other capture has taken them."""
+    try:
+        return _between.pop()
+    except IndexError:
+        return IdleBlocks()
 
 
 def _rounded_up(nbytes: int) -> int:

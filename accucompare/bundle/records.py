@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Annotated, Any, NamedTuple
 
@@ -91,9 +90,8 @@ class Error(msgspec.Struct, frozen=True):
     different: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One tensor in a bundle.
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One tensor in a bundle. A struct, for one is made for each tensor of each module call; ``msgspec.structs.replace`` changes one.
 
     Attributes:
         rank, step, name, call, role, path: what it is known by (see ``Key``).
@@ -189,12 +187,9 @@ class Record:
             BundleError: if it is not JSON, or a field is missing, of the wrong type, or impossible.
         """
         try:
-            values = msgspec.structs.astuple(_DECODER.decode(line))
+            record = cls(rank, step, *msgspec.structs.astuple(_DECODER.decode(line)))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise BundleError(f"a record is malformed ({error})") from None
-        record = cls.__new__(cls)
-        for assign, value in zip(_ASSIGN, (rank, step, *values), strict=True):
-            assign(record, value)
         if record.member is not None and record.dtype not in DTYPES:
             raise BundleError(f"record {record.key} has the unknown dtype {record.dtype!r}")
         most = _MOST_ELEMENTS if record.member is None else _MOST_ELEMENTS // 16
@@ -225,8 +220,6 @@ class _Line(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Line)
-#: Sets each field of a new record. A frozen dataclass's own ``__init__`` takes as long as all the rest of reading a line.
-_ASSIGN = [getattr(Record, each.name).__set__ for each in fields(Record)]
 _MOST_DIMENSIONS = 64  # NumPy's and PyTorch's
 _MOST_ELEMENTS = (1 << 63) - 1  # PyTorch's, on the device meta; NumPy's most bytes. NumPy leaves zero lengths out of the product
 

@@ -9,11 +9,12 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import xxhash
+from msgspec.structs import replace
 
 from accucompare.bundle.archive import ArchiveWriter, member_name
 from accucompare.bundle.manifest import BASELINES, PREVIOUS, Manifest, StepEntry, holds_bundle
@@ -27,6 +28,8 @@ from accucompare.text import storable
 
 #: How many bytes of tensors may wait to be written, by default: 1 GiB.
 QUEUE_BYTES = 1 << 30
+#: How many records, or bytes of tensors, wake the thread that writes: each time, it and the model wait for one interpreter.
+_BATCH_RECORDS, _BATCH_BYTES = 64, 1 << 20
 #: What makes two records' data and statistics equal: dtype, shape, digest.
 Content = tuple[str, tuple[int, ...], str | None]
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -154,13 +157,15 @@ class BundleWriter:
         self.tensors = tensors
         self._queue: deque[_Tensor | _EndStep | None] = deque()
         self._changed = threading.Condition()
+        self._due = False  # whether what is queued is to be written now
+        self._queued_bytes = 0  # since it was due last
         self._file: RecordFile | None = None
         self._announced: set[Content] = set()  # what the queue and the file of the current step hold, by the digests it came with
         self._fingerprints: dict[Content, dict[str, str]] = {}
         self._folder.mkdir(parents=True, exist_ok=True)
         manifest.write(self._manifest_path)
         self._thread = threading.Thread(target=self._run, name="accucompare-writer", daemon=True)
-        self.memory = HostMemory(queue_bytes, self._thread.is_alive)
+        self.memory = HostMemory(queue_bytes, self._wake)
         self._thread.start()
 
     def take(self, nbytes: int, allocate: Allocate) -> Lease:
@@ -198,14 +203,16 @@ class BundleWriter:
             if record.digest is not None and (array is not None or record.statistics is not None):
                 self._announced.add((record.dtype, record.shape, record.digest))
             self._queue.append(_Tensor(record, array, case_input, lease, ready))
-            self._changed.notify_all()
+            self._queued_bytes += 0 if array is None else array.nbytes
+            if self._queued_bytes >= _BATCH_BYTES or len(self._queue) >= _BATCH_RECORDS:
+                self._write_now()
 
     def end_step(self, step: int, partial: bool = False) -> None:
         """Queue the end of a step: what was added since the last end is renamed whole to ``step<step>``."""
         with self._changed:
             self._announced.clear()
             self._queue.append(_EndStep(step, partial))
-            self._changed.notify_all()
+            self._write_now()
 
     def write_state(self, records: list[tuple[Record, Callable[[], Array]]]) -> None:
         """Write the state that ``--like`` starts from, in the calling thread, one tensor in memory at a time.
@@ -233,9 +240,10 @@ class BundleWriter:
         """
         with self._changed:
             self._queue.append(None)
-            self._changed.notify_all()
+            self._write_now()
         while self._thread.is_alive():  # bounded waits, so that Ctrl-C gets through on every platform
             self._thread.join(timeout=0.2)
+        self.memory.leave()
         if self._queue:
             self.failure = self.failure or self._without_thread()
         if self.failure is not None:
@@ -275,8 +283,22 @@ class BundleWriter:
 
     def _take(self) -> _Tensor | _EndStep | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._queue)
+            self._due = self._due and bool(self._queue)
+            self._changed.wait_for(lambda: self._due and self._queue)
             return self._queue.popleft()
+
+    def _write_now(self) -> None:
+        """Wake the thread that writes, from within the lock."""
+        self._queued_bytes = 0
+        if not self._due:
+            self._due = True
+            self._changed.notify_all()
+
+    def _wake(self) -> bool:
+        """Let what is queued be written, for somebody waits for its memory; whether there is a thread that does."""
+        with self._changed:
+            self._write_now()
+        return self._thread.is_alive()
 
     def _finish_step(self, end: _EndStep) -> None:
         file = self._file or RecordFile(self._folder / f"step{end.step}", self.tensors)

@@ -11,6 +11,8 @@ from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
+import msgspec
+
 from accucompare.bundle.manifest import BASELINES, Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Error, Key, Record
@@ -96,7 +98,7 @@ def _with_errors(golden: Bundle, baseline: Bundle, records: Iterable[Record], pa
     for record in records:
         partner = partners.get(record.key)
         error = None if partner is None else _error(golden, partner, baseline, record)
-        yield replace(record, member=None, statistics=None, error=error)
+        yield msgspec.structs.replace(record, member=None, statistics=None, error=error)
 
 
 def _error(golden: Bundle, ours: Record, baseline: Bundle, theirs: Record) -> Error | None:

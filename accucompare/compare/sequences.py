@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -93,7 +94,9 @@ def numbered_as(golden: Iterable[Record], candidate: Iterable[Record], renamings
 def _numbered(record: Record, numbers: dict[tuple[_Call, str, int], int]) -> Record:
     name, number = record.operator
     new = numbers.get(((record.rank, record.step, record.name, record.call), name, number), number)
-    return record if new == number else replace(record, path=f"{name}#{new}{record.path.removeprefix(f'{name}#{number}')}")
+    if new == number:
+        return record
+    return msgspec.structs.replace(record, path=f"{name}#{new}{record.path.removeprefix(f'{name}#{number}')}")
 
 
 def _numbers(golden: list[_Step], candidate: list[_Step]) -> dict[tuple[str, int], int]:

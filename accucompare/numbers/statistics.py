@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -40,7 +40,7 @@ class Statistics:
     inf: Count
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"min": self.min, "max": self.max, "mean": self.mean, "l2": self.l2, "nan": self.nan, "inf": self.inf}
 
 
 @np.errstate(invalid="ignore")  # a signalling NaN is a value like any other here

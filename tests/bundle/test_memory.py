@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from accucompare.bundle import memory as module
 from accucompare.bundle.memory import HostMemory, Lease
 
 
@@ -135,3 +136,34 @@ def test_memory_that_cannot_be_had_is_not_counted() -> None:
     with pytest.raises(MemoryError):
         host.take(50, fails)
     assert host.held == 0
+
+
+def test_the_next_capture_uses_the_blocks_of_the_last_one() -> None:
+    host = memory(100)
+    lease = host.take(10, block)
+    release(lease)
+    host.leave()
+    assert memory(100).take(10, block).block is lease.block
+
+
+def test_two_captures_at_a_time_share_no_blocks() -> None:
+    host = memory(100)
+    release(host.take(10, block))
+    host.leave()
+    first, second = memory(100), memory(100)
+    assert (first.idle, second.idle) == (10, 0)
+
+
+def test_a_capture_with_a_smaller_bound_keeps_no_more_than_that() -> None:
+    host = memory(100)
+    release(host.take(60, block), host.take(10, block))
+    host.leave()
+    assert memory(20).idle <= 20
+
+
+def test_a_process_keeps_a_bounded_number_of_bytes_between_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT_BYTES", 50)
+    host = memory(1000)
+    release(*[host.take(20, block) for _ in range(5)])
+    host.leave()
+    assert memory(1000).idle == 40

@@ -8,12 +8,12 @@ import resource
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.bundle.archive import ArchiveWriter
@@ -199,7 +199,7 @@ def test_memory_is_released_when_its_tensor_is_written_and_not_before(tmp_path: 
     gate.set()
     writer.end_step(0)
     writer.close()
-    assert (writer.memory.held, writer.memory.idle) == (0, 16)
+    assert (writer.memory.held, BundleWriter(tmp_path / "c", Manifest()).memory.idle) == (0, 16)
 
 
 def test_equal_inputs_of_the_case_each_have_a_fingerprint(tmp_path: Path) -> None:
@@ -278,6 +278,31 @@ def test_no_more_than_the_bound_ever_waits_to_be_written(tmp_path: Path, gate: t
     writer.close()
     assert (producer.added, producer.most) == (20, 160)
     assert len(list(ac.open_bundle(tmp_path / "b").records())) == 20
+
+
+def test_small_records_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever the thread that writes is awake, the model's waits for the interpreter."""
+    writer = BundleWriter(tmp_path / "b", Manifest())
+    woken: list[int] = []
+    plain = writer._changed.notify_all
+    monkeypatch.setattr(writer._changed, "notify_all", lambda: (woken.append(1), plain()))
+    for number in range(20):
+        add(writer, f"a{number}", [number])
+    writer.end_step(0)
+    writer.close()
+    assert len(woken) <= 2  # at the step's end and at the capture's
+    assert len(list(ac.open_bundle(tmp_path / "b").records())) == 20
+
+
+def test_a_large_record_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = threading.Event()
+    plain = RecordFile.add
+    monkeypatch.setattr(RecordFile, "add", lambda *arguments: (plain(*arguments), written.set())[0])
+    writer = BundleWriter(tmp_path / "b", Manifest())
+    add(writer, "a", np.zeros(1 << 18))
+    assert written.wait(3600)
+    writer.end_step(0)
+    writer.close()
 
 
 def test_a_tensor_larger_than_the_bound_waits_alone(tmp_path: Path, gate: threading.Event) -> None:
@@ -404,7 +429,7 @@ def test_files_that_cannot_be_opened_leave_nothing_behind(tmp_path: Path, monkey
 def test_a_bug_in_the_writer_reaches_the_capture_as_an_error(tmp_path: Path) -> None:
     writer = BundleWriter(tmp_path / "b", Manifest())
     record, array, _ = item("a", [1.0])
-    writer.add(Record(**{**{name: getattr(record, name) for name in Record.__slots__}, "dtype": "float31"}), array)
+    writer.add(Record(**{**{name: getattr(record, name) for name in Record.__struct_fields__}, "dtype": "float31"}), array)
     with pytest.raises(CaptureError, match=r"b: writing failed \(KeyError: 'float31'\)"):
         writer.close()
     assert files(tmp_path / "b") == ["manifest.json"]

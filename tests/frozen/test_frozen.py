@@ -12,7 +12,6 @@ import re
 import sys
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.cli import cli

@@ -176,7 +176,7 @@ def test_nan_and_infinities_are_written_as_text(tmp_path: Path) -> None:
 def test_booleans_are_written_as_numbers(tmp_path: Path) -> None:
     row = pair("mask")
     assert row.golden is not None
-    golden = replace(row.golden, statistics=Statistics(False, True, 0.5, 1.0, 0, 0))
+    golden = msgspec.structs.replace(row.golden, statistics=Statistics(False, True, 0.5, 1.0, 0, 0))
     sheet = opened(tmp_path, comparison(replace(row, golden=golden)))["Layers"]
     assert (values(sheet, "golden min"), values(sheet, "golden max")) == ([0], [1])
 
@@ -208,7 +208,7 @@ def test_excel_is_told_that_columns_are_folded(tmp_path: Path) -> None:
 
 def test_steps_and_ranks_are_seen_where_there_are_several(tmp_path: Path) -> None:
     def seen(*steps: int) -> list[str]:
-        rows = [replace(pair("a"), golden=replace(record("a"), step=step)) for step in steps]
+        rows = [replace(pair("a"), golden=msgspec.structs.replace(record("a"), step=step)) for step in steps]
         sheet = opened(tmp_path, comparison(*rows))["Layers"]
         return [cell.value for cell in sheet[1] if not sheet.column_dimensions[cell.column_letter].hidden][:2]
 
