@@ -7,7 +7,6 @@ import io
 import os
 import signal
 import sys
-import traceback
 
 import click
 
@@ -92,5 +91,7 @@ def _discard_output() -> None:
 
 def _complain(message: str, debug: bool) -> None:
     if debug:
+        import traceback
+
         traceback.print_exc()
     click.echo(f"accucompare: {printable_lines(message)}", err=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,6 +151,8 @@ def overflow(log: Path, report: Path | None, quiet: bool) -> int:
 @contextlib.contextmanager
 def _bare_warnings() -> Iterator[None]:
     """Show a watch's findings without the source line that called it, which is none of the user's; what it logs comes at the end."""
+    import logging
+
     logging.getLogger("accucompare.watch").addHandler(logging.NullHandler())
     usual = warnings.formatwarning
 
