@@ -66,8 +66,8 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
                 patched.setenv(name, value)
             with pytest.raises(SystemExit) as ended:
                 main([str(argument) for argument in arguments])
-        told = capfd.readouterr()
-        return subprocess.CompletedProcess(list(map(str, arguments)), int(ended.value.code or 0), told.out, told.err)
+        printed = capfd.readouterr()
+        return subprocess.CompletedProcess(list(map(str, arguments)), int(ended.value.code or 0), printed.out, printed.err)
 
     yield run
     signal.signal(signal.SIGTERM, on_sigterm)

@@ -390,17 +390,17 @@ def test_help_imports_not_even_numpy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "explanation"),
     [
-        ("diff", "a culprit the place where an error is made"),
-        ("diff", "glue, code of a layer's own between its children"),
-        ("diff", "x limit is an error as a multiple of its limit, excess as one of the baseline's error"),
-        ("diff", "Fed is a candidate captured with --feed, each layer on golden's inputs"),
-        ("locate", "glue, code of a layer's own between its children"),
-        ("locate", "Its excess is its error as a multiple of what rounding makes there"),
-        ("capture", "fed with this capture (each layer given its inputs)"),
+        ("diff", "A culprit is the place where an error is made"),
+        ("diff", "glue (a layer's own code between its children)"),
+        ("diff", "x limit is the error as a multiple of its limit, excess as a multiple of the baseline's error"),
+        ("diff", "A fed candidate was captured with --feed: each layer ran on golden's inputs"),
+        ("locate", "glue (a layer's own code between its children)"),
+        ("locate", "Its excess is its error as a multiple of rounding's"),
+        ("locate", "Each layer runs on golden's inputs (it is fed)"),
     ],
 )
-def test_help_explains_the_words_that_it_and_the_answers_use(command: str, told: str) -> None:
+def test_help_explains_the_words_that_it_and_the_answers_use(command: str, explanation: str) -> None:
     done = CliRunner().invoke(commands, [command, "--help"])
-    assert told in " ".join(done.output.split())
+    assert explanation in " ".join(done.output.split())
