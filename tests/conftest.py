@@ -15,6 +15,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.forkserver import CLI, with_torch
+
 # A job that a script starts in the background ignores Ctrl-C, and so would all its children, whom some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -45,6 +47,16 @@ def process(tmp_path: Path) -> Run:
 
     def run(*arguments: str | Path, cwd: Path = tmp_path, **environment: str) -> subprocess.CompletedProcess[str]:
         return run_cli(*arguments, cwd=cwd, **environment)
+
+    return run
+
+
+@pytest.fixture
+def forked(tmp_path: Path) -> Run:
+    """As ``process``, forked from one that has imported torch: for what happens while a command runs, such as signals."""
+
+    def run(*arguments: str | Path, cwd: Path = tmp_path, **environment: str) -> subprocess.CompletedProcess[str]:
+        return with_torch()(CLI, *arguments, cwd=cwd, variables={**os.environ, "COLUMNS": "100", **environment})
 
     return run
 

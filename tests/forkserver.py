@@ -23,12 +23,10 @@ from typing import NoReturn
 
 ROOT = Path(__file__).parent.parent
 CLI = "from accucompare.cli import main; main()"
-#: What most commands import, and what the fixtures' models are made of.
-MODULES = (
-    "accucompare.locate",
-    "accucompare.recorder.capture_case",
-    "accucompare.report.terminal",
-    "accucompare.watcher.watch_case",
+#: What most commands import.
+MODULES = ("accucompare.locate", "accucompare.recorder.capture_case", "accucompare.report.terminal", "accucompare.watcher.watch_case")
+#: What the fixtures' models are made of.
+MODELS = (
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
     "transformers.models.t5.modeling_t5",
@@ -40,15 +38,16 @@ class Forkserver:
 
     Args:
         variables: its environment, and so what is read while it imports.
+        modules: what it imports.
     """
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
+    def __init__(self, variables: Mapping[str, str], modules: tuple[str, ...] = MODULES) -> None:
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
         self._folder = tempfile.TemporaryDirectory(prefix="forkserver.")
         command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.forkserver import serve; serve()"]
         self._process = subprocess.Popen(
-            [*command, str(requests), str(answers)], env=dict(variables), stdin=subprocess.DEVNULL, pass_fds=(requests, answers)
+            [*command, str(requests), str(answers), *modules], env=dict(variables), stdin=subprocess.DEVNULL, pass_fds=(requests, answers)
         )
         os.close(requests)
         os.close(answers)
@@ -67,8 +66,8 @@ class Forkserver:
 
 def serve() -> None:
     """Fork for each line of requests, and answer with the child's exit code."""
-    requests, answers = map(int, sys.argv[1:])
-    for module in MODULES:
+    requests, answers = map(int, sys.argv[1:3])
+    for module in sys.argv[3:]:
         importlib.import_module(module)
     with os.fdopen(requests) as lines:
         for line in lines:
@@ -106,8 +105,14 @@ def _become(program: str, argv: list[str], cwd: str, variables: dict[str, str], 
 
 
 @cache
+def with_torch() -> Callable[..., CompletedProcess[str]]:
+    """The ``run`` of a server without any device; one for each process that tests."""
+    return Forkserver({**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}).run
+
+
+@cache
 def simulated_npu() -> Callable[..., CompletedProcess[str]]:
     """The ``run`` of a server where there is a simulated NPU; one for each process that tests."""
     from fixtures.simnpu.launcher import environment
 
-    return Forkserver(environment({**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"})).run
+    return Forkserver(environment({**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}), MODULES + MODELS).run
