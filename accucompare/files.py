@@ -5,11 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
-import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -136,11 +133,14 @@ def _write_aside(path: Path, write: Callable[[Path], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():  # as only a link in a circle still is
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    replace_whole(path, path.with_name(f".accucompare-{secrets.token_hex(6)}.part"), write)
+    replace_whole(path, path.with_name(f".accucompare-{os.urandom(6).hex()}.part"), write)
 
 
 def _write_through(path: Path, write: Callable[[Path], object]) -> None:
     """Write elsewhere, for what a report is written with wants to go back in its file, and copy the bytes."""
+    import shutil
+    import tempfile  # both take longer to load than everything else that help needs
+
     number = _descriptor(path)
     with tempfile.TemporaryDirectory(prefix="accucompare.") as folder:
         whole = Path(folder) / "whole"

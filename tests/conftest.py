@@ -15,6 +15,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.forkserver import CLI, with_torch
+
 # A job that a script starts in the background ignores Ctrl-C, and so would all its children, whom some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -50,6 +52,16 @@ def process(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
+def forked(tmp_path: Path) -> Run:
+    """As ``process``, forked from one that has imported torch: for what happens while a command runs, such as signals."""
+
+    def run(*arguments: str | Path, cwd: Path = tmp_path, **environment: str) -> subprocess.CompletedProcess[str]:
+        return with_torch()(CLI, *arguments, cwd=cwd, variables={**os.environ, "COLUMNS": "100", **environment})
+
+    return run
+
+
+@pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
     """``cli("diff", "golden", "npu")`` runs in the test's own directory, and in this process; ``environment`` is set meanwhile."""
     from accucompare.cli import main
@@ -66,8 +78,8 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
                 patched.setenv(name, value)
             with pytest.raises(SystemExit) as ended:
                 main([str(argument) for argument in arguments])
-        told = capfd.readouterr()
-        return subprocess.CompletedProcess(list(map(str, arguments)), int(ended.value.code or 0), told.out, told.err)
+        printed = capfd.readouterr()
+        return subprocess.CompletedProcess(list(map(str, arguments)), int(ended.value.code or 0), printed.out, printed.err)
 
     yield run
     signal.signal(signal.SIGTERM, on_sigterm)

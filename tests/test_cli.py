@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from accucompare.cli import cli as commands
-from tests.conftest import Run, run_cli
+from tests.conftest import Run
+from tests.forkserver import CLI, with_torch
 
 CASE = """
 import os, signal
@@ -107,7 +108,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("other", "case.py:other"),
         ("odd", "case.py:odd_names"),
     ):
-        done = run_cli("capture", *arguments, "--out", out, cwd=folder)
+        done = with_torch()(CLI, "capture", *arguments, "--out", out, cwd=folder, variables=os.environ)
         assert done.returncode == 0, done.stderr
     return folder
 
@@ -336,26 +337,26 @@ def test_debug_shows_the_traceback(folder: Path, cli: Run) -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), [("interrupted", 130), ("terminated", 130), ("killed", -9)])
-def test_stopped_capture_leaves_its_finished_steps_readable(folder: Path, process: Run, tmp_path: Path, name: str, code: int) -> None:
-    done = process("capture", folder / f"case.py:{name}", "--out", "stopped")
+def test_stopped_capture_leaves_its_finished_steps_readable(folder: Path, forked: Run, tmp_path: Path, name: str, code: int) -> None:
+    done = forked("capture", folder / f"case.py:{name}", "--out", "stopped")
     assert done.returncode == code
     clean(done)
     manifest = json.loads((tmp_path / "stopped" / "manifest.json").read_text())
     assert not manifest["complete"]
-    shown = process("show", "stopped", "inner", "--step", "1")
+    shown = forked("show", "stopped", "inner", "--step", "1")
     assert shown.returncode == 0, shown.stderr
     if code == 130:
         assert "interrupted" in done.stderr
         assert not list((tmp_path / "stopped").rglob("*.part"))
 
 
-def test_full_disk_is_one_clear_message_and_finished_steps_stay(folder: Path, process: Run, tmp_path: Path) -> None:
-    done = process("capture", folder / "case.py:disk_full", "--out", "full")
+def test_full_disk_is_one_clear_message_and_finished_steps_stay(folder: Path, forked: Run, tmp_path: Path) -> None:
+    done = forked("capture", folder / "case.py:disk_full", "--out", "full")
     assert done.returncode == 2
     assert "cannot be written (File too large)" in clean(done)
     assert "2 finished step(s) in full stay readable" in done.stderr
     assert not list((tmp_path / "full").rglob("*.part"))
-    assert process("show", "full", "inner", "--step", "1").returncode == 0
+    assert forked("show", "full", "inner", "--step", "1").returncode == 0
 
 
 def test_unwritable_report_is_one_clear_message(folder: Path, cli: Run, tmp_path: Path) -> None:
@@ -390,17 +391,17 @@ def test_help_imports_not_even_numpy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "explanation"),
     [
-        ("diff", "a culprit the place where an error is made"),
-        ("diff", "glue, code of a layer's own between its children"),
-        ("diff", "x limit is an error as a multiple of its limit, excess as one of the baseline's error"),
-        ("diff", "Fed is a candidate captured with --feed, each layer on golden's inputs"),
-        ("locate", "glue, code of a layer's own between its children"),
-        ("locate", "Its excess is its error as a multiple of what rounding makes there"),
-        ("capture", "fed with this capture (each layer given its inputs)"),
+        ("diff", "A culprit is the place where an error is made"),
+        ("diff", "glue (a layer's own code between its children)"),
+        ("diff", "x limit is the error as a multiple of its limit, excess as a multiple of the baseline's error"),
+        ("diff", "A fed candidate was captured with --feed: each layer ran on golden's inputs"),
+        ("locate", "glue (a layer's own code between its children)"),
+        ("locate", "Its excess is its error as a multiple of rounding's"),
+        ("locate", "Each layer runs on golden's inputs (it is fed)"),
     ],
 )
-def test_help_explains_the_words_that_it_and_the_answers_use(command: str, told: str) -> None:
+def test_help_explains_the_words_that_it_and_the_answers_use(command: str, explanation: str) -> None:
     done = CliRunner().invoke(commands, [command, "--help"])
-    assert told in " ".join(done.output.split())
+    assert explanation in " ".join(done.output.split())

@@ -20,7 +20,8 @@ from accucompare.cli.watch import _bare_warnings
 from accucompare.errors import NonFiniteWarning
 from accucompare.findings.events import End, Event, Finding, Frames, Start, Step
 from accucompare.findings.log import read_log
-from tests.conftest import ROOT, Run, run_cli
+from tests.conftest import ROOT, Run
+from tests.forkserver import CLI, with_torch
 from tests.watcher.served import Served
 
 CASE = """
@@ -91,7 +92,7 @@ def served(folder: Path) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def planted(folder: Path) -> subprocess.CompletedProcess[str]:
     """A watch of a case with a NaN, in a process of its own."""
-    return run_cli("watch", "--out", "planted", cwd=folder, OMP_NUM_THREADS="1")
+    return with_torch()(CLI, "watch", "--out", "planted", cwd=folder, variables={**os.environ, "COLUMNS": "100"})
 
 
 def log(folder: Path, out: str) -> list[Event]:
@@ -112,8 +113,8 @@ def reason(events: list[Event]) -> str:
     return events[-1].reason
 
 
-def test_a_training_that_stays_finite(folder: Path) -> None:
-    done = run_cli("watch", "fixtures/gpt2.py:training", "--steps", "3", "--out", "gpt2", cwd=folder, OMP_NUM_THREADS="1")
+def test_a_training_that_stays_finite(folder: Path, served: Served) -> None:
+    done = served("watch", "fixtures/gpt2.py:training", "--steps", "3", "--out", "gpt2")
     assert (done.returncode, done.stdout) == (
         0,
         "FINITE  gpt2: everything was finite in 3 watched steps\nmore: accucompare overflow gpt2\n",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -155,7 +154,7 @@ def test_goldens_own_baseline_judges_where_the_code_is_another(cli: Run, folder:
     assert kept < 60_000
 
 
-def test_a_baseline_is_made_by_the_python_that_has_goldens_versions(process: Run, folder: Path) -> None:
+def test_a_baseline_is_made_by_the_python_that_has_goldens_versions(cli: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two releases of a library, the second with a fault: made by the second, the baseline would have it, too."""
     for version, scale in (("1", "1.0"), ("2", "1.01")):
         (folder / version).mkdir()
@@ -170,16 +169,17 @@ def test_a_baseline_is_made_by_the_python_that_has_goldens_versions(process: Run
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={folder / "1"}:$PYTHONPATH exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    paths = {version: f"{folder / version}:{os.environ.get('PYTHONPATH', '')}" for version in "12"}
-    done = process("capture", "model.py", "--out", "golden", "--save-state", cwd=folder, PYTHONPATH=paths["1"])
+    monkeypatch.syspath_prepend(folder / "1")
+    done = cli("capture", "model.py", "--out", "golden", "--save-state", cwd=folder)
     assert done.returncode == 0, done.stderr
-    command = ["locate", "model.py", "--device", "cpu", "--golden", "golden", "--dtype", "bfloat16", "--json", "found.json", "--overwrite"]
-    alone = process(*command, cwd=folder, PYTHONPATH=paths["2"])
-    assert "no baseline: lib is 1 in golden, 2 here" in alone.stderr
-    assert alone.returncode == 2  # 1 % is below what fixed limits see in bfloat16
-    done = process(*command, "--golden-python", python, cwd=folder, PYTHONPATH=paths["2"])
-    found = json.loads((folder / "found.json").read_text())
-    assert (done.returncode, found["answer"], found["culprits"][0]["place"]) == (1, "bug", "1"), done.stdout
+    monkeypatch.delitem(sys.modules, "lib")
+    monkeypatch.syspath_prepend(folder / "2")
+    options = ["model.py", "--golden", "golden", "--dtype", "bfloat16"]
+    alone = located(cli, folder, *options)
+    assert "no baseline: lib is 1 in golden, 2 here" in alone["stderr"]
+    assert alone["code"] == 2  # 1 % is below what fixed limits see in bfloat16
+    found = located(cli, folder, *options, "--golden-python", python)
+    assert (found["code"], found["answer"], found["culprits"][0]["place"]) == (1, "bug", "1"), found["stdout"]
 
 
 def test_a_golden_python_that_cannot_capture_is_told_at_once(cli: Run, folder: Path) -> None:

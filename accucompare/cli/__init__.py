@@ -1,4 +1,4 @@
-"""The command line. What a command needs is imported when it runs, so that ``--help`` is instant."""
+"""The command line. A command imports what it needs when it runs, so that ``--help`` is instant."""
 
 from accucompare.cli import commands as commands  # each adds its commands to the group
 from accucompare.cli import watch as watch

@@ -1,4 +1,4 @@
-"""The commands: parse, call, print, exit code. What they need is imported when they run, so that ``--help`` is instant."""
+"""The commands: parse, call, print, exit code. Each imports what it needs when it runs, so that ``--help`` is instant."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
         "accucompare capture model.py --out golden --mode stats      # digests and statistics, no tensors",
         "accucompare capture model.py --out golden --save-state      # weights and inputs too, then elsewhere:",
         "accucompare capture model.py --device npu --like golden     # same weights, inputs, seed, selection",
-        "accucompare capture model.py --like golden --map 'encoder.layer.*=layers.*'   # its layers are called otherwise",
+        "accucompare capture model.py --like golden --map 'encoder.layer.*=layers.*'   # its layers have other names",
         "accucompare capture model.py --device npu --dtype bfloat16 --feed golden --out npu-fed",
-        "accucompare capture model.py --dtype float64 --feed npu --out answers    # what should each layer have given?",
-        "accucompare capture model.py --out golden --round-weights bfloat16       # the weights that bfloat16 has",
+        "accucompare capture model.py --dtype float64 --feed npu --out answers    # the exact output of each layer",
+        "accucompare capture model.py --out golden --round-weights bfloat16       # the weights of a bfloat16 run",
         "accucompare capture model.py --out ops --level op --only encoder.0.attention  # and its operators",
         "accucompare capture model.py --device npu --repeat 2        # does it agree with itself?",
     )
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @option.dtype()
 @option.round_weights
 @option.mode
-@option.level("op: record every operator in the code of the layers chosen by --only, too, with its source line.")
+@option.level("op: also record every operator in the code of the layers chosen by --only, with its source line.")
 @option.out("Directory to write.  [default: the device's type]")
 @option.seed()
 @option.steps()
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 @option.like
 @option.feed
 @option.maps
-@option.force("Feed from a golden of other weights or of another class of model, too.")
-@option.repeat("Capture so many times from scratch, into DIR, DIR/repeat1, …, to see whether the device agrees with itself.")
+@option.force("Feed even from a golden with other weights, or of another model class.")
+@option.repeat("Number of captures, each from scratch, into DIR, DIR/repeat1, …: does the device agree with itself?")
 @option.deterministic
 @option.hf32()
 @option.tf32()
@@ -80,19 +80,18 @@ def capture(
     quiet: bool,
     **options: Any,
 ) -> int:
-    """Run CASE and record what every layer takes and gives.
+    """Run CASE and record the inputs and outputs of every layer.
 
     CASE is file.py[:callable] or package.module[:callable]; the callable, `case` if not named, returns an accucompare.Case.
     Without CASE, [tool.accucompare] case of the nearest pyproject.toml is run, or else ./case.py.
     """
-    from accucompare.devices import DeviceName
+    from accucompare.bundle.writer import refuse_directory
+    from accucompare.devices import DeviceName, open_device
 
     name = DeviceName.parse(device)
     directory = out if out is not None else Path(name.type)
-    _refuse_existing(directory, options["overwrite"])
+    refuse_directory(directory, options["overwrite"])  # before torch is imported and the model built
     precisions = _precisions(with_baseline, baseline_tensors, options)
-    from accucompare.devices import open_device
-
     open_device(name)  # before anything else imports torch
     from accucompare.recorder.capture_case import capture_case, repeat_of
     from accucompare.recorder.options import CaptureOptions
@@ -101,7 +100,7 @@ def capture(
     from accucompare.report.terminal import print_capture
 
     with progress_bar("capturing", "steps", quiet) as progress, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "accucompare could not record")  # it is said below
+        warnings.filterwarnings("ignore", "accucompare could not record")  # reported below
         asked = CaptureOptions(queue_bytes=queue, **options)
         capture_case(case, directory, name, asked, dtype=dtype, round_weights=round_weights, repeat=repeat, progress=progress)
     written = [repeat_of(directory, run) for run in range(repeat)]
@@ -147,13 +146,13 @@ def capture(
 @option.keep_going
 @option.quiet()
 def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | None, quiet: bool, **options: Any) -> int:
-    """Compare the bundle CANDIDATE with the bundle GOLDEN, layer by layer, and write an Excel report.
+    """Compare two bundles, layer by layer, and write an Excel report.
 
-    Without any tolerance, the baseline judges, or else a relative L2 limit for each dtype (float32 1e-4, float16 1e-2, bfloat16 5e-2).
+    Without a tolerance option, the baseline judges, or else a relative L2 limit for each dtype (float32 1e-4, float16 1e-2, bfloat16 5e-2).
 
-    What it prints, in short: a row is a pair of records (or one without partner), a culprit the place where an error is made: a layer, or
-    glue, code of a layer's own between its children. x limit is an error as a multiple of its limit, excess as one of the baseline's error.
-    Fed is a candidate captured with --feed, each layer on golden's inputs, so that each error is its own.
+    Words in the output: a row is a pair of records, or a record without partner. A culprit is the place where an error is made: a layer, or
+    glue (a layer's own code between its children). x limit is the error as a multiple of its limit, excess as a multiple of the baseline's
+    error. A fed candidate was captured with --feed: each layer ran on golden's inputs, so each error is the layer's own.
     """
     from accucompare.api import diff as compare
     from accucompare.report.console import progress_bar
@@ -172,7 +171,7 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
         "accucompare locate model.py --device npu --dtype bfloat16      # makes golden itself, on the CPU",
         "accucompare locate ported.py --device cpu --golden golden/     # is the bug in the code that was ported?",
         "accucompare locate model.py --device cpu --golden golden/ --golden-python old/bin/python  # or in another release?",
-        "accucompare locate ported.py --device cpu --golden golden/ --map auto     # which calls its layers otherwise",
+        "accucompare locate ported.py --device cpu --golden golden/ --map auto     # its layers have other names",
         "accucompare locate model.py --device npu --ops                 # and in which operator, on which line?",
         "",
         "Exit code: 0 rounding, 1 a bug, 2 trouble.",
@@ -188,17 +187,17 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
 @option.out("Directory for bundles.", "locate")
 @option.seed("golden's, or 0")
 @option.steps("golden's, or one for each of the case's inputs")
-@option.repeat("Run the device, and golden if it is made, so often: does each agree with itself?")
+@option.repeat("Number of runs of the candidate, and of golden if it is made here: does each agree with itself?")
 @option.only()
 @option.skip
 @option.ops
-@option.hf32("Let an NPU round what goes into float32 products; otherwise it may not while this runs.", may_forbid=False)
+@option.hf32("Let an NPU round the operands of float32 products; without this it is forbidden here.", may_forbid=False)
 @option.tf32("The same for a GPU.", may_forbid=False)
 @option.deterministic
 @option.report("DIR")
 @option.json
 @option.overwrite("Replace the bundles of an earlier run.")
-@option.force("Go on although golden has other weights.")
+@option.force("Go on even if golden has other weights.")
 @option.quiet("the answer only")
 def locate(
     case: str | None,
@@ -216,11 +215,13 @@ def locate(
     quiet: bool,
     **options: Any,
 ) -> int:
-    """Run CASE on a device and say whether it differs from golden by rounding or by a bug, and in which layer the bug is.
+    """Run CASE on a device: does it differ by rounding, or by a bug?
 
-    Each layer is given golden's inputs (it is fed), so that its error is its own, and is judged by what rounding alone does to it on the
-    CPU. A culprit is the place where an error is made: a layer, or glue, code of a layer's own between its children. Its excess is its
-    error as a multiple of what rounding makes there.
+    If by a bug, in which layer?
+
+    Each layer runs on golden's inputs (it is fed), so its error is its own; it is judged by the error that rounding alone makes there on
+    the CPU. A culprit is the place where an error is made: a layer, or glue (a layer's own code between its children). Its excess is its
+    error as a multiple of rounding's.
     """
     from accucompare.devices import DeviceName
 
@@ -262,7 +263,7 @@ def locate(
 @option.slices
 @option.save
 def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, **place: Any) -> int:
-    """List the records of BUNDLE, or print one tensor's values and statistics.
+    """List the records of BUNDLE, or print the values of one.
 
     NAME is a layer's qualified name; the model itself is '(root)'. A glob, such as 'encoder.*', lists the records of the layers that match.
     """
@@ -285,15 +286,15 @@ def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, 
 @cli.command(
     epilog=examples(
         "accucompare verify golden",
-        "accucompare verify npu/ --quiet         # after it was copied, say",
+        "accucompare verify npu/ --quiet         # for instance after a copy",
         "",
-        "Exit code: 0 every byte is as it was written, 2 it is damaged or incomplete.",
+        "Exit code: 0 every byte is as it was written, 2 the bundle is damaged or incomplete.",
     )
 )
 @click.argument("bundle", type=click.Path(path_type=Path))
 @option.quiet()
 def verify(bundle: Path, quiet: bool) -> int:
-    """Read all of BUNDLE, every rank, step and record, and say whether it is as it was written."""
+    """Read all of BUNDLE and check that it is as it was written."""
     from accucompare.bundle.reader import open_bundle
     from accucompare.bundle.verification import verify as read_all
     from accucompare.report.console import progress_bar, reader_may_leave
@@ -313,19 +314,19 @@ def verify(bundle: Path, quiet: bool) -> int:
         "accucompare doctor --json > doctor.json         # to attach to a question",
         "accucompare doctor --device npu --quiet         # does the NPU work?",
         "",
-        "Exit code: 0 nothing is wrong, 2 trouble: a package is missing, too old or broken, an installed",
-        "torch does not work even on the CPU, or the device named by --device is not available. Without",
-        "--device, that there is no GPU, no NPU or no torch is none.",
+        "Exit code: 0 no trouble; 2 a package is missing, too old or broken, an installed torch does not",
+        "work on the CPU, or the device named by --device is not available. A missing GPU, NPU or torch",
+        "is trouble only if --device was given.",
     )
 )
-@option.device("Look for this device only, such as npu or cuda:1.  [default: cpu, cuda and npu]", default=None)
+@option.device("Examine this device only, such as npu or cuda:1.  [default: cpu, cuda and npu]", default=None)
 @option.timeout
 @option.as_json
 @option.quiet()
 def doctor(device: str | None, timeout: float, as_json: bool, quiet: bool) -> int:
-    """Say what this machine offers, what is wrong with it, and the cure.
+    """Show what this machine offers, what is wrong, and the cure.
 
-    Versions, the kernel in use, devices, flags and environment variables that make numbers differ. Each device is really used.
+    Lists versions, the kernel in use, devices, and the flags and environment variables that change numbers. Each device is tried.
     """
     from accucompare.devices import DeviceName
     from accucompare.doctor import examine
@@ -340,7 +341,7 @@ def _precisions(with_baseline: str | None, tensors: bool, options: dict[str, Any
     """The baselines to make after a capture."""
     if with_baseline is None:
         if tensors:
-            raise UsageError("--baseline-tensors: says what to keep of the baselines that --with-baseline makes; give both")
+            raise UsageError("--baseline-tensors: needs --with-baseline, whose baselines it keeps")
         return ()
     for name in ("feed", "mode"):
         if options[name] not in (None, Mode.TENSORS):
@@ -351,19 +352,12 @@ def _precisions(with_baseline: str | None, tensors: bool, options: dict[str, Any
 
 
 def _announcer(quiet: bool) -> Callable[[str], None]:
-    """Says on stderr what is done, unless nobody wants to know."""
+    """Prints what is done to stderr, unless quiet."""
     return (lambda doing: None) if quiet else (lambda doing: click.echo(f"… {printable(doing)}", err=True))
 
 
-def _refuse_existing(directory: Path, overwrite: bool) -> None:
-    """Say at once, before torch is imported and the model built, that something is in the way."""
-    from accucompare.bundle.writer import refuse_directory
-
-    refuse_directory(directory, overwrite)
-
-
 def _refuse_incomplete(path: Path, rank: int) -> None:
-    """Say that a capture ran to its end, and yet what it wrote is not whole."""
+    """Raise CaptureError if a capture ran to its end but its bundle is incomplete."""
     from accucompare.bundle.reader import open_bundle
 
     with open_bundle(path) as bundle:
@@ -379,7 +373,7 @@ def _conclude(comparison: Comparison, report: Path, json_path: Path | None, quie
 
     try:
         comparison.to_excel(report)
-    finally:  # each is written, whether or not the other can be
+    finally:  # written even if the other could not be
         if json_path is not None:
             comparison.to_json(json_path)
     on_stdout = any(path is not None and is_stdout(path) for path in (report, json_path))

@@ -1,4 +1,4 @@
-"""The group of all commands, their exit codes, and what happens when one fails."""
+"""The group of all commands, their exit codes, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import os
 import signal
 import sys
-import traceback
 
 import click
 
@@ -49,22 +48,22 @@ def main(arguments: list[str] | None = None) -> None:
     except click.exceptions.Exit as error:
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:
-        told = (error.__cause__ or error).args  # click's Abort comes from the interrupt, which says what was done until then
-        _complain("; ".join(["interrupted", *map(str, told[:1])]), debug)
+        progress = (error.__cause__ or error).args  # click's Abort comes from the interrupt, whose text says what was done until then
+        _complain("; ".join(["interrupted", *map(str, progress[:1])]), debug)
         code = INTERRUPTED
     except click.ClickException as error:
         error.show()
-    except BundleError as error:  # what it names comes from a file, and must not make lines of its own
+    except BundleError as error:  # the names in it come from a file, and must not add lines
         _complain(printable(str(error)), debug)
     except AccucompareError as error:
         _complain(str(error), debug)
-    except SystemExit as error:  # of code of the user's that is run, say while it is imported: never our own exit code
+    except SystemExit as error:  # raised by the user's code; never our own exit code
         _complain(f"the code that was run ended with sys.exit({error.code!r})", debug)
     except BrokenPipeError:  # the reader of a pipe has gone
         _discard_output()
     except Exception as error:
         message = f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug"
-        if isinstance(error, OSError) and error.filename is None:  # standard output's, for a file's is one of our errors by now
+        if isinstance(error, OSError) and error.filename is None:  # of standard output: a file's would be a ReportError
             _discard_output()
             message = f"standard output cannot be written ({error.strerror})"
         _complain(message, debug)
@@ -76,21 +75,23 @@ def _interrupt(signum: int, frame: object) -> None:
 
 
 def _open_streams() -> None:
-    """Let what is printed never be the reason why a command fails: streams take every character, and a closed one goes nowhere."""
+    """Keep printing from failing: unknown characters are replaced, and a closed stream becomes the null device."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
-        if stream is None:  # closed by the caller (>&-): the lowest descriptor is free, which no other file may get
+        if stream is None:  # closed by the caller (>&-); its descriptor must not go to another file
             setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper) and mode == "w":
             stream.reconfigure(errors="replace")
 
 
 def _discard_output() -> None:
-    """Let what is left to print go nowhere, so that Python does not fail at it while it exits."""
+    """Drop what is left to print, so that Python does not fail at it on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, debug: bool) -> None:
     if debug:
+        import traceback
+
         traceback.print_exc()
     click.echo(f"accucompare: {printable_lines(message)}", err=True)

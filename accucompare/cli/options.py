@@ -1,4 +1,4 @@
-"""Every option of the command line, once; what differs between commands, such as the help, they give. And how help shows examples."""
+"""Every option of the command line, declared once. What differs between commands, such as the help text, is a parameter."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
 
 
 _PATH = click.Path(path_type=Path)
-_HF32 = "Let an NPU round what goes into float32 products to HF32.  [default: as it is]"
+_HF32 = "Let an NPU round the operands of float32 products to HF32.  [default: its own setting]"
 
 # What runs, and how.
 case = click.argument("case", required=False)
@@ -96,27 +96,27 @@ def hf32(help: str = _HF32, may_forbid: bool = True) -> Callable[[F], F]:
     return _permission("hf32", help, may_forbid)
 
 
-def tf32(help: str = "The same for TF32 on a GPU.  [default: as it is]", may_forbid: bool = True) -> Callable[[F], F]:
+def tf32(help: str = "The same for TF32 on a GPU.  [default: its own setting]", may_forbid: bool = True) -> Callable[[F], F]:
     return _permission("tf32", help, may_forbid)
 
 
-deterministic = click.option("--deterministic", is_flag=True, help="Use deterministic algorithms where the device has such.")
+deterministic = click.option("--deterministic", is_flag=True, help="Use deterministic algorithms where the device has them.")
 emulate = click.option(
     "--emulate",
     type=_OneOf(Precision),
-    help="On the CPU: round what goes into products to this format, to see the size of error to expect of it.",
+    help="On the CPU: round the operands of products to this format, to see how large an error it makes.",
 )
 round_weights = click.option(
     "--round-weights",
     type=_OneOf(RoundedType),
-    help="Round weights, buffers and floating inputs to this type first; they keep their own.  [default: as --like or --feed]",
+    help="First round weights, buffers and floating inputs to this type; they keep their dtype.  [default: as in --like or --feed]",
 )
 mode = click.option(
     "--mode",
     type=_OneOf(Mode),
     default=Mode.TENSORS.value,
     show_default=True,
-    help="Keep every distinct tensor, or only digests and statistics: a bundle of a few kilobytes.",
+    help="Keep every distinct tensor, or only digests and statistics, a few kilobytes.",
 )
 save_state = click.option("--save-state", is_flag=True, help="Save weights and inputs too, for --like.")
 with_baseline = click.option(
@@ -124,12 +124,11 @@ with_baseline = click.option(
     is_flag=False,
     flag_value="float32,bfloat16",
     metavar="[PRECISION,…]",
-    help="Then run CASE fed with this capture (each layer given its inputs) for candidates of each precision (float32, bfloat16, "
-    "float16, hf32, tf32), and keep how large an error rounding alone makes. locate and diff judge by it, wherever they run.  "
-    "[without a list: float32,bfloat16]",
+    help="Afterwards run CASE in each precision (float32, bfloat16, float16, hf32, tf32), every layer on this capture's inputs, and keep "
+    "how large an error rounding alone makes. locate and diff judge by it on any machine.  [without a list: float32,bfloat16]",
 )
 baseline_tensors = click.option(
-    "--baseline-tensors", is_flag=True, help="With --with-baseline, keep what the layers computed, too, not only the errors."
+    "--baseline-tensors", is_flag=True, help="With --with-baseline: keep the baselines' tensors, not only their errors."
 )
 like = click.option(
     "--like",
@@ -141,7 +140,7 @@ feed = click.option(
     "--feed",
     type=_PATH,
     metavar="GOLDEN",
-    help="Give every layer golden's inputs, and its caller golden's outputs, so that what is recorded shows each layer's own error.",
+    help="Give every layer golden's inputs, and its caller golden's outputs. The records then show each layer's own error.",
 )
 queue = click.option("--queue", type=_Size(), default="1GiB", show_default=True, help="Most bytes of tensors that may wait to be written.")
 
@@ -149,40 +148,42 @@ queue = click.option("--queue", type=_Size(), default="1GiB", show_default=True,
 
 
 def only(verb: str = "Compare") -> Callable[[F], F]:
-    return click.option("--only", multiple=True, metavar="GLOB", help=f"{verb} only the layers that match; may be repeated.")
+    return click.option("--only", multiple=True, metavar="GLOB", help=f"{verb} only the layers that match. Can be given several times.")
 
 
-skip = click.option("--skip", multiple=True, metavar="GLOB", help="Leave out the layers that match; may be repeated.")
+skip = click.option("--skip", multiple=True, metavar="GLOB", help="Leave out the layers that match. Can be given several times.")
 maps = click.option(
     "--map",
     multiple=True,
     metavar="OLD=NEW",
-    help="Golden's layer OLD is the candidate's NEW; globs, or re:REGEX=NEW. auto: find out. May be repeated.",
+    help="Golden's layer OLD is NEW in the candidate; globs, or re:REGEX=NEW. auto finds the names. Can be given several times.",
 )
 golden = click.option("--golden", type=_PATH, metavar="BUNDLE", help="The trusted bundle.  [default: made on the CPU]")
 golden_case = click.option(
     "--golden-case",
     metavar="CASE",
-    help="The case that golden is of: the baseline's, and golden's own if it is made here.  [default: as golden says, or CASE]",
+    help="The case that golden is captured from, and its baseline.  [default: the one recorded in golden, or CASE]",
 )
 golden_python = click.option(
     "--golden-python",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="PATH",
-    help="Python of the environment that golden was captured in; it makes the baseline, and golden's operators, in a process of its own.",
+    help="Python interpreter of golden's environment: it captures the baseline, and golden's operators.",
 )
-ops = click.option("--ops", is_flag=True, help="Then say which operator of the culprit it is, with its source line; report in …-ops.xlsx.")
+ops = click.option("--ops", is_flag=True, help="Then find the operator of the culprit, with its source line; its report is …-ops.xlsx.")
 baseline = click.option(
-    "--baseline", type=_PATH, metavar="BUNDLE", help="A trusted device's bundle in CANDIDATE's precision, which shows the error to expect."
+    "--baseline", type=_PATH, metavar="BUNDLE", help="A trusted device's bundle in CANDIDATE's precision: it shows the error to expect."
 )
 atol = click.option("--atol", type=float, help="Largest |candidate - golden|, on top of rtol * |golden|.")
 rtol = click.option("--rtol", type=float, help="Largest |candidate - golden| / |golden|, on top of atol.")
 rel_l2 = click.option("--rel-l2", type=float, help="Largest relative L2 error of a tensor.")
 cosine = click.option("--cosine", type=float, help="Smallest cosine similarity of a tensor, such as 0.999.")
 tolerances = click.option("--tolerances", type=_PATH, metavar="TOML", help="Limits by layer, type, role and dtype.")
-verify = click.option("--verify", is_flag=True, help="Read and verify equal tensors too; by default equal digests are believed.")
-workers = click.option("--workers", type=click.IntRange(1), help="Threads that read and measure.  [default: one a processor]")
-keep_going = click.option("--keep-going", is_flag=True, help="Compare the other records when some cannot be read (still exit code 2).")
+verify = click.option("--verify", is_flag=True, help="Also read tensors whose digests are equal; by default they count as equal.")
+workers = click.option("--workers", type=click.IntRange(1), help="Threads that read and measure.  [default: one per processor]")
+keep_going = click.option(
+    "--keep-going", is_flag=True, help="Compare the other records when some cannot be read (the exit code is still 2)."
+)
 
 # What is shown and written.
 
@@ -203,7 +204,7 @@ call = click.option("--call", type=click.IntRange(0), default=0, show_default=Tr
 role = click.option(  # values of Role, which would need NumPy
     "--role", type=click.Choice(["input", "output", "computed_buffer", "op_input", "op_output"]), default="output", show_default=True
 )
-path = click.option("--path", help="Place in a nested value, as the list of records shows it.")
+path = click.option("--path", help="Path in a nested value, as the list of records shows it.")
 step = click.option("--step", type=click.IntRange(0), help="Step.  [default: 0; all, without NAME]")
 rank = click.option("--rank", type=click.IntRange(0), help="Rank.  [default: 0; all, without NAME]")
 slices = click.option("--slice", "slices", metavar="SLICE", help="Part to print or save, as in NumPy: '0, :4'.")
@@ -215,7 +216,7 @@ timeout = click.option(
     type=click.FloatRange(0, min_open=True, max=3600),
     default=60,
     show_default=True,
-    help="Seconds that devices are given to answer.",
+    help="Seconds to wait for devices to answer.",
 )
 
 # Of watch.
@@ -230,13 +231,13 @@ frames = click.option(
     "--frames", type=click.IntRange(0), default=21, show_default=True, help="How many of the last calls to show with a finding."
 )
 trace_steps = click.option(
-    "--trace-step", "trace_steps", type=click.IntRange(0), multiple=True, help="Show every call of this step; may be repeated."
+    "--trace-step", "trace_steps", type=click.IntRange(0), multiple=True, help="Show every call of this step. Can be given several times."
 )
-abort_after_step = click.option("--abort-after-step", type=click.IntRange(0), help="Stop after this step, whatever was found.")
+abort_after_step = click.option("--abort-after-step", type=click.IntRange(0), help="Stop after this step, with or without a finding.")
 every = click.option(
     "--every", type=click.IntRange(1), default=1, show_default=True, help="Watch only every Nth step; the others cost nothing."
 )
-allow = click.option("--allow", multiple=True, metavar="GLOB", help="Layers that may give an infinity, by name; may be repeated.")
+allow = click.option("--allow", multiple=True, metavar="GLOB", help="Layers whose output may be infinite. Can be given several times.")
 near = click.option(
     "--near",
     type=click.FloatRange(1),
@@ -245,46 +246,46 @@ near = click.option(
     help="Warn of values within this factor of the largest number of their dtype.",
 )
 flag_per_module = click.option("--flag-per-module", is_flag=True, help="Read a saturating NPU's overflow flag after each module; slow.")
-agree = click.option("--agree", is_flag=True, help="Let ranks ask each other before each update, so that all stop at a finding.")
+agree = click.option("--agree", is_flag=True, help="Let ranks agree before each update, so that all stop at a finding.")
 kernel_dump = click.option(
     "--kernel-dump",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Have an NPU dump what all kernels of the first step take and give into this directory.",
+    help="Let an NPU write the inputs and outputs of all kernels of the first step into this directory.",
 )
 
 
 def _permission(name: str, help: str, may_forbid: bool) -> Callable[[F], F]:
-    """A flag that lets a device round; one that can also forbid it leaves it as it is if not given."""
+    """A flag that lets a device round. With ``may_forbid``, --no-NAME forbids it, and without either the setting stays."""
     flag = f"--{name}/--no-{name}" if may_forbid else f"--{name}"
     return click.option(flag, is_flag=True, default=None if may_forbid else False, help=help)
 
 
 def refuse_other_than_xlsx(report: Path) -> None:
-    """Say at once that a report cannot be written.
+    """Check that a report can be written, before any work is done.
 
     Raises:
-        UsageError: if its name ends otherwise.
-        ReportError: if nothing may be written there.
+        UsageError: if its name does not end in .xlsx.
+        ReportError: if its directory is not writable.
     """
     if is_stream(report):
         return
     if report.suffix.lower() != ".xlsx":
         raise UsageError(f"--report {report}: must end in .xlsx")
     place = next(folder for folder in report.absolute().parents if folder.exists())
-    if not os.access(place, os.W_OK):  # said before hours of captures
+    if not os.access(place, os.W_OK):  # checked before hours of captures
         raise ReportError(f"{report}: cannot be written (no permission to write to {place}); choose another --report")
 
 
 def refuse_places(outputs: Mapping[str, Path | None], bundles: Iterable[Path] = ()) -> None:
-    """Say at once that a file to be written would take the place of another, or of a bundle's own.
+    """Check that no output takes the place of another, or of a bundle's file.
 
     Args:
-        outputs: the option that names it, and the path.
-        bundles: directories that will hold bundles; others are known by what they hold.
+        outputs: path of each output, by its option.
+        bundles: directories that will hold bundles; existing bundles are recognised.
 
     Raises:
-        UsageError: if so.
+        UsageError: if one does.
     """
     from accucompare.bundle.manifest import holds_bundle
 

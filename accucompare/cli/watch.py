@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,7 +67,9 @@ def watch(
     quiet: bool,
     **options: Any,
 ) -> int:
-    """Run CASE, with its loss and optimizer if it has them, and say where NaN, Inf or an overflow begins.
+    """Run CASE and find where NaN, Inf or an overflow begins.
+
+    Its loss and optimizer are run too, if it has them.
 
     CASE is file.py[:callable] or package.module[:callable]; the callable, `case` if not named, returns an accucompare.Case.
     Without CASE, [tool.accucompare] case of the nearest pyproject.toml is run, or else ./case.py.
@@ -101,7 +102,7 @@ def watch(
             progress=progress,
         )
     if not quiet and (found or options["trace_steps"]):
-        click.echo(err=True)  # between the frames that were shown meanwhile and the verdict
+        click.echo(err=True)  # between the frames shown meanwhile and the verdict
     rank, several = rank_and_ranks()
     ranks = read(out if several == 1 else log_path(out, rank))  # the others may still be running
     with reader_may_leave():
@@ -115,18 +116,18 @@ def watch(
         "accucompare overflow watch/rank3.jsonl --report rank3.xlsx",
         "accucompare overflow watch/ --quiet             # one line",
         "",
-        "Exit code: 0 everything was finite, 1 something was not, 2 trouble. Silence proves nothing,",
-        "and is trouble, if no step was watched, the log has no end, or a rank's log is missing.",
+        "Exit code: 0 everything was finite, 1 something was not, 2 trouble: no step was watched, a log",
+        "has no end, or a rank's log is missing.",
     )
 )
 @click.argument("log", type=click.Path(path_type=Path))
 @option.report("LOG-overflow")
 @option.quiet()
 def overflow(log: Path, report: Path | None, quiet: bool) -> int:
-    """Say what a watch found, where it began and what to try, and write it as an Excel report.
+    """Show what a watch found, and write it as an Excel report.
 
-    LOG is the directory that `accucompare watch` or accucompare.watch() wrote, with a log of each rank, or one of those logs. Of each
-    log, the last run is told.
+    Of each finding: where it began and what to try. LOG is the directory that `accucompare watch` or accucompare.watch() wrote, with a log
+    of each rank, or one of those logs. Only the last run in a log counts.
     """
     report = report if report is not None else Path("reports") / f"{stem(log.with_suffix('') if log.is_file() else log)}-overflow.xlsx"
     refuse_other_than_xlsx(report)
@@ -142,7 +143,7 @@ def overflow(log: Path, report: Path | None, quiet: bool) -> int:
         write_watch(ranks, report)
     except Exception:
         with reader_may_leave():
-            print_analysis(ranks, None, quiet)  # what was found stands, though it cannot be written
+            print_analysis(ranks, None, quiet)  # the findings stand, though the report cannot be written
         raise
     with reader_may_leave():
         print_analysis(ranks, report, quiet)
@@ -151,7 +152,9 @@ def overflow(log: Path, report: Path | None, quiet: bool) -> int:
 
 @contextlib.contextmanager
 def _bare_warnings() -> Iterator[None]:
-    """Show a watch's findings without the source line that called it, which is none of the user's; what it logs comes at the end."""
+    """Show findings without the source line of the warning, which is ours and not the user's. What is logged is printed at the end."""
+    import logging
+
     logging.getLogger("accucompare.watch").addHandler(logging.NullHandler())
     usual = warnings.formatwarning
 

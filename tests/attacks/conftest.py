@@ -28,9 +28,9 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
     def run(*arguments: str | Path) -> Done:
         with pytest.raises(SystemExit) as ended:
             main([str(argument) for argument in arguments])
-        told = capfd.readouterr()
-        assert "Traceback" not in told.err
-        assert "internal error" not in told.err
-        return Done(int(ended.value.code or 0), told.out, told.err)
+        printed = capfd.readouterr()
+        assert "Traceback" not in printed.err
+        assert "internal error" not in printed.err
+        return Done(int(ended.value.code or 0), printed.out, printed.err)
 
     return run

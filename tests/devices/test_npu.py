@@ -1,12 +1,10 @@
-"""The NPU as a user meets it: the real torch_npu on a simulated runtime, from the command line, in processes of their own."""
+"""The NPU as a user meets it: the real torch_npu on a simulated runtime, from the command line, each in a process of its own."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,19 +21,18 @@ from accucompare.compare.rows import Reason, Row
 from accucompare.devices import DeviceName
 from accucompare.recorder.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
+from fixtures.simnpu.launcher import environment
 from tests.conftest import ROOT, run_cli
-
-sys.path.insert(0, str(ROOT / "fixtures"))
-from simnpu.launcher import environment
+from tests.forkserver import CLI, simulated_npu
 
 try:
-    SIMULATED = environment({})
+    environment({})
 except RuntimeError as error:
     pytest.skip(f"no simulated NPU here: {error}", allow_module_level=True)
 
 pytestmark = pytest.mark.xdist_group("npu")
 TRAINED = ["cnn", "gpt2", "llama", "minilm", "t5"]
-TYPE = "Ascend910B1"
+SETTINGS = {"OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1", "COLUMNS": "100"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,9 +45,10 @@ def _one_thread() -> Iterator[None]:
 
 def npu(*arguments: str | Path, cwd: Path, **switches: str) -> CompletedProcess[str]:
     """Run the command line where there is a simulated NPU, with its switches."""
-    variables = environment({}, **switches)
-    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return run_cli(*arguments, cwd=cwd, OMP_NUM_THREADS="1", TORCH_DEVICE_BACKEND_AUTOLOAD="1", **variables)
+    variables = environment({**os.environ, **SETTINGS}, **switches)
+    if "devices" in switches:  # which torch_npu asks for while it is imported
+        return run_cli(*arguments, cwd=cwd, **variables)
+    return simulated_npu()(CLI, *arguments, cwd=cwd, variables=variables)
 
 
 def captured(case: str, out: Path, *options: str, **switches: str) -> Path:
@@ -62,9 +60,8 @@ def captured(case: str, out: Path, *options: str, **switches: str) -> Path:
 
 def python(source: str, cwd: Path, base: dict[str, str] | None = None, **switches: str) -> CompletedProcess[str]:
     """Run a program where there is a simulated NPU, as ``device``; ``npu`` is its backend, and it leaves what it saw in ``found``."""
-    variables = environment({**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1", **(base or {})}, **switches)
     program = f"{PROGRAM}{textwrap.dedent(source)}\nprint(json.dumps(found))\n"
-    done = subprocess.run([sys.executable, "-c", program], env=variables, cwd=cwd, capture_output=True, text=True)
+    done = simulated_npu()(program, cwd=cwd, variables=environment({**os.environ, **SETTINGS, **(base or {})}, **switches))
     assert done.returncode == 0, done.stderr
     return done
 
@@ -252,7 +249,11 @@ def test_without_a_case_the_one_of_pyproject_is_captured_into_npu(tmp_path: Path
 
 
 def test_standard_output_is_for_results_only(tmp_path: Path) -> None:
-    done = npu("capture", f"{ROOT}/fixtures/cnn.py", "--device", "npu", "--quiet", cwd=tmp_path)
+    """Also while torch_npu is imported, in a process that has not done so yet."""
+    (tmp_path / "case.py").write_text(
+        "import torch\nfrom accucompare import Case\ndef case():\n    return Case(torch.nn.Linear(2, 2), torch.ones(1, 2))\n"
+    )
+    done = run_cli("capture", "--device", "npu", "--quiet", cwd=tmp_path, **environment({**os.environ, **SETTINGS}))
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -438,8 +439,6 @@ def test_the_real_torch_npu_without_any_cann(tmp_path: Path) -> None:
     message = refused(run_cli("capture", case, "--device", "npu", cwd=tmp_path, PYTHONPATH=wheel, TORCH_DEVICE_BACKEND_AUTOLOAD="1"))
     assert "cannot open shared object file" in message
     assert "source /usr/local/Ascend/ascend-toolkit/set_env.sh" in message
-    variables = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
-    assert "PYTHONPATH" not in variables
     done = run_cli("capture", case, "--device", "cpu", "--out", "golden", cwd=tmp_path, PYTHONPATH=wheel)
     assert done.returncode == 0, done.stderr
 

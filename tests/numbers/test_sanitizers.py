@@ -26,7 +26,7 @@ def sanitizer(gcc: str, name: str) -> str:
 
 
 def build(gcc: str, source: Path, to: Path) -> None:
-    flags = ["-g", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    flags = ["-g", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     include = f"-I{sysconfig.get_paths()['include']}"
     subprocess.run([gcc, *flags, "-DACCUCOMPARE_NO_CLONES", include, str(source), "-o", str(to)], check=True)
 

@@ -14,6 +14,7 @@ import pytest
 
 from fixtures.simnpu.launcher import environment
 from tests.conftest import ROOT
+from tests.forkserver import simulated_npu
 
 try:
     environment()
@@ -25,22 +26,30 @@ LAUNCHER = (sys.executable, str(ROOT / "fixtures" / "simnpu"))
 
 
 def python(*arguments: str, check: bool = True, base: dict[str, str] | None = None, **switches: str) -> subprocess.CompletedProcess[str]:
-    """Run Python where there is a simulated NPU."""
+    """Run Python where there is a simulated NPU, in a process that imports torch itself."""
     variables = environment({**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1", **(base or {})}, **switches)
     done = subprocess.run([sys.executable, *arguments], env=variables, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 or not check, done.stderr
     return done
 
 
-def printed(code: str, **switches: str) -> Any:
+def forked(code: str, base: dict[str, str] | None = None, **switches: str) -> subprocess.CompletedProcess[str]:
+    """Run Python where there is a simulated NPU, in a process that finds torch imported."""
+    done = simulated_npu()(code, cwd=ROOT, variables=environment({**os.environ, **(base or {})}, **switches))
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def printed(code: str, base: dict[str, str] | None = None, **switches: str) -> Any:
     """What some code leaves in ``found``, and standard error."""
     code = "import json, torch\nfrom torch import nn\ntorch.manual_seed(0)\n" + textwrap.dedent(code) + "\nprint(json.dumps(found))"
-    done = python("-c", code, **switches)
+    asked_at_import = {"fallback", "devices"} & switches.keys()
+    done = python("-c", code, base=base, **switches) if asked_at_import else forked(code, base, **switches)
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
 def test_models_agree_with_the_cpu() -> None:
-    found = json.loads(python("tests/simnpu/agreement.py").stdout)
+    found = json.loads(forked((ROOT / "tests/simnpu/agreement.py").read_text()).stdout)
     for name, (output, gradient, _) in found.items():
         assert output < OUTPUTS, name
         assert gradient < GRADIENTS, name
@@ -49,7 +58,7 @@ def test_models_agree_with_the_cpu() -> None:
 
 
 def test_what_pytorch_does_with_a_device() -> None:
-    assert json.loads(python("tests/simnpu/features.py").stdout.splitlines()[-1]) == {}
+    assert json.loads(forked((ROOT / "tests/simnpu/features.py").read_text()).stdout.splitlines()[-1]) == {}
 
 
 def test_hf32_where_the_real_flags_allow_it() -> None:
