@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -73,6 +73,12 @@ class Column(NamedTuple):
     link: Callable[[Any], str] | None = None
     least: int = 0
     spare: int = 0
+
+
+def chosen(columns: Sequence[Column], *titles: str) -> list[Column]:
+    """The columns of these titles, in this order."""
+    by_title = {column.title: column for column in columns}
+    return [by_title[title] for title in titles]
 
 
 def layer(row: Row) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
-from accucompare.report.columns import COLUMNS, Column, layer
+from accucompare.report.columns import COLUMNS, Column, chosen, layer
 from accucompare.report.looks import AMBER, BROWN, DARK, DARK_RED, GREY, GREY_AMBER, PALE_RED, SLATE, UNMATCHED, WHITE, Look
 from accucompare.report.sheets import Table
 
@@ -41,11 +41,11 @@ def all_layers(comparison: Result) -> Table:
 
 def unmatched(comparison: Result) -> Table:
     """The table *Unmatched*."""
-    by_title = {column.title: column._replace(folded=0) for column in COLUMNS}
+    columns = [column._replace(folded=0) for column in chosen(COLUMNS, *_UNMATCHED_TITLES)]
     numbers = [number for number, row in enumerate(comparison.rows, 1) if row.reason in _ONE_SIDED]
     rows = [comparison.rows[number - 1] for number in numbers]
     return Table(
-        "Unmatched", _sized([by_title[title] for title in _UNMATCHED_TITLES], rows), rows, numbers=numbers,
+        "Unmatched", _sized(columns, rows), rows, numbers=numbers,
         nothing="Nothing: every record of either bundle has a partner.", frozen=5, dense=True,
     )  # fmt: skip
 

@@ -10,10 +10,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from accucompare.report.columns import COUNT, SCIENTIFIC, TEXT, Column, Value
+from accucompare.report.columns import COUNT, EXCESS, NUMBER, SCIENTIFIC, TEXT, Column, Value
 from accucompare.text import cut, printable
 
 _GAP = 2  # spaces between columns
+_FORMATS = {SCIENTIFIC: ".2e", EXCESS: ".3g", NUMBER: ".5g"}
 _PART = re.compile(r"[^./ ]*[./ ]?")
 
 
@@ -21,7 +22,9 @@ def shown(column: Column, value: Value) -> str:
     """A value as a terminal shows it: in few characters, and with nothing in it that the terminal would obey."""
     if value is None or isinstance(value, str):
         return printable(value or "")
-    return f"{value:.2e}" if column.format == SCIENTIFIC else str(value) if column.format == COUNT else f"{value:.3g}"
+    if column.format == COUNT:
+        return str(value) if value < 10_000_000 else f"{value:.1e}"
+    return format(value, _FORMATS[column.format])
 
 
 def print_table(

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
 from accucompare.bundle.records import display_name
-from accucompare.findings.analysis import Analysis, Ranks, Trail, answer, called, headline, kinds, printable, short, smallest, where
-from accucompare.findings.events import Cause, Direction, Ending, Finding, Frame, Frames, Start, Step, TensorRange
-from accucompare.report.columns import COUNT, GENERAL, Column, Value
+from accucompare.findings.analysis import Analysis, Ranks, Trail, answer, called, headline, kinds, printable, short, where
+from accucompare.findings.events import Cause, Direction, Ending, Finding, Frame, Frames, Start, Step
+from accucompare.report.columns import Column, chosen
 from accucompare.report.console import open_console
 from accucompare.report.tables import print_table
+from accucompare.report.watch_columns import FINDINGS, FRAMES, FindingRow, main_run, tensor_rows
 
 _TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
 _NORMS_SHOWN = 10
@@ -50,7 +50,7 @@ def print_finding(
         console.print()
         plural = "the last call" if len(frames.frames) == 1 else f"the last {len(frames.frames)} calls"
         console.print(Text(f"{plural}, as {'they' if len(frames.frames) > 1 else 'it'} ended", "bold"))
-        _print_frames(console, frames.frames, _guilty(found, frames.frames))
+        _print_frames(console, frames, found)
 
 
 def print_frames(frames: Frames, *, console: Console | None = None) -> None:
@@ -58,7 +58,7 @@ def print_frames(frames: Frames, *, console: Console | None = None) -> None:
     console = console or open_console(stderr=True)
     title = f"step {frames.step}: {'all' if frames.traced else 'the last'} {len(frames.frames):,} calls, as they ended"
     console.print(Text(title, "bold"))
-    _print_frames(console, frames.frames, None)
+    _print_frames(console, frames)
 
 
 def print_analysis(ranks: Ranks, report: Path | None, quiet: bool = False) -> None:
@@ -83,15 +83,14 @@ def print_analysis(ranks: Ranks, report: Path | None, quiet: bool = False) -> No
         if frames is not None and frames.frames:
             console.print()
             console.print(Text("The last calls before the first finding", "bold"))
-            _print_frames(console, frames.frames, _guilty(found, frames.frames))
+            _print_frames(console, frames, found)
     for run, step in ranks.unexplained[:_LISTED]:
         console.print(Text(f"{_rank(ranks, run)}step {step.step}: {_unexplained(step)}, and no call was found", "yellow"))
-    for run in _told(ranks):
-        _print_history(console, ranks, run)
+    run = main_run(ranks)
+    _print_history(console, ranks, run)
     _print_warnings(console, ranks)
     console.print()
-    for run in _told(ranks):
-        console.print(Text(f"{_rank(ranks, run)}{run.ending}", "" if run.end else "yellow"), soft_wrap=True)
+    console.print(Text(f"{_rank(ranks, run)}{run.ending}", "" if run.end else "yellow"), soft_wrap=True)
     for note in ranks.notes[:_LISTED]:
         console.print(Text(f"note: {printable(note, 400)}", "yellow"), soft_wrap=True)
     if report is not None:
@@ -113,9 +112,9 @@ def print_watched(ranks: Ranks, quiet: bool) -> None:
         run, found = ranks.first
         _print_answer(console, answer(found, run.start, ranks.directory, run.scale_at(found.step)))
     _print_warnings(console, ranks)
-    for run in _told(ranks):
-        if run.end is not None and run.end.ending not in (Ending.FINISHED, Ending.FINDING):
-            console.print(Text(f"{_rank(ranks, run)}{run.ending}"), soft_wrap=True)
+    run = main_run(ranks)
+    if run.end is not None and run.end.ending not in (Ending.FINISHED, Ending.FINDING):
+        console.print(Text(f"{_rank(ranks, run)}{run.ending}"), soft_wrap=True)
     console.print(f"more: accucompare overflow {printable(str(ranks.path), 400)}", soft_wrap=True)
 
 
@@ -150,32 +149,18 @@ def _print_answer(console: Console, text: str) -> None:
         console.print(Text(line if not number else f"  {line}", "bold red" if not number else ""), soft_wrap=True)
 
 
-def _told(ranks: Ranks) -> list[Analysis]:
-    """The ranks whose histories are told: the one with the first origin, or the first; all would be too many."""
-    return [ranks.first[0] if ranks.first is not None else ranks.ranks[0]]
-
-
 def _rank(ranks: Ranks, run: Analysis) -> str:
     return f"{where(run.start)}: " if ranks.several else ""
 
 
-class _FindingRow(NamedTuple):
-    """A finding, and how many more its origin passed through that are not shown; counted at the last one that is."""
-
-    run: Analysis
-    finding: Finding
-    more: int = 0
-
-
-_FINDINGS = (
-    Column("step", lambda row: row.finding.step, COUNT),
-    Column("rank", lambda row: row.run.start.rank, COUNT),
-    Column("#", lambda row: row.finding.order, COUNT),
-    Column("place", lambda row: row.finding.place, least=24),
-    Column("class", lambda row: printable(row.finding.type, 60), least=12),
+_ORDER, *_PLACE = chosen(FINDINGS, "order in step", "place", "class")
+_FINDINGS = [
+    *chosen(FINDINGS, "step", "rank"),
+    _ORDER._replace(title="#"),
+    *_PLACE,
     Column("what", lambda row: kinds(row.finding), least=14),
     Column("its inputs", lambda row: inputs_of(row.finding), least=14),
-)
+]
 
 
 def _print_findings(console: Console, ranks: Ranks) -> None:
@@ -191,9 +176,9 @@ def _print_findings(console: Console, ranks: Ranks) -> None:
         console.print(f"… and {len(ranks.trails) - _TRAILS_SHOWN:,} more in the report")
 
 
-def _rows(trail: Trail) -> list[_FindingRow]:
+def _rows(trail: Trail) -> list[FindingRow]:
     shown = [*([trail.origin] if trail.origin else []), *trail.passed[:_PASSED_SHOWN]]
-    *rows, last = [_FindingRow(trail.run, finding) for finding in shown]
+    *rows, last = [FindingRow(trail.run, finding) for finding in shown]
     return [*rows, last._replace(more=max(len(trail.passed) - _PASSED_SHOWN, 0))]
 
 
@@ -202,51 +187,24 @@ def inputs_of(found: Finding) -> str:
     return "not all looked at" if found.unseen and found.cause is not Cause.INPUTS else _INPUTS[found.cause]
 
 
-def _guilty(found: Finding, frames: Sequence[Frame]) -> int | None:
-    """The index of the frame that the finding is of, if it is among them."""
-    same = [
-        index
-        for index, frame in enumerate(frames)
-        if (frame.name, frame.call, frame.direction) == (found.name, found.call, found.direction)
-    ]
-    exact = [index for index in same if frames[index].order == found.order]
+def _guilty(finding: Finding, frames: Sequence[Frame]) -> Frame | None:
+    """The frame that the finding is of, if it is among them."""
+    same = [frame for frame in frames if (frame.name, frame.call, frame.direction) == (finding.name, finding.call, finding.direction)]
+    exact = [frame for frame in same if frame.order == finding.order]
     return next(reversed(exact or same), None)
 
 
-class _TensorRow(NamedTuple):
-    """A tensor of a frame; ``None`` for the frame without any. The first one of a frame stands below the frame's own line."""
-
-    tensor: TensorRange | None
-    title: Text | None
-
-
-def _of_tensor(get: Callable[[TensorRange], Value]) -> Callable[[_TensorRow], Value]:
-    return lambda row: None if row.tensor is None else get(row.tensor)
+_TENSORS = [
+    Column("    # call, tensor", lambda row: row.tensor and f"      {called(row.tensor)}", least=32),
+    *chosen(FRAMES, "dtype", "shape", "abs min", "abs max", "NaN", "Inf"),
+]
 
 
-def _largest(tensor: TensorRange) -> str:
-    return "nan" if math.isnan(tensor.abs_max) else short(tensor.abs_max)
-
-
-_TENSORS = (
-    Column("    # call, tensor", _of_tensor(lambda tensor: f"      {called(tensor)}"), least=32),
-    Column("dtype", _of_tensor(lambda tensor: printable(tensor.dtype, 40))),
-    Column("shape", _of_tensor(lambda tensor: str(list(tensor.shape)))),
-    Column("abs min", _of_tensor(lambda tensor: short(smallest(tensor))), GENERAL),
-    Column("abs max", _of_tensor(_largest), GENERAL),
-    Column("NaN", _of_tensor(lambda tensor: _count(tensor.nan)), GENERAL),
-    Column("Inf", _of_tensor(lambda tensor: _count(tensor.inf)), GENERAL),
-)
-
-
-def _print_frames(console: Console, frames: Sequence[Frame], guilty: int | None) -> None:
+def _print_frames(console: Console, frames: Frames, finding: Finding | None = None) -> None:
     """A line for each frame, over the whole width so that names stay in one piece, and below it a line for each tensor."""
-    rows = []
-    for index, frame in enumerate(frames):
-        tensors: Sequence[TensorRange | None] = frame.tensors or [None]
-        rows += [_TensorRow(tensor, None if place else _frame_line(frame, index == guilty)) for place, tensor in enumerate(tensors)]
+    guilty = None if finding is None else _guilty(finding, frames.frames)
     print_table(
-        console, _TENSORS, rows, above=lambda row: [row.title] if row.title else [],
+        console, _TENSORS, list(tensor_rows(frames)), above=lambda row: [_frame_line(row.frame, row.frame is guilty)] if row.first else [],
         style=lambda row, column: "" if row.tensor is None or row.tensor.finite else "red",
     )  # fmt: skip
 
@@ -262,12 +220,6 @@ def _frame_line(frame: Frame, guilty: bool) -> Text:
     line.append(f"  {', '.join(about)}" if about else "", "not bold")
     line.append("  ◀ here" if guilty else "")
     return line
-
-
-def _count(number: int | None) -> str:
-    if number is None:
-        return ""
-    return str(number) if number < 10_000_000 else f"{number:.1e}"
 
 
 def _print_history(console: Console, ranks: Ranks, run: Analysis) -> None:
