@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from accucompare.bundle.manifest import Manifest
@@ -28,6 +28,9 @@ _IMPORTANT = {
     "environment.random": "", "complete": "", "ranks": "", "steps": "", "records": "", "capture.only": "", "capture.skip": "",
     "environment.git": "",
 }  # fmt: skip
+
+
+DIFFERS = Column("", lambda entry: "differs" if entry.differs else "", TEXT, 12, wrap=True)
 
 
 class Entry(NamedTuple):
@@ -62,27 +65,34 @@ def environment(comparison: Result) -> Table:
     if comparison.baseline:
         note += " What the baseline says is marked where neither golden nor the candidate says it."
     paths = Entry("path", [str(side.path) for side in sides], [False] * len(sides))
-    differs = Column("", lambda entry: "differs" if entry.differs else "", TEXT, 12, wrap=True)
-    return entry_table("How each bundle was captured", note, titles, [paths, *found], differs)
+    return entry_table("How each bundle was captured", note, titles, [paths, *found], DIFFERS)
 
 
 def entry_table(heading: str, note: str, titles: Sequence[str], found: Sequence[Entry], *more: Column) -> Table:
     """A sheet *Environment* with a column for each of these titles, and more columns to the right."""
 
-    def column(number: int, title: str) -> Column:
-        return Column(title, lambda entry: entry.values[number], TEXT, 52, wrap=True)
-
-    def fill(entry: Entry) -> tuple[str, ...]:
-        return tuple(AMBER if marked else "" for marked in (False, *entry.marked, *[entry.differs] * len(more)))
-
     def height(entry: Entry) -> float:
         longest = max(map(len, entry.values))
         return 14 * min(1 + longest // _A_LINE, 20) if longest > _WRAPS_AT else 0
 
-    entry = Column("entry", lambda entry: entry.key, TEXT, 38, wrap=True)
-    columns = [entry, *(column(number, title) for number, title in enumerate(titles)), *more]
     lines = [Line([Item(heading, SECTION)], height=26), Line([Item(note, MUTED_TEXT)])]
-    return Table("Environment", columns, found, heading=lines, frozen=1, fill=fill, height=height)
+    columns = [*entry_columns(titles), *more]
+    return Table("Environment", columns, found, heading=lines, frozen=1, fill=lambda entry: entry_fill(entry, len(more)), height=height)
+
+
+def entry_columns(titles: Sequence[str]) -> list[Column]:
+    """The columns of entries: their keys, and what stands under each of these titles."""
+
+    def value(number: int) -> Callable[[Entry], str]:
+        return lambda entry: entry.values[number]
+
+    keys = Column("entry", lambda entry: entry.key, TEXT, 38, wrap=True)
+    return [keys, *(Column(title, value(number), TEXT, 52, wrap=True) for number, title in enumerate(titles))]
+
+
+def entry_fill(entry: Entry, more: int) -> tuple[str, ...]:
+    """The colours of an entry's cells, and of more cells to the right."""
+    return tuple(AMBER if marked else "" for marked in (False, *entry.marked, *[entry.differs] * more))
 
 
 def entries(golden: Manifest, candidate: Manifest, baseline: Manifest | None = None) -> list[Entry]:

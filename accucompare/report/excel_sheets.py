@@ -19,11 +19,11 @@ from openpyxl.xml import LXML
 
 from accucompare.errors import ReportError
 from accucompare.files import is_stdout, written_whole
-from accucompare.report.columns import TEXT, Column, Scale
+from accucompare.report.columns import Column, Scale
 from accucompare.report.excel_charts import draw
 from accucompare.report.excel_rows import SheetRows, save_with_rows, text
 from accucompare.report.excel_styles import hyperlink, row_rules, scale_rule, styled
-from accucompare.report.looks import BLUE, GROUPS, LINE, MUTED_TEXT, WHITE, Look
+from accucompare.report.looks import LINE, MUTED_TEXT, header_look, row_looks
 from accucompare.report.sheets import Item, Line, Page, Table
 
 _WRITE_ERRORS: tuple[type[Exception], ...] = ()
@@ -47,11 +47,13 @@ def write_workbook(path: Path, title: str, sheets: Iterable[Page | Table]) -> Pa
     Raises:
         ReportError: if the path is a directory or a terminal, or the file cannot be written.
     """
-    if is_stdout(path) and sys.stdout.isatty():
-        raise ReportError(
-            f"{path}: standard output is a terminal, which cannot show a workbook; name a file, or send it on: … > report.xlsx"
-        )
-    return written_whole(path, lambda temporary: _write(temporary, title, sheets), _WRITE_ERRORS)
+
+    def write(temporary: Path) -> None:
+        if is_stdout(path) and sys.stdout.isatty():
+            raise ReportError(f"{path}: a terminal cannot show a workbook; name a file, such as report.xlsx, or add > report.xlsx")
+        _write(temporary, title, sheets)
+
+    return written_whole(path, write, _WRITE_ERRORS)
 
 
 def _write(path: Path, title: str, sheets: Iterable[Page | Table]) -> None:
@@ -109,7 +111,7 @@ def _add_rows(workbook: Workbook, table: Table, title: str, start: int, stop: in
         sheet.sheet_format.outlineLevelRow = max(map(table.depth, rows), default=0)
     _color(sheet, table, last)
     _append(sheet, [*table.heading, *[Line([])] * table.space], first=1, last=len(table.columns))
-    sheet.append([styled(sheet, column.title, _header(column)) for column in table.columns])
+    sheet.append([styled(sheet, column.title, header_look(column)) for column in table.columns])
     if not rows and table.nothing:
         sheet.append([styled(sheet, table.nothing, MUTED_TEXT)])
     _link(sheet, table, rows)
@@ -193,19 +195,5 @@ def _link(sheet: Any, table: Table, rows: Sequence[Any]) -> None:
 
 
 def _styles(sheet: Worksheet, table: Table, fill: str | tuple[str, ...]) -> list[int]:
-    fills = (fill,) * len(table.columns) if isinstance(fill, str) else fill
-    looks = [_look(column)._replace(fill=color) for column, color in zip(table.columns, fills, strict=True)]
-    return [styled(sheet, None, look if table.dense else look._replace(line=LINE)).style_id for look in looks]
-
-
-def _header(column: Column) -> Look:
-    look = _look(column._replace(wrap=False, link=None))
-    return look._replace(bold=True, color=WHITE, fill=GROUPS[column.group], wrap=True, format="General")
-
-
-def _look(column: Column) -> Look:
-    """Numbers to the right, and text that stands for one (NaN) too; text indented, so that it keeps clear of them."""
-    look = Look(indent=1, format=TEXT) if column.format == TEXT else Look(align="right", format=column.format)
-    if column.link:
-        look = look._replace(color=BLUE, underline=True)
-    return look._replace(wrap=True, vertical="top") if column.wrap else look
+    looks = row_looks(table.columns, fill, "" if table.dense else LINE)
+    return [styled(sheet, None, look).style_id for look in looks]

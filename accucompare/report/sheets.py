@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from openpyxl.utils import get_column_letter
 
-from accucompare.report.columns import Column, Value
-from accucompare.report.looks import PLAIN, Look
+from accucompare.report.columns import COUNT, Column, Value
+from accucompare.report.looks import PLAIN, Look, header_look, row_looks
 
 LINES_PER_SHEET = 1_048_576  # Excel's limit
 MAX_POINTS = 1_000  # of a chart: about one for each pixel of its width
@@ -176,6 +176,30 @@ class Table:
         """The cell of a row in the column of this title, as links name it; quoted, since a sheet's title may hold a space."""
         page, offset = divmod(index, self._capacity)
         return f"'{self.title}{f' {page + 1}' if page else ''}'!{self.letters[title]}{self.header + 1 + offset}"
+
+
+def table_lines(
+    columns: Sequence[Column],
+    rows: Sequence[Any],
+    *,
+    spread: int | None = None,
+    free: int = 0,
+    fill: Callable[[Any], str | tuple[str, ...]] = lambda row: "",
+    height: Callable[[Any], float] = lambda row: 0,
+    below: Callable[[Any], Iterable[Line]] = lambda row: (),
+    numbered: bool = False,
+) -> Iterator[Line]:
+    """A small table among the lines of a page: its header, its rows, what stands below each, and, if asked for, their numbers before."""
+    count = Column("#", None, COUNT)
+    margin = Item(count.title, header_look(count)) if numbered else None
+    yield Line([Item(column.title, header_look(column)) for column in columns], spread, free=free, margin=margin)
+    for number, row in enumerate(rows, 1):
+        items = [
+            Item(number if column.get is None else column.get(row), look, column.link(row) if column.link else "")
+            for column, look in zip(columns, row_looks(columns, fill(row)), strict=True)
+        ]
+        yield Line(items, spread, height(row), free, Item(number, row_looks([count], fill(row))[0]) if numbered else None)
+        yield from below(row)
 
 
 def thinned(items: Sequence[T], choose: Callable[[Sequence[T]], T]) -> list[T]:
