@@ -19,14 +19,14 @@ def open_console(stderr: bool = False) -> Console:
 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Let the reader of a pipe go before everything is printed (``| head``): the command's result stands all the same."""
+    """Let the reader of a pipe go before everything is printed (``| head``): the command's result stays the same."""
     with contextlib.suppress(BrokenPipeError, SystemExit):  # rich turns a broken pipe into an exit, and stdout into a sink
         yield
 
 
 @contextlib.contextmanager
 def progress_bar(verb: str, unit: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on stderr, to be called with what is done and what is to do; ``None`` where nobody would see it."""
+    """A progress bar on stderr: a function of what is done and what there is to do; ``None`` if stderr is no terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield None

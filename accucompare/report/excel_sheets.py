@@ -72,7 +72,7 @@ def _write(path: Path, title: str, sheets: Iterable[Page | Table]) -> None:
         workbook.save(without_rows)
     except BaseException:
         for each in workbook.worksheets:
-            with suppress(Exception):  # or Python complains about sheets half written when it forgets them
+            with suppress(Exception):  # or Python warns about half-written sheets when it deletes them
                 each.close()
         raise
     save_with_rows(without_rows, rows, path)
@@ -122,8 +122,8 @@ def _add_rows(workbook: Workbook, table: Table, title: str, start: int, stop: in
 def _add_sheet(
     workbook: Workbook, title: str, widths: Sequence[float], tab: str = "", pages_wide: int = 1, large: bool = False
 ) -> Worksheet:
-    """A new sheet with these column widths, on as many landscape pages as its columns need; several are ``large`` ones."""
-    sheet = cast(Worksheet, workbook.create_sheet(title))  # a write-only one has what is used here, but its type does not say so
+    """A new sheet with these column widths, printed in landscape format on so many pages side by side; large is A3."""
+    sheet = cast(Worksheet, workbook.create_sheet(title))  # a write-only sheet has the attributes used here, which its type does not list
     for number, width in enumerate(widths, 1):
         sheet.column_dimensions[get_column_letter(number)].width = width
     sheet.sheet_view.showGridLines = False
@@ -145,7 +145,7 @@ def _append(sheet: Worksheet, lines: Sequence[Line], first: int, last: int) -> N
         if line.height:
             sheet.row_dimensions[number].height = line.height
         items = list(line.items)
-        if line.spread is not None:  # merged cells have their own borders and fills
+        if line.spread is not None:  # each merged cell has its own border and fill
             sheet.merged_cells.add(f"{get_column_letter(first + line.spread)}{number}:{get_column_letter(last - line.free)}{number}")
             after = line.spread + 1
             items[after:after] = [Item(None, items[line.spread].look)] * (last - first + 1 - len(items))
@@ -154,8 +154,8 @@ def _append(sheet: Worksheet, lines: Sequence[Line], first: int, last: int) -> N
 
 
 def _fold(sheet: Worksheet, columns: Sequence[Column], rows: Sequence[Any]) -> None:
-    """Hide what no row has, and fold what is not for everybody: a click above the last column seen shows the first of each group."""
-    if most := max(column.folded for column in columns):  # openpyxl counts them after it has said how many
+    """Hide columns without values, and fold those that not everybody needs."""
+    if most := max(column.folded for column in columns):  # openpyxl would write it before it counts the levels
         sheet.column_dimensions.max_outline = most
     before, level_before = None, 0
     for number, column in enumerate(columns, 1):  # hidden, not left out: every report has the same columns in the same places
@@ -188,7 +188,7 @@ def _color(sheet: Worksheet, table: Table, last: int) -> None:
 
 
 def _link(sheet: Any, table: Table, rows: Sequence[Any]) -> None:
-    """The links of the rows, which are written where the sheet ends."""
+    """Add the links of the rows; openpyxl writes them at the end of the sheet."""
     for column, letter in zip(table.columns, table.letters.values(), strict=True):
         if column.link:
             sheet._hyperlinks += [hyperlink(f"{letter}{line}", column.link(row)) for line, row in enumerate(rows, table.header + 1)]

@@ -260,8 +260,8 @@ def _damage(comparison: Result) -> Iterator[Line]:
 
 def _captures(comparison: Result) -> Iterator[Line]:
     third = comparison.baseline
-    found = entries(comparison.golden.manifest, comparison.candidate.manifest, None if third is None else third.manifest)
-    shown = important(found)
+    listed = entries(comparison.golden.manifest, comparison.candidate.manifest, None if third is None else third.manifest)
+    shown = important(listed)
     yield from _section("What was compared")
     columns = [*entry_columns(("golden", "candidate", "baseline")[: 3 if third else 2]), DIFFERS]
     spread, free = (3, 1) if third else (None, 0)
@@ -269,6 +269,6 @@ def _captures(comparison: Result) -> Iterator[Line]:
         columns, shown, spread=spread, free=free, fill=lambda entry: entry_fill(entry, 1),
         height=lambda entry: _height(max(entry.values, key=len), 42),
     )  # fmt: skip
-    others = sum(entry.differs for entry in found) - sum(entry.differs for entry in shown)
-    note = f"{len(found) - len(shown)} more entries in the sheet Environment" + (f", {others} of them different." if others else ".")
+    others = sum(entry.differs for entry in listed) - sum(entry.differs for entry in shown)
+    note = f"{len(listed) - len(shown)} more entries in the sheet Environment" + (f", {others} of them different." if others else ".")
     yield _wide(note, looks.MUTED_TEXT)

@@ -176,13 +176,13 @@ def _environment(ranks: Ranks) -> Table:
     shown = [first, *(run for run in ranks.ranks if run is not first)][:MAX_RANKS]
     left_out = len(ranks.ranks) - len(shown)
     tables = [dict(_entries(run)) for run in shown]
-    found = []
+    listed = []
     for key in dict.fromkeys(key for table in tables for key in table):
         values = [table.get(key, ABSENT) for table in tables]
-        found.append(Entry(key, values, [value != values[0] and key not in _OWN for value in values]))
-    found += [Entry("note", [note] + [""] * (len(shown) - 1), [False] * len(shown)) for note in ranks.notes]
+        listed.append(Entry(key, values, [value != values[0] and key not in _OWN for value in values]))
+    listed += [Entry("note", [note] + [""] * (len(shown) - 1), [False] * len(shown)) for note in ranks.notes]
     note = f"{left_out:,} more ranks are not shown." if left_out else ""
-    return entry_table("How it ran", note, [f"rank {run.start.rank}" for run in shown], found)
+    return entry_table("How it ran", note, [f"rank {run.start.rank}" for run in shown], listed)
 
 
 def _entries(run: Analysis) -> Iterator[tuple[str, str]]:

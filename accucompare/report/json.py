@@ -62,11 +62,11 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 def _culprit(comparison: Result, culprit: Culprit, number: int) -> dict[str, Any]:
     """A culprit; ``row`` is the number (from 1) of the row that shows it."""
-    found = {name: getattr(culprit, name) for name in ("name", "call", "site", "before", "reason", "excess", "over_limit")}
+    shown = {name: getattr(culprit, name) for name in ("name", "call", "site", "before", "reason", "excess", "over_limit")}
     more = {name: getattr(culprit, name) for name in ("jump", "seen", "words", "hints")}
     more["configured"] = [asdict(option) for option in culprit.configured]
     difference = {} if culprit.difference is None else {"difference": asdict(culprit.difference)}
-    return {"place": place(comparison, culprit), "row": number, **found, "limit": culprit.row.verdict.excess_limit, **more, **difference}
+    return {"place": place(comparison, culprit), "row": number, **shown, "limit": culprit.row.verdict.excess_limit, **more, **difference}
 
 
 _VERDICT = ("reason", "tolerance", "rule", "needed", "used", "detail", "excess", "excess_limit")
@@ -90,7 +90,7 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-#: What is known of a pair without a finite value to compare.
+#: The metrics of a pair that has no finite value to compare.
 _COUNTS = (
     *("elements", "compared", "golden_nan", "candidate_nan", "golden_inf", "candidate_inf"),
     *("nonfinite_mismatch", "nonfinite_index", "masked"),
@@ -98,8 +98,8 @@ _COUNTS = (
 
 
 def _metrics(metrics: Metrics) -> dict[str, Any]:
-    found = msgspec.structs.asdict(metrics)
-    return {name: value if name in _COUNTS or not metrics.nothing_finite else None for name, value in found.items()}
+    values = msgspec.structs.asdict(metrics)
+    return {name: value if name in _COUNTS or not metrics.nothing_finite else None for name, value in values.items()}
 
 
 def _side(record: Record | None) -> dict[str, Any] | None:

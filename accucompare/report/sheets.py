@@ -114,15 +114,15 @@ class Table:
         title: of the sheet; further sheets are numbered.
         columns: what is shown of each row.
         rows: of any type that the columns can read.
-        nothing: what stands there if there are no rows.
+        nothing: the text shown if there are no rows.
         numbers: the rows' numbers; ``None`` for 1, 2, …
         heading: lines above the header.
         space: so many empty lines between heading and header, as for a chart.
-        frozen: so many columns, and the header, stay where they are when the sheet is scrolled, and the table can be filtered;
-            ``None`` for neither.
-        dense: whether it is large: cells without a value are left out, and the sheet's own grid shows instead of a line in each cell.
-        fill: the colour of a row, or of each of its cells; ``""`` for none.
-        coloring: rules that colour rows by what stands in them; the first that holds wins. ``{reason}`` in one is the row's cell
+        frozen: how many columns stay in view when the sheet is scrolled; the header does too, and has a filter. ``None`` for
+            neither.
+        dense: whether empty cells are left out and grid lines are shown instead of cell borders, as for large tables.
+        fill: gives the colour of a row, or of each of its cells; ``""`` for none.
+        coloring: conditions that colour rows, as Excel's formulas; the first that holds wins. ``{reason}`` stands for the row's cell
             in the column *reason*.
         depth: a row's level in the outline; ``None`` for a table without one.
         height: a row's height in points; 0 for the usual one.
@@ -189,7 +189,7 @@ def table_lines(
     below: Callable[[Any], Iterable[Line]] = lambda row: (),
     numbered: bool = False,
 ) -> Iterator[Line]:
-    """A small table among the lines of a page: its header, its rows, what stands below each, and, if asked for, their numbers before."""
+    """A small table among the lines of a page: a header and its rows; below each what ``below`` gives, before it its number."""
     count = Column("#", None, COUNT)
     margin = Item(count.title, header_look(count)) if numbered else None
     yield Line([Item(column.title, header_look(column)) for column in columns], spread, free=free, margin=margin)
@@ -203,6 +203,6 @@ def table_lines(
 
 
 def thinned(items: Sequence[T], choose: Callable[[Sequence[T]], T]) -> list[T]:
-    """At most so many items as a chart has room for: one of each group of neighbours, as ``choose`` says."""
+    """At most ``MAX_POINTS`` items: one of each group of neighbours, taken by ``choose``."""
     group = max(1, math.ceil(len(items) / MAX_POINTS))
     return [choose(items[start : start + group]) for start in range(0, len(items), group)]

@@ -226,21 +226,21 @@ def _counts(comparison: Result) -> str:
     return f"{len(comparison.rows)} rows: {parts}{left_out}"
 
 
-def print_verified(bundle: Bundle, found: Verified, quiet: bool) -> None:
+def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
     """Print whether a bundle is as it was written, and what is damaged."""
     console = open_console()
-    amount = f"{found.records} records, {_size(found.nbytes)}"
-    if found.damage:
-        verdict = Text.assemble(("TROUBLE", "bold red"), _text(f"  {bundle.path}: {len(found.damage)} damaged; {amount} read"))
+    amount = f"{verified.records} records, {_size(verified.nbytes)}"
+    if verified.damage:
+        verdict = Text.assemble(("TROUBLE", "bold red"), _text(f"  {bundle.path}: {len(verified.damage)} damaged; {amount} read"))
     elif not bundle.complete:
         verdict = Text.assemble(("TROUBLE", "bold red"), _text(f"  {bundle.path}: incomplete; what there is is sound: {amount} read"))
     else:
         verdict = Text.assemble(("OK", "bold green"), _text(f"  {bundle.path}: every record is as it was written; {amount} read"))
     console.print(verdict, soft_wrap=True)
-    for damage in [] if quiet else found.damage[:_UNMATCHED_SHOWN]:
+    for damage in [] if quiet else verified.damage[:_UNMATCHED_SHOWN]:
         console.print(_text(damage, "red"), soft_wrap=True)
-    if not quiet and len(found.damage) > _UNMATCHED_SHOWN:
-        console.print(f"… and {len(found.damage) - _UNMATCHED_SHOWN} more")
+    if not quiet and len(verified.damage) > _UNMATCHED_SHOWN:
+        console.print(f"… and {len(verified.damage) - _UNMATCHED_SHOWN} more")
 
 
 def print_records(bundle: Bundle, step: int | None, rank: int | None, glob: str | None = None) -> None:
@@ -304,18 +304,18 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
         UsageError: if the slice makes no sense for the shape.
         ReportError: if the file cannot be written.
     """
-    found = record.statistics
-    wanted = record.member is not None or found is None or slices is not None or save is not None
+    statistics = record.statistics
+    wanted = record.member is not None or statistics is None or slices is not None or save is not None
     stored = bundle.stored(record) if wanted else None  # raises if there are no values
     index = _index(slices, record.shape) if slices is not None else ()
     if stored is not None:
         stored.read()  # to verify it; a block in memory at a time
     console = open_console()
     console.print(_text(f"{record.key}: {record.type}, {record.dtype} {list(record.shape)}"), soft_wrap=True)
-    if found is not None:
+    if statistics is not None:
         console.print(
-            f"min {_value(found.min)}, max {_value(found.max)}, mean {_value(found.mean)}, L2 {_value(found.l2)}, "
-            f"{found.nan} NaN, {found.inf} Inf"
+            f"min {_value(statistics.min)}, max {_value(statistics.max)}, mean {_value(statistics.mean)}, L2 {_value(statistics.l2)}, "
+            f"{statistics.nan} NaN, {statistics.inf} Inf"
         )
     if stored is None:
         console.print("its values were not recorded (--mode stats)")

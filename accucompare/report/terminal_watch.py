@@ -1,4 +1,4 @@
-"""What a watch prints: a finding and the last frames as they are found, on stderr; the analysis of a log, on stdout."""
+"""What a watch prints: findings with the last frames before them, on stderr, while it runs; the analysis of a log, on stdout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INPUTS = {Cause.RANKS: "finite, of this rank", Cause.INSIDE: "finite", Cause.NE
 
 
 def print_finding(
-    found: Finding,
+    finding: Finding,
     start: Start,
     frames: Frames | None,
     directory: Path | None = None,
@@ -32,25 +32,25 @@ def print_finding(
     with_answer: bool = True,
     console: Console | None = None,
 ) -> None:
-    """Print the answer and the last frames, the guilty one marked; to stderr, for a training loop's own output stays its own.
+    """Print the answer and the last frames, the one of the finding marked, to stderr, apart from the output of the training loop.
 
     Args:
-        found: the finding.
+        finding: the finding.
         start: of its run.
-        frames: the last ones before it, if they were kept.
-        directory: of the watch, where its log and reproducer are.
+        frames: the last calls before it, if they were recorded.
+        directory: of the watch, with its log and reproducer.
         scale: the loss scale in its step, if there is one.
-        with_answer: false if an exception will say it.
-        console: where to print, if not to stderr.
+        with_answer: false if an exception will give the answer.
+        console: where to print; stderr if not given.
     """
     console = console or open_console(stderr=True)
     if with_answer:
-        _print_answer(console, f"accucompare: {answer(found, start, directory, scale)}")
+        _print_answer(console, f"accucompare: {answer(finding, start, directory, scale)}")
     if frames is not None and frames.frames:
         console.print()
         plural = "the last call" if len(frames.frames) == 1 else f"the last {len(frames.frames)} calls"
         console.print(Text(f"{plural}, as {'they' if len(frames.frames) > 1 else 'it'} ended", "bold"))
-        _print_frames(console, frames, found)
+        _print_frames(console, frames, finding)
 
 
 def print_frames(frames: Frames, *, console: Console | None = None) -> None:
@@ -75,15 +75,15 @@ def print_analysis(ranks: Ranks, report: Path | None, quiet: bool = False) -> No
         return
     first = ranks.first
     if first is not None:
-        run, found = first
+        run, finding = first
         console.print()
-        _print_answer(console, answer(found, run.start, ranks.directory, run.scale_at(found.step)))
+        _print_answer(console, answer(finding, run.start, ranks.directory, run.scale_at(finding.step)))
         _print_findings(console, ranks)
-        frames = run.frames_of(found)
+        frames = run.frames_of(finding)
         if frames is not None and frames.frames:
             console.print()
             console.print(Text("The last calls before the first finding", "bold"))
-            _print_frames(console, frames, found)
+            _print_frames(console, frames, finding)
     for run, step in ranks.unexplained[:_LISTED]:
         console.print(Text(f"{_rank(ranks, run)}step {step.step}: {_unexplained(step)}, and no call was found", "yellow"))
     run = main_run(ranks)
@@ -109,8 +109,8 @@ def print_watched(ranks: Ranks, quiet: bool) -> None:
     if quiet:
         return
     if ranks.first is not None:
-        run, found = ranks.first
-        _print_answer(console, answer(found, run.start, ranks.directory, run.scale_at(found.step)))
+        run, finding = ranks.first
+        _print_answer(console, answer(finding, run.start, ranks.directory, run.scale_at(finding.step)))
     _print_warnings(console, ranks)
     run = main_run(ranks)
     if run.end is not None and run.end.ending not in (Ending.FINISHED, Ending.FINDING):
@@ -124,12 +124,12 @@ def verdict_line(ranks: Ranks, alone: bool = True) -> Text:
     if ranks.trouble:
         return Text.assemble(("TROUBLE", "bold red"), f"  {path}: {printable(ranks.trouble, 600)}")
     if ranks.first is not None:
-        run, found = ranks.first
+        run, finding = ranks.first
         origins = sum(trail.origin is not None for trail in ranks.trails)
         passed = len(ranks.findings) - origins
         counts = f"{origins:,} {'origin' if origins == 1 else 'origins'}" + (f", {passed:,} passed on" if passed else "")
-        told = f"{headline(found, run.start)}; " if alone else ""
-        return Text.assemble(("NOT FINITE", "bold red"), f"  {path}: {told}{counts}")
+        what = f"{headline(finding, run.start)}; " if alone else ""
+        return Text.assemble(("NOT FINITE", "bold red"), f"  {path}: {what}{counts}")
     if ranks.unexplained:
         count = len(ranks.unexplained)
         flag = f"{_unexplained(ranks.unexplained[0][1])} in {count:,} {'step' if count == 1 else 'steps'}, and no call was found"
@@ -182,9 +182,9 @@ def _rows(trail: Trail) -> list[FindingRow]:
     return [*rows, last._replace(more=max(len(trail.passed) - _PASSED_SHOWN, 0))]
 
 
-def inputs_of(found: Finding) -> str:
-    """What is said of what went in, in a word or two."""
-    return "not all looked at" if found.unseen and found.cause is not Cause.INPUTS else _INPUTS[found.cause]
+def inputs_of(finding: Finding) -> str:
+    """The inputs of a finding in a word or two."""
+    return "not all looked at" if finding.unseen and finding.cause is not Cause.INPUTS else _INPUTS[finding.cause]
 
 
 def _guilty(finding: Finding, frames: Sequence[Frame]) -> Frame | None:
@@ -229,8 +229,8 @@ def _print_history(console: Console, ranks: Ranks, run: Analysis) -> None:
         console.print()
         console.print(Text(f"{_rank(ranks, run)}grad_norm", "bold"))
         last = norms[-_NORMS_SHOWN:]
-        told = " ".join(short(step.grad_norm) for step in last)
-        console.print(Text(f"  steps {last[0].step} to {last[-1].step}: {told}" if len(last) > 1 else f"  step {last[0].step}: {told}"))
+        values = " ".join(short(step.grad_norm) for step in last)
+        console.print(Text(f"  steps {last[0].step} to {last[-1].step}: {values}" if len(last) > 1 else f"  step {last[0].step}: {values}"))
     for jump in run.jumps[:_LISTED]:
         before = "" if math.isnan(jump.before) else f" from about {short(jump.before)}"
         most = "; most of it: " + ", ".join(f"{printable(name, 60)} {short(norm)}" for name, norm in jump.step.largest[:3])
@@ -250,8 +250,8 @@ def _print_scale(console: Console, ranks: Ranks, run: Analysis) -> None:
     scales += [each.scale for each in run.scaled[-1:]] if not scales else []
     console.print()
     console.print(Text(f"{_rank(ranks, run)}loss scale", "bold"))
-    told = f"  {scales[0]:g} at first, {scales[-1]:g} at last, {min(scales):g} at least; {skipped:,} of {len(run.steps):,} steps skipped"
-    console.print(Text(told))
+    summary = f"  {scales[0]:g} at first, {scales[-1]:g} at last, {min(scales):g} at least; {skipped:,} of {len(run.steps):,} steps skipped"
+    console.print(Text(summary))
     if not run.alarms:
         console.print(Text("  a skipped step now and then is normal: the scale was too large" if skipped else "  never too large"))
         return
