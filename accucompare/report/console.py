@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
+from rich.text import Text
 
 WIDTH = 100
 
@@ -15,6 +16,18 @@ def open_console(stderr: bool = False) -> Console:
     console = Console(highlight=False, markup=False, emoji=False, stderr=stderr)
     console.width = console.width if console.is_terminal else WIDTH
     return console
+
+
+def print_heading(console: Console, title: str) -> None:
+    """A heading, set apart from what stands above it."""
+    console.print()
+    console.print(Text(title, "bold"))
+
+
+def print_rest(console: Console, count: int, shown: int, what: str = "more") -> None:
+    """How many are only in the report, if not all of them were shown."""
+    if count > shown:
+        console.print(f"… and {count - shown:,} {what} in the report")
 
 
 @contextlib.contextmanager

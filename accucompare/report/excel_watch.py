@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from openpyxl.utils import get_column_letter
 
-from accucompare.findings.analysis import Analysis, Ranks, answer
+from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.findings.events import Cause, Step
 from accucompare.report.columns import COUNT, NUMBER, Column
 from accucompare.report.excel_environment import ABSENT, Entry, entry_table, flat
@@ -27,6 +27,7 @@ from accucompare.report.watch_columns import (
     StepRow,
     TensorRow,
     WarningRow,
+    main_answer,
     main_run,
     step_rows,
     tensor_rows,
@@ -71,10 +72,7 @@ def _findings(ranks: Ranks) -> Table:
         return AMBER if row.finding.cause is Cause.NEAR else PALE_RED
 
     heading = [(verdict_line(ranks, alone=False).plain, SECTION)]
-    if ranks.first is not None:
-        run, finding = ranks.first
-        lines = answer(finding, run.start, ranks.directory, run.scale_at(finding.step)).splitlines()
-        heading += [(line, PLAIN if place else BOLD) for place, line in enumerate(lines)]
+    heading += [(line, PLAIN if place else BOLD) for place, line in enumerate(main_answer(ranks).splitlines())]
     heading += [(note, MUTED_TEXT) for note in ranks.notes[:3]]
     rows = [FindingRow(run, finding) for run, finding in ranks.findings]
     tab, frozen = RED if rows or ranks.trouble else GREEN, 3 + ranks.several

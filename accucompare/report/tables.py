@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from accucompare.report.columns import COUNT, EXCESS, NUMBER, SCIENTIFIC, TEXT, Column, Value
+from accucompare.report.console import print_heading
 from accucompare.text import cut, printable
 
 _GAP = 2  # spaces between columns
@@ -45,7 +46,7 @@ def print_table(
     Args:
         console: where to.
         columns, rows: of the table; of a row without any value only ``above`` and ``below`` are printed.
-        title: printed above.
+        title: its heading, if it has one.
         style: of a cell.
         above, below: lines around a row; those below are wrapped, and begin at the second column.
     """
@@ -64,7 +65,7 @@ def print_table(
         left_out.append(columns[spared].title)
     widths = _shared([widest[at] for at in left], [columns[at].least for at in left], console.width - _GAP * (len(left) - 1))
     if title:
-        console.print(Text(title, "bold"))
+        print_heading(console, title)
     right = [columns[at].format != TEXT for at in left]
     _print(console, [[Text(columns[at].title, "bold")] for at in left], widths, right)
     indent = widths[0] + _GAP

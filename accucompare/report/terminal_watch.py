@@ -13,9 +13,9 @@ from accucompare.bundle.records import display_name
 from accucompare.findings.analysis import Analysis, Ranks, Trail, answer, called, headline, kinds, printable, short, where
 from accucompare.findings.events import Cause, Direction, Ending, Finding, Frame, Frames, Start, Step
 from accucompare.report.columns import Column, chosen
-from accucompare.report.console import open_console
+from accucompare.report.console import open_console, print_heading, print_rest
 from accucompare.report.tables import print_table
-from accucompare.report.watch_columns import FINDINGS, FRAMES, FindingRow, main_run, tensor_rows
+from accucompare.report.watch_columns import FINDINGS, FRAMES, FindingRow, main_answer, main_run, tensor_rows
 
 _TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
 _NORMS_SHOWN = 10
@@ -47,9 +47,8 @@ def print_finding(
     if with_answer:
         _print_answer(console, f"accucompare: {answer(finding, start, directory, scale)}")
     if frames is not None and frames.frames:
-        console.print()
-        plural = "the last call" if len(frames.frames) == 1 else f"the last {len(frames.frames)} calls"
-        console.print(Text(f"{plural}, as {'they' if len(frames.frames) > 1 else 'it'} ended", "bold"))
+        count = len(frames.frames)
+        print_heading(console, "the last call, as it ended" if count == 1 else f"the last {count} calls, as they ended")
         _print_frames(console, frames, finding)
 
 
@@ -77,12 +76,11 @@ def print_analysis(ranks: Ranks, report: Path | None, quiet: bool = False) -> No
     if first is not None:
         run, finding = first
         console.print()
-        _print_answer(console, answer(finding, run.start, ranks.directory, run.scale_at(finding.step)))
+        _print_answer(console, main_answer(ranks))
         _print_findings(console, ranks)
         frames = run.frames_of(finding)
         if frames is not None and frames.frames:
-            console.print()
-            console.print(Text("The last calls before the first finding", "bold"))
+            print_heading(console, "The last calls before the first finding")
             _print_frames(console, frames, finding)
     for run, step in ranks.unexplained[:_LISTED]:
         console.print(Text(f"{_rank(ranks, run)}step {step.step}: {_unexplained(step)}, and no call was found", "yellow"))
@@ -108,9 +106,7 @@ def print_watched(ranks: Ranks, quiet: bool) -> None:
     console.print(verdict_line(ranks, quiet), soft_wrap=True)
     if quiet:
         return
-    if ranks.first is not None:
-        run, finding = ranks.first
-        _print_answer(console, answer(finding, run.start, ranks.directory, run.scale_at(finding.step)))
+    _print_answer(console, main_answer(ranks))
     _print_warnings(console, ranks)
     run = main_run(ranks)
     if run.end is not None and run.end.ending not in (Ending.FINISHED, Ending.FINDING):
@@ -165,15 +161,13 @@ _FINDINGS = [
 
 def _print_findings(console: Console, ranks: Ranks) -> None:
     """In execution order: origins, and below each the first few calls that it passed through."""
-    console.print()
     print_table(
         console, [column for column in _FINDINGS if ranks.several or column.title != "rank"],
         [row for trail in ranks.trails[:_TRAILS_SHOWN] for row in _rows(trail)], "Findings, in execution order",
         style=lambda row, column: "bold red" if row.finding.origin else "",
         below=lambda row: [Text(f"… and passed through {row.more:,} more", "bright_black")] if row.more else [],
     )  # fmt: skip
-    if len(ranks.trails) > _TRAILS_SHOWN:
-        console.print(f"… and {len(ranks.trails) - _TRAILS_SHOWN:,} more in the report")
+    print_rest(console, len(ranks.trails), _TRAILS_SHOWN)
 
 
 def _rows(trail: Trail) -> list[FindingRow]:
@@ -226,8 +220,7 @@ def _print_history(console: Console, ranks: Ranks, run: Analysis) -> None:
     """What led to it: grad_norm and the loss scale."""
     norms = [step for step in run.steps if step.grad_norm is not None]
     if norms:
-        console.print()
-        console.print(Text(f"{_rank(ranks, run)}grad_norm", "bold"))
+        print_heading(console, f"{_rank(ranks, run)}grad_norm")
         last = norms[-_NORMS_SHOWN:]
         values = " ".join(short(step.grad_norm) for step in last)
         console.print(Text(f"  steps {last[0].step} to {last[-1].step}: {values}" if len(last) > 1 else f"  step {last[0].step}: {values}"))
@@ -248,8 +241,7 @@ def _print_scale(console: Console, ranks: Ranks, run: Analysis) -> None:
         return
     skipped = sum(each.skipped for each in run.scaled)
     scales += [each.scale for each in run.scaled[-1:]] if not scales else []
-    console.print()
-    console.print(Text(f"{_rank(ranks, run)}loss scale", "bold"))
+    print_heading(console, f"{_rank(ranks, run)}loss scale")
     summary = f"  {scales[0]:g} at first, {scales[-1]:g} at last, {min(scales):g} at least; {skipped:,} of {len(run.steps):,} steps skipped"
     console.print(Text(summary))
     if not run.alarms:
@@ -266,8 +258,7 @@ def _print_warnings(console: Console, ranks: Ranks) -> None:
     if not warned:
         return
     warned.sort(key=lambda pair: pair[1].step)
-    console.print()
-    console.print(Text("Warnings", "bold"))
+    print_heading(console, "Warnings")
     for run, warning in warned[:_LISTED]:
         console.print(Text(f"  {_rank(ranks, run)}step {warning.step}: {printable(warning.text, 300)}", "yellow"), soft_wrap=True)
     if len(warned) > _LISTED:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from accucompare.bundle.records import display_name
-from accucompare.findings.analysis import Analysis, Ranks, called, described, hints, smallest
+from accucompare.findings.analysis import Analysis, Ranks, answer, called, described, hints, smallest
 from accucompare.findings.events import Alert, AlertKind, Finding, Frame, Frames, Number, Step, TensorRange
 from accucompare.report.columns import COUNT, GENERAL, NUMBER, TEXT, Column, Value, bracketed
 
@@ -17,6 +17,14 @@ _RANK = Column("rank", lambda row: row.run.start.rank, COUNT, 7)
 def main_run(ranks: Ranks) -> Analysis:
     """The run of which all is shown: the one with the first origin, or the first; all ranks' would be too many."""
     return ranks.first[0] if ranks.first is not None else ranks.ranks[0]
+
+
+def main_answer(ranks: Ranks) -> str:
+    """The answer to the first finding, in lines; none if there is no finding."""
+    if ranks.first is None:
+        return ""
+    run, finding = ranks.first
+    return answer(finding, run.start, ranks.directory, run.scale_at(finding.step))
 
 
 def _number(value: Number | None) -> Value:
