@@ -35,7 +35,7 @@ def all_layers(comparison: Result) -> Table:
     """The table *Layers*."""
     return Table(
         "Layers", _sized(COLUMNS, comparison.rows), comparison.rows, nothing="Nothing: the bundles hold no record.",
-        frozen=4, dense=True, coloring=_COLORING, depth=_depth, large=True,
+        frozen=4, dense=True, coloring=_COLORING, depth=lambda row: min(row.module.count("."), _MOST_LEVELS), large=True,
     )  # fmt: skip
 
 
@@ -54,8 +54,3 @@ def _sized(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
     """The columns, that of the names as wide as those are."""
     width = min(max(max((len(layer(row)) for row in rows), default=0) + 2, 16), _WIDEST_NAME)
     return [column._replace(width=width) if column.title == "layer" else column for column in columns]
-
-
-def _depth(row: Row) -> int:
-    """How deep in the model a row's module is."""
-    return min(row.module.count("."), _MOST_LEVELS)

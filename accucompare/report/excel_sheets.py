@@ -66,7 +66,7 @@ def _write(path: Path, title: str, sheets: Iterable[Page | Table]) -> None:
     try:
         for sheet in sheets:
             if isinstance(sheet, Page):
-                _add_page(workbook, sheet)
+                _append(_add_sheet(workbook, sheet.title, sheet.widths, sheet.tab), sheet.lines, first=2, last=len(sheet.widths))
             else:
                 rows += _add_table(workbook, sheet)
         workbook.save(without_rows)
@@ -76,11 +76,6 @@ def _write(path: Path, title: str, sheets: Iterable[Page | Table]) -> None:
                 each.close()
         raise
     save_with_rows(without_rows, rows, path)
-
-
-def _add_page(workbook: Workbook, page: Page) -> None:
-    sheet = _add_sheet(workbook, page.title, page.widths, page.tab)
-    _append(sheet, page.lines, first=2, last=len(page.widths))
 
 
 def _add_table(workbook: Workbook, table: Table) -> list[SheetRows]:
@@ -115,8 +110,11 @@ def _add_rows(workbook: Workbook, table: Table, title: str, start: int, stop: in
     if not rows and table.nothing:
         sheet.append([styled(sheet, table.nothing, MUTED_TEXT)])
     _link(sheet, table, rows)
-    fills = dict.fromkeys(map(table.fill, rows))
-    return SheetRows(sheet, table, start, stop, {fill: _styles(sheet, table, fill) for fill in fills})
+    styles = {}
+    for fill in dict.fromkeys(map(table.fill, rows)):
+        looks = row_looks(table.columns, fill, "" if table.dense else LINE)
+        styles[fill] = [styled(sheet, None, look).style_id for look in looks]
+    return SheetRows(sheet, table, start, stop, styles)
 
 
 def _add_sheet(
@@ -192,8 +190,3 @@ def _link(sheet: Any, table: Table, rows: Sequence[Any]) -> None:
     for column, letter in zip(table.columns, table.letters.values(), strict=True):
         if column.link:
             sheet._hyperlinks += [hyperlink(f"{letter}{line}", column.link(row)) for line, row in enumerate(rows, table.header + 1)]
-
-
-def _styles(sheet: Worksheet, table: Table, fill: str | tuple[str, ...]) -> list[int]:
-    looks = row_looks(table.columns, fill, "" if table.dense else LINE)
-    return [styled(sheet, None, look).style_id for look in looks]

@@ -12,27 +12,13 @@ from openpyxl.utils import get_column_letter
 
 from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.findings.events import Cause, Step
+from accucompare.report import watch_columns as log
 from accucompare.report.columns import COUNT, NUMBER, Column
 from accucompare.report.excel_environment import ABSENT, Entry, entry_table, flat
 from accucompare.report.excel_sheets import write_workbook
 from accucompare.report.looks import AMBER, BOLD, GREEN, MUTED_TEXT, PALE_RED, PLAIN, RED, SECTION, Look
 from accucompare.report.sheets import Chart, Item, Line, Series, Table, thinned
 from accucompare.report.terminal_watch import verdict_line
-from accucompare.report.watch_columns import (
-    FINDINGS,
-    FRAMES,
-    STEPS,
-    WARNINGS,
-    FindingRow,
-    StepRow,
-    TensorRow,
-    WarningRow,
-    main_answer,
-    main_run,
-    step_rows,
-    tensor_rows,
-    warning_rows,
-)
 
 _CHART_LINES = 17  # lines that a chart covers
 _MARKED = 60  # points of a chart, up to which each of them is marked
@@ -41,17 +27,10 @@ MAX_RANKS = 8  # columns of the sheet Environment
 
 
 def write_watch(ranks: Ranks, path: Path) -> Path:
-    """Write the Excel report.
-
-    Args:
-        ranks: the last run of every rank.
-        path: where to; ends in ``.xlsx``. Directories that are not there are created.
-
-    Returns:
-        ``path``.
+    """Write the Excel report of the last run of every rank, and return its path.
 
     Raises:
-        ReportError: if the path is a directory, or the file cannot be written.
+        ReportError: if it cannot be written.
     """
     sheets = [_findings(ranks), _frames(ranks), *_steps(ranks), _warnings(ranks), _environment(ranks)]
     return write_workbook(path, f"what a watch found: {ranks.path.name}", sheets)
@@ -66,51 +45,51 @@ def _table(
 
 
 def _findings(ranks: Ranks) -> Table:
-    def fill(row: FindingRow) -> str:
+    def fill(row: log.FindingRow) -> str:
         if not row.finding.origin:
             return ""
         return AMBER if row.finding.cause is Cause.NEAR else PALE_RED
 
     heading = [(verdict_line(ranks, alone=False).plain, SECTION)]
-    heading += [(line, PLAIN if place else BOLD) for place, line in enumerate(main_answer(ranks).splitlines())]
+    heading += [(line, PLAIN if place else BOLD) for place, line in enumerate(log.main_answer(ranks).splitlines())]
     heading += [(note, MUTED_TEXT) for note in ranks.notes[:3]]
-    rows = [FindingRow(run, finding) for run, finding in ranks.findings]
+    rows = [log.FindingRow(run, finding) for run, finding in ranks.findings]
     tab, frozen = RED if rows or ranks.trouble else GREEN, 3 + ranks.several
-    return _table(ranks, "Findings", FINDINGS, rows, heading, nothing="Nothing was found.", frozen=frozen, fill=fill, tab=tab)
+    return _table(ranks, "Findings", log.FINDINGS, rows, heading, nothing="Nothing was found.", frozen=frozen, fill=fill, tab=tab)
 
 
 def _frames(ranks: Ranks) -> Table:
-    def fill(row: TensorRow) -> str:
+    def fill(row: log.TensorRow) -> str:
         return PALE_RED if row.origin else AMBER if row.tensor is not None and not row.tensor.finite else ""
 
-    rows = [row for run in ranks.ranks for frames in run.frames for row in tensor_rows(frames, run)]
+    rows = [row for run in ranks.ranks for frames in run.frames for row in log.tensor_rows(frames, run)]
     heading = [("The last calls before a finding, and all of traced steps, in the order in which they ended", SECTION)]
-    return _table(ranks, "Frames", FRAMES, rows, heading, nothing="No frames were kept.", frozen=3 + ranks.several, fill=fill)
+    return _table(ranks, "Frames", log.FRAMES, rows, heading, nothing="No frames were kept.", frozen=3 + ranks.several, fill=fill)
 
 
 def _warnings(ranks: Ranks) -> Table:
-    def fill(row: WarningRow) -> str:
+    def fill(row: log.WarningRow) -> str:
         return PALE_RED if row.alarm else ""
 
-    rows = sorted((row for run in ranks.ranks for row in warning_rows(run)), key=lambda row: (row.alert.step, row.run.start.rank))
+    rows = sorted((row for run in ranks.ranks for row in log.warning_rows(run)), key=lambda row: (row.alert.step, row.run.start.rank))
     heading = [("What was not wrong yet, and the loss scale", SECTION)]
-    return _table(ranks, "Warnings", WARNINGS, rows, heading, nothing="Nothing was warned of.", frozen=1 + ranks.several, fill=fill)
+    return _table(ranks, "Warnings", log.WARNINGS, rows, heading, nothing="Nothing was warned of.", frozen=1 + ranks.several, fill=fill)
 
 
 def _steps(ranks: Ranks) -> list[Table]:
     """The table *Steps* with its charts, and the hidden one that these are drawn from."""
 
-    def fill(row: StepRow) -> str:
+    def fill(row: log.StepRow) -> str:
         if not row.step.finite and not row.skipped:
             return PALE_RED
         return AMBER if row.jumped or row.alarm or row.step.overflowed else ""
 
-    run = main_run(ranks)
+    run = log.main_run(ranks)
     data = Table("Chart data", _CHART_COLUMNS, _points(run.steps), hidden=True)
-    charts = _charts(data, f", rank {run.start.rank}" if ranks.several else "", get_column_letter(len(STEPS) + 1 + ranks.several))
-    rows, heading = [row for run in ranks.ranks for row in step_rows(run)], [("Every step that was watched", SECTION)]
+    charts = _charts(data, f", rank {run.start.rank}" if ranks.several else "", get_column_letter(len(log.STEPS) + 1 + ranks.several))
+    rows, heading = [row for run in ranks.ranks for row in log.step_rows(run)], [("Every step that was watched", SECTION)]
     frozen = 1 + ranks.several
-    return [_table(ranks, "Steps", STEPS, rows, heading, nothing="No step was watched.", frozen=frozen, fill=fill, charts=charts), data]
+    return [_table(ranks, "Steps", log.STEPS, rows, heading, nothing="No step was watched.", frozen=frozen, fill=fill, charts=charts), data]
 
 
 class _Point(NamedTuple):
@@ -170,7 +149,7 @@ _OWN = ("log", "rank", "time", "device")  # what each rank has of its own
 
 def _environment(ranks: Ranks) -> Table:
     """How each rank ran; what is not as in the first column is marked, but for what is each rank's own."""
-    first = main_run(ranks)
+    first = log.main_run(ranks)
     shown = [first, *(run for run in ranks.ranks if run is not first)][:MAX_RANKS]
     left_out = len(ranks.ranks) - len(shown)
     tables = [dict(_entries(run)) for run in shown]

@@ -13,7 +13,7 @@ import msgspec
 from accucompare.bundle.records import Record
 from accucompare.compare.measure import Metrics
 from accucompare.compare.result import Result
-from accucompare.compare.rows import Culprit, Finding, Row
+from accucompare.compare.rows import Culprit, Row
 from accucompare.files import written_whole
 from accucompare.report.culprit_words import place, verdict
 
@@ -47,17 +47,13 @@ def write_json(comparison: Result, path: Path) -> Path:
         "identical_until": None if until is None else comparison.place(until),
         "first_divergence": None if first is None else comparison.place(first),
         "culprits": [_culprit(comparison, culprit, numbers[id(culprit.row)]) for culprit in comparison.culprits],
-        "preflight": [_finding(finding) for finding in comparison.preflight],
+        "preflight": [{name: getattr(finding, name) for name in _FINDING} for finding in comparison.preflight],
         "damage": comparison.damage,
         "rows": [_row(row) for row in comparison.rows],
     }
     text = json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     encoded = text.encode("utf-8", "backslashreplace")  # lone surrogates, as of file names, become JSON's \udc80
     return written_whole(path, lambda temporary: temporary.write_bytes(encoded))
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {name: getattr(finding, name) for name in ("topic", "message", "serious", "of_baseline")}
 
 
 def _culprit(comparison: Result, culprit: Culprit, number: int) -> dict[str, Any]:
@@ -69,6 +65,7 @@ def _culprit(comparison: Result, culprit: Culprit, number: int) -> dict[str, Any
     return {"place": place(comparison, culprit), "row": number, **shown, "limit": culprit.row.verdict.excess_limit, **more, **difference}
 
 
+_FINDING = ("topic", "message", "serious", "of_baseline")
 _VERDICT = ("reason", "tolerance", "rule", "needed", "used", "detail", "excess", "excess_limit")
 
 

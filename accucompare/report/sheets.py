@@ -46,19 +46,12 @@ class Line(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A sheet of lines, whose first column is a margin.
-
-    Attributes:
-        title: of the sheet.
-        widths: of its columns, in characters.
-        lines: what stands there.
-        tab: the colour of the sheet's tab.
-    """
+    """A sheet of lines, whose first column is a margin."""
 
     title: str
-    widths: Sequence[float]
+    widths: Sequence[float]  # of the columns, in characters
     lines: Sequence[Line]
-    tab: str
+    tab: str  # the colour of the sheet's tab
 
 
 class Series(NamedTuple):
