@@ -6,12 +6,12 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from openpyxl.utils import get_column_letter
 
 from accucompare.findings.analysis import Analysis, Ranks
-from accucompare.findings.events import Cause, Step
+from accucompare.findings.events import Cause, Number, Step
 from accucompare.report import watch_columns as log
 from accucompare.report.columns import COUNT, NUMBER, Column
 from accucompare.report.excel_environment import ABSENT, Entry, entry_table, flat
@@ -85,63 +85,47 @@ def _steps(ranks: Ranks) -> list[Table]:
         return AMBER if row.jumped or row.alarm or row.step.overflowed else ""
 
     run = log.main_run(ranks)
-    data = Table("Chart data", _CHART_COLUMNS, _points(run.steps), hidden=True)
+    data = _chart_data(run.steps)
     charts = _charts(data, f", rank {run.start.rank}" if ranks.several else "", get_column_letter(len(log.STEPS) + 1 + ranks.several))
     rows, heading = [row for run in ranks.ranks for row in log.step_rows(run)], [("Every step that was watched", SECTION)]
     frozen = 1 + ranks.several
     return [_table(ranks, "Steps", log.STEPS, rows, heading, nothing="No step was watched.", frozen=frozen, fill=fill, charts=charts), data]
 
 
-class _Point(NamedTuple):
-    """A point of the charts: the step, and grad_norm and loss scale as a logarithmic axis can show them."""
-
-    step: int
-    norm: float | None
-    bad: float | None
-    scale: float | None
-
-
-_CHART_COLUMNS = (
-    Column("step", lambda point: point.step, COUNT, 10),
-    Column("grad_norm", lambda point: point.norm, NUMBER, 16),
-    Column(_NOT_FINITE, lambda point: point.bad, NUMBER, 16),
-    Column("loss scale", lambda point: point.scale, NUMBER, 16),
-)
-
-
-def _charts(data: Table, of_rank: str, letter: str) -> list[Chart]:
-    """What there is to draw, one chart below the other from this column on."""
-    drawn = []
-    if any(point.norm or point.bad for point in data.rows):
-        drawn.append(("grad_norm", [Series("grad_norm", "1B5FAA", marked=_MARKED), Series(_NOT_FINITE, "C62828", width=0)]))
-    if any(point.scale for point in data.rows):
-        drawn.append(("loss scale", [Series("loss scale", "2F6F73", marked=_MARKED)]))
-    return [
-        Chart(f"{letter}{2 + place * _CHART_LINES}", series, "step", (title + of_rank, "step", ""), size=(24, 8), labels=20, data=data)
-        for place, (title, series) in enumerate(drawn)
-    ]
-
-
-def _points(steps: Sequence[Step]) -> list[_Point]:
-    """As many points as a chart has room for: of neighbours the last one, or the first that is not finite."""
+def _chart_data(steps: Sequence[Step]) -> Table:
+    """The hidden table that the charts are drawn from: of neighbouring steps the last one, or the first that is not finite."""
     shown = thinned(steps, lambda group: next(filter(_is_bad, group), group[-1]))
-    top = max((float(step.grad_norm) for step in shown if step.grad_norm is not None and not _is_bad(step)), default=1.0) or 1.0
-    return [_point(step, top) for step in shown]
+    top = max((norm for step in shown if (norm := _positive(step.grad_norm))), default=1.0)
+    columns = [
+        Column("step", lambda step: step.step, COUNT, 10),
+        Column("grad_norm", lambda step: _positive(step.grad_norm), NUMBER, 16),
+        Column(_NOT_FINITE, lambda step: top if _is_bad(step) else None, NUMBER, 16),
+        Column("loss scale", lambda step: _positive(step.scale), NUMBER, 16),
+    ]
+    return Table("Chart data", columns, shown, hidden=True)
 
 
 def _is_bad(step: Step) -> bool:
     return step.grad_norm is not None and not math.isfinite(float(step.grad_norm))
 
 
-def _point(step: Step, top: float) -> _Point:
-    """A norm that is not finite at the top of the others; nothing for 0, which a logarithmic axis lacks."""
-    bad = _is_bad(step)
-    norm = None if step.grad_norm is None or bad else float(step.grad_norm)
-    return _Point(step.step, _positive(norm), top if bad else None, _positive(step.scale))
+def _positive(number: Number | None) -> float | None:
+    """A number that a logarithmic axis can show; it has neither 0 nor infinity."""
+    return float(number) if number is not None and 0 < float(number) < math.inf else None
 
 
-def _positive(value: float | None) -> float | None:
-    return value if value is not None and value > 0 else None
+def _charts(data: Table, of_rank: str, letter: str) -> list[Chart]:
+    """What there is to draw, one chart below the other from this column on."""
+    norm, scale = Series("grad_norm", "1B5FAA", marked=_MARKED), Series("loss scale", "2F6F73", marked=_MARKED)
+    drawn = []
+    if any(step.grad_norm for step in data.rows):
+        drawn.append(("grad_norm", [norm, Series(_NOT_FINITE, "C62828", width=0)]))
+    if any(_positive(step.scale) for step in data.rows):
+        drawn.append(("loss scale", [scale]))
+    return [
+        Chart(f"{letter}{2 + place * _CHART_LINES}", series, "step", (title + of_rank, "step", ""), size=(24, 8), labels=20, data=data)
+        for place, (title, series) in enumerate(drawn)
+    ]
 
 
 _OWN = ("log", "rank", "time", "device")  # what each rank has of its own
