@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +26,7 @@ NUMBER = "0.00000E+00;-0.00000E+00;0"
 PERCENT = "[=0]0;[<0.0001]0.0E+00;0.00%"
 EXCESS = "[=0]0;[<1000]0.00;0.0E+00"
 GENERAL = "General"
-#: What stands in the place of a value of the candidate's that is golden's.
+#: Shown for the candidate's value if it equals golden's.
 SAME = "same"
 
 _DTYPE = {TEXT: "str", COUNT: "UInt64"}  # pandas'; everything else is a float
@@ -45,19 +45,19 @@ class Column(NamedTuple):
 
     Attributes:
         title: its header.
-        get: its value for a row: ``""`` in text columns, ``None`` in others where there is nothing; ``None`` for the row's number.
+        get: gives its value for a row (``""`` or ``None`` if there is none); is ``None`` if the column shows the row's number.
         format: one of the number formats above.
         width: in characters, in Excel.
         group: what it belongs to; neighbours of one group look alike.
-        sparse: whether Excel hides it where no row has a value: without a baseline, or a second run, it has no meaning.
-        folded: how deep in Excel's outline of columns it is, which is folded: 0 for those that are always seen, 1 for the most telling
-            of each further group, 2 for the rest of it.
-        several: whether it is only folded while all rows agree in it.
+        sparse: whether Excel hides it if no row has a value, as those of the baseline if there is none.
+        folded: its level in Excel's folded outline of columns: 0 if it is always shown, 1 for the most telling of a further group,
+            2 for the rest of that group.
+        several: whether it is folded only if all rows have the same value.
         scale: how its sizes are shown at a glance.
         wrap: whether its text is broken into lines.
         link: where a click on it leads for a row, as links name it.
-        least: in a terminal: of names, the least characters that it needs; 0 for what is never broken: numbers and single words.
-        spare: in a terminal: 0 if it is always shown; else one too narrow for all leaves out the largest first.
+        least: in a terminal: the fewest characters for names, which can be broken; 0 for numbers and words, which cannot.
+        spare: in a terminal: 0 if it is always shown; in a narrow one, the columns with the largest number are left out first.
     """
 
     title: str
@@ -73,6 +73,12 @@ class Column(NamedTuple):
     link: Callable[[Any], str] | None = None
     least: int = 0
     spare: int = 0
+
+
+def chosen(columns: Sequence[Column], *titles: str) -> list[Column]:
+    """The columns of these titles, in this order."""
+    by_title = {column.title: column for column in columns}
+    return [by_title[title] for title in titles]
 
 
 def layer(row: Row) -> str:
@@ -109,12 +115,12 @@ def _candidate_statistics(row: Row) -> Statistics | None:
 
 
 def _measured(row: Row) -> Metrics | None:
-    """The differences; none where there was no finite value to measure them at."""
+    """The measured differences; ``None`` if no value was finite."""
     return None if row.metrics is None or row.metrics.nothing_finite else row.metrics
 
 
 def _count(name: str) -> Callable[[Row], Value]:
-    """A count that is nearly always zero, and then left out, so that what is there stands out."""
+    """A count that is nearly always zero. Zeros are left out, so that other numbers stand out."""
     read = attrgetter(name)
     return lambda row: (row.metrics and read(row.metrics)) or None
 
@@ -198,8 +204,8 @@ COLUMNS: tuple[Column, ...] = (
 def to_dataframe(comparison: Result) -> pandas.DataFrame:
     """One line per row of the comparison, in its order, under the titles of ``COLUMNS``: always all of them.
 
-    Floats stay floats, NaN and infinities included (so what was not measured is NaN too); counts are ``UInt64`` with ``NA``
-    where there is none; text is ``""`` where there is none. A column with an integer that float64 cannot hold is one of objects.
+    Floats stay floats, with NaN and infinities; what was not measured is NaN, too. Counts are ``UInt64``, ``NA`` if there is none. Text
+    is ``""`` if there is none. A column with an integer that float64 cannot hold has the dtype object.
     """
     import pandas
 

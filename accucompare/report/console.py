@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
+from rich.text import Text
 
 WIDTH = 100
 
@@ -17,16 +18,28 @@ def open_console(stderr: bool = False) -> Console:
     return console
 
 
+def print_heading(console: Console, title: str) -> None:
+    """A heading, set apart from what stands above it."""
+    console.print()
+    console.print(Text(title, "bold"))
+
+
+def print_rest(console: Console, count: int, shown: int, what: str = "more") -> None:
+    """How many are only in the report, if not all of them were shown."""
+    if count > shown:
+        console.print(f"… and {count - shown:,} {what} in the report")
+
+
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Let the reader of a pipe go before everything is printed (``| head``): the command's result stands all the same."""
+    """Let the reader of a pipe go before everything is printed (``| head``): the command's result stays the same."""
     with contextlib.suppress(BrokenPipeError, SystemExit):  # rich turns a broken pipe into an exit, and stdout into a sink
         yield
 
 
 @contextlib.contextmanager
 def progress_bar(verb: str, unit: str, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on stderr, to be called with what is done and what is to do; ``None`` where nobody would see it."""
+    """A progress bar on stderr: a function of what is done and what there is to do; ``None`` if stderr is no terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield None

@@ -10,7 +10,7 @@ from accucompare.compare.result import Answer, Result
 from accucompare.compare.rows import Culprit, Row
 from accucompare.numbers.dtypes import DTYPES
 
-#: What a culprit is, and what the two measures of its error say, as the heading of the culprits has it.
+#: What a culprit is, and what the two measures of its error mean.
 _CULPRIT = "where errors are made, the most certain first"
 _EXCESS = "excess: the relative L2 error as a multiple of the baseline's, which rounding alone makes"
 _OPTIONS_SHOWN = 5  # of what is configured otherwise
@@ -34,7 +34,7 @@ def agreement(comparison: Result) -> str:
 
 
 def judged(comparison: Result) -> bool:
-    """Whether there is something to tell rounding from a bug by, so that its conclusion says more than its verdict."""
+    """Whether something tells rounding from a bug, so that the conclusion says more than the verdict."""
     return comparison.fed or comparison.baseline is not None
 
 
@@ -86,7 +86,7 @@ def place(comparison: Result, culprit: Culprit) -> str:
 
 
 def excess(culprit: Culprit) -> float | None:
-    """Its excess; ``None`` without a baseline, where another shape or kind of number says it all, and of integers, of which some differ."""
+    """Its excess; ``None`` without a baseline, for another shape or kind of number, and for integers."""
     return None if is_choice(culprit.row) else culprit.excess or None
 
 
@@ -102,10 +102,10 @@ def error(culprit: Culprit) -> float | None:
 
 
 def configuration(culprit: Culprit) -> str:
-    """What its module keeps that is not golden's: ``configured otherwise: eps is 1e-12 in golden, 0.01 in the candidate``; or ``""``."""
-    told = [f"{option.name} is {option.golden} in golden, {option.candidate} in the candidate" for option in culprit.configured]
-    more = [f"and {len(told) - _OPTIONS_SHOWN} more"] if len(told) > _OPTIONS_SHOWN else []
-    return f"configured otherwise: {'; '.join(told[:_OPTIONS_SHOWN] + more)}" if told else ""
+    """The options of its module that differ: ``configured otherwise: eps is 1e-12 in golden, 0.01 in the candidate``; or ``""``."""
+    options = [f"{option.name} is {option.golden} in golden, {option.candidate} in the candidate" for option in culprit.configured]
+    more = [f"and {len(options) - _OPTIONS_SHOWN} more"] if len(options) > _OPTIONS_SHOWN else []
+    return f"configured otherwise: {'; '.join(options[:_OPTIONS_SHOWN] + more)}" if options else ""
 
 
 def kind(culprit: Culprit) -> str:

@@ -17,34 +17,36 @@ from accucompare.report.console import open_console, reader_may_leave
 Rows = list[tuple[str, str]]
 
 
-def print_examination(found: Examination, *, as_json: bool = False, quiet: bool = False) -> None:
-    """Print what was found; if quiet, the verdict only."""
+def print_examination(examination: Examination, *, as_json: bool = False, quiet: bool = False) -> None:
+    """Print what was examined; only the verdict if quiet."""
     console = open_console()
     with reader_may_leave():
         if as_json:
-            console.print(Text(json.dumps(asdict(found), indent=1)), soft_wrap=True)
+            console.print(Text(json.dumps(asdict(examination), indent=1)), soft_wrap=True)
             return
-        console.print(_verdict(found), soft_wrap=True)
+        console.print(_verdict(examination), soft_wrap=True)
         if quiet:
             return
-        for problem in found.problems:
+        for problem in examination.problems:
             console.print(Text(f"  ! {problem.topic}: {problem.message}", "red" if problem.serious else "yellow"))
             if problem.cure:
                 console.print(Text(f"    cure: {problem.cure}"), soft_wrap=True)  # to be copied whole
-        _print_section(console, "Installation", _installation(found))
-        _print_section(console, "Devices", [(name, _device(device)) for name, device in found.devices.items()])
-        flags = [(name, _listed(device.flags)) for name, device in found.devices.items() if device.flags]
+        _print_section(console, "Installation", _installation(examination))
+        _print_section(console, "Devices", [(name, _device(device)) for name, device in examination.devices.items()])
+        flags = [(name, _listed(device.flags)) for name, device in examination.devices.items() if device.flags]
         _print_section(console, "Settings that change numbers, as a capture would find them", flags)
-        _print_section(console, "Environment", [(name, f"{value!a}  ({ENVIRONMENT[name]})") for name, value in found.environment.items()])
+        _print_section(
+            console, "Environment", [(name, f"{value!a}  ({ENVIRONMENT[name]})") for name, value in examination.environment.items()]
+        )
 
 
-def _verdict(found: Examination) -> Text:
-    if not found.ok:
-        serious = "; ".join(f"{problem.topic}: {problem.message}" for problem in found.problems if problem.serious)
+def _verdict(examination: Examination) -> Text:
+    if not examination.ok:
+        serious = "; ".join(f"{problem.topic}: {problem.message}" for problem in examination.problems if problem.serious)
         return Text.assemble(("TROUBLE", "bold red"), f"  {serious}")
-    able = [name for name, device in found.devices.items() if device.available]
+    able = [name for name, device in examination.devices.items() if device.available]
     captures = f"captures can run on {', '.join(able)}" if able else "comparisons can run here, captures cannot"
-    broken = [problem.topic for problem in found.problems if problem.topic in (*found.devices, "versions")]
+    broken = [problem.topic for problem in examination.problems if problem.topic in (*examination.devices, "versions")]
     wrong = f"accucompare can work here, but see what is said of {', '.join(dict.fromkeys(broken))}" if broken else _NOTHING_WRONG
     return Text.assemble(("OK", "bold green"), f"  {wrong}; {captures}")
 
@@ -52,15 +54,15 @@ def _verdict(found: Examination) -> Text:
 _NOTHING_WRONG = "nothing is wrong with this installation"
 
 
-def _installation(found: Examination) -> Rows:
-    memory = "" if found.memory is None else f", {found.memory / (1 << 30):.1f} GiB of memory"
+def _installation(examination: Examination) -> Rows:
+    memory = "" if examination.memory is None else f", {examination.memory / (1 << 30):.1f} GiB of memory"
     return [
-        ("accucompare", f"{found.accucompare} in {found.location}"),
-        ("Python", f"{found.python}, {found.executable}"),
-        ("machine", f"{found.platform}; {found.processors} processor(s){memory}"),
-        ("kernel", found.kernel or "-"),
-        ("CRC, digests", f"{found.crc or '-'}, {found.digests or '-'}"),
-        ("packages", ", ".join(f"{name} {version or '-'}" for name, version in found.versions.items()) or "-"),
+        ("accucompare", f"{examination.accucompare} in {examination.location}"),
+        ("Python", f"{examination.python}, {examination.executable}"),
+        ("machine", f"{examination.platform}; {examination.processors} processor(s){memory}"),
+        ("kernel", examination.kernel or "-"),
+        ("CRC, digests", f"{examination.crc or '-'}, {examination.digests or '-'}"),
+        ("packages", ", ".join(f"{name} {version or '-'}" for name, version in examination.versions.items()) or "-"),
     ]
 
 

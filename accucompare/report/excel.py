@@ -16,17 +16,10 @@ from accucompare.report.sheets import Page, Table
 
 
 def write_excel(comparison: Result, path: Path) -> Path:
-    """Write the Excel report.
-
-    Args:
-        comparison: what to report.
-        path: where to; ends in ``.xlsx``. Directories that are not there are created.
-
-    Returns:
-        ``path``.
+    """Write the Excel report, and return its path.
 
     Raises:
-        ReportError: if the path is a directory or has another suffix, or the file cannot be written.
+        ReportError: if the path is a directory or does not end in ``.xlsx``, or the file cannot be written.
     """
     if path.suffix.lower() != ".xlsx" and not path.is_dir() and not is_stream(path):  # of a directory, that is said first
         raise ReportError(f"{path}: an Excel report's name must end in .xlsx, such as {path.stem or 'report'}.xlsx")

@@ -38,12 +38,12 @@ class _Point:
 
 def divergence(comparison: Result, layers: Table) -> Table:
     """The table behind the chart, with the chart above it; its rows link to those of *Layers*."""
-    points = _points(comparison.rows, glue=comparison.fed)  # which shows nowhere else: what comes after was given golden's values
+    points = _points(comparison.rows, glue=comparison.fed)  # in a fed capture, only the inputs show errors of glue
     shown = thinned(points, lambda group: max(group, key=_height))
     low, high = _bounds(shown)
 
     def drawn(error: float | None) -> float | None:
-        """Where on the axis an error is: at the ends what has no place there."""
+        """Where an error is on the axis; at an end of it if it is outside."""
         return None if error is None else high if math.isnan(error) else min(max(error, low), high)
 
     columns = [
@@ -69,7 +69,7 @@ def divergence(comparison: Result, layers: Table) -> Table:
 
 
 def _limit(row: Row) -> float | None:
-    """The limit on the relative L2 error: the one in force, or else the one that the error as a multiple of its limit implies."""
+    """The limit on the relative L2 error: the one in force, or else the error divided by the multiple of its limit."""
     if row.verdict.rel_l2_limit is not None:
         return row.verdict.rel_l2_limit or None  # a logarithmic axis has no zero
     used = row.verdict.used
@@ -90,12 +90,12 @@ def _points(rows: Sequence[Row], glue: bool) -> list[_Point]:
 
 
 def _height(point: _Point) -> tuple[bool, float]:
-    """What stands out: of neighbours the one that fails with the largest error, or else the largest error."""
+    """The key to choose a point among neighbours: the largest error of those that fail, or else the largest error."""
     return point.row.status is Status.FAIL, -1.0 if math.isnan(point.error) else point.error
 
 
 def _bounds(shown: Sequence[_Point]) -> tuple[float, float]:
-    """Powers of ten that a logarithmic axis runs between, so that every positive finite number drawn lies inside."""
+    """Powers of ten as the ends of a logarithmic axis; every positive finite value lies between them."""
     values = [value for point in shown for value in (point.error, point.limit, point.baseline) if value and math.isfinite(value)]
     if not values:
         return 1e-8, 1.0
@@ -104,9 +104,9 @@ def _bounds(shown: Sequence[_Point]) -> tuple[float, float]:
 
 
 def _label(name: str, most: int = _LABEL) -> str:
-    """A layer's name in few characters: with its numbers, which tell blocks apart, its last part, and as much of the rest as fits.
+    """A layer's name in few characters: its numbers, which tell blocks apart, its last part, and as much of the rest as fits.
 
-    ``encoder.layer.2.attention.output.LayerNorm`` is ``…layer.2…output.LayerNorm``: what is left out is so between its parts.
+    ``encoder.layer.2.attention.output.LayerNorm`` becomes ``…layer.2…output.LayerNorm``.
     """
     parts = name.split(".")
     kept = {len(parts) - 1}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from accucompare.bundle.manifest import Manifest
@@ -16,11 +16,11 @@ _LONGEST = 20  # entries of a list or of a table that are shown; of longer ones 
 _TABLES = ("parameters", "buffers", "modules", "inputs", "not_fed")  # of one line per layer or tensor: always shown as a number
 _WRAPS_AT, _A_LINE = 56, 40  # characters; a line that wraps breaks at a space or slash, and so holds fewer than fit
 
-#: Entries that tell two captures apart without telling anything about their numbers; never marked.
+#: Entries that differ between any two captures and do not affect their numbers; never marked.
 _EXPECTED = ("command", "command_line", "argv", "created", "time", "started", "finished", "duration", "seconds", "out", "pid")
 
-#: Entries for the summary, by their dotted keys or by what those begin with, the most telling first, and how it calls them; ``""``: by
-#: their keys.
+#: Entries for the summary, the most telling first: their dotted keys, or the beginning of these, and their names there; ``""`` for the
+#: key itself.
 _IMPORTANT = {
     "environment.created": "date", "environment.command": "command", "environment.versions": "", "environment.device": "",
     "model.class": "", "model.dtypes": "dtypes of parameters", "capture.dtype": "cast to (--dtype)", "environment.autocast": "",
@@ -28,6 +28,9 @@ _IMPORTANT = {
     "environment.random": "", "complete": "", "ranks": "", "steps": "", "records": "", "capture.only": "", "capture.skip": "",
     "environment.git": "",
 }  # fmt: skip
+
+
+DIFFERS = Column("", lambda entry: "differs" if entry.differs else "", TEXT, 12, wrap=True)
 
 
 class Entry(NamedTuple):
@@ -57,36 +60,43 @@ def environment(comparison: Result) -> Table:
     """The manifests side by side."""
     sides = [comparison.golden, comparison.candidate, *([comparison.baseline] if comparison.baseline else [])]
     titles = ("golden", "candidate", "baseline")[: len(sides)]
-    found = entries(*(side.manifest for side in sides))
-    note = f"{len(found)} entries, {sum(entry.differs for entry in found)} differ. When and by which command is never marked."
+    listed = entries(*(side.manifest for side in sides))
+    note = f"{len(listed)} entries, {sum(entry.differs for entry in listed)} differ. When and by which command is never marked."
     if comparison.baseline:
         note += " What the baseline says is marked where neither golden nor the candidate says it."
     paths = Entry("path", [str(side.path) for side in sides], [False] * len(sides))
-    differs = Column("", lambda entry: "differs" if entry.differs else "", TEXT, 12, wrap=True)
-    return entry_table("How each bundle was captured", note, titles, [paths, *found], differs)
+    return entry_table("How each bundle was captured", note, titles, [paths, *listed], DIFFERS)
 
 
-def entry_table(heading: str, note: str, titles: Sequence[str], found: Sequence[Entry], *more: Column) -> Table:
+def entry_table(heading: str, note: str, titles: Sequence[str], listed: Sequence[Entry], *more: Column) -> Table:
     """A sheet *Environment* with a column for each of these titles, and more columns to the right."""
-
-    def column(number: int, title: str) -> Column:
-        return Column(title, lambda entry: entry.values[number], TEXT, 52, wrap=True)
-
-    def fill(entry: Entry) -> tuple[str, ...]:
-        return tuple(AMBER if marked else "" for marked in (False, *entry.marked, *[entry.differs] * len(more)))
 
     def height(entry: Entry) -> float:
         longest = max(map(len, entry.values))
         return 14 * min(1 + longest // _A_LINE, 20) if longest > _WRAPS_AT else 0
 
-    entry = Column("entry", lambda entry: entry.key, TEXT, 38, wrap=True)
-    columns = [entry, *(column(number, title) for number, title in enumerate(titles)), *more]
     lines = [Line([Item(heading, SECTION)], height=26), Line([Item(note, MUTED_TEXT)])]
-    return Table("Environment", columns, found, heading=lines, frozen=1, fill=fill, height=height)
+    columns = [*entry_columns(titles), *more]
+    return Table("Environment", columns, listed, heading=lines, frozen=1, fill=lambda entry: entry_fill(entry, len(more)), height=height)
+
+
+def entry_columns(titles: Sequence[str]) -> list[Column]:
+    """The columns of entries: their keys, and what stands under each of these titles."""
+
+    def value(number: int) -> Callable[[Entry], str]:
+        return lambda entry: entry.values[number]
+
+    keys = Column("entry", lambda entry: entry.key, TEXT, 38, wrap=True)
+    return [keys, *(Column(title, value(number), TEXT, 52, wrap=True) for number, title in enumerate(titles))]
+
+
+def entry_fill(entry: Entry, more: int) -> tuple[str, ...]:
+    """The colours of an entry's cells, and of more cells to the right."""
+    return tuple(AMBER if marked else "" for marked in (False, *entry.marked, *[entry.differs] * more))
 
 
 def entries(golden: Manifest, candidate: Manifest, baseline: Manifest | None = None) -> list[Entry]:
-    """The manifests side by side, in the order of golden's; what only another one has follows its like."""
+    """The manifests side by side, in the order of golden's; an entry that golden lacks stands beside those of its table."""
     tables = [dict(_of_manifest(manifest)) for manifest in (golden, candidate, baseline) if manifest is not None]
     place: dict[str, int] = {}
 
@@ -98,11 +108,11 @@ def entries(golden: Manifest, candidate: Manifest, baseline: Manifest | None = N
     return [_entry(key, [table.get(key, _Value(ABSENT, ABSENT)) for table in tables]) for key in keys]
 
 
-def important(found: Sequence[Entry]) -> list[Entry]:
+def important(listed: Sequence[Entry]) -> list[Entry]:
     """The entries for the summary, called as it calls them."""
     shown = []
     for start, name in _IMPORTANT.items():
-        of_it = [entry for entry in found if entry.key == start or entry.key.startswith(f"{start}.")]
+        of_it = [entry for entry in listed if entry.key == start or entry.key.startswith(f"{start}.")]
         shown += [entry._replace(key=name or entry.key.partition(".")[2] or entry.key) for entry in of_it]
     return shown
 
@@ -139,7 +149,7 @@ def _of_manifest(manifest: Manifest) -> Iterator[tuple[str, _Value]]:
 
 
 def flat(key: str, value: Any, longest: int = _LONGEST) -> Iterator[tuple[str, _Value]]:
-    """A value under its key, or, if it is a table, each value in it under a dotted key; of longer ones, how many entries they have."""
+    """The values of a table under dotted keys; of a table or list with more entries than ``longest``, their number."""
     if isinstance(value, (dict, list)) and (_last(key) in _TABLES or len(value) > longest):
         yield key, _Value(_number(value, "entry"), value)
     elif isinstance(value, dict):

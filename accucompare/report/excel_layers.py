@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
-from accucompare.report.columns import COLUMNS, Column, layer
+from accucompare.report.columns import COLUMNS, Column, chosen, layer
 from accucompare.report.looks import AMBER, BROWN, DARK, DARK_RED, GREY, GREY_AMBER, PALE_RED, SLATE, UNMATCHED, WHITE, Look
 from accucompare.report.sheets import Table
 
@@ -35,17 +35,17 @@ def all_layers(comparison: Result) -> Table:
     """The table *Layers*."""
     return Table(
         "Layers", _sized(COLUMNS, comparison.rows), comparison.rows, nothing="Nothing: the bundles hold no record.",
-        frozen=4, dense=True, coloring=_COLORING, depth=_depth, large=True,
+        frozen=4, dense=True, coloring=_COLORING, depth=lambda row: min(row.module.count("."), _MOST_LEVELS), large=True,
     )  # fmt: skip
 
 
 def unmatched(comparison: Result) -> Table:
     """The table *Unmatched*."""
-    by_title = {column.title: column._replace(folded=0) for column in COLUMNS}
+    columns = [column._replace(folded=0) for column in chosen(COLUMNS, *_UNMATCHED_TITLES)]
     numbers = [number for number, row in enumerate(comparison.rows, 1) if row.reason in _ONE_SIDED]
     rows = [comparison.rows[number - 1] for number in numbers]
     return Table(
-        "Unmatched", _sized([by_title[title] for title in _UNMATCHED_TITLES], rows), rows, numbers=numbers,
+        "Unmatched", _sized(columns, rows), rows, numbers=numbers,
         nothing="Nothing: every record of either bundle has a partner.", frozen=5, dense=True,
     )  # fmt: skip
 
@@ -54,8 +54,3 @@ def _sized(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
     """The columns, that of the names as wide as those are."""
     width = min(max(max((len(layer(row)) for row in rows), default=0) + 2, 16), _WIDEST_NAME)
     return [column._replace(width=width) if column.title == "layer" else column for column in columns]
-
-
-def _depth(row: Row) -> int:
-    """How deep in the model a row's module is."""
-    return min(row.module.count("."), _MOST_LEVELS)

@@ -25,7 +25,7 @@ _LOOKS_ESCAPED = re.compile("_(?=x[0-9A-Fa-f]{4}_)")  # Excel reads _x0041_ in a
 
 @lru_cache(maxsize=4096)
 def text(value: str) -> str:
-    """Text that a cell can hold: characters that XML forbids or that would not be seen are escaped, too long a text is cut."""
+    """Text that a cell can hold: invisible characters and those that XML forbids are escaped; a text that is too long is cut."""
     value = _LOOKS_ESCAPED.sub("_x005F_", printable(value))
     if len(value) * 2 <= TEXT_LIMIT or len(units := value.encode("utf-16-le")) <= TEXT_LIMIT * 2:
         return value
@@ -60,8 +60,8 @@ class SheetRows(NamedTuple):
 def save_with_rows(workbook: BinaryIO, sheets: Sequence[SheetRows], path: Path) -> None:
     """Copy a workbook, and put the rows into its sheets.
 
-    openpyxl makes everything but these rows: for each of their millions of cells it fills a Cell, looks up its style and writes it
-    tag by tag, which takes five times as long as the few tags written here.
+    openpyxl writes everything but these rows. For each of their millions of cells it would fill a Cell, look up its style and write it
+    tag by tag, which takes five times as long.
 
     Args:
         workbook: the file that openpyxl saved.
@@ -76,7 +76,7 @@ def save_with_rows(workbook: BinaryIO, sheets: Sequence[SheetRows], path: Path) 
                 target.writestr(part, content)
                 continue
             above, below = content.split(_END)  # text in a cell cannot hold it: its < is escaped
-            with NamedTemporaryFile(prefix="accucompare.") as file:  # for zipfile must know beforehand if it exceeds 2 GB
+            with NamedTemporaryFile(prefix="accucompare.") as file:  # zipfile must know in advance whether it exceeds 2 GB
                 file.write(above)
                 file.writelines(row.encode("ascii", "xmlcharrefreplace") for row in _rows(by_part[part.filename]))
                 file.write(_END + below)
@@ -103,7 +103,7 @@ def _rows(sheet: SheetRows) -> Iterator[str]:
 
 
 def _cell(place: str, style: int, value: Value, dense: bool) -> str:
-    """The XML of a cell; of one that holds nothing, its style or nothing. Text is marked as such, and so never taken for a formula."""
+    """The XML of a cell; an empty one is left out of a dense table. Text is marked as text, so it is never taken for a formula."""
     if value is None or value == "":
         return "" if dense else f'<c r="{place}" s="{style}" t="n" />'
     value = number_or_text(value)
@@ -115,6 +115,6 @@ def _cell(place: str, style: int, value: Value, dense: bool) -> str:
 
 @lru_cache(maxsize=4096)
 def _inline(value: str) -> str:
-    """The XML of a text, whose outer spaces XML would otherwise drop."""
+    """The XML of a text; its outer spaces are preserved."""
     space = ' xml:space="preserve"' if value != value.strip() else ""
     return f"<t{space}>{escape(value)}</t>"

@@ -19,11 +19,11 @@ from openpyxl.xml import LXML
 
 from accucompare.errors import ReportError
 from accucompare.files import is_stdout, written_whole
-from accucompare.report.columns import TEXT, Column, Scale
+from accucompare.report.columns import Column, Scale
 from accucompare.report.excel_charts import draw
 from accucompare.report.excel_rows import SheetRows, save_with_rows, text
 from accucompare.report.excel_styles import hyperlink, row_rules, scale_rule, styled
-from accucompare.report.looks import BLUE, GROUPS, LINE, MUTED_TEXT, WHITE, Look
+from accucompare.report.looks import LINE, MUTED_TEXT, header_look, row_looks
 from accucompare.report.sheets import Item, Line, Page, Table
 
 _WRITE_ERRORS: tuple[type[Exception], ...] = ()
@@ -47,11 +47,13 @@ def write_workbook(path: Path, title: str, sheets: Iterable[Page | Table]) -> Pa
     Raises:
         ReportError: if the path is a directory or a terminal, or the file cannot be written.
     """
-    if is_stdout(path) and sys.stdout.isatty():
-        raise ReportError(
-            f"{path}: standard output is a terminal, which cannot show a workbook; name a file, or send it on: … > report.xlsx"
-        )
-    return written_whole(path, lambda temporary: _write(temporary, title, sheets), _WRITE_ERRORS)
+
+    def write(temporary: Path) -> None:
+        if is_stdout(path) and sys.stdout.isatty():
+            raise ReportError(f"{path}: a terminal cannot show a workbook; name a file, such as report.xlsx, or add > report.xlsx")
+        _write(temporary, title, sheets)
+
+    return written_whole(path, write, _WRITE_ERRORS)
 
 
 def _write(path: Path, title: str, sheets: Iterable[Page | Table]) -> None:
@@ -64,21 +66,16 @@ def _write(path: Path, title: str, sheets: Iterable[Page | Table]) -> None:
     try:
         for sheet in sheets:
             if isinstance(sheet, Page):
-                _add_page(workbook, sheet)
+                _append(_add_sheet(workbook, sheet.title, sheet.widths, sheet.tab), sheet.lines, first=2, last=len(sheet.widths))
             else:
                 rows += _add_table(workbook, sheet)
         workbook.save(without_rows)
     except BaseException:
         for each in workbook.worksheets:
-            with suppress(Exception):  # or Python complains about sheets half written when it forgets them
+            with suppress(Exception):  # or Python warns about half-written sheets when it deletes them
                 each.close()
         raise
     save_with_rows(without_rows, rows, path)
-
-
-def _add_page(workbook: Workbook, page: Page) -> None:
-    sheet = _add_sheet(workbook, page.title, page.widths, page.tab)
-    _append(sheet, page.lines, first=2, last=len(page.widths))
 
 
 def _add_table(workbook: Workbook, table: Table) -> list[SheetRows]:
@@ -109,19 +106,22 @@ def _add_rows(workbook: Workbook, table: Table, title: str, start: int, stop: in
         sheet.sheet_format.outlineLevelRow = max(map(table.depth, rows), default=0)
     _color(sheet, table, last)
     _append(sheet, [*table.heading, *[Line([])] * table.space], first=1, last=len(table.columns))
-    sheet.append([styled(sheet, column.title, _header(column)) for column in table.columns])
+    sheet.append([styled(sheet, column.title, header_look(column)) for column in table.columns])
     if not rows and table.nothing:
         sheet.append([styled(sheet, table.nothing, MUTED_TEXT)])
     _link(sheet, table, rows)
-    fills = dict.fromkeys(map(table.fill, rows))
-    return SheetRows(sheet, table, start, stop, {fill: _styles(sheet, table, fill) for fill in fills})
+    styles = {}
+    for fill in dict.fromkeys(map(table.fill, rows)):
+        looks = row_looks(table.columns, fill, "" if table.dense else LINE)
+        styles[fill] = [styled(sheet, None, look).style_id for look in looks]
+    return SheetRows(sheet, table, start, stop, styles)
 
 
 def _add_sheet(
     workbook: Workbook, title: str, widths: Sequence[float], tab: str = "", pages_wide: int = 1, large: bool = False
 ) -> Worksheet:
-    """A new sheet with these column widths, on as many landscape pages as its columns need; several are ``large`` ones."""
-    sheet = cast(Worksheet, workbook.create_sheet(title))  # a write-only one has what is used here, but its type does not say so
+    """A new sheet with these column widths, printed in landscape format on so many pages side by side; large is A3."""
+    sheet = cast(Worksheet, workbook.create_sheet(title))  # a write-only sheet has the attributes used here, which its type does not list
     for number, width in enumerate(widths, 1):
         sheet.column_dimensions[get_column_letter(number)].width = width
     sheet.sheet_view.showGridLines = False
@@ -143,7 +143,7 @@ def _append(sheet: Worksheet, lines: Sequence[Line], first: int, last: int) -> N
         if line.height:
             sheet.row_dimensions[number].height = line.height
         items = list(line.items)
-        if line.spread is not None:  # merged cells have their own borders and fills
+        if line.spread is not None:  # each merged cell has its own border and fill
             sheet.merged_cells.add(f"{get_column_letter(first + line.spread)}{number}:{get_column_letter(last - line.free)}{number}")
             after = line.spread + 1
             items[after:after] = [Item(None, items[line.spread].look)] * (last - first + 1 - len(items))
@@ -152,8 +152,8 @@ def _append(sheet: Worksheet, lines: Sequence[Line], first: int, last: int) -> N
 
 
 def _fold(sheet: Worksheet, columns: Sequence[Column], rows: Sequence[Any]) -> None:
-    """Hide what no row has, and fold what is not for everybody: a click above the last column seen shows the first of each group."""
-    if most := max(column.folded for column in columns):  # openpyxl counts them after it has said how many
+    """Hide columns without values, and fold those that not everybody needs."""
+    if most := max(column.folded for column in columns):  # openpyxl would write it before it counts the levels
         sheet.column_dimensions.max_outline = most
     before, level_before = None, 0
     for number, column in enumerate(columns, 1):  # hidden, not left out: every report has the same columns in the same places
@@ -186,26 +186,7 @@ def _color(sheet: Worksheet, table: Table, last: int) -> None:
 
 
 def _link(sheet: Any, table: Table, rows: Sequence[Any]) -> None:
-    """The links of the rows, which are written where the sheet ends."""
+    """Add the links of the rows; openpyxl writes them at the end of the sheet."""
     for column, letter in zip(table.columns, table.letters.values(), strict=True):
         if column.link:
             sheet._hyperlinks += [hyperlink(f"{letter}{line}", column.link(row)) for line, row in enumerate(rows, table.header + 1)]
-
-
-def _styles(sheet: Worksheet, table: Table, fill: str | tuple[str, ...]) -> list[int]:
-    fills = (fill,) * len(table.columns) if isinstance(fill, str) else fill
-    looks = [_look(column)._replace(fill=color) for column, color in zip(table.columns, fills, strict=True)]
-    return [styled(sheet, None, look if table.dense else look._replace(line=LINE)).style_id for look in looks]
-
-
-def _header(column: Column) -> Look:
-    look = _look(column._replace(wrap=False, link=None))
-    return look._replace(bold=True, color=WHITE, fill=GROUPS[column.group], wrap=True, format="General")
-
-
-def _look(column: Column) -> Look:
-    """Numbers to the right, and text that stands for one (NaN) too; text indented, so that it keeps clear of them."""
-    look = Look(indent=1, format=TEXT) if column.format == TEXT else Look(align="right", format=column.format)
-    if column.link:
-        look = look._replace(color=BLUE, underline=True)
-    return look._replace(wrap=True, vertical="top") if column.wrap else look

@@ -22,12 +22,12 @@ from accucompare.report.looks import PLAIN, Look
 
 
 def styled(sheet: Worksheet, value: Value, look: Look = PLAIN, link: str = "") -> Cell:
-    """A cell; text in it is text whatever it begins with, and ``link`` is a place in the workbook."""
+    """A cell. Text stays text, whatever it begins with. ``link`` is a place in the workbook."""
     cell = WriteOnlyCell(sheet, number_or_text(value))
     if isinstance(cell.value, str):
         cell.data_type = "s"
     known = _styles.setdefault(cast(Workbook, sheet.parent), {})
-    if look not in known:  # openpyxl finds each part by hashing and comparing all that it is made of
+    if look not in known:  # openpyxl hashes and compares every part for each cell
         font, fill, alignment, border = _parts(look)
         cell.font, cell.fill, cell.alignment, cell.border, cell.number_format = font, fill, alignment, border, look.format
         known[look] = copy(cell._style)  # type: ignore[attr-defined]

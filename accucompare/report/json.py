@@ -13,7 +13,7 @@ import msgspec
 from accucompare.bundle.records import Record
 from accucompare.compare.measure import Metrics
 from accucompare.compare.result import Result
-from accucompare.compare.rows import Culprit, Finding, Row
+from accucompare.compare.rows import Culprit, Row
 from accucompare.files import written_whole
 from accucompare.report.culprit_words import place, verdict
 
@@ -48,7 +48,7 @@ def write_json(comparison: Result, path: Path) -> Path:
         "identical_until": None if until is None else comparison.place(until),
         "first_divergence": None if first is None else comparison.place(first),
         "culprits": [_culprit(comparison, culprit, numbers[id(culprit.row)]) for culprit in comparison.culprits],
-        "preflight": [_finding(finding) for finding in comparison.preflight],
+        "preflight": [{name: getattr(finding, name) for name in _FINDING} for finding in comparison.preflight],
         "damage": comparison.damage,
         "rows": [_row(row) for row in comparison.rows],
     }
@@ -57,19 +57,16 @@ def write_json(comparison: Result, path: Path) -> Path:
     return written_whole(path, lambda temporary: temporary.write_bytes(encoded))
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {name: getattr(finding, name) for name in ("topic", "message", "serious", "of_baseline")}
-
-
 def _culprit(comparison: Result, culprit: Culprit, number: int) -> dict[str, Any]:
     """A culprit; ``row`` is the number (from 1) of the row that shows it."""
-    found = {name: getattr(culprit, name) for name in ("name", "call", "site", "before", "reason", "excess", "over_limit")}
+    shown = {name: getattr(culprit, name) for name in ("name", "call", "site", "before", "reason", "excess", "over_limit")}
     more = {name: getattr(culprit, name) for name in ("jump", "seen", "words", "hints")}
     more["configured"] = [asdict(option) for option in culprit.configured]
     difference = {} if culprit.difference is None else {"difference": asdict(culprit.difference)}
-    return {"place": place(comparison, culprit), "row": number, **found, "limit": culprit.row.verdict.excess_limit, **more, **difference}
+    return {"place": place(comparison, culprit), "row": number, **shown, "limit": culprit.row.verdict.excess_limit, **more, **difference}
 
 
+_FINDING = ("topic", "message", "serious", "of_baseline")
 _VERDICT = ("reason", "tolerance", "rule", "needed", "used", "detail", "excess", "excess_limit")
 
 
@@ -91,7 +88,7 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-#: What is known of a pair without a finite value to compare.
+#: The metrics of a pair that has no finite value to compare.
 _COUNTS = (
     *("elements", "compared", "golden_nan", "candidate_nan", "golden_inf", "candidate_inf"),
     *("nonfinite_mismatch", "nonfinite_index", "masked"),
@@ -99,8 +96,8 @@ _COUNTS = (
 
 
 def _metrics(metrics: Metrics) -> dict[str, Any]:
-    found = msgspec.structs.asdict(metrics)
-    return {name: value if name in _COUNTS or not metrics.nothing_finite else None for name, value in found.items()}
+    values = msgspec.structs.asdict(metrics)
+    return {name: value if name in _COUNTS or not metrics.nothing_finite else None for name, value in values.items()}
 
 
 def _side(record: Record | None) -> dict[str, Any] | None:

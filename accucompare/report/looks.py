@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from accucompare.compare.rows import Reason
-from accucompare.report.columns import COUNT, EXCESS, SCIENTIFIC
+from accucompare.report.columns import TEXT, Column
 
 GREEN, RED, AMBER, GREY, DARK = "FF2E7D32", "FFC62828", "FFFFEB9C", "FFE2E2E2", "FF3A3A3A"
 GREY_AMBER, BROWN = "FFE9E1C8", "FF7F6000"
@@ -55,13 +56,8 @@ HEADER_RIGHT = HEADER._replace(align="right")
 CELL = Look(line=LINE)
 CELL_WRAPPED = Look(line=LINE, wrap=True, vertical="top")
 CELL_TOP = Look(line=LINE, vertical="top")
-MARKED = Look(line=LINE, fill=AMBER, wrap=True, vertical="top")
 LINK = Look(line=LINE, color=BLUE, underline=True)
-COUNT_CELL = Look(line=LINE, align="right", format=COUNT)
-SCIENTIFIC_CELL = Look(line=LINE, align="right", format=SCIENTIFIC)
-EXCESS_CELL = Look(line=LINE, align="right", format=EXCESS)
 TOTAL = Look(bold=True, fill="FFF3F4F6", line=MUTED)
-TOTAL_COUNT = TOTAL._replace(align="right", format=COUNT)
 
 #: How a reason's name looks in the table of counts: as its rows do in *Layers*.
 REASON_LOOK = {
@@ -76,3 +72,23 @@ REASON_LOOK = {
 
 def verdict_look(passed: bool) -> Look:
     return Look(size=30, bold=True, color=WHITE, fill=GREEN if passed else RED, align="center")
+
+
+def row_looks(columns: Sequence[Column], fill: str | tuple[str, ...] = "", line: str = LINE) -> list[Look]:
+    """The looks of a row's cells; ``fill`` is the colour of all, or of each."""
+    fills = (fill,) * len(columns) if isinstance(fill, str) else fill
+    return [_look(column)._replace(fill=color, line=line) for column, color in zip(columns, fills, strict=True)]
+
+
+def header_look(column: Column) -> Look:
+    """The look of a column's title."""
+    look = Look() if column.format == TEXT else Look(align="right")
+    return look._replace(bold=True, color=WHITE, fill=GROUPS[column.group], wrap=True, indent=int(column.format == TEXT))
+
+
+def _look(column: Column) -> Look:
+    """Numbers to the right, and text that stands for one (NaN) too; text indented, so that it keeps clear of them."""
+    look = Look(indent=1, format=TEXT) if column.format == TEXT else Look(align="right", format=column.format)
+    if column.link:
+        look = look._replace(color=BLUE, underline=True)
+    return look._replace(wrap=True, vertical="top") if column.wrap else look

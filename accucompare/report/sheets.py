@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from openpyxl.utils import get_column_letter
 
-from accucompare.report.columns import Column, Value
-from accucompare.report.looks import PLAIN, Look
+from accucompare.report.columns import COUNT, Column, Value
+from accucompare.report.looks import PLAIN, Look, header_look, row_looks
 
 LINES_PER_SHEET = 1_048_576  # Excel's limit
 MAX_POINTS = 1_000  # of a chart: about one for each pixel of its width
@@ -46,19 +46,12 @@ class Line(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A sheet of lines, whose first column is a margin.
-
-    Attributes:
-        title: of the sheet.
-        widths: of its columns, in characters.
-        lines: what stands there.
-        tab: the colour of the sheet's tab.
-    """
+    """A sheet of lines, whose first column is a margin."""
 
     title: str
-    widths: Sequence[float]
+    widths: Sequence[float]  # of the columns, in characters
     lines: Sequence[Line]
-    tab: str
+    tab: str  # the colour of the sheet's tab
 
 
 class Series(NamedTuple):
@@ -114,15 +107,15 @@ class Table:
         title: of the sheet; further sheets are numbered.
         columns: what is shown of each row.
         rows: of any type that the columns can read.
-        nothing: what stands there if there are no rows.
+        nothing: the text shown if there are no rows.
         numbers: the rows' numbers; ``None`` for 1, 2, …
         heading: lines above the header.
         space: so many empty lines between heading and header, as for a chart.
-        frozen: so many columns, and the header, stay where they are when the sheet is scrolled, and the table can be filtered;
-            ``None`` for neither.
-        dense: whether it is large: cells without a value are left out, and the sheet's own grid shows instead of a line in each cell.
-        fill: the colour of a row, or of each of its cells; ``""`` for none.
-        coloring: rules that colour rows by what stands in them; the first that holds wins. ``{reason}`` in one is the row's cell
+        frozen: how many columns stay in view when the sheet is scrolled; the header does too, and has a filter. ``None`` for
+            neither.
+        dense: whether empty cells are left out and grid lines are shown instead of cell borders, as for large tables.
+        fill: gives the colour of a row, or of each of its cells; ``""`` for none.
+        coloring: conditions that colour rows, as Excel's formulas; the first that holds wins. ``{reason}`` stands for the row's cell
             in the column *reason*.
         depth: a row's level in the outline; ``None`` for a table without one.
         height: a row's height in points; 0 for the usual one.
@@ -178,7 +171,31 @@ class Table:
         return f"'{self.title}{f' {page + 1}' if page else ''}'!{self.letters[title]}{self.header + 1 + offset}"
 
 
+def table_lines(
+    columns: Sequence[Column],
+    rows: Sequence[Any],
+    *,
+    spread: int | None = None,
+    free: int = 0,
+    fill: Callable[[Any], str | tuple[str, ...]] = lambda row: "",
+    height: Callable[[Any], float] = lambda row: 0,
+    below: Callable[[Any], Iterable[Line]] = lambda row: (),
+    numbered: bool = False,
+) -> Iterator[Line]:
+    """A small table among the lines of a page: a header and its rows; below each what ``below`` gives, before it its number."""
+    count = Column("#", None, COUNT)
+    margin = Item(count.title, header_look(count)) if numbered else None
+    yield Line([Item(column.title, header_look(column)) for column in columns], spread, free=free, margin=margin)
+    for number, row in enumerate(rows, 1):
+        items = [
+            Item(number if column.get is None else column.get(row), look, column.link(row) if column.link else "")
+            for column, look in zip(columns, row_looks(columns, fill(row)), strict=True)
+        ]
+        yield Line(items, spread, height(row), free, Item(number, row_looks([count], fill(row))[0]) if numbered else None)
+        yield from below(row)
+
+
 def thinned(items: Sequence[T], choose: Callable[[Sequence[T]], T]) -> list[T]:
-    """At most so many items as a chart has room for: one of each group of neighbours, as ``choose`` says."""
+    """At most ``MAX_POINTS`` items: one of each group of neighbours, taken by ``choose``."""
     group = max(1, math.ceil(len(items) / MAX_POINTS))
     return [choose(items[start : start + group]) for start in range(0, len(items), group)]

@@ -10,18 +10,22 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from accucompare.report.columns import COUNT, SCIENTIFIC, TEXT, Column, Value
+from accucompare.report.columns import COUNT, EXCESS, NUMBER, SCIENTIFIC, TEXT, Column, Value
+from accucompare.report.console import print_heading
 from accucompare.text import cut, printable
 
 _GAP = 2  # spaces between columns
+_FORMATS = {SCIENTIFIC: ".2e", EXCESS: ".3g", NUMBER: ".5g"}
 _PART = re.compile(r"[^./ ]*[./ ]?")
 
 
 def shown(column: Column, value: Value) -> str:
-    """A value as a terminal shows it: in few characters, and with nothing in it that the terminal would obey."""
+    """A value as a terminal shows it: in few characters, without control characters."""
     if value is None or isinstance(value, str):
         return printable(value or "")
-    return f"{value:.2e}" if column.format == SCIENTIFIC else str(value) if column.format == COUNT else f"{value:.3g}"
+    if column.format == COUNT:
+        return str(value) if value < 10_000_000 else f"{value:.1e}"
+    return format(value, _FORMATS[column.format])
 
 
 def print_table(
@@ -36,15 +40,15 @@ def print_table(
 ) -> None:
     """Print a table.
 
-    Where a terminal is too narrow, columns that can be spared are left out, and named below. Elsewhere, as in a pipe or a file, all are
-    there, and lines are as long as it takes.
+    If a terminal is too narrow, columns that can be spared are left out and named below the table. In a pipe or a file, all columns are
+    printed.
 
     Args:
         console: where to.
-        columns, rows: of the table; a row without any value is what stands above and below it.
-        title: printed above.
+        columns, rows: of the table; of a row without any value only ``above`` and ``below`` are printed.
+        title: its heading, if it has one.
         style: of a cell.
-        above, below: lines around a row: above over the whole width, below over the width from the second column on.
+        above, below: lines around a row; those below are wrapped, and begin at the second column.
     """
     lines = [[shown(column, number if column.get is None else column.get(row)) for column in columns] for number, row in enumerate(rows, 1)]
     widest = [max([cell_len(column.title), *(cell_len(line[at]) for line in lines)]) for at, column in enumerate(columns)]
@@ -61,7 +65,7 @@ def print_table(
         left_out.append(columns[spared].title)
     widths = _shared([widest[at] for at in left], [columns[at].least for at in left], console.width - _GAP * (len(left) - 1))
     if title:
-        console.print(Text(title, "bold"))
+        print_heading(console, title)
     right = [columns[at].format != TEXT for at in left]
     _print(console, [[Text(columns[at].title, "bold")] for at in left], widths, right)
     indent = widths[0] + _GAP
@@ -82,7 +86,7 @@ def print_table(
 
 
 def _shared(widest: Sequence[int], names: Sequence[int], width: int) -> list[int]:
-    """The widths of columns: what each needs, and for names that need more than there is equal shares of what the others leave."""
+    """The widths of columns: what each needs; names share what the others leave, if that is less than they need."""
     widths = [0 if name else most for most, name in zip(widest, names, strict=True)]
     room = width - sum(widths)
     waiting = sorted((at for at, name in enumerate(names) if name), key=lambda at: widest[at])
@@ -106,7 +110,7 @@ def _print(console: Console, cells: Sequence[Sequence[Text]], widths: Sequence[i
 
 
 def _lines(text: str, width: int) -> Iterator[str]:
-    """A text in lines of this width: broken behind dots, slashes and spaces; a part that is longer yet is cut in the middle."""
+    """A text in lines of this width: broken behind dots, slashes and spaces; a part that is still too long is cut in the middle."""
     line = ""
     for part in _PART.findall(text):
         if cell_len((line + part).rstrip()) <= width:

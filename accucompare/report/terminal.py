@@ -22,8 +22,8 @@ from accucompare.errors import RecordError, UsageError
 from accucompare.files import written_whole
 from accucompare.numbers.dtypes import DTYPES, Array, DType, widen
 from accucompare.report import culprit_words as culprits
-from accucompare.report.columns import COUNT, EXCESS, GENERAL, SCIENTIFIC, Column, Value
-from accucompare.report.console import WIDTH, open_console
+from accucompare.report.columns import COLUMNS, COUNT, EXCESS, GENERAL, SCIENTIFIC, Column, Value, chosen
+from accucompare.report.console import WIDTH, open_console, print_heading, print_rest
 from accucompare.report.tables import print_table
 from accucompare.text import printable
 
@@ -102,8 +102,7 @@ def _verdict_line(comparison: Result) -> Text:
 
 def _print_preflight(console: Console, comparison: Result) -> None:
     if comparison.preflight:
-        console.print()
-        console.print(Text("Pre-flight", "bold"))
+        print_heading(console, "Pre-flight")
     for finding in comparison.preflight:
         line = _text(f"  {'!' if finding.serious else '·'} {finding.message}", "yellow" if finding.serious else "")
         console.print(line, soft_wrap=True)  # a command in it can be copied whole
@@ -123,11 +122,10 @@ def _print_culprits(console: Console, comparison: Result) -> None:
     ]
     if all(culprits.excess(culprit) is None for culprit in shown):
         del columns[2]
-    console.print()
-    console.print(Text("Culprits", "bold"))
+    print_heading(console, "Culprits")
     console.print(_text(culprits.note(comparison), "bright_black"))
     print_table(console, columns, shown, style=lambda culprit, column: "bold red" if column.title == "place" else "", below=_about)
-    _print_rest(console, len(comparison.culprits), _CULPRITS_SHOWN)
+    print_rest(console, len(comparison.culprits), _CULPRITS_SHOWN)
 
 
 def _about(culprit: Culprit) -> Iterator[Text]:
@@ -138,14 +136,8 @@ def _about(culprit: Culprit) -> Iterator[Text]:
     yield from (_text(f"hint, {hint}", "bright_black") for hint in culprit.hints)
 
 
-def _print_rest(console: Console, count: int, shown: int) -> None:
-    if count > shown:
-        console.print(f"… and {count - shown} more in the report")
-
-
 def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
-    console.print()
-    console.print(Text("First divergence", "bold"))
+    print_heading(console, "First divergence")
     record = row.record
     assert record is not None
     dtypes = record.dtype if row.candidate is None or row.candidate.dtype == record.dtype else f"{record.dtype} → {row.candidate.dtype}"
@@ -155,13 +147,10 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
     if row.by_statistics or (metrics is not None and metrics.nothing_finite):
         console.print(_text(f"  limit: {verdict.tolerance} ({verdict.rule})"))
     elif metrics is not None:
-        where = (
-            ""
-            if metrics.max_abs_index is None
-            else (
-                f" at {list(metrics.max_abs_index)} (golden {_value(metrics.golden_at_max)}, candidate {_value(metrics.candidate_at_max)})"
-            )
-        )
+        where = ""
+        if metrics.max_abs_index is not None:
+            sides = f"golden {_value(metrics.golden_at_max)}, candidate {_value(metrics.candidate_at_max)}"
+            where = f" at {list(metrics.max_abs_index)} ({sides})"
         console.print(
             f"  {'of the finite values: ' if metrics.nonfinite_mismatch else ''}relative L2 {metrics.rel_l2:.2e}, "
             f"1 - cosine {metrics.one_minus_cosine:.2e}, max difference {metrics.max_abs:.2e}{where}"
@@ -191,15 +180,13 @@ def _print_worst(console: Console, comparison: Result) -> None:
 
     columns = [
         Column("row", comparison.place, least=_NAME),
-        Column("reason", lambda row: row.reason.value),
-        Column("x limit", lambda row: row.verdict.used, EXCESS),
+        *chosen(COLUMNS, "reason", "x limit"),
         Column("rel L2", measured("rel_l2"), SCIENTIFIC),
         Column("1-cosine", measured("one_minus_cosine"), SCIENTIFIC, spare=3),
         Column("max abs", measured("max_abs"), SCIENTIFIC, spare=2),
         Column("would pass at", lambda row: row.verdict.needed, GENERAL, spare=1),
     ]
     title = "Worst rows" if failing else "Closest to the limit, and within it"
-    console.print()
     print_table(console, columns, rows, title, style=lambda row, column: _STYLE[row.status] if column.title == "reason" else "")
 
 
@@ -209,12 +196,11 @@ def _print_unmatched(console: Console, comparison: Result) -> None:
         return
     columns = [
         Column("row", comparison.place, least=_NAME),
-        Column("reason", lambda row: row.reason.value),
+        *chosen(COLUMNS, "reason"),
         Column("nearest name on the other side", lambda row: row.nearest, least=16),
     ]
-    console.print()
     print_table(console, columns, unmatched[:_UNMATCHED_SHOWN], f"Only on one side ({len(unmatched)})")
-    _print_rest(console, len(unmatched), _UNMATCHED_SHOWN)
+    print_rest(console, len(unmatched), _UNMATCHED_SHOWN)
     if any(row.nearest not in ("", row.module) for row in unmatched):
         console.print("--map OLD=NEW compares a layer with one of another name")
 
@@ -226,21 +212,21 @@ def _counts(comparison: Result) -> str:
     return f"{len(comparison.rows)} rows: {parts}{left_out}"
 
 
-def print_verified(bundle: Bundle, found: Verified, quiet: bool) -> None:
+def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
     """Print whether a bundle is as it was written, and what is damaged."""
     console = open_console()
-    amount = f"{found.records} records, {_size(found.nbytes)}"
-    if found.damage:
-        verdict = Text.assemble(("TROUBLE", "bold red"), _text(f"  {bundle.path}: {len(found.damage)} damaged; {amount} read"))
+    amount = f"{verified.records} records, {_size(verified.nbytes)}"
+    if verified.damage:
+        verdict = Text.assemble(("TROUBLE", "bold red"), _text(f"  {bundle.path}: {len(verified.damage)} damaged; {amount} read"))
     elif not bundle.complete:
         verdict = Text.assemble(("TROUBLE", "bold red"), _text(f"  {bundle.path}: incomplete; what there is is sound: {amount} read"))
     else:
         verdict = Text.assemble(("OK", "bold green"), _text(f"  {bundle.path}: every record is as it was written; {amount} read"))
     console.print(verdict, soft_wrap=True)
-    for damage in [] if quiet else found.damage[:_UNMATCHED_SHOWN]:
+    for damage in [] if quiet else verified.damage[:_UNMATCHED_SHOWN]:
         console.print(_text(damage, "red"), soft_wrap=True)
-    if not quiet and len(found.damage) > _UNMATCHED_SHOWN:
-        console.print(f"… and {len(found.damage) - _UNMATCHED_SHOWN} more")
+    if not quiet and len(verified.damage) > _UNMATCHED_SHOWN:
+        console.print(f"… and {len(verified.damage) - _UNMATCHED_SHOWN} more")
 
 
 def print_records(bundle: Bundle, step: int | None, rank: int | None, glob: str | None = None) -> None:
@@ -304,18 +290,18 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
         UsageError: if the slice makes no sense for the shape.
         ReportError: if the file cannot be written.
     """
-    found = record.statistics
-    wanted = record.member is not None or found is None or slices is not None or save is not None
+    statistics = record.statistics
+    wanted = record.member is not None or statistics is None or slices is not None or save is not None
     stored = bundle.stored(record) if wanted else None  # raises if there are no values
     index = _index(slices, record.shape) if slices is not None else ()
     if stored is not None:
         stored.read()  # to verify it; a block in memory at a time
     console = open_console()
     console.print(_text(f"{record.key}: {record.type}, {record.dtype} {list(record.shape)}"), soft_wrap=True)
-    if found is not None:
+    if statistics is not None:
         console.print(
-            f"min {_value(found.min)}, max {_value(found.max)}, mean {_value(found.mean)}, L2 {_value(found.l2)}, "
-            f"{found.nan} NaN, {found.inf} Inf"
+            f"min {_value(statistics.min)}, max {_value(statistics.max)}, mean {_value(statistics.mean)}, L2 {_value(statistics.l2)}, "
+            f"{statistics.nan} NaN, {statistics.inf} Inf"
         )
     if stored is None:
         console.print("its values were not recorded (--mode stats)")

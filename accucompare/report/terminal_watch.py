@@ -1,22 +1,22 @@
-"""What a watch prints: a finding and the last frames as they are found, on stderr; the analysis of a log, on stdout."""
+"""What a watch prints: findings with the last frames before them, on stderr, while it runs; the analysis of a log, on stdout."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
 from accucompare.bundle.records import display_name
 from accucompare.findings.analysis import Analysis, Ranks, Trail
-from accucompare.findings.answer import answer, called, headline, kinds, printable, short, smallest, where
-from accucompare.findings.events import Cause, Direction, Ending, Finding, Frame, Frames, Start, Step, TensorRange
-from accucompare.report.columns import COUNT, GENERAL, Column, Value
-from accucompare.report.console import open_console
+from accucompare.findings.answer import answer, called, headline, kinds, printable, short, where
+from accucompare.findings.events import Cause, Direction, Ending, Finding, Frame, Frames, Start, Step
+from accucompare.report.columns import Column, chosen
+from accucompare.report.console import open_console, print_heading, print_rest
 from accucompare.report.tables import print_table
+from accucompare.report.watch_columns import FINDINGS, FRAMES, FindingRow, main_answer, main_run, tensor_rows
 
 _TRAILS_SHOWN, _PASSED_SHOWN, _LISTED = 10, 3, 10
 _NORMS_SHOWN = 10
@@ -24,7 +24,7 @@ _INPUTS = {Cause.RANKS: "finite, of this rank", Cause.INSIDE: "finite", Cause.NE
 
 
 def print_finding(
-    found: Finding,
+    finding: Finding,
     start: Start,
     frames: Frames | None,
     directory: Path | None = None,
@@ -33,25 +33,24 @@ def print_finding(
     with_answer: bool = True,
     console: Console | None = None,
 ) -> None:
-    """Print the answer and the last frames, the guilty one marked; to stderr, for a training loop's own output stays its own.
+    """Print the answer and the last frames, the one of the finding marked, to stderr, apart from the output of the training loop.
 
     Args:
-        found: the finding.
+        finding: the finding.
         start: of its run.
-        frames: the last ones before it, if they were kept.
-        directory: of the watch, where its log and reproducer are.
+        frames: the last calls before it, if they were recorded.
+        directory: of the watch, with its log and reproducer.
         scale: the loss scale in its step, if there is one.
-        with_answer: false if an exception will say it.
-        console: where to print, if not to stderr.
+        with_answer: false if an exception will give the answer.
+        console: where to print; stderr if not given.
     """
     console = console or open_console(stderr=True)
     if with_answer:
-        _print_answer(console, f"accucompare: {answer(found, start, directory, scale)}")
+        _print_answer(console, f"accucompare: {answer(finding, start, directory, scale)}")
     if frames is not None and frames.frames:
-        console.print()
-        plural = "the last call" if len(frames.frames) == 1 else f"the last {len(frames.frames)} calls"
-        console.print(Text(f"{plural}, as {'they' if len(frames.frames) > 1 else 'it'} ended", "bold"))
-        _print_frames(console, frames.frames, _guilty(found, frames.frames))
+        count = len(frames.frames)
+        print_heading(console, "the last call, as it ended" if count == 1 else f"the last {count} calls, as they ended")
+        _print_frames(console, frames, finding)
 
 
 def print_frames(frames: Frames, *, console: Console | None = None) -> None:
@@ -59,7 +58,7 @@ def print_frames(frames: Frames, *, console: Console | None = None) -> None:
     console = console or open_console(stderr=True)
     title = f"step {frames.step}: {'all' if frames.traced else 'the last'} {len(frames.frames):,} calls, as they ended"
     console.print(Text(title, "bold"))
-    _print_frames(console, frames.frames, None)
+    _print_frames(console, frames)
 
 
 def print_analysis(ranks: Ranks, report: Path | None, quiet: bool = False) -> None:
@@ -76,23 +75,21 @@ def print_analysis(ranks: Ranks, report: Path | None, quiet: bool = False) -> No
         return
     first = ranks.first
     if first is not None:
-        run, found = first
+        run, finding = first
         console.print()
-        _print_answer(console, answer(found, run.start, ranks.directory, run.scale_at(found.step)))
+        _print_answer(console, main_answer(ranks))
         _print_findings(console, ranks)
-        frames = run.frames_of(found)
+        frames = run.frames_of(finding)
         if frames is not None and frames.frames:
-            console.print()
-            console.print(Text("The last calls before the first finding", "bold"))
-            _print_frames(console, frames.frames, _guilty(found, frames.frames))
+            print_heading(console, "The last calls before the first finding")
+            _print_frames(console, frames, finding)
     for run, step in ranks.unexplained[:_LISTED]:
         console.print(Text(f"{_rank(ranks, run)}step {step.step}: {_unexplained(step)}, and no call was found", "yellow"))
-    for run in _told(ranks):
-        _print_history(console, ranks, run)
+    run = main_run(ranks)
+    _print_history(console, ranks, run)
     _print_warnings(console, ranks)
     console.print()
-    for run in _told(ranks):
-        console.print(Text(f"{_rank(ranks, run)}{run.ending}", "" if run.end else "yellow"), soft_wrap=True)
+    console.print(Text(f"{_rank(ranks, run)}{run.ending}", "" if run.end else "yellow"), soft_wrap=True)
     for note in ranks.notes[:_LISTED]:
         console.print(Text(f"note: {printable(note, 400)}", "yellow"), soft_wrap=True)
     if report is not None:
@@ -110,13 +107,11 @@ def print_watched(ranks: Ranks, quiet: bool) -> None:
     console.print(verdict_line(ranks, quiet), soft_wrap=True)
     if quiet:
         return
-    if ranks.first is not None:
-        run, found = ranks.first
-        _print_answer(console, answer(found, run.start, ranks.directory, run.scale_at(found.step)))
+    _print_answer(console, main_answer(ranks))
     _print_warnings(console, ranks)
-    for run in _told(ranks):
-        if run.end is not None and run.end.ending not in (Ending.FINISHED, Ending.FINDING):
-            console.print(Text(f"{_rank(ranks, run)}{run.ending}"), soft_wrap=True)
+    run = main_run(ranks)
+    if run.end is not None and run.end.ending not in (Ending.FINISHED, Ending.FINDING):
+        console.print(Text(f"{_rank(ranks, run)}{run.ending}"), soft_wrap=True)
     console.print(f"more: accucompare overflow {printable(str(ranks.path), 400)}", soft_wrap=True)
 
 
@@ -126,12 +121,12 @@ def verdict_line(ranks: Ranks, alone: bool = True) -> Text:
     if ranks.trouble:
         return Text.assemble(("TROUBLE", "bold red"), f"  {path}: {printable(ranks.trouble, 600)}")
     if ranks.first is not None:
-        run, found = ranks.first
+        run, finding = ranks.first
         origins = sum(trail.origin is not None for trail in ranks.trails)
         passed = len(ranks.findings) - origins
         counts = f"{origins:,} {'origin' if origins == 1 else 'origins'}" + (f", {passed:,} passed on" if passed else "")
-        told = f"{headline(found, run.start)}; " if alone else ""
-        return Text.assemble(("NOT FINITE", "bold red"), f"  {path}: {told}{counts}")
+        what = f"{headline(finding, run.start)}; " if alone else ""
+        return Text.assemble(("NOT FINITE", "bold red"), f"  {path}: {what}{counts}")
     if ranks.unexplained:
         count = len(ranks.unexplained)
         flag = f"{_unexplained(ranks.unexplained[0][1])} in {count:,} {'step' if count == 1 else 'steps'}, and no call was found"
@@ -151,103 +146,60 @@ def _print_answer(console: Console, text: str) -> None:
         console.print(Text(line if not number else f"  {line}", "bold red" if not number else ""), soft_wrap=True)
 
 
-def _told(ranks: Ranks) -> list[Analysis]:
-    """The ranks whose histories are told: the one with the first origin, or the first; all would be too many."""
-    return [ranks.first[0] if ranks.first is not None else ranks.ranks[0]]
-
-
 def _rank(ranks: Ranks, run: Analysis) -> str:
     return f"{where(run.start)}: " if ranks.several else ""
 
 
-class _FindingRow(NamedTuple):
-    """A finding, and how many more its origin passed through that are not shown; counted at the last one that is."""
-
-    run: Analysis
-    finding: Finding
-    more: int = 0
-
-
-_FINDINGS = (
-    Column("step", lambda row: row.finding.step, COUNT),
-    Column("rank", lambda row: row.run.start.rank, COUNT),
-    Column("#", lambda row: row.finding.order, COUNT),
-    Column("place", lambda row: row.finding.place, least=24),
-    Column("class", lambda row: printable(row.finding.type, 60), least=12),
+_ORDER, *_PLACE = chosen(FINDINGS, "order in step", "place", "class")
+_FINDINGS = [
+    *chosen(FINDINGS, "step", "rank"),
+    _ORDER._replace(title="#"),
+    *_PLACE,
     Column("what", lambda row: kinds(row.finding), least=14),
     Column("its inputs", lambda row: inputs_of(row.finding), least=14),
-)
+]
 
 
 def _print_findings(console: Console, ranks: Ranks) -> None:
     """In execution order: origins, and below each the first few calls that it passed through."""
-    console.print()
     print_table(
         console, [column for column in _FINDINGS if ranks.several or column.title != "rank"],
         [row for trail in ranks.trails[:_TRAILS_SHOWN] for row in _rows(trail)], "Findings, in execution order",
         style=lambda row, column: "bold red" if row.finding.origin else "",
         below=lambda row: [Text(f"… and passed through {row.more:,} more", "bright_black")] if row.more else [],
     )  # fmt: skip
-    if len(ranks.trails) > _TRAILS_SHOWN:
-        console.print(f"… and {len(ranks.trails) - _TRAILS_SHOWN:,} more in the report")
+    print_rest(console, len(ranks.trails), _TRAILS_SHOWN)
 
 
-def _rows(trail: Trail) -> list[_FindingRow]:
+def _rows(trail: Trail) -> list[FindingRow]:
     shown = [*([trail.origin] if trail.origin else []), *trail.passed[:_PASSED_SHOWN]]
-    *rows, last = [_FindingRow(trail.run, finding) for finding in shown]
+    *rows, last = [FindingRow(trail.run, finding) for finding in shown]
     return [*rows, last._replace(more=max(len(trail.passed) - _PASSED_SHOWN, 0))]
 
 
-def inputs_of(found: Finding) -> str:
-    """What is said of what went in, in a word or two."""
-    return "not all looked at" if found.unseen and found.cause is not Cause.INPUTS else _INPUTS[found.cause]
+def inputs_of(finding: Finding) -> str:
+    """The inputs of a finding in a word or two."""
+    return "not all looked at" if finding.unseen and finding.cause is not Cause.INPUTS else _INPUTS[finding.cause]
 
 
-def _guilty(found: Finding, frames: Sequence[Frame]) -> int | None:
-    """The index of the frame that the finding is of, if it is among them."""
-    same = [
-        index
-        for index, frame in enumerate(frames)
-        if (frame.name, frame.call, frame.direction) == (found.name, found.call, found.direction)
-    ]
-    exact = [index for index in same if frames[index].order == found.order]
+def _guilty(finding: Finding, frames: Sequence[Frame]) -> Frame | None:
+    """The frame that the finding is of, if it is among them."""
+    same = [frame for frame in frames if (frame.name, frame.call, frame.direction) == (finding.name, finding.call, finding.direction)]
+    exact = [frame for frame in same if frame.order == finding.order]
     return next(reversed(exact or same), None)
 
 
-class _TensorRow(NamedTuple):
-    """A tensor of a frame; ``None`` for the frame without any. The first one of a frame stands below the frame's own line."""
-
-    tensor: TensorRange | None
-    title: Text | None
-
-
-def _of_tensor(get: Callable[[TensorRange], Value]) -> Callable[[_TensorRow], Value]:
-    return lambda row: None if row.tensor is None else get(row.tensor)
+_TENSORS = [
+    Column("    # call, tensor", lambda row: row.tensor and f"      {called(row.tensor)}", least=32),
+    *chosen(FRAMES, "dtype", "shape", "abs min", "abs max", "NaN", "Inf"),
+]
 
 
-def _largest(tensor: TensorRange) -> str:
-    return "nan" if math.isnan(tensor.abs_max) else short(tensor.abs_max)
-
-
-_TENSORS = (
-    Column("    # call, tensor", _of_tensor(lambda tensor: f"      {called(tensor)}"), least=32),
-    Column("dtype", _of_tensor(lambda tensor: printable(tensor.dtype, 40))),
-    Column("shape", _of_tensor(lambda tensor: str(list(tensor.shape)))),
-    Column("abs min", _of_tensor(lambda tensor: short(smallest(tensor))), GENERAL),
-    Column("abs max", _of_tensor(_largest), GENERAL),
-    Column("NaN", _of_tensor(lambda tensor: _count(tensor.nan)), GENERAL),
-    Column("Inf", _of_tensor(lambda tensor: _count(tensor.inf)), GENERAL),
-)
-
-
-def _print_frames(console: Console, frames: Sequence[Frame], guilty: int | None) -> None:
+def _print_frames(console: Console, frames: Frames, finding: Finding | None = None) -> None:
     """A line for each frame, over the whole width so that names stay in one piece, and below it a line for each tensor."""
-    rows = []
-    for index, frame in enumerate(frames):
-        tensors: Sequence[TensorRange | None] = frame.tensors or [None]
-        rows += [_TensorRow(tensor, None if place else _frame_line(frame, index == guilty)) for place, tensor in enumerate(tensors)]
+    guilty = None if finding is None else _guilty(finding, frames.frames)
     print_table(
-        console, _TENSORS, rows, above=lambda row: [row.title] if row.title else [],
+        console, _TENSORS, list(tensor_rows(frames)), above=lambda row: [_frame_line(row.frame, row.frame is guilty)] if row.first else [],
         style=lambda row, column: "" if row.tensor is None or row.tensor.finite else "red",
     )  # fmt: skip
 
@@ -265,21 +217,14 @@ def _frame_line(frame: Frame, guilty: bool) -> Text:
     return line
 
 
-def _count(number: int | None) -> str:
-    if number is None:
-        return ""
-    return str(number) if number < 10_000_000 else f"{number:.1e}"
-
-
 def _print_history(console: Console, ranks: Ranks, run: Analysis) -> None:
     """What led to it: grad_norm and the loss scale."""
     norms = [step for step in run.steps if step.grad_norm is not None]
     if norms:
-        console.print()
-        console.print(Text(f"{_rank(ranks, run)}grad_norm", "bold"))
+        print_heading(console, f"{_rank(ranks, run)}grad_norm")
         last = norms[-_NORMS_SHOWN:]
-        told = " ".join(short(step.grad_norm) for step in last)
-        console.print(Text(f"  steps {last[0].step} to {last[-1].step}: {told}" if len(last) > 1 else f"  step {last[0].step}: {told}"))
+        values = " ".join(short(step.grad_norm) for step in last)
+        console.print(Text(f"  steps {last[0].step} to {last[-1].step}: {values}" if len(last) > 1 else f"  step {last[0].step}: {values}"))
     for jump in run.jumps[:_LISTED]:
         before = "" if math.isnan(jump.before) else f" from about {short(jump.before)}"
         most = "; most of it: " + ", ".join(f"{printable(name, 60)} {short(norm)}" for name, norm in jump.step.largest[:3])
@@ -297,10 +242,9 @@ def _print_scale(console: Console, ranks: Ranks, run: Analysis) -> None:
         return
     skipped = sum(each.skipped for each in run.scaled)
     scales += [each.scale for each in run.scaled[-1:]] if not scales else []
-    console.print()
-    console.print(Text(f"{_rank(ranks, run)}loss scale", "bold"))
-    told = f"  {scales[0]:g} at first, {scales[-1]:g} at last, {min(scales):g} at least; {skipped:,} of {len(run.steps):,} steps skipped"
-    console.print(Text(told))
+    print_heading(console, f"{_rank(ranks, run)}loss scale")
+    summary = f"  {scales[0]:g} at first, {scales[-1]:g} at last, {min(scales):g} at least; {skipped:,} of {len(run.steps):,} steps skipped"
+    console.print(Text(summary))
     if not run.alarms:
         console.print(Text("  a skipped step now and then is normal: the scale was too large" if skipped else "  never too large"))
         return
@@ -315,8 +259,7 @@ def _print_warnings(console: Console, ranks: Ranks) -> None:
     if not warned:
         return
     warned.sort(key=lambda pair: pair[1].step)
-    console.print()
-    console.print(Text("Warnings", "bold"))
+    print_heading(console, "Warnings")
     for run, warning in warned[:_LISTED]:
         console.print(Text(f"  {_rank(ranks, run)}step {warning.step}: {printable(warning.text, 300)}", "yellow"), soft_wrap=True)
     if len(warned) > _LISTED:

@@ -750,7 +750,7 @@ def test_a_terminal_is_refused_and_nothing_is_written_to_it(name: str) -> None:
     finally:
         os.close(ours)
         os.close(theirs)
-    assert written.decode().startswith(f"{name}: standard output is a terminal")
+    assert written.decode().startswith(f"{name}: a terminal cannot show a workbook; name a file")
     assert b"PK" not in written
 
 
