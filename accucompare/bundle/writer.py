@@ -9,9 +9,8 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import xxhash
 from msgspec.structs import replace
@@ -29,7 +28,7 @@ from accucompare.text import storable
 #: How many bytes of tensors may wait to be written, by default: 1 GiB.
 QUEUE_BYTES = 1 << 30
 #: How many records, or bytes of tensors, wake the thread that writes: each time, it and the model wait for one interpreter.
-_BATCH_RECORDS, _BATCH_BYTES = 64, 1 << 20
+_BATCH_RECORDS, _BATCH_BYTES = 1024, 1 << 20
 #: What makes two records' data and statistics equal: dtype, shape, digest.
 Content = tuple[str, tuple[int, ...], str | None]
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -124,8 +123,7 @@ class RecordFile:
             self._parts[1].unlink()
 
 
-@dataclass(frozen=True)
-class _Tensor:
+class _Tensor(NamedTuple):
     record: Record
     array: Array | None
     case_input: bool
@@ -133,8 +131,7 @@ class _Tensor:
     ready: Callable[[], None] | None
 
 
-@dataclass(frozen=True)
-class _EndStep:
+class _EndStep(NamedTuple):
     step: int
     partial: bool
 
