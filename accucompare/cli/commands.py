@@ -357,7 +357,7 @@ def _announcer(quiet: bool) -> Callable[[str], None]:
 
 def _refuse_existing(directory: Path, overwrite: bool) -> None:
     """Say at once, before torch is imported and the model built, that something is in the way."""
-    from accucompare.bundle.writer import refuse_directory
+    from accucompare.bundle.directory import refuse_directory
 
     refuse_directory(directory, overwrite)
 
