@@ -17,7 +17,8 @@ from accucompare.compare.align import Renaming, counterparts
 from accucompare.errors import UsageError
 from accucompare.live.environment import describe_model
 from accucompare.live.names import Modules
-from accucompare.recorder.feeding import Feed, check_golden, check_model
+from accucompare.recorder.feeding import Feed
+from accucompare.recorder.golden_checks import check_golden, check_model
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.renaming import maps_in_force, selection_of
 from accucompare.recorder.state import restore_weights

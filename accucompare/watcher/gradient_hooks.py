@@ -25,8 +25,8 @@ from torch.nn.parameter import is_lazy
 from accucompare.findings.origins import OUTSIDE, Place, What
 from accucompare.live.hooks import Hook
 from accucompare.live.names import Modules
+from accucompare.live.operator_calls import CALLERS
 from accucompare.live.ranks import has_sharded_parameters
-from accucompare.recorder.operators import CALLERS
 from accucompare.watcher import loss
 from accucompare.watcher.extrema import Extrema
 from accucompare.watcher.loss import Lines
