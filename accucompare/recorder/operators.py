@@ -34,7 +34,7 @@ _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
 class Sink(Protocol):
-    """What the operators of one module call are told to."""
+    """Records the operators of one module call."""
 
     def listening(self) -> bool:
         """Whether the code that runs is the module's own: not a child's, nor a hook's."""

@@ -216,7 +216,7 @@ class Recorder(Listener[_Call]):
 
 @dataclass(frozen=True)
 class _Inside:
-    """What the operators of one module call are told to."""
+    """Records the operators of one module call."""
 
     recorder: Recorder
     call: _Call

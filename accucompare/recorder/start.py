@@ -70,8 +70,8 @@ class Start:
         start = cls(options.seed, options.steps, options.selection, renamings, notes)
         if options.like is not None:
             with open_bundle(options.like) as source:
-                told, start.replaced = restore_weights(source, modules, renamings)
-                notes += told
+                buffer_notes, start.replaced = restore_weights(source, modules, renamings)
+                notes += buffer_notes
                 if start.replaced:
                     first = ", ".join(start.replaced[:3]) + (f", and {len(start.replaced) - 3} more" if len(start.replaced) > 3 else "")
                     notes.append(f"--like: {len(start.replaced)} of the model's weights held other values before: {first}")
