@@ -85,7 +85,7 @@ def capture(
     CASE is file.py[:callable] or package.module[:callable]; the callable, `case` if not named, returns an accucompare.Case.
     Without CASE, [tool.accucompare] case of the nearest pyproject.toml is run, or else ./case.py.
     """
-    from accucompare.bundle.writer import refuse_directory
+    from accucompare.bundle.directory import refuse_directory
     from accucompare.devices import DeviceName, open_device
 
     name = DeviceName.parse(device)

@@ -21,7 +21,7 @@ from accucompare.case import Case, load_case, steps_of
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, CaseError, DeviceError, UsageError
 from accucompare.live.names import name_modules
-from accucompare.recorder.feeding import check_golden
+from accucompare.recorder.golden_checks import check_golden
 from accucompare.recorder.options import DEFAULTS, CaptureOptions
 from accucompare.recorder.session import recording
 from accucompare.recorder.state import Arguments, saved_inputs

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,15 +12,13 @@ import torch
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, display_name
 from accucompare.compare.align import Renaming, argument_path, counterparts
-from accucompare.compare.proposals import propose
-from accucompare.compare.renames import advice, renamed_model
-from accucompare.errors import CaptureError, UsageError
+from accucompare.errors import CaptureError
 from accucompare.live import nested
 from accucompare.live.names import Modules
 from accucompare.live.subclasses import dressed_as, is_plain_class, plainly
 from accucompare.live.tensors import dtype_name, from_bits, layout_of, other_to_host, scalar_to_host
 from accucompare.live.values import Scalar, describe, leaves, replaced
-from accucompare.numbers.digests import digest, same_fingerprint
+from accucompare.numbers.digests import digest
 from accucompare.numbers.dtypes import DTYPES, Kind
 from accucompare.recorder.lending import Lent, contents
 
@@ -345,97 +342,3 @@ def _cast(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         wide = golden if golden.itemsize > 1 else golden.float()
         golden = torch.where(wide.isinf(), wide, wide.clamp(-ours.largest, ours.largest))
     return golden.to(dtype)
-
-
-def check_golden(golden: Bundle, out: str | Path, steps: int | None = None, ranks: int | None = None) -> None:
-    """Refuse a golden that cannot feed a capture.
-
-    Args:
-        golden: the bundle.
-        out: where the capture writes.
-        steps: how many it is to have, if that was said.
-        ranks: how many processes capture, if that is known.
-
-    Raises:
-        UsageError: if it is what the capture writes, holds no tensors or no inputs, or is of other steps or ranks.
-    """
-    own, target = golden.path.resolve(), Path(out).resolve()
-    finished = len({entry.step for _, entry in golden.steps()})
-    if target in (own, *own.parents):
-        raise UsageError(f"{out}: --feed cannot read what the capture overwrites; choose another --out")
-    if golden.manifest.capture.get("mode") == "stats":
-        raise UsageError(f"{golden.path}: holds statistics only, which nothing can be fed from; capture it without --mode stats")
-    if not finished:
-        raise UsageError(f"{golden.path}: holds no finished step to feed; capture it again")
-    if steps is not None and steps > finished:
-        raise UsageError(f"--steps {steps}: {golden.path} holds only {finished} step(s) to feed")
-    if ranks is not None and (golden.manifest.ranks != ranks or golden.missing_ranks):
-        had = f"{golden.manifest.ranks} rank(s)" + (f" and lacks rank {golden.missing_ranks[0]}" if golden.missing_ranks else "")
-        raise UsageError(f"{golden.path}: was captured by {had}, but this capture has {ranks}; a rank is fed from the same rank")
-
-
-def check_model(
-    golden: Bundle,
-    rank: int,
-    model: dict[str, Any],
-    force: bool,
-    renamings: Sequence[Renaming] = (),
-    like: str | Path | None = None,
-) -> None:
-    """Refuse a golden of another model or of other weights.
-
-    Args:
-        golden: the bundle.
-        rank: whose records will be fed.
-        model: what the manifest will say of the model.
-        force: feed all the same if only the class or the weights differ.
-        renamings: of golden's layers.
-        like: the bundle that the model's weights were taken from, if they were.
-
-    Raises:
-        UsageError: if it is one.
-        BundleError: if its first step is damaged.
-    """
-    described = golden.manifests[rank].model
-    theirs, new = renamed_model(described, model, renamings), counterparts(described.get("modules") or (), model["modules"], renamings)
-    ours_named, theirs_named = ({name for name in table.get("modules", ()) if name} for table in (model, theirs))
-    if (ours_named or theirs_named) and not ours_named & theirs_named:
-        names = " and ".join(f"{sorted(named)[0]!r}" if named else "nothing" for named in (theirs_named, ours_named))
-        cure = advice(propose(described, model, renamings))
-        raise UsageError(
-            f"{golden.path}: is of another model: no module has the same name (golden and this model have such as {names}){cure}"
-        )
-    entry = next(entry for number, entry in golden.steps() if number == rank)
-    records = golden.step_records(rank, entry)
-    if not any(new.get(record.name) is not None and (record.parent is not None or record.role is Role.OUTPUT) for record in records):
-        raise UsageError(f"{golden.path}: recorded no module that this model has (--only, --skip); capture it without them")
-    if force:
-        return
-    classes = [str(table.get("class")).rpartition(".")[2] for table in (theirs, model)]
-    if classes[0] != classes[1]:
-        raise UsageError(f"{golden.path}: is of another model, a {classes[0]}; this one is a {classes[1]} (--force feeds it all the same)")
-    for kind, word in (("parameters", "parameter"), ("buffers", "buffer")):
-        computed = {name for table in (model, theirs) for name, entry in table.get(kind, {}).items() if entry.get("computed")}
-        ours, golden_ones = (
-            {name: entry for name, entry in table.get(kind, {}).items() if name not in computed} for table in (model, theirs)
-        )
-        for name in (*golden_ones, *(name for name in ours if name not in golden_ones)):
-            cure = f"; {_cure(golden, like)}"
-            if name not in ours or name not in golden_ones:
-                which = "golden has it, the model lacks it" if name in golden_ones else "the model has it, golden lacks it"
-                cure = advice(propose(described, model, renamings)) or cure
-            elif same_fingerprint(golden_ones[name], ours[name]) is False:
-                which = "it differs"
-            else:
-                continue
-            raise UsageError(f"{golden.path}: is of other weights: {word} {name!r}: {which}{cure}")
-
-
-def _cure(golden: Bundle, like: str | Path | None) -> str:
-    if like is not None:
-        return f"although they were taken from {like}: the model sets them anew, or golden is of others (--force feeds it all the same)"
-    rounded = golden.manifest.capture.get("round_weights")
-    if rounded is not None:
-        return f"golden's were rounded: give --round-weights {rounded} (or --force)"
-    same = f"--like {golden.path} takes them over" if golden.manifest.state is not None else "use the same seed and checkpoint"
-    return f"{same} (--force feeds it all the same)"

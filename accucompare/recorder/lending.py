@@ -1,4 +1,4 @@
-"""What a fed module call is given in place of its caller's own, and how the caller's own follows."""
+"""Golden's values lent to a module call, and what the call writes into them, copied to the caller's own tensors."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from accucompare.live.tensors import HostValue, other_to_host, scalar_to_host, t
 from accucompare.live.values import Scalar, leaves
 from accucompare.recorder.feeding import Feed, Place
 from accucompare.recorder.lending import Lent
-from accucompare.recorder.operators import OperatorFeed, Operators, storages
+from accucompare.recorder.operator_feed import OperatorFeed, storages
+from accucompare.recorder.operators import Operators
 from accucompare.selection import Selection
 
 
@@ -215,7 +216,7 @@ class Recorder(Listener[_Call]):
 
 @dataclass(frozen=True)
 class _Inside:
-    """What the operators of one module call are told to."""
+    """Records the operators of one module call."""
 
     recorder: Recorder
     call: _Call

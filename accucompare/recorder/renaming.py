@@ -17,7 +17,7 @@ from accucompare.selection import Selection
 
 
 def maps_in_force(asked: CaptureOptions, modules: Modules) -> tuple[list[Renaming], list[str]]:
-    """The renamings of golden's layers, those that ``auto`` finds among them; and notes that tell these.
+    """The renamings of golden's layers, those that ``auto`` finds among them; and notes that list the latter.
 
     Raises:
         UsageError: if a map matches nothing or leads nowhere, or two layers become one.

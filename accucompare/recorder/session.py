@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from accucompare.bundle.directory import forget_previous, prepare_directory, restore_previous
 from accucompare.bundle.lock import locked
 from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter, forget_previous, prepare_directory, restore_previous
+from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter
 from accucompare.errors import CaptureError, UsageError
 from accucompare.live.environment import describe_autocast, describe_environment, device_of, notes_on, notes_on_what_ran
 from accucompare.live.names import Modules, name_modules

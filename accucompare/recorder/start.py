@@ -17,7 +17,8 @@ from accucompare.compare.align import Renaming, counterparts
 from accucompare.errors import UsageError
 from accucompare.live.environment import describe_model
 from accucompare.live.names import Modules
-from accucompare.recorder.feeding import Feed, check_golden, check_model
+from accucompare.recorder.feeding import Feed
+from accucompare.recorder.golden_checks import check_golden, check_model
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.renaming import maps_in_force, selection_of
 from accucompare.recorder.state import restore_weights
@@ -69,8 +70,8 @@ class Start:
         start = cls(options.seed, options.steps, options.selection, renamings, notes)
         if options.like is not None:
             with open_bundle(options.like) as source:
-                told, start.replaced = restore_weights(source, modules, renamings)
-                notes += told
+                buffer_notes, start.replaced = restore_weights(source, modules, renamings)
+                notes += buffer_notes
                 if start.replaced:
                     first = ", ".join(start.replaced[:3]) + (f", and {len(start.replaced) - 3} more" if len(start.replaced) > 3 else "")
                     notes.append(f"--like: {len(start.replaced)} of the model's weights held other values before: {first}")

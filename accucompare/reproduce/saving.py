@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from accucompare.bundle.manifest import Manifest, StepEntry
+from accucompare.bundle.record_file import RecordFile
 from accucompare.bundle.records import Layout, Record, Role
-from accucompare.bundle.writer import RecordFile
 from accucompare.errors import CaptureError
 from accucompare.findings.events import Finding
 from accucompare.live.environment import describe_environment, device_of

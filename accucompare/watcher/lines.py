@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from accucompare.recorder.operators import CALLERS
+from accucompare.live.operator_calls import CALLERS
 
 #: For so many losses computed otherwise than those before, lines are noted once more, in the step after the one that shows it.
 _MOST_AGAIN = 8

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from accucompare.live.operator_calls import CallMode, source_line
 from accucompare.live.schemas import LEFT_OUT, NO_VALUES, Blank, Known, known_of
 from accucompare.live.values import leaves
-from accucompare.recorder.operators import CallMode, source_line
 
 #: They move values, but into another type, in which there may be no room for them.
 _CASTS = ("_to_copy", "copy_")

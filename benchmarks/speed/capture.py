@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _SECTION = "capture"
 _PIECE = 1 << 20
+_WARMING = 3  # plain forwards, which load libraries; malloc's heap grows still in the second, and would hide what a capture's memory costs
 
 
 def measure(plan: Plan) -> Iterator[Figure]:
@@ -168,7 +169,8 @@ def _child() -> None:
         captures = {mode: partial(_capture, model, inputs, folder / mode, mode) for mode in options.modes if mode != "plain"}
         arms: dict[str, Callable[[], Sample]] = {"plain": partial(plain, model, inputs), **captures}
         answer: Sample = {}
-        plain(model, inputs)  # what the first forward loads and allocates is start-up
+        for _ in range(_WARMING):
+            plain(model, inputs)
         answer["first"] = answer["samples"] = alternate(arms, 1)
         if options.rounds > 1:
             if "tensors" in captures:

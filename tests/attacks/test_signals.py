@@ -25,7 +25,8 @@ from pathlib import Path
 from accucompare.bundle.lock import locked
 from accucompare.bundle.manifest import Manifest, holds_bundle
 from accucompare.bundle.reader import open_bundle
-from accucompare.bundle.writer import BundleWriter, forget_previous, prepare_directory, restore_previous
+from accucompare.bundle.directory import forget_previous, prepare_directory, restore_previous
+from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import BundleError
 from tests.compare.builder import item, write
 

@@ -24,8 +24,8 @@ from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Record
 from accucompare.compare.rows import Difference, Option
 from accucompare.errors import UsageError
+from accucompare.live.operator_calls import source_line
 from accucompare.recorder import operators as capture_operators
-from accucompare.recorder.operators import source_line
 from tests.conftest import ROOT, Run, has_lstm_in_bfloat16
 from tests.recorded import Glue, Opened
 

@@ -1,0 +1,129 @@
+"""The directory that a capture writes into: what may be overwritten, and where the bundle before waits meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+from accucompare.bundle.manifest import BASELINES, PREVIOUS, holds_bundle
+from accucompare.errors import CaptureError
+
+
+def refuse_directory(directory: Path, overwrite: bool) -> None:
+    """Say why a capture may not write into a directory; changes nothing.
+
+    Raises:
+        CaptureError: if something is there that may not be overwritten.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise CaptureError(f"{directory}: exists and is not a directory; choose another --out")
+    if not directory.is_dir() or _hardly_begun(directory) or _left_behind(directory):
+        return
+    if not (directory / "manifest.json").is_file():
+        raise CaptureError(f"{directory}: is not empty and holds no bundle, so it is not touched; choose another --out")
+    if not holds_bundle(directory):
+        raise CaptureError(
+            f"{directory}: its manifest.json is no bundle's, or damaged, so nothing there is touched; choose another --out or remove it"
+        )
+    if not overwrite:
+        raise CaptureError(f"{directory}: already holds a bundle; overwrite it (--overwrite, overwrite=True) or choose another --out")
+
+
+def prepare_directory(directory: Path, overwrite: bool) -> None:
+    """Make the directory that a capture writes into; with ``overwrite``, move an earlier bundle aside, into ``.previous``.
+
+    It stays there until ``forget_previous``, so that a capture that fails has destroyed nothing. One that was moved there by a capture
+    that never began is put back first.
+
+    Raises:
+        CaptureError: if something is there that may not be overwritten, or it cannot be made.
+    """
+    try:
+        restore_previous(directory)
+        refuse_directory(directory, overwrite)
+        if holds_bundle(directory):
+            _move_aside(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CaptureError(f"{error.filename or directory}: cannot be written ({error.strerror or error})") from None
+
+
+def forget_previous(directory: Path) -> None:
+    """Remove the bundle that a finished capture has replaced; never raises."""
+    with contextlib.suppress(OSError):
+        for path in _own_files(directory / PREVIOUS):
+            path.unlink()
+            _remove_empty(path.parent, directory)
+
+
+def restore_previous(directory: Path) -> None:
+    """Put back the bundle that was moved aside, if none has begun in its place.
+
+    Raises:
+        OSError: if that cannot be done.
+    """
+    if _left_behind(directory):
+        for path in reversed(_own_files(directory / PREVIOUS)):  # the manifest comes last: until then it can be done again
+            _move(path, directory / path.relative_to(directory / PREVIOUS), directory)
+
+
+def _left_behind(directory: Path) -> bool:
+    """Whether a capture was stopped after it had moved a bundle aside, and before it began its own."""
+    return not (directory / "manifest.json").exists() and holds_bundle(directory / PREVIOUS)
+
+
+def _hardly_begun(directory: Path) -> bool:
+    """Whether nothing is in a directory but what a capture leaves that was stopped before it had a manifest."""
+    return all(
+        path.name == "manifest.json.part" or (re.fullmatch(r"rank\d+", path.name) and path.is_dir() and not any(path.iterdir()))
+        for path in directory.iterdir()
+    )
+
+
+def _move_aside(directory: Path) -> None:
+    previous = directory / PREVIOUS
+    keep = not holds_bundle(previous)  # else what is in the way was left by a capture that failed to replace it
+    for path in _own_files(directory):
+        if keep:
+            _move(path, previous / path.relative_to(directory), directory)
+        else:
+            path.unlink()
+            _remove_empty(path.parent, directory)
+
+
+def _move(path: Path, target: Path, directory: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(path, target)
+    _remove_empty(path.parent, directory)
+
+
+def _remove_empty(folder: Path, directory: Path) -> None:
+    """Remove a folder of a bundle, and those that it is in, as far as nothing is left in them."""
+    with contextlib.suppress(OSError):
+        while folder != directory:
+            folder.rmdir()
+            folder = folder.parent
+
+
+#: The files that a capture writes into its directory and into those of ranks; nothing else is ever moved or removed.
+_MANIFEST = re.compile(r"manifest\.json(\.part)?")
+_OF_RANK = re.compile(rf"(step\d+|state)\.(npz|jsonl)(\.part)?|{_MANIFEST.pattern}")
+
+
+def _own_files(directory: Path) -> list[Path]:
+    """The files of the bundle in a directory, and of its ``repeat1``, …; the manifest first."""
+    if not directory.is_dir():
+        return []
+    files, folders = [], []
+    for path in sorted(directory.iterdir()):
+        if path.is_symlink() or not path.is_dir():
+            files += [path] if _MANIFEST.fullmatch(path.name) else []
+        elif re.fullmatch(r"rank\d+", path.name):
+            folders += [each for each in sorted(path.iterdir()) if _OF_RANK.fullmatch(each.name)]
+        elif re.fullmatch(r"repeat\d+", path.name) and holds_bundle(path):
+            folders += _own_files(path)
+        elif path.name == BASELINES:
+            folders += [file for each in sorted(path.iterdir()) if holds_bundle(each) for file in _own_files(each)]
+    return files + folders

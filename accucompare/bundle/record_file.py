@@ -1,0 +1,112 @@
+"""The two files of a step: a ``.npz`` with the tensors, and a ``.jsonl`` with a line a record."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import IO
+
+import xxhash
+from msgspec.structs import replace
+
+from accucompare.bundle.archive import ArchiveWriter, member_name
+from accucompare.bundle.records import Record
+from accucompare.numbers.digests import digest
+from accucompare.numbers.dtypes import DTYPES, Array
+from accucompare.numbers.statistics import Statistics, summarize
+from accucompare.text import storable
+
+#: What makes two records' data and statistics equal: dtype, shape, digest.
+Content = tuple[str, tuple[int, ...], str | None]
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+def _line(record: Record) -> bytes:
+    content = record.to_json()
+    try:
+        return _JSON.encode(content).encode() + b"\n"
+    except UnicodeEncodeError:
+        content = {name: storable(value) if isinstance(value, str) else value for name, value in content.items()}
+        return _JSON.encode(content).encode() + b"\n"
+
+
+class RecordFile:
+    """A ``.npz`` and its ``.jsonl``, written under temporary names and renamed whole.
+
+    A record whose bytes, shape and storage type equal an earlier one's names that one's member. Without ``tensors``, records keep
+    digests and statistics only, and the ``.npz`` stays empty.
+    """
+
+    def __init__(self, stem: Path, tensors: bool = True) -> None:
+        self._npz = stem.with_name(stem.name + ".npz")
+        self._jsonl = stem.with_name(stem.name + ".jsonl")
+        self._parts = [path.with_name(path.name + ".part") for path in (self._npz, self._jsonl)]
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        self._lines: IO[bytes] = self._parts[1].open("wb")
+        try:
+            self._archive = ArchiveWriter(self._parts[0])
+        except OSError:
+            self._lines.close()
+            self._parts[1].unlink()
+            raise
+        self._hasher = xxhash.xxh3_128()
+        self._tensors = tensors
+        self._members: dict[tuple[str, tuple[int, ...], str | None], str] = {}  # by storage type, shape and digest
+        self._known: dict[Content, tuple[str | None, Statistics]] = {}
+        self.records = 0
+
+    def add(self, record: Record, array: Array | None) -> Record:
+        """Write one record.
+
+        Args:
+            record: with the digest and the statistics of the array, if they are known already.
+            array: C-contiguous, of the storage type of the record's dtype; ``None`` for a record without data, for one whose
+                digest is that of an earlier record of the same dtype and shape, and for one whose statistics are all that is kept.
+
+        Returns:
+            The record as it was written, with its member, digest and statistics.
+        """
+        if array is not None and record.digest is None:
+            record = replace(record, digest=digest(array))
+        content = (record.dtype, record.shape, record.digest)
+        if record.statistics is not None:
+            self._known.setdefault(content, (None, record.statistics))
+        if array is not None and content not in self._known:
+            self._known[content] = self._store(record, array)
+        if content in self._known:
+            member, statistics = self._known[content]
+            record = replace(record, member=member, statistics=statistics)
+        line = _line(record)
+        self._hasher.update(line)
+        self._lines.write(line)
+        self.records += 1
+        return record
+
+    def _store(self, record: Record, array: Array) -> tuple[str | None, Statistics]:
+        """Write an array, unless one of another dtype has the same bits; its statistics are its own all the same."""
+        statistics = summarize(array, DTYPES[record.dtype])
+        if not self._tensors:
+            return None, statistics
+        bits = (array.dtype.str, array.shape, record.digest)
+        if bits not in self._members:
+            self._members[bits] = member_name(len(self._members), record.name, record.role.value, record.path)
+            self._archive.add(self._members[bits], array)
+        return self._members[bits], statistics
+
+    def finish(self) -> str:
+        """Close both files, give them their names, and return the digest of the ``.jsonl``."""
+        self._archive.finish()
+        self._lines.close()
+        for part, final in zip(self._parts, (self._npz, self._jsonl), strict=True):
+            os.replace(part, final)
+        return self._hasher.hexdigest()
+
+    def discard(self) -> None:
+        """Remove what was written; never raises."""
+        self._archive.discard()
+        with contextlib.suppress(OSError):
+            self._lines.close()
+        with contextlib.suppress(OSError):
+            self._parts[1].unlink()
