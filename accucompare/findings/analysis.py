@@ -283,7 +283,7 @@ def _last_runs(logs: list[Path]) -> tuple[list[Analysis], list[str]]:
 
 
 def _shorter(runs: list[Analysis]) -> list[str]:
-    """What is said of ranks whose log ends before the others' do."""
+    """In words, the ranks whose log ends before the others' do."""
     last = max(run.last_step for run in runs)
     return [
         f"rank {run.start.rank} ends at step {run.last_step}, others go on to step {last}; {run.ending}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections import Counter
 from pathlib import Path
@@ -209,7 +208,13 @@ class Watch:
             return None
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if callable(closure):
-            checked = functools.partial(self._check_closure, optimizer, closure)
+
+            def checked() -> Any:
+                loss = closure()
+                if not self._ended and self._watcher.listening:
+                    self._check(optimizer)
+                return loss
+
             return (args[0], *args[2:]), {**kwargs, "closure": checked}
         self._updated[id(optimizer)] += 1
         if self._updated[id(optimizer)] == 2:
@@ -217,12 +222,6 @@ class Watch:
             self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
         self._check(optimizer)
         return None
-
-    def _check_closure(self, optimizer: Any, closure: Any) -> Any:
-        loss = closure()
-        if not self._ended and self._watcher.listening:
-            self._check(optimizer)
-        return loss
 
     def _check(self, optimizer: Any) -> None:
         if getattr(optimizer, "found_inf", None) is None:  # else the loss scaler has set it, and the optimizer skips the update itself
@@ -233,10 +232,9 @@ class Watch:
         gradients = self._watcher.gradients
         spoilt = not all(norm.finite for norm in (*gradients.norms.values(), *gradients.late.values()))
         others = self._reporter.error_of_others(self._device, self._scaling.scale is None and spoilt, own=error is not None)
-        error = error or others
-        if error is not None:
+        if error or others:
             self._write_step()
-        self._end_by(error)
+        self._end_by(error or others)
 
     def _end_watched_step(self, loss: float | None) -> None:
         self._read()
@@ -248,13 +246,12 @@ class Watch:
         handled = scaled is not None and scaled.skipped and not scaled.alarm
         error = self._report(forward_only=handled)
         others = self._reporter.error_of_others(self._device, own=error is not None) if not self._updated else None
-        error = error or others
         if scaled is not None:
             self._log.write(scaled)
             if scaled.alarm:
                 self._lookout.log(step, scaled.text)
         self._write_step(handled, loss)
-        self._end_by(error)
+        self._end_by(error or others)
 
     def _write_step(self, handled: bool = False, loss: float | None = None) -> None:
         """The step's line in the log; ``handled``: what overflowed in the backward was handled by the loss scaler, or by the loop."""
@@ -292,8 +289,8 @@ class Watch:
         self._written = False
         self._reporter.next_step()
         self._judged.clear()
-        self._flag, self._asked = None, False
         self._updated.clear()
+        self._flag, self._asked = None, False
         self._watcher.next_step()
         idle = self._watcher.step % self._options.every != 0
         if idle and self._watcher.listening:
@@ -384,10 +381,8 @@ class Watch:
                 self._report(may_raise=False)
                 if self._reader.findings:
                     self._write_step()
-        if isinstance(error, KeyboardInterrupt):
-            self._end(Ending.INTERRUPTED)
-        else:
-            self._end(Ending.FAILED, ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]]))
+        reason = "" if isinstance(error, KeyboardInterrupt) else ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+        self._end(Ending.FAILED if reason else Ending.INTERRUPTED, reason)
 
     def _end_by(self, error: NonFiniteError | None) -> None:
         if error is not None:
