@@ -31,7 +31,7 @@ LATE = {
     "accucompare.compare.culprits": {"accucompare.compare.patterns"},  # only a failing diff describes errors
     "accucompare.doctor": {"accucompare.bundle", "accucompare.numbers"},  # what is broken here is what it tells
     "accucompare.locate": {"accucompare.recorder.capture_case"},  # torch, after the device was opened
-    "accucompare.watcher.steps": {"accucompare.report.terminal_watch"},  # only a finding is printed
+    "accucompare.watcher.reporting": {"accucompare.report.terminal_watch"},  # only a finding is printed
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,6 @@ from accucompare.errors import UsageError
 from accucompare.findings.answer import printable
 from accucompare.findings.events import (
     Alert,
-    Cause,
     End,
     Event,
     Finding,
@@ -93,12 +91,6 @@ class Analysis:
             else:
                 trails.append(Trail(self, None, [finding]))
         return trails
-
-    @cached_property
-    def causes(self) -> dict[Cause, int]:
-        """How many findings are of each cause; those of none are left out."""
-        counts = Counter(finding.cause for finding in self.findings)
-        return {cause: counts[cause] for cause in Cause if counts[cause]}
 
     @cached_property
     def jumps(self) -> list[Jump]:
@@ -283,7 +275,7 @@ def _last_runs(logs: list[Path]) -> tuple[list[Analysis], list[str]]:
 
 
 def _shorter(runs: list[Analysis]) -> list[str]:
-    """What is said of ranks whose log ends before the others' do."""
+    """In words, the ranks whose log ends before the others' do."""
     last = max(run.last_step for run in runs)
     return [
         f"rank {run.start.rank} ends at step {run.last_step}, others go on to step {last}; {run.ending}"

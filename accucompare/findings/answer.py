@@ -122,7 +122,7 @@ def how(finding: Finding) -> str:
 
 
 def _aside(finding: Finding) -> str:
-    """What is said of what went in."""
+    """In words, what went in."""
     if finding.cause is Cause.INPUTS:
         return ""
     if finding.cause is Cause.RANKS:

@@ -1,4 +1,4 @@
-"""What a watch writes down: one event a line of its log, as JSON. Without torch, so that a log can be read anywhere.
+"""The events of a watch's log, each a line of JSON. Without torch, so that a log can be read anywhere.
 
 A log holds runs, one after the other. Each begins with a ``Start``; then for each step, in this order, its ``Alert``, ``Finding``,
 ``Frames`` and ``ScaleChange`` events and its ``Step``; and at last an ``End``, which is missing if the process was killed.
@@ -57,7 +57,7 @@ class Direction(str, Enum):
 
 
 class Cause(str, Enum):
-    """What is said of the inputs of a call whose output is not finite."""
+    """What is known of the inputs of a call whose output is not finite."""
 
     __str__ = str.__str__
 
@@ -184,7 +184,7 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
         name, call, type: the module call that made it, or that it passed through; its class.
         site, direction: where and in which pass.
         origin: whether it began here; else it came in.
-        cause: what is said of what went in.
+        cause: what is known of the inputs.
         kinds: of what came out: ``NaN``, ``+Inf``, ``-Inf``, ``saturated``.
         near: of glue, the child that it was made ``before`` or ``after``, as ``"before block.2"``; of a point, its label.
         operator: that made it, if known: ``aten.log.default``, or backward ``LogBackward0``.
@@ -198,7 +198,7 @@ class Finding(msgspec.Struct, tag="found", tag_field="event", frozen=True, omit_
         second: whether it was in a second backward, through the gradients that another one gave.
         reproducer: the path of the script, from the log's directory.
         reproducer_notes: what the reproducer lacks, or why there is none.
-        notes: sentences more, such as that the step could not be run again, and why.
+        notes: further sentences, such as why the step could not be run again.
     """
 
     step: int
@@ -317,7 +317,7 @@ class Step(msgspec.Struct, tag="step", tag_field="event", frozen=True, omit_defa
         overflowed: whether the device's overflow flag was up; ``None`` on devices without.
         loss: if it is known.
         finite: whether nothing was found in this step, and every gradient was finite.
-        unseen: by the names of modules, what could not be looked at: where that is not empty, ``finite`` is said of the rest.
+        unseen: by the names of modules, what could not be looked at: ``finite`` holds for the rest.
         skipped: whether the update was skipped since gradients overflowed, as a loss scaler does now and then: that is no finding.
     """
 

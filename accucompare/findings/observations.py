@@ -95,13 +95,13 @@ NAN, PLUS, MINUS, SATURATED, FLAG = "NaN", "+Inf", "-Inf", "saturated", "overflo
 
 @dataclass(frozen=True)
 class Limits:
-    """What counts.
+    """What counts as a finding.
 
     Attributes:
-        allow: says of a qualified name whether its output may be infinite or NaN.
+        allow: whether the output of the module of this name may be infinite or NaN.
         saturates: whether the device gives the largest number in place of Inf.
         near: an input is near its type's limit from a ``near``-th of it on.
-        fills: says of a qualified name whether its output is known to be filled with -Inf, as logits of what shall not be chosen.
+        fills: whether the output of the module of this name is filled with -Inf, as logits of what shall not be chosen.
     """
 
     allow: Callable[[str], bool] = lambda name: False

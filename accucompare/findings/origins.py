@@ -17,7 +17,7 @@ Backward, the first gradient that is not finite is the origin, and what comes af
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,7 @@ _HARMFUL = (NAN, SATURATED, PLUS)
 _POOLS = re.compile(r"aten\.(adaptive_|fractional_)?max_pool")
 _SUMS = re.compile(r"aten\.(add|sub)_?\.")
 
-#: At most so many calls that only passed on what came in are told, a step.
+#: In each step at most so many calls are reported that only passed on what came in.
 _MOST_PASSED_ON = 100
 
 
@@ -86,7 +86,7 @@ class _OpenCall:
 
 class _Judge:
     def __init__(self, step: int, limits: Limits) -> None:
-        self.reported: list[Finding] = []
+        self._findings: list[Finding] = []
         self._parameters: list[str] = []  # whose gradients are not finite, by the first origin
         self._step = step
         self._limits = limits
@@ -94,13 +94,17 @@ class _Judge:
         self._outside = _OpenCall(OUTSIDE, None)
         self._passed_on = 0
         self._spoilt = False  # backward: something has been found
-        self._reported: set[tuple[str, int]] = set()  # backward: calls that have been
+        self._reported: set[tuple[str, int]] = set()  # calls whose gradients were reported
         self._ends: dict[tuple[str, int], tuple[_OpenCall, Observation]] = {}
         self._sees_operators = False
         self._made_in_loss: Observation | None = None  # the first gradient outside of the model that is not finite
 
-    def kinds(self, tensor: Iterable[TensorRange]) -> frozenset[str]:
-        return kinds_of(tensor, self._limits.saturates)
+    def kinds(self, tensors: Iterable[TensorRange]) -> frozenset[str]:
+        return kinds_of(tensors, self._limits.saturates)
+
+    @property
+    def _has_origin(self) -> bool:
+        return any(finding.origin for finding in self._findings)
 
     def add(self, observation: Observation) -> None:
         {
@@ -114,7 +118,7 @@ class _Judge:
             What.GRADIENT: self._gradient,
             What.SECOND: self._second,
             What.LOSS: self._loss,
-            What.HOOKED: self._hooked,
+            What.HOOKED: self._sum,
             What.PARAMETER: self._parameter,
         }[observation.what](observation)
 
@@ -123,16 +127,15 @@ class _Judge:
 
     def _began(self, observation: Observation) -> None:
         caller, tensors = self._caller(observation.place), [tensor for tensor in observation.of("input") if not _is_number(tensor)]
-        arrival = self.kinds(tensors) | (
-            self.kinds(observation.of("input")) & {MINUS}
-        )  # of numbers, -Inf alone is what outputs are filled with
+        # of numbers, only -Inf counts: outputs are filled with it
+        arrival = self.kinds(tensors) | (self.kinds(observation.of("input")) & {MINUS})
         call = _OpenCall(observation.place, observation, caller, arrival, set(arrival), set(arrival & caller.bad))
         self._open[observation.place.key] = call
         fresh = arrival - caller.known
         caller.known |= fresh
         for kind in sorted(self.kinds(tensors) & fresh):
             if kind == NAN and caller.known & caller.bad & _INFINITE:  # its own code made it of an Inf that is reported already
-                self._blame(caller, call, {NAN})
+                self._blame({NAN}, caller, call)
             else:
                 caller.pending[kind] = self._made_before(caller, observation, kind)
 
@@ -140,10 +143,9 @@ class _Judge:
         """What a child, or the model, is given and was not known to its caller."""
         bad = [each for each in observation.of("input") if kind in self.kinds([each])]
         if caller is self._outside:
-            return self._finding(observation, Site.INPUT, [kind], bad)
+            return self._finding(observation, Site.INPUT, bad, kinds=[kind])
         near = f"before {within(observation.place, caller.place)}"
-        tensors = [*self._inputs_of(caller), *bad]
-        return self._finding(observation, Site.GLUE, [kind], tensors, caller, near)
+        return self._finding(observation, Site.GLUE, [*self._inputs_of(caller), *bad], caller, near, [kind])
 
     def _ended(self, observation: Observation) -> None:
         call = self._open.pop(observation.place.key, None)
@@ -166,15 +168,14 @@ class _Judge:
         elif call.arrived & call.bad:
             self._pass_on(call, caller, observation, kinds)
         elif call.known & call.bad:  # made in a child, and reported there
-            self._blame(caller, call, kinds)
+            self._blame(kinds, caller, call)
         elif (own := next((kind for kind in _HARMFUL if kind in call.pending and kinds & _HARM[kind]), None)) is not None:
             self._report(call.pending.pop(own), caller, call)
         elif made and not (kinds == {MINUS} and self._is_fill(call)):
             glue = call.last is not None
             near = f"after {within(call.last, call.place)}" if call.last is not None else ""
             tensors = [*self._inputs_of(call), *observation.tensors]
-            finding = self._finding(observation, Site.GLUE if glue else Site.MODULE, sorted(kinds), tensors, call, near)
-            self._report(finding, caller, call)
+            self._report(self._finding(observation, Site.GLUE if glue else Site.MODULE, tensors, call, near), caller, call)
 
     def _pending(self, call: _OpenCall, caller: _OpenCall, kinds: frozenset[str]) -> Finding | None:
         """What, of that which callers' own code made or the model was given, does harm in this call."""
@@ -190,8 +191,7 @@ class _Judge:
                 other = maker.pending.get(MINUS)
                 if other is not None and other.order == finding.order and self._is_overflow(maker):
                     finding = replace(finding, kinds=[*finding.kinds, *maker.pending.pop(MINUS).kinds])
-                for each in around:
-                    self._blame(each, None, finding.kinds)
+                self._blame(finding.kinds, *around)
                 return finding
         return None
 
@@ -215,22 +215,21 @@ class _Judge:
 
     def _report(self, finding: Finding, *calls: _OpenCall) -> None:
         """A finding; from now on these calls' values of its kinds are known to come from one."""
-        self.reported.append(finding)
-        for call in calls:
-            self._blame(call, None, finding.kinds)
+        self._findings.append(finding)
+        self._blame(finding.kinds, *calls)
 
-    def _blame(self, call: _OpenCall, also: _OpenCall | None, kinds: Iterable[str]) -> None:
-        for each in (call, also) if also is not None else (call,):
-            each.known |= set(kinds)
-            each.bad |= set(kinds)
+    def _blame(self, kinds: Iterable[str], *calls: _OpenCall) -> None:
+        for call in calls:
+            call.known |= set(kinds)
+            call.bad |= set(kinds)
 
     def _pass_on(self, call: _OpenCall, caller: _OpenCall, observation: Observation, kinds: frozenset[str]) -> None:
         """A call that was given what is not finite, and gives it on."""
-        self._blame(caller, None, kinds)
+        self._blame(kinds, caller)
         self._passed_on += 1
         if self._passed_on <= _MOST_PASSED_ON:
             tensors = [*self._inputs_of(call), *observation.tensors]
-            self.reported.append(self._finding(observation, Site.MODULE, sorted(kinds), tensors, call).passing_on())
+            self._findings.append(self._finding(observation, Site.MODULE, tensors, call).passing_on())
 
     def _operator(self, observation: Observation) -> None:
         self._sees_operators = True
@@ -254,34 +253,32 @@ class _Judge:
         call, kinds = self._open.get(observation.place.key, self._outside), self.kinds(observation.tensors)
         if kinds and not kinds <= call.bad:
             tensors = [*self._inputs_of(call), *observation.tensors]
-            self._report(self._finding(observation, Site.POINT, sorted(kinds), tensors, call, observation.near), call)
+            self._report(self._finding(observation, Site.POINT, tensors, call, observation.near), call)
 
     def _flag(self, observation: Observation) -> None:
         """The first is the origin: what is saturated raises the flag in most calls after it."""
         call, ended = self._ends.get(observation.place.key, (self._open.get(observation.place.key), None))
         tensors = [*(self._inputs_of(call) if call is not None else []), *(ended.tensors if ended is not None else [])]
-        finding = self._finding(observation, Site.GLUE if observation.near else Site.MODULE, [FLAG], tensors, call, observation.near)
+        finding = self._finding(observation, Site.GLUE if observation.near else Site.MODULE, tensors, call, observation.near, [FLAG])
         if call is not None and SATURATED in call.makers:
             finding = _made_by(call.makers[SATURATED], finding)
-        if any(each.origin for each in self.reported):
+        if self._has_origin:
             finding = finding.passing_on()
             self._passed_on += 1
         if self._passed_on <= _MOST_PASSED_ON:
-            self.reported.append(finding)
+            self._findings.append(finding)
 
     def _arrived(self, observation: Observation) -> None:
         kinds = self.kinds(observation.tensors)
         if kinds and not self._spoilt:
             self._spoilt = True
-            self._blame_loss(observation, not self.reported)
+            self._blame_loss(observation, not self._findings)
 
     def _blame_loss(self, observation: Observation, origin: bool) -> None:
-        finding = _backward(
-            self._finding(observation, Site.LOSS, sorted(self.kinds(observation.tensors)), observation.tensors), cause=Cause.INSIDE
-        )
+        finding = _backward(self._finding(observation, Site.LOSS), cause=Cause.INSIDE)
         if self._made_in_loss is not None:
             finding = _made_by(self._made_in_loss, finding)
-        self.reported.append(finding if origin else finding.passing_on())
+        self._findings.append(finding if origin else finding.passing_on())
 
     def _loss(self, observation: Observation) -> None:
         """It is reported only if it reaches the model."""
@@ -290,27 +287,19 @@ class _Judge:
 
     def _second(self, observation: Observation) -> None:
         """In a second backward nothing arrives at what the model gave: what is not finite may come from the loss."""
-        before = len(self.reported)
-        if self._made_in_loss is not None and self.kinds(observation.tensors) and not self.reported:
+        before = len(self._findings)
+        if self._made_in_loss is not None and self.kinds(observation.tensors) and not self._findings:
             self._spoilt = True
             self._blame_loss(observation, True)
         else:
             self._gradient(observation)
-        self.reported[before:] = [replace(finding, second=True) for finding in self.reported[before:]]
-
-    def _hooked(self, observation: Observation) -> None:
-        kinds = self.kinds(observation.tensors)
-        if kinds and not self._spoilt and not any(finding.origin for finding in self.reported):
-            self._spoilt = True
-            self.reported.append(
-                _backward(self._finding(observation, Site.HOOK, sorted(kinds), observation.tensors, None, observation.parameter))
-            )
+        self._findings[before:] = [replace(finding, second=True) for finding in self._findings[before:]]
 
     def _gradient(self, observation: Observation) -> None:
         kinds = self.kinds(observation.tensors)
         if not kinds or observation.place.key in self._reported or len(self._reported) > _MOST_PASSED_ON:
             return
-        origin = not self._spoilt and not any(finding.origin for finding in self.reported)
+        origin = not self._spoilt and not self._has_origin
         if origin and (hidden := self._hidden(observation.place)) is not None:
             self._report(hidden)
             origin = False
@@ -318,18 +307,12 @@ class _Judge:
         self._reported.add(observation.place.key)
         call, ended = self._ends.get(observation.place.key, (None, None))
         forward = [] if call is None or ended is None else [*self._inputs_of(call), *ended.tensors]
-        finding = self._finding(
-            observation,
-            Site.GLUE if observation.near else Site.MODULE,
-            sorted(kinds),
-            [*forward, *observation.tensors],
-            None,
-            observation.near,
-        )
+        site = Site.GLUE if observation.near else Site.MODULE
+        finding = self._finding(observation, site, [*forward, *observation.tensors], near=observation.near)
         finding = _backward(finding, cause=Cause.INSIDE, operator=observation.operator, line=observation.line)
         if origin and call is not None:
             finding = finding.noting(*map(_swallowed, list(dict.fromkeys(call.makers.values()))[:1]))
-        self.reported.append(finding if origin else finding.passing_on())
+        self._findings.append(finding if origin else finding.passing_on())
 
     def _hidden(self, place: ModuleCall) -> Finding | None:
         """What a call was given in the forward that did harm in the backward only, as a NaN that torch.where took out."""
@@ -342,28 +325,27 @@ class _Judge:
         return None
 
     def _sum(self, observation: Observation) -> None:
-        """If a sum is not finite, but nothing was before, then its parts were finite."""
+        """A sum of gradients, or what a hook gives: if it is not finite but nothing was before, its parts were finite."""
         kinds = self.kinds(observation.tensors)
-        if kinds and not self._spoilt and not any(finding.origin for finding in self.reported):
+        if kinds and not self._spoilt and not self._has_origin:
             self._spoilt = True
-            self.reported.append(_backward(self._finding(observation, Site.SUM, sorted(kinds), observation.tensors)))
+            site, near = (Site.HOOK, observation.parameter) if observation.what is What.HOOKED else (Site.SUM, "")
+            self._findings.append(_backward(self._finding(observation, site, near=near)))
 
     def _parameter(self, observation: Observation) -> None:
         """A parameter whose gradient is not finite is listed with the finding that spoilt it."""
         if not self.kinds(observation.tensors):
             return
-        if not any(finding.origin for finding in self.reported):
-            finding = self._finding(
-                observation, Site.SUM, sorted(self.kinds(observation.tensors)), observation.tensors, None, observation.parameter
-            )
-            self.reported.append(_backward(finding, name=observation.place.name, type=observation.place.type))
+        if not self._has_origin:
+            finding = self._finding(observation, Site.SUM, near=observation.parameter)
+            self._findings.append(_backward(finding, name=observation.place.name, type=observation.place.type))
         if observation.parameter_name not in self._parameters:
             self._parameters.append(observation.parameter_name)
 
     def findings(self) -> list[Finding]:
         """In the order of the step; the first that was found as an origin has the parameters."""
-        spoiling = next((finding for finding in self.reported if finding.origin), None)
-        findings = [replace(finding, parameters=self._parameters) if finding is spoiling else finding for finding in self.reported]
+        spoiling = next((finding for finding in self._findings if finding.origin), None)
+        findings = [replace(finding, parameters=self._parameters) if finding is spoiling else finding for finding in self._findings]
         return sorted(findings, key=lambda finding: finding.order)
 
     def _inputs_of(self, call: _OpenCall) -> list[TensorRange]:
@@ -373,13 +355,15 @@ class _Judge:
         self,
         observation: Observation,
         site: Site,
-        kinds: list[str],
-        tensors: Iterable[TensorRange],
+        tensors: Sequence[TensorRange] | None = None,
         call: _OpenCall | None = None,
         near: str = "",
+        kinds: list[str] | None = None,
     ) -> Finding:
+        """A finding of an observation: of all its tensors and their kinds, unless others are given."""
+        kinds = kinds or sorted(self.kinds(observation.tensors))
+        tensors = list(tensors if tensors is not None else observation.tensors)
         place = call.place if call is not None and call is not self._outside else observation.place
-        tensors = list(tensors)
         makers = {**call.brought, **call.sources, **call.makers} if call is not None else {}
         maker = next((makers[kind] for kind in (NAN, *kinds) if kind in kinds and kind in makers), None)
         given = call if call is not None else self._open.get(observation.place.key)

@@ -1,4 +1,4 @@
-"""Plain attributes of modules, such as counters of their calls: kept when a call begins, so that it can be run again with them."""
+"""Plain attributes of modules, such as counters of calls: kept when a call begins, and put back before it is run again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators caught while a capture runs, wherever they are called: in a forward, in a backward, inside another operator.
+"""Catching operators, wherever they are called: in a forward, in a backward, inside another operator.
 
 They are caught by kernels registered at a dispatch key that PyTorch leaves unused and that is switched on for the capturing thread
 only (and for the backward threads that it starts). For every other operator that key falls through, which costs nothing.
@@ -69,7 +69,7 @@ def seeing_inside(mode: TorchDispatchMode, names: Iterable[str]) -> Iterator[Non
 
 
 def own(active: Sequence[tuple[int, T]]) -> T | None:
-    """Of what captures have entered here, by thread, this thread's latest; on a backward's thread, the latest of all."""
+    """The last entry of this thread; on a thread of a backward, which has none, the last of all."""
     thread = threading.get_ident()
     return next((entered for by, entered in reversed(active) if by == thread), active[-1][1] if active else None)
 

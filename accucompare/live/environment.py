@@ -1,4 +1,4 @@
-"""What the manifest says of where and how a capture ran."""
+"""Where and how a capture ran, for the manifest."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ def describe_autocast(device: torch.device) -> dict[str, Any] | None:
 
 def describe_model(modules: Modules) -> dict[str, Any]:
     """Class, mode, modules, their code and configuration, and a fingerprint of every parameter and buffer."""
-    root = modules.named[""]
     tables: dict[str, dict[str, Any]] = {"parameters": {}, "buffers": {}}
     described: dict[int, dict[str, Any]] = {}  # tied weights have several names
     for kind, name, tensor in modules.tensors():
@@ -66,19 +65,27 @@ def describe_model(modules: Modules) -> dict[str, Any]:
         name = f"{module}.{buffer}" if module else buffer
         tables["buffers"][name] = {**tables["buffers"][name], "computed": True}
     return {
-        "class": f"{type(root).__module__}.{type(root).__qualname__}",
-        "training": _training(root),
-        "other_mode": [name for name, module in modules.named.items() if _training(module) != _training(root)],
+        **describe_classes(modules),
         "active_dropout": sum(_drops_out(module) for module in modules.named.values()),
         "dtypes": sorted({entry["dtype"] for entry in tables["parameters"].values()}),
-        "modules": {name: type(module).__name__ for name, module in modules.named.items()},
-        "aliases": modules.aliases,
         "classes": homes_of_classes(modules.named),
         "class_sources": class_sources(modules.named),
         "sources": digests_of(class_sources(modules.named)),
         "configuration": configuration(modules.named),
         "signatures": modules.signatures(),
         **tables,
+    }
+
+
+def describe_classes(modules: Modules) -> dict[str, Any]:
+    """Class, mode, modules and aliases."""
+    root = modules.named[""]
+    return {
+        "class": f"{type(root).__module__}.{type(root).__qualname__}",
+        "training": _training(root),
+        "other_mode": [name for name, module in modules.named.items() if _training(module) != _training(root)],
+        "modules": {name: type(module).__name__ for name, module in modules.named.items()},
+        "aliases": modules.aliases,
     }
 
 
@@ -89,7 +96,7 @@ def _describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _training(module: nn.Module) -> bool:
-    """Whether a module is in train mode; a frozen scripted one has forgotten that there is such a thing."""
+    """Whether a module is in train mode; a frozen scripted one has no mode."""
     return bool(getattr(module, "training", False))
 
 

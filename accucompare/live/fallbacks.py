@@ -1,7 +1,7 @@
-"""Operators that a device has no kernel for, and that are run on the CPU in its place.
+"""Operators that a device has no kernel for, so that they run on the CPU.
 
-torch_npu says so by a warning that it writes to standard error, past Python, once a process, if it was not told to be quiet. What it
-goes by is asked for here instead: whether the operator has a kernel of the device's.
+torch_npu warns of them once a process, on standard error, past Python. So they are looked for here: operators without a kernel of the
+device's.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _observers: list[Callable[[Any, bool], None]] = []
 def observe(begins: Callable[[Any, bool], None]) -> None:
     """Call this when a backward begins: with its roots, and whether it makes a graph, for gradients of gradients.
 
-    Autograd tells nobody that a backward begins, so its entrance for Python is replaced for as long as there is an observer.
+    Autograd has no hook for the beginning of a backward, so its entrance for Python is replaced for as long as there is an observer.
     """
     if not _observers and hasattr(torch.autograd, ENTRANCE):
         original = getattr(torch.autograd, ENTRANCE)
@@ -58,10 +58,10 @@ def nodes_outside(roots: Iterable[Any], is_inside: Callable[[int], bool]) -> lis
 
     Args:
         roots: tensors or edges of the graph.
-        is_inside: says of a node's number whether it is the model's.
+        is_inside: whether the node of this number is the model's.
 
     Returns:
-        None, if the model is not among what they lead to, or they are too many, as those of another model are.
+        The nodes; none if they do not lead to the model, or are too many, as those of another model.
     """
     waiting = _nodes(roots)
     nodes: dict[int, Any] = {}  # by id; as long as a node is kept, no other one gets its id
@@ -86,7 +86,7 @@ def entered(roots: Iterable[Any], outside: Sequence[Any], is_inside: Callable[[i
         outside: what that returned.
 
     Returns:
-        None, if it is not known: a root is outside, and the nodes from there on are not.
+        The numbers; none if they are not known, since a root is outside and ``outside`` is empty.
     """
     nodes = _nodes(roots)
     if not outside and any(node is not None and node.name() != ACCUMULATES and not is_inside(node._sequence_nr()) for node in nodes):

@@ -68,21 +68,21 @@ class Listener(Generic[C]):
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def began(self, call: C, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        """A call begins; what this gives, if anything, is handed on in place of the arguments."""
+        """A call begins. Returns what takes the place of its arguments; ``None`` leaves them."""
         raise NotImplementedError
 
     def returned(self, call: C, output: Any) -> None:
-        """A forward has returned; no hook of the user's has seen what."""
+        """A forward has returned; hooks of the user's have not run yet."""
 
     def ended(self, call: C, output: Any) -> Any:
-        """A call ends; what this gives, if not ``None``, is handed on in place of the output."""
+        """A call ends. Returns what takes the place of its output; ``None`` leaves it."""
         raise NotImplementedError
 
     def left(self, call: C) -> None:
         """A call is over, also if it raised. Can be called several times for one call."""
 
     def failed(self, error: Exception, name: str) -> None:
-        """A hook went wrong, on the module of this name."""
+        """A hook on the module of this name has raised."""
         raise NotImplementedError
 
     def install(self) -> None:
@@ -228,7 +228,7 @@ class Hook(Unsaved):
 
 
 def _only_holds_modules(module: nn.Module) -> bool:
-    """Whether a module has no forward and no tensors of its own, as a ``ModuleList``: that it is never called tells nothing."""
+    """Whether a module has no forward and no tensors of its own, as a ``ModuleList``, which nobody calls."""
     forward = getattr(type(module), "forward", None)  # a scripted module's class gives none
     callable_ = "forward" in vars(module) or forward is not nn.Module.forward
     return not callable_ and not (*module.parameters(recurse=False), *module.buffers(recurse=False))

@@ -33,7 +33,7 @@ def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """A nested tensor like another, with other values.
 
     Args:
-        tensor: tells the layout, the components' shapes, dtype and device.
+        tensor: has the layout, the components' shapes, dtype and device.
         values: as ``joined`` gives them, of any device.
     """
     copy: torch.Tensor = tensor.detach().clone()

@@ -18,7 +18,7 @@ from accucompare.selection import Precision
 
 
 class Numerics:
-    """What was asked of the numerics of a device, and what was seen of them.
+    """The numerics that were asked for, and notes on what the device did otherwise.
 
     Attributes:
         options: what was asked, for the manifest.
@@ -54,7 +54,7 @@ class Numerics:
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
-        """Set what was asked, before the first operator; afterwards everything is as before."""
+        """Set them before the first operator; afterwards everything is as before."""
         with (
             self._backend.numerics(self._deterministic, self._reduced),
             noting_fallbacks(self._device.type, self._backend.unsupported(), self._note_fallback),
@@ -81,13 +81,13 @@ class Numerics:
                     self._note(f"what goes into {operator} was not rounded to {self._emulate.value}")
 
     def end_step(self, step: int) -> None:
-        """Wait for the device, so that what went wrong in a step is told in that step; and look at its overflow flag."""
+        """Wait for the device, so that an error of a step is raised in that step; and read its overflow flag."""
         self._backend.synchronize(self._device)
         if self._backend.overflowed(self._device):
             self._note(f"the device's overflow flag is up after step {step}: it saturates at a type's largest value instead of giving Inf")
 
     def notes(self) -> list[str]:
-        """What was seen, one sentence each."""
+        """What the device did otherwise, one sentence each."""
         return list(self._notes)
 
     def _note_fallback(self, operator: str) -> None:

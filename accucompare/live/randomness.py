@@ -139,7 +139,7 @@ def _generator_for(tensor: torch.Tensor, given: torch.Generator | None) -> torch
     draws = own(_active)
     if draws is None or (given is not None and given.device.type == "cpu") or not _is_plain(tensor, draws):
         return None
-    state = given.get_state() if given is not None else _get_state(tensor.device)
+    state = given.get_state() if given is not None else get_state(tensor.device)
     return draws.generator(xxhash.xxh3_128_digest(state.numpy()))
 
 
@@ -154,14 +154,16 @@ def _is_plain(tensor: torch.Tensor, draws: Draws) -> bool:
     return not (tensor.is_meta or tensor.is_nested)
 
 
-def _get_state(device: torch.device) -> torch.Tensor:
+def get_state(device: torch.device) -> torch.Tensor:
+    """The state of a device's own generator."""
     if device.type == "cpu":
         return torch.default_generator.get_state()
     state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
     return state
 
 
-def _set_state(device: torch.device, state: torch.Tensor) -> None:
+def set_state(device: torch.device, state: torch.Tensor) -> None:
+    """Put ``get_state`` back."""
     if device.type == "cpu":
         torch.default_generator.set_state(state)
     else:
@@ -242,7 +244,7 @@ def _scaled_dot_product_attention(
     plain = _aten.scaled_dot_product_attention.default
     draws = own(_active)
     matched = dropout_p > 0 and draws is not None and _is_plain(query, draws)
-    before = _get_state(query.device) if matched else None
+    before = get_state(query.device) if matched else None
     run = _aside if matched else plainly
     result: torch.Tensor = run(plain, query, key, value, attn_mask, dropout_p, is_causal, **options)
     if before is None:
@@ -253,11 +255,11 @@ def _scaled_dot_product_attention(
         attn_mask = _additive(attn_mask, query.dtype)
     options = {name: option for name, option in options.items() if option not in (None, False)}
     math = _aten._scaled_dot_product_attention_math.default
-    after = _get_state(query.device)
-    _set_state(query.device, before)  # so that the dropout inside is known by the state that the plain operation found
+    after = get_state(query.device)
+    set_state(query.device, before)  # so that the dropout inside is known by the state that the plain operation found
     with torch.autocast(query.device.type, enabled=False):
         output: torch.Tensor = math(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
-    _set_state(query.device, after)
+    set_state(query.device, after)
     return output
 
 
@@ -302,7 +304,7 @@ def _host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _unmatched(op: Any) -> Callable[..., Any]:
-    """For operations that draw inside a fused kernel: noted, so that the bundle says so."""
+    """For operations that draw inside a fused kernel: they are listed in the bundle."""
     names = [argument.name for argument in op._schema.arguments]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ _MEGATRON = {
 
 
 def coordinates(modules: Modules, mesh: Any = None) -> dict[str, int]:
-    """This rank's place along each axis of parallelism, as far as it can be known.
+    """This rank's place along each axis of parallelism, as far as it is known.
 
     Args:
         modules: of the model; where its parameters are DTensors, these know their mesh.
@@ -49,10 +49,10 @@ def has_sharded_parameters(modules: Modules) -> bool:
 
 
 def any_has(found: bool, device: torch.device) -> bool:
-    """Whether any rank says so: one reduction of one number, which waits for all of them.
+    """Whether any rank has found something: one reduction of one number, which waits for all of them.
 
     Args:
-        found: what this rank says.
+        found: whether this one has.
         device: where the model computes; the number goes there, if the ranks can talk of nothing on the CPU.
     """
     distributed = torch.distributed
@@ -62,7 +62,7 @@ def any_has(found: bool, device: torch.device) -> bool:
 
 
 def collectives() -> int:
-    """How often this process has talked to other ranks until now; what it asks costs a microsecond, and no rank waits."""
+    """How many collectives this process has begun. Costs a microsecond, and waits for no rank."""
     from torch.distributed import distributed_c10d
 
     try:

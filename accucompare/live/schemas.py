@@ -1,4 +1,4 @@
-"""What is known of an operator before it runs: what it writes into, and whether it is recorded."""
+"""Operators by their schemas: what each writes into, and whether it is recorded."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Blank:
 
 
 class Known(NamedTuple):
-    """What a schema tells of an operator."""
+    """What is known of an operator by its schema."""
 
     arguments: tuple[str, ...]
     written: frozenset[str]  # arguments that it writes into

@@ -1,4 +1,4 @@
-"""Taking nested values apart, and naming the place of each part."""
+"""Nested values: their parts, and the path of each."""
 
 from __future__ import annotations
 

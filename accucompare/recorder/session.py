@@ -323,12 +323,25 @@ def _on_first_call(manifest: Manifest, model: nn.Module, device: torch.device) -
     return note
 
 
-def eager_stance() -> contextlib.AbstractContextManager[Any]:
-    set_stance = getattr(torch.compiler, "set_stance", None)
-    if set_stance is None:  # before torch 2.6
-        return torch._dynamo.config.patch(disable=True)  # type: ignore[no-any-return]
-    stance: contextlib.AbstractContextManager[Any] = set_stance("force_eager")
-    return stance
+@contextlib.contextmanager
+def eager_stance() -> Iterator[None]:
+    """Run compiled code eagerly until the last of these contexts has ended, in whatever order they end."""
+    if not _eager:
+        set_stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
+        _stance.enter_context(torch._dynamo.config.patch(disable=True) if set_stance is None else set_stance("force_eager"))
+    token = object()
+    _eager.append(token)
+    try:
+        yield
+    finally:
+        _eager.remove(token)
+        if not _eager:
+            _stance.close()
+
+
+#: Those who need compiled code to run eagerly, and what ends that.
+_eager: list[object] = []
+_stance = contextlib.ExitStack()
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""How a class of a running program is imported in another one, without running the program again."""
+"""Importing a class of a running program in another process, without running the program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class CannotRebuildError(Exception):
-    """A module, or a value that one keeps, cannot be written down as Python. The message says which, and why."""
+    """A module, or a value that one keeps, cannot be written down as Python. The message names it and the reason."""
 
 
 def place_text(path: Path, directory: Path | None) -> str:

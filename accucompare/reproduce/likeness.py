@@ -1,4 +1,4 @@
-"""Whether a module that was made anew is like the live one, but for its tensors' values."""
+"""Comparing a module that was built anew with the live one, except for the values of tensors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _own_difference(live: nn.Module, made: nn.Module) -> str | None:
 
 
 def attributes(module: nn.Module) -> dict[str, Any]:
-    """What a module keeps of its own, but for tensors, which are restored."""
+    """A module's own attributes, without tensors, which are restored."""
     left_out = {*_BOOKKEEPING, *(_ACCELERATE if "_hf_hook" in vars(module) else ())}
     return {name: value for name, value in vars(module).items() if name not in left_out and not isinstance(value, torch.Tensor)}
 

@@ -1,4 +1,4 @@
-"""What came of running a module again: which tensors there were, and what is said of each."""
+"""The outcome of running a module again: its tensors, and each in words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TableRow = tuple[str, str, Any]
 
 @dataclass
 class Outcome:
-    """What a module gave.
+    """The tensors of one run of a module.
 
     Attributes:
         device: where it ran.
@@ -84,8 +84,8 @@ def counts(value: Any) -> str:
         return str(value)
     values = torch.view_as_real(wide(value)) if value.is_complex() else wide(value)
     kinds = (("NaN", values.isnan()), ("+Inf", values == float("inf")), ("-Inf", values == -float("inf")))
-    said = " and ".join(f"{int(found.sum())} {kind}" for kind, found in kinds if bool(found.any()))
-    return f"{said or 'the largest number'} of {values.numel()} values"
+    counted = " and ".join(f"{int(found.sum())} {kind}" for kind, found in kinds if bool(found.any()))
+    return f"{counted or 'the largest number'} of {values.numel()} values"
 
 
 def cells(what: str, path: str, value: Any) -> list[str]:

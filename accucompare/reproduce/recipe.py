@@ -1,4 +1,4 @@
-"""Writing down how a live module is made, as Python that a person can read; and what that Python needs when it is run.
+"""Writing down how a live module is made, as readable Python; and the functions that this Python calls.
 
 A constructor does not keep its arguments, so they are guessed from attributes of the same name. A guess is believed only after it was
 evaluated and what it made was compared with the live module: classes, names, shapes and plain attributes of every part. Where no guess

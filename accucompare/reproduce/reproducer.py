@@ -1,4 +1,4 @@
-"""Running one module again, alone, on what it was given: what a reproducer's script calls."""
+"""Running one module again, alone, on its saved inputs: what a reproducer's script calls."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from accucompare.errors import AccucompareError, BundleError, CaptureError, Case
 from accucompare.findings.events import Direction, Site
 from accucompare.live.hooks import arguments_of
 from accucompare.live.names import Modules, name_modules, unwrapped
+from accucompare.live.randomness import set_state
 from accucompare.live.state import put_together
 from accucompare.live.tensors import from_bits
 from accucompare.live.values import leaves
@@ -91,7 +92,7 @@ class Reproducer:
             given: what to pass for inputs that could not be saved.
 
         Returns:
-            The exit code: 1 if the value shows again, 0 if everything is finite, 2 if that cannot be told.
+            The exit code: 1 if the value shows again, 0 if everything is finite, 2 if that is not known.
         """
         try:
             if len(arguments) > 1:
@@ -275,10 +276,10 @@ class Reproducer:
     def _set_random(self, device: torch.device) -> None:
         own = {name: record for name, record in self._saved.random.items() if _type(name) == device.type}
         if "cpu" in self._saved.random:
-            torch.set_rng_state(self._load(Role.CASE_INPUT, self._saved.random["cpu"], "cpu"))
+            set_state(torch.device("cpu"), self._load(Role.CASE_INPUT, self._saved.random["cpu"], "cpu"))
         if device.type != "cpu" and own:
             record = own.get(self._saved.device) or next(iter(own.values()))
-            torch.get_device_module(device).set_rng_state(self._load(Role.CASE_INPUT, record, "cpu"), device)
+            set_state(device, self._load(Role.CASE_INPUT, record, "cpu"))
         elif device.type != _type(self._saved.device):
             print(f"random numbers, if it draws any, are others here than on {self._saved.device}")
 

@@ -1,4 +1,4 @@
-"""Saving what one module call was given, as a bundle, and beside it a script that runs that module alone.
+"""Saving the inputs and the state of one module call as a bundle, and beside it a script that runs that module alone.
 
 The bundle's state holds the parameters, buffers, inputs, random states and output gradients; its one step lists the inputs, so that
 ``accucompare show`` does. How all of it is put together again is in ``reproducer``.
@@ -22,7 +22,7 @@ from accucompare.bundle.record_file import RecordFile
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.errors import CaptureError
 from accucompare.findings.events import Finding
-from accucompare.live.environment import describe_environment, device_of
+from accucompare.live.environment import describe_classes, describe_environment, device_of
 from accucompare.live.hooks import arguments_of
 from accucompare.live.names import Modules, name_modules
 from accucompare.live.state import state_record, take_apart
@@ -130,38 +130,25 @@ def _write_bundle(directory: Path, finding: Finding, snapshot: Snapshot, making:
     modules = name_modules(snapshot.module)
     state = _SavedState(snapshot, modules)
     device = _device(snapshot)
-    root = modules.named[""]
+    model = {**describe_classes(modules), "not_called": []}
     saved = SnapshotDescription(
         found=finding,
         device=str(device),
         autocast={kind: Autocast(**table) for kind, table in snapshot.autocast.items()},
         grad_enabled=snapshot.grad_enabled,
-        kind=f"{type(root).__module__}.{type(root).__qualname__}",
+        kind=model["class"],
         missing=making if isinstance(making, str) else None,
-        training=_training(root),
-        other_mode=[name for name, module in modules.named.items() if _training(module) != _training(root)],
+        training=model["training"],
+        other_mode=model["other_mode"],
         aliases=modules.aliases,
         lost=state.lost,
         **state.tables,
     )
-    capture = {
-        "mode": "tensors",
-        "steps": 1,
-        "inputs": [state.inputs],
-        "reproducer": msgspec.to_builtins(saved),
-    }
     manifest = Manifest(
         complete=True,
-        capture=capture,
+        capture={"mode": "tensors", "steps": 1, "inputs": [state.inputs], "reproducer": msgspec.to_builtins(saved)},
         environment=describe_environment(device, case),
-        model={
-            "class": saved.kind,
-            "training": saved.training,
-            "other_mode": saved.other_mode,
-            "modules": {name: type(module).__name__ for name, module in modules.named.items()},
-            "aliases": saved.aliases,
-            "not_called": [],
-        },
+        model=model,
         notes=[f"made by accucompare watch to run one module again: {finding.place}"],
     )
     count, digest = _write_records(directory / "rank0" / "state", state.records)
@@ -169,10 +156,6 @@ def _write_bundle(directory: Path, finding: Finding, snapshot: Snapshot, making:
     manifest.steps.append(StepEntry(finding.step, *_write_records(directory / "rank0" / f"step{finding.step}", _shown(finding, snapshot))))
     manifest.write(directory / "manifest.json")
     return state.lost
-
-
-def _training(module: nn.Module) -> bool:
-    return bool(getattr(module, "training", False))  # a frozen scripted one has forgotten
 
 
 def _write_records(stem: Path, records: Any) -> tuple[int, str]:

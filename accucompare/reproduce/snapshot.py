@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from accucompare.findings.events import Finding
+from accucompare.live.randomness import get_state, set_state
 from accucompare.live.tensors import dtype_name
 
 
@@ -27,18 +28,12 @@ class RandomState:
 
     @classmethod
     def now(cls, device: torch.device) -> RandomState:
-        devices = {"cpu": torch.get_rng_state()}
-        if device.type != "cpu":
-            devices[str(device)] = torch.get_device_module(device).get_rng_state(device)
+        devices = {str(each): get_state(each) for each in dict.fromkeys((torch.device("cpu"), device))}
         return cls(devices, random.getstate(), np.random.get_state())
 
     def restore(self) -> None:
         for name, state in self.devices.items():
-            device = torch.device(name)
-            if device.type == "cpu":
-                torch.set_rng_state(state)
-            else:
-                torch.get_device_module(device).set_rng_state(state, device)
+            set_state(torch.device(name), state)
         random.setstate(self.python)
         np.random.set_state(self.numpy)
 
@@ -81,7 +76,7 @@ def autocast_now() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def autocast_then(table: Mapping[str, Any]) -> Iterator[None]:
-    """While the context lasts, the autocast that ``autocast_now`` told of."""
+    """Set the autocast that ``autocast_now`` gave, while the context lasts."""
     with contextlib.ExitStack() as stack:
         for kind, entry in table.items():
             if entry["enabled"] or torch.is_autocast_enabled(kind):
@@ -90,7 +85,7 @@ def autocast_then(table: Mapping[str, Any]) -> Iterator[None]:
 
 
 def always(grad: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A tensor's hook that gives it this gradient, whatever comes: an output of which another one is computed has that one's part in it."""
+    """A tensor's hook that replaces its gradient by this one: it holds the parts of all uses already."""
 
     def give(_: torch.Tensor) -> torch.Tensor:
         return grad.clone()
@@ -106,7 +101,7 @@ class Autocast(msgspec.Struct):
 
 
 class SnapshotDescription(msgspec.Struct, kw_only=True):
-    """What the manifest of a reproducer's bundle says of it, beside what it says of any.
+    """What the manifest of a reproducer's bundle holds beside that of any bundle.
 
     Attributes:
         found: what the watch found.

@@ -1,4 +1,4 @@
-"""Warning of what is not yet wrong: values near their type's limit, underflow, a flag that no value explains."""
+"""Warnings before anything is wrong: values near their type's limit, underflow, a flag that no value explains."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from accucompare.watcher.extrema import look_now
 from accucompare.watcher.notes import Note
 from accucompare.watcher.second_run import is_fill, second_run
 
-#: Where running a step again says no more.
+#: Sites of which a second run shows no more.
 _OUTSIDE = (Site.INPUT, Site.LOSS, Site.HOOK, Site.GRADIENTS, Site.UPDATE)
-#: Where a module's own code made it, or had it in its weights.
+#: Sites inside a module's own code.
 _OF_ITS_OWN = (Site.MODULE, Site.GLUE)
 
 
@@ -34,7 +34,7 @@ class Explainer:
         self._limits = limits
 
     def explain(self, finding: Finding, notes: Sequence[Note]) -> tuple[Finding, Snapshot | None]:
-        """Say of a finding what weights it had, which operator made it, and notes.
+        """Add to a finding its weights, the operator that made it, and notes.
 
         Args:
             finding: an origin.
@@ -134,7 +134,7 @@ def _weights_at(
 
 
 def _blame_weights(finding: Finding, weights: Sequence[TensorRange]) -> Finding:
-    """A module whose own weights are not finite has made nothing: it had it."""
+    """If a module's own weights are not finite, they are the origin."""
     bad = [entry for entry in weights if not entry.finite]
     bad = [entry for entry in bad if entry.role == "weight" or math.isnan(entry.abs_max)]  # a buffer may well hold a mask of -Inf
     made_of = [entry for entry in finding.operator_tensors if entry.role == "input"]

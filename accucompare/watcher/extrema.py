@@ -1,6 +1,6 @@
 """The smallest and the largest value of tensors: computed where they lie, brought to the host all at once.
 
-A NaN makes both NaN, and an Inf is one of the two, so that a single pass over a tensor tells whether it is finite and how near to
+A NaN makes both NaN, and an Inf is one of the two, so that one pass over a tensor shows whether it is finite and how near to
 its type's limit it comes. Nothing is read until ``Meter.read``, which waits for a device once.
 """
 

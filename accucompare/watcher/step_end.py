@@ -12,7 +12,7 @@ from accucompare.findings.events import Cause, Direction, Finding, Site, TensorR
 from accucompare.findings.observations import FLAG, OUTSIDE, Limits, ModuleCall, Observation, What, kinds_of
 from accucompare.findings.origins import judge
 from accucompare.live.gradients import Parameter, gradient_state
-from accucompare.watcher.extrema import Extrema, look_now, norm_now
+from accucompare.watcher.extrema import Extrema, Meter, has_memory, look_now, norm_now
 from accucompare.watcher.hooks import Watcher
 
 
@@ -86,6 +86,14 @@ class Reader:
             [extrema.range_of("weight", parameter.name) for parameter, extrema in parameters],
         )
         self._add(Site.UPDATE, ranges, owner, step=step, weights=ranges)
+
+    def bad_parameters(self) -> list[tuple[Parameter, Extrema]]:
+        """The parameters that are not finite now; it waits for the device, once."""
+        meter = Meter()
+        parameters = [each for each in self._watcher.gradients.parameters if has_memory(each.tensor)]
+        looked = [(parameter, meter.look(parameter.tensor, frames=True)) for parameter in parameters]
+        meter.read()
+        return [(parameter, extrema) for parameter, extrema in looked if extrema is not None and not extrema.finite]
 
     def add_of_others(self) -> Finding:
         """A finding of another rank, with the gradients of this rank that are not finite since they were summed over ranks."""

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 
 from accucompare import devices
-from accucompare.errors import AccucompareError, NonFiniteError, NonFiniteWarning, WatchEndedError
-from accucompare.findings.answer import answer
+from accucompare.errors import NonFiniteError, WatchEndedError
 from accucompare.findings.events import (
     Alert,
     AlertKind,
@@ -23,31 +19,25 @@ from accucompare.findings.events import (
     End,
     Ending,
     Finding,
-    Frames,
     ScaleChange,
-    Site,
     Start,
     Step,
     number,
 )
-from accucompare.findings.frames import frames_of
 from accucompare.findings.log import Log, log_path
 from accucompare.findings.observations import Limits, ModuleCall, What
 from accucompare.findings.scaling import Scaling
 from accucompare.live import points
-from accucompare.live.gradients import Parameter
 from accucompare.live.names import Modules
-from accucompare.live.ranks import any_has
-from accucompare.reproduce.saving import save_reproducer
-from accucompare.reproduce.snapshot import Snapshot
-from accucompare.selection import Level, OnFinding
+from accucompare.selection import Level
 from accucompare.watcher.contexts import Contexts
 from accucompare.watcher.early_warnings import Lookout
 from accucompare.watcher.explanation import Explainer
-from accucompare.watcher.extrema import Extrema, Meter, has_memory
+from accucompare.watcher.extrema import Meter
 from accucompare.watcher.hooks import Watcher
 from accucompare.watcher.notes import Scope, WatchedCall
 from accucompare.watcher.options import WatchOptions
+from accucompare.watcher.reporting import Reporter
 from accucompare.watcher.step_end import Reader
 
 #: From so many outermost calls in a step on, the flags are read early, and those that were clean are forgotten.
@@ -59,7 +49,7 @@ _UNDERFLOW_EVERY = 10
 #: How many parameters a step's event names of those that carry most of grad_norm.
 _LARGEST = 5
 #: And how many modules of those that could not be looked at altogether.
-_UNSEEN_TOLD = 20
+_UNSEEN_LISTED = 20
 
 
 class Watch:
@@ -67,7 +57,6 @@ class Watch:
 
     Attributes:
         path: the directory of the log and of reproducers.
-        findings: all that was found, in execution order: origins, and the calls that passed on what came from them.
         grad_norms: of each step with a backward: the L2 norm of all gradients, before clipping and without the loss scale; of this
             rank's part, where parameters are sharded.
         scales: the loss scale after each step, if there is a scaler.
@@ -75,7 +64,6 @@ class Watch:
 
     def __init__(self, modules: Modules, device: torch.device, out: Path, start: Start, options: WatchOptions) -> None:
         self.path = out
-        self.findings: list[Finding] = []
         self.grad_norms: list[float] = []
         self.scales: list[float] = []
         self._options = options
@@ -92,6 +80,7 @@ class Watch:
         self._contexts = Contexts(modules, device, start.ranks)
         self._explainer = Explainer(modules, self._contexts, limits)
         self._log = Log(log_path(out, start.rank))
+        self._reporter = Reporter(out, start, options, self._log, self._watcher, self._reader, self._explainer)
         self._lookout = Lookout(self._log, options.near, options.allows, options.quiet)
         self._scaling = Scaling(self._scale())
         self._flag: bool | None = None  # the device's overflow flag in this step
@@ -100,17 +89,17 @@ class Watch:
         self._backwards = 0
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
-        self._reported: dict[int, Finding] = {}  # by id, this step's findings that were reported, before and after they were explained
         self._judged: dict[int, Finding] = {}  # by id, this step's findings of which it is known whether they are fills
         self._written = False  # whether this step is in the log
-        self._spoilt_by_others: int | None = None  # the step in which another rank spoilt gradients, with which parameters were updated
-        self._spoilt_update: int | None = None  # the last step in which parameters were updated in spite of a finding
-        self._reported_places: set[str] = set()  # places that were reported in any step
-        self._reproduced = False
         self._ended = False
         self._bad_at_first: set[str] = set()  # parameters that were not finite when the watch began
         self.dump: contextlib.ExitStack | None = None  # of kernels, that ends with the first step
         self._log.write(start)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All that was found, in execution order: origins, and the calls that passed on what came from them."""
+        return self._reporter.findings
 
     @property
     def step_number(self) -> int:
@@ -201,7 +190,7 @@ class Watch:
                 self._flag = bool(self._flag) or flagged or self._device_flag()
 
     def _is_fill(self, finding: Finding) -> bool:
-        if id(finding) in self._judged or id(finding) in self._reported:
+        if id(finding) in self._judged or self._reporter.has_reported(finding):
             return False
         self._judged[id(finding)] = finding
         return self._explainer.is_fill(finding, self._watcher.notes)
@@ -212,13 +201,20 @@ class Watch:
         Returns:
             ``None``; or, if it is given a closure that computes the gradients, its arguments with one that then is checked.
         """
+        if self._ended or not self._watcher.listening:
+            return None
         ours = {id(parameter.tensor) for parameter in self._watcher.gradients.parameters}
-        is_ours = any(id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"])
-        if self._ended or not self._watcher.listening or not is_ours:
+        if not any(id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"]):
             return None
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if callable(closure):
-            checked = functools.partial(self._check_closure, optimizer, closure)
+
+            def checked() -> Any:
+                loss = closure()
+                if not self._ended and self._watcher.listening:
+                    self._check(optimizer)
+                return loss
+
             return (args[0], *args[2:]), {**kwargs, "closure": checked}
         self._updated[id(optimizer)] += 1
         if self._updated[id(optimizer)] == 2:
@@ -226,12 +222,6 @@ class Watch:
             self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
         self._check(optimizer)
         return None
-
-    def _check_closure(self, optimizer: Any, closure: Any) -> Any:
-        loss = closure()
-        if not self._ended and self._watcher.listening:
-            self._check(optimizer)
-        return loss
 
     def _check(self, optimizer: Any) -> None:
         if getattr(optimizer, "found_inf", None) is None:  # else the loss scaler has set it, and the optimizer skips the update itself
@@ -241,50 +231,27 @@ class Watch:
         error = self._report(forward_only=self._scaling.scale is not None)  # a fused optimizer skips the update itself
         gradients = self._watcher.gradients
         spoilt = not all(norm.finite for norm in (*gradients.norms.values(), *gradients.late.values()))
-        others = self._error_of_others(self._scaling.scale is None and spoilt, own=error is not None)
-        error = error or others
-        if error is not None:
+        others = self._reporter.error_of_others(self._device, self._scaling.scale is None and spoilt, own=error is not None)
+        if error or others:
             self._write_step()
-            self._end(Ending.FINDING)
-            raise error
-
-    def _error_of_others(self, known: bool = False, own: bool = False) -> NonFiniteError | None:
-        """What is to be raised since another rank has found something, so that none updates and then waits for one that has stopped.
-
-        Args:
-            known: whether it is known without asking: gradients that were finite here have been summed over ranks, and are not any more.
-            own: whether this rank raises anyway, and the others only need to know.
-        """
-        if self._start.ranks == 1 or self._options.on_finding != OnFinding.RAISE:
-            return None
-        asked = self._options.agree and any_has(known or own, self._device)
-        if own or not (known or asked):
-            return None
-        finding = self._reader.add_of_others()
-        self._reported[id(finding)] = finding
-        self.findings.append(finding)
-        self._log.write(finding)
-        return NonFiniteError(answer(finding, self._start, self.path), finding)
+        self._end_by(error or others)
 
     def _end_watched_step(self, loss: float | None) -> None:
         self._read()
         step = self._watcher.step
         self._reader.add_loss(loss)
         self._look_out()
-        self._trace()
+        self._reporter.trace()
         scaled = self._end_scale()
         handled = scaled is not None and scaled.skipped and not scaled.alarm
         error = self._report(forward_only=handled)
-        others = self._error_of_others(own=error is not None) if not self._updated else None
-        error = error or others
+        others = self._reporter.error_of_others(self._device, own=error is not None) if not self._updated else None
         if scaled is not None:
             self._log.write(scaled)
             if scaled.alarm:
                 self._lookout.log(step, scaled.text)
         self._write_step(handled, loss)
-        if error is not None:
-            self._end(Ending.FINDING)
-            raise error
+        self._end_by(error or others)
 
     def _write_step(self, handled: bool = False, loss: float | None = None) -> None:
         """The step's line in the log; ``handled``: what overflowed in the backward was handled by the loss scaler, or by the loop."""
@@ -309,7 +276,7 @@ class Watch:
                 overflowed=self._flag,
                 loss=None if loss is None else number(loss),
                 skipped=handled,
-                unseen=dict(list(self._watcher.unseen.items())[:_UNSEEN_TOLD]),
+                unseen=dict(list(self._watcher.unseen.items())[:_UNSEEN_LISTED]),
             )
         )
 
@@ -320,10 +287,10 @@ class Watch:
         self._contexts.kept.clear()
         self._reader.next_step()
         self._written = False
-        self._reported.clear()
+        self._reporter.next_step()
         self._judged.clear()
-        self._flag, self._asked = None, False
         self._updated.clear()
+        self._flag, self._asked = None, False
         self._watcher.next_step()
         idle = self._watcher.step % self._options.every != 0
         if idle and self._watcher.listening:
@@ -348,93 +315,8 @@ class Watch:
 
     _scale_of_step: float | None = None
 
-    # reporting
-
     def _report(self, forward_only: bool = False, may_raise: bool = True) -> NonFiniteError | None:
-        """Explain, log and report the findings of this step that were not reported yet.
-
-        Returns:
-            What is to be raised, if anything.
-        """
-        new = [finding for finding in self._reader.findings if id(finding) not in self._reported]
-        if forward_only:
-            new = [finding for finding in new if finding.direction is Direction.FORWARD]
-        self._reported |= {id(finding): finding for finding in new}
-        judged, new = new, [self._passed_on_of_others(finding) for finding in new]
-        origins = [finding for finding in new if finding.origin]
-        frames = self._frames_until(origins[0]) if origins and not self._reported_places else None
-        new = [self._explained(finding) if finding.origin else finding for finding in new]
-        self._reported |= {id(finding): finding for finding in new}
-        self._reader.settle(list(zip(judged, new, strict=True)))
-        origins = [finding for finding in new if finding.origin]
-        if origins and self._updated:
-            self._spoilt_update = self._watcher.step
-        self.findings += new
-        if frames is not None:
-            self._log.write(frames)
-        for finding in new:
-            self._log.write(finding)
-        if not origins:
-            return None
-        first = origins[0]
-        message = answer(first, self._start, self.path, self._scale_of_step)
-        again = first.place in self._reported_places
-        self._reported_places |= {finding.place for finding in origins}
-        raises = self._options.on_finding == OnFinding.RAISE and may_raise
-        if frames is not None and not self._options.quiet:
-            self._print(first, frames, with_answer=not raises)
-        elif not again and not raises and not self._options.quiet:
-            warnings.warn(f"accucompare: {message}", NonFiniteWarning, stacklevel=3)
-        return NonFiniteError(message, first) if raises else None
-
-    def _passed_on_of_others(self, finding: Finding) -> Finding:
-        """What follows from gradients that another rank has spoilt did not begin here."""
-        if self._spoilt_by_others is None or not finding.origin:
-            return finding
-        return finding.passing_on(f"in step {self._spoilt_by_others} parameters were updated with gradients that another rank had spoilt")
-
-    def _passed_on_of_update(self, finding: Finding) -> Finding:
-        """Nor did weights that were updated with what was found in an earlier step."""
-        if self._spoilt_update is None or self._spoilt_update >= finding.step or finding.site is not Site.WEIGHTS:
-            return finding
-        return finding.passing_on(f"parameters were updated in step {self._spoilt_update}, in spite of what was found there")
-
-    def _explained(self, finding: Finding) -> Finding:
-        with self._watcher.paused():
-            finding, snapshot = self._explainer.explain(finding, self._watcher.notes)
-            if snapshot is not None and self._options.on_finding != OnFinding.WARN and not self._reproduced:
-                self._reproduced = True
-                finding = self._with_reproducer(finding, snapshot)
-        return self._passed_on_of_update(finding)
-
-    def _with_reproducer(self, finding: Finding, snapshot: Snapshot) -> Finding:
-        try:
-            script = save_reproducer(self.path / f"rank{self._start.rank}-step{finding.step}", finding, snapshot, self._options.case)
-        except AccucompareError as error:
-            return finding.noting(f"the reproducer was not written: {error}")
-        notes = [*finding.reproducer_notes, *script.notes]
-        return replace(finding, reproducer=script.path.relative_to(self.path).as_posix(), reproducer_notes=notes)
-
-    def _frames_until(self, finding: Finding) -> Frames | None:
-        if not self._options.frames:
-            return None
-        observations = (note.read() for note in self._watcher.notes)
-        return Frames(finding.step, frames_of(observations, finding.order)[-self._options.frames :])
-
-    def _trace(self) -> None:
-        if self._watcher.step not in self._options.trace_steps:
-            return
-        frames = Frames(self._watcher.step, frames_of(note.read() for note in self._watcher.notes), traced=True)
-        self._log.write(frames)
-        if not self._options.quiet:
-            from accucompare.report.terminal_watch import print_frames
-
-            print_frames(frames)
-
-    def _print(self, finding: Finding, frames: Frames, with_answer: bool) -> None:
-        from accucompare.report.terminal_watch import print_finding
-
-        print_finding(finding, self._start, frames, self.path, scale=self._scale_of_step, with_answer=with_answer)
+        return self._reporter.report(self._scale_of_step, bool(self._updated), forward_only, may_raise)
 
     def _look_out(self) -> None:
         step, masked = self._watcher.step, self._reader.masked
@@ -447,9 +329,8 @@ class Watch:
         if self._flag and not self._reader.findings:
             text = "the device's overflow flag is up, and no value shows it; flag_per_module=True (--flag-per-module) names the module"
             self._lookout.warn(AlertKind.FLAG, text, step)
-        if self._start.ranks > 1 and not self._reader.findings:
-            spoilt = self._lookout.look_at_sums(self._watcher.gradients.norms, step)
-            self._spoilt_by_others = step if spoilt and self._spoilt_by_others is None else self._spoilt_by_others
+        if self._start.ranks > 1 and not self._reader.findings and self._lookout.look_at_sums(self._watcher.gradients.norms, step):
+            self._reporter.spoilt_by_others(step)
 
     # the loss scale
 
@@ -470,7 +351,7 @@ class Watch:
     # beginning and end
 
     def begin(self) -> None:
-        self._bad_at_first = {parameter.name for parameter, _ in self._bad_parameters()}
+        self._bad_at_first = {parameter.name for parameter, _ in self._reader.bad_parameters()}
         self._watcher.install()
         points.active.append(self._watcher)
         self._set_scope()
@@ -482,25 +363,15 @@ class Watch:
         self._check_parameters(max(0, self._watcher.step - 1))
         self._end(Ending.FINISHED)
 
-    def _bad_parameters(self) -> list[tuple[Parameter, Extrema]]:
-        """The parameters that are not finite now; it waits for the device."""
-        meter = Meter()
-        parameters = [each for each in self._watcher.gradients.parameters if has_memory(each.tensor)]
-        looked = [(parameter, meter.look(parameter.tensor, frames=True)) for parameter in parameters]
-        meter.read()
-        return [(parameter, extrema) for parameter, extrema in looked if extrema is not None and not extrema.finite]
-
     def _check_parameters(self, step: int) -> None:
         """No forward will show what the last update has made of the parameters."""
-        bad = [] if self._ended or self.findings else self._bad_parameters()
+        bad = [] if self._ended or self.findings else self._reader.bad_parameters()
         bad = [(parameter, extrema) for parameter, extrema in bad if parameter.name not in self._bad_at_first]
-        if not bad or self._spoilt_by_others is not None:
+        if not bad or self._reporter.is_spoilt_by_others:
             return
         self._reader.add_update(bad, step)
         error = self._report()
-        if error is not None:
-            self._end(Ending.FINDING)
-            raise error
+        self._end_by(error)
 
     def fail(self, error: BaseException) -> None:
         """The loop has raised: report what was found until then, and end."""
@@ -510,10 +381,13 @@ class Watch:
                 self._report(may_raise=False)
                 if self._reader.findings:
                     self._write_step()
-        if isinstance(error, KeyboardInterrupt):
-            self._end(Ending.INTERRUPTED)
-        else:
-            self._end(Ending.FAILED, ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]]))
+        reason = "" if isinstance(error, KeyboardInterrupt) else ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+        self._end(Ending.FAILED if reason else Ending.INTERRUPTED, reason)
+
+    def _end_by(self, error: NonFiniteError | None) -> None:
+        if error is not None:
+            self._end(Ending.FINDING)
+            raise error
 
     def _end(self, ending: Ending, reason: str = "") -> None:
         if self._ended:

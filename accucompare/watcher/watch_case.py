@@ -83,7 +83,7 @@ def watch_case(
 
 
 def _notes(case: Case, device: str, options: WatchOptions) -> Iterator[str]:
-    """What is asked of a watch, or expected, and cannot be had here."""
+    """What was asked for and is not possible here."""
     if case.loss is None:
         yield "the case has no loss: only its forward was watched; give Case(…, loss=…) to watch gradients"
     if options.flag_per_module and not backend(device).saturates():

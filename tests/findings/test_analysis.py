@@ -186,7 +186,6 @@ def test_what_an_origin_passed_through_is_its_trail() -> None:
     run = analyse([start(), found("a", order=1), passed("b", order=2), passed("c", order=3), found("d", order=4), passed("e", step=1)])
     trails = [(trail.origin and trail.origin.name, [one.name for one in trail.passed]) for trail in run.trails]
     assert trails == [("a", ["b", "c"]), ("d", []), (None, ["e"])]
-    assert run.causes == {Cause.INSIDE: 2, Cause.INPUTS: 3}
 
 
 @pytest.mark.parametrize(

@@ -1162,3 +1162,17 @@ def test_a_minus_inf_that_was_computed_is_told(tmp_path: Path) -> None:
         model(torch.tensor([[1.0, 1.0]]))
         watch.step()
     assert [(found.place, found.operator) for found in origins(watch)] == [("0", "aten.log.default")]
+
+
+def test_compiled_code_is_compiled_again_after_two_watches_that_end_in_the_order_in_which_they_began(tmp_path: Path) -> None:
+    import torch._dynamo.testing
+
+    one, other = (ac.watch(nn.Linear(2, 2), out=tmp_path / name, quiet=True) for name in ("one", "two"))
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    other.__exit__(None, None, None)
+    torch._dynamo.reset()
+    frames = torch._dynamo.testing.CompileCounterWithBackend("eager")
+    torch.compile(nn.Linear(2, 2), backend=frames)(torch.ones(1, 2))
+    assert frames.frame_count == 1
