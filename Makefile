@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # The real torch_npu, in a folder of its own: without CANN it would break `import torch`. Only for Linux on x86-64.
 TORCH_NPU := $(if $(filter Linux-x86_64,$(shell uname -s -m | tr ' ' -)),$(VENV)/torch_npu/.installed)
+# Two processes that each compute on every core wait for each other. Bytecode is kept although the environment may forbid it: hundreds of
+# processes would compile the package anew. Work is stolen, so that what the tests of a file share is mostly made once.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: demo demo-npu test test-all lint format libreoffice bench bench-peers bench-faults bench-origins bench-history clean
 
@@ -28,10 +31,10 @@ demo-npu: $(INSTALLED) $(TORCH_NPU)  ## the same three commands, on an NPU that 
 	@echo "The report to open:             $(CURDIR)/reports/demo-npu.xlsx"
 
 test: $(INSTALLED) $(TORCH_NPU) libreoffice lint  ## linters, types, tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2  # two processes that each compute on every core wait for each other
+	$(PYTEST)
 
 test-all: $(INSTALLED) $(TORCH_NPU) libreoffice lint  ## the same with ten times as many examples of each property
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --hypothesis-profile=all
+	$(PYTEST) --hypothesis-profile=all
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

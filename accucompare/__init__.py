@@ -11,17 +11,22 @@ from typing import TYPE_CHECKING, Any
 from accucompare.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from accucompare.api import Comparison, diff
-    from accucompare.bundle.reader import Bundle, open_bundle
-    from accucompare.bundle.records import Record
-    from accucompare.case import Case
-    from accucompare.compare.suggest import suggest_baseline
-    from accucompare.compare.tolerance import Tolerance
-    from accucompare.errors import AccucompareError, NonFiniteError, WatchEndedError
-    from accucompare.live.points import check_finite
-    from accucompare.recorder.session import Session, capture
-    from accucompare.watcher.steps import Watch
-    from accucompare.watcher.watch import watch
+    from accucompare.api import Comparison as Comparison
+    from accucompare.api import diff as diff
+    from accucompare.bundle.reader import Bundle as Bundle
+    from accucompare.bundle.reader import open_bundle as open_bundle
+    from accucompare.bundle.records import Record as Record
+    from accucompare.case import Case as Case
+    from accucompare.compare.suggest import suggest_baseline as suggest_baseline
+    from accucompare.compare.tolerance import Tolerance as Tolerance
+    from accucompare.errors import AccucompareError as AccucompareError
+    from accucompare.errors import NonFiniteError as NonFiniteError
+    from accucompare.errors import WatchEndedError as WatchEndedError
+    from accucompare.live.points import check_finite as check_finite
+    from accucompare.recorder.session import Session as Session
+    from accucompare.recorder.session import capture as capture
+    from accucompare.watcher.steps import Watch as Watch
+    from accucompare.watcher.watch import watch as watch
 
 _HOMES = {
     "AccucompareError": "accucompare.errors",
@@ -42,24 +47,7 @@ _HOMES = {
     "watch": "accucompare.watcher.watch",
 }
 
-__all__ = [
-    "AccucompareError",
-    "Bundle",
-    "Case",
-    "Comparison",
-    "NonFiniteError",
-    "Record",
-    "Session",
-    "Tolerance",
-    "Watch",
-    "WatchEndedError",
-    "capture",
-    "check_finite",
-    "diff",
-    "open_bundle",
-    "suggest_baseline",
-    "watch",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

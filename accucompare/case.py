@@ -1,4 +1,4 @@
-"""What is run: a model, its inputs, and optionally a loss and an optimizer; and finding the one that the user means."""
+"""A case: a model, its inputs, and optionally a loss and an optimizer; and how a case is found and loaded."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load_case(target: str | None) -> tuple[Case, str]:
             ``[tool.accucompare] case = "…"`` of the nearest pyproject.toml, and without one for ``./case.py``.
 
     Returns:
-        The case and the target that it was found under.
+        The case and its target, with the default filled in.
 
     Raises:
         CaseError: if there is no such case, or it cannot be built.

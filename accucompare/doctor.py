@@ -1,8 +1,8 @@
 """What this machine offers, and what is wrong with it: versions, kernel, devices, and settings that change numbers.
 
-Each type of device is looked for in a process of its own, all at once. torch can be imported only once and with one setting; an
-installed torch_npu without CANN keeps it from being imported; a sick driver may crash the process or never answer; and torch_npu
-prints to standard output. None of this then hides another device, or spoils what is printed.
+Each type of device is examined in a process of its own, all at once: torch can be imported only once and with one setting; a torch_npu
+without CANN keeps it from being imported; a broken driver may crash the process or never answer; and torch_npu prints to standard output.
+None of this then hides another device or spoils the output.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from accucompare.errors import DeviceError
 from accucompare.text import printable
 from accucompare.version import __version__
 
-#: Seconds that a device is given to answer. The first use of an NPU may take half of it.
+#: Seconds to wait for a device. The first use of an NPU may take half of it.
 PATIENCE = 60.0
 
 _REINSTALL = "pip install --force-reinstall accucompare"
@@ -43,8 +43,8 @@ class Problem:
     Attributes:
         topic: what it is about.
         message: what is wrong.
-        cure: what to do; ``""`` where the message says it.
-        serious: whether accucompare cannot do its work because of it, or not on the device that was asked for.
+        cure: what to do; ``""`` if the message says it.
+        serious: whether accucompare cannot work because of it, or not on the device that was asked for.
     """
 
     topic: str
@@ -54,15 +54,15 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class DeviceFound:
-    """What was found of one type of device.
+class DeviceReport:
+    """One type of device.
 
     Attributes:
         available: whether a capture can run on it.
         message: why not, and the cure.
         count: how many there are.
         description: its name, and versions of its software.
-        flags: settings that change numbers, as a capture would find them.
+        flags: the current settings that change numbers.
     """
 
     available: bool
@@ -74,13 +74,13 @@ class DeviceFound:
 
 @dataclass(frozen=True)
 class Examination:
-    """Everything that was found.
+    """This machine, and its problems.
 
     Attributes:
         ok: whether there is no serious problem.
         processors: how many may be used.
         memory: bytes that may be used; ``None`` where the system does not say.
-        kernel, crc, digests: what does the heavy work; ``None`` where it cannot be imported.
+        kernel, crc, digests: the implementations in use; ``None`` where they cannot be imported.
         versions: of the packages that matter, by name; ``None`` for those not installed.
         devices: by name.
         environment: the variables that are set and matter.
@@ -99,7 +99,7 @@ class Examination:
     crc: str | None
     digests: str | None
     versions: dict[str, str | None]
-    devices: dict[str, DeviceFound]
+    devices: dict[str, DeviceReport]
     environment: dict[str, str]
     problems: list[Problem]
 
@@ -108,11 +108,11 @@ def examine(device: DeviceName | None = None, timeout: float = PATIENCE) -> Exam
     """Look at this machine.
 
     Args:
-        device: the only device to look for, whose absence is then a serious problem; all types, if not given.
-        timeout: seconds that a device is given to answer.
+        device: the only device to examine, whose absence is then a serious problem; all types if not given.
+        timeout: seconds to wait for a device.
     """
     names = [DeviceName(each) for each in TYPES] if device is None else [device]
-    with _looking_for(names) as processes:  # while they import torch, the rest is done
+    with _probes(names) as processes:  # while they import torch, the rest is done
         deadline = time.monotonic() + timeout
         parts, problems = _parts()
         packages = _requirements()
@@ -128,7 +128,7 @@ def examine(device: DeviceName | None = None, timeout: float = PATIENCE) -> Exam
         python=platform.python_version(),
         executable=sys.executable,
         platform=platform.platform(),
-        processors=_processors(),
+        processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory=_memory(),
         **parts,
         versions={name: version(name) for name in packages},
@@ -136,12 +136,6 @@ def examine(device: DeviceName | None = None, timeout: float = PATIENCE) -> Exam
         environment={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
         problems=sorted(problems, key=lambda problem: not problem.serious),
     )
-
-
-def _processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _memory() -> int | None:
@@ -156,7 +150,7 @@ def _memory() -> int | None:
 
 
 def _parts() -> tuple[dict[str, str | None], list[Problem]]:
-    """What does the heavy work in bundles, and what is wrong with it."""
+    """The kernel, CRC and digests in use, and what is wrong with them."""
     try:
         from accucompare.bundle import archive
         from accucompare.numbers import digests, kernel
@@ -201,8 +195,8 @@ def _with_version(module: str) -> str:
     return f"{package} {version(package) or ''}".strip()
 
 
-def _device_problems(devices: dict[str, DeviceFound], asked: DeviceName | None) -> Iterator[Problem]:
-    """What is wrong with devices; without one having been asked for, only that what is installed for them does not work."""
+def _device_problems(devices: dict[str, DeviceReport], asked: DeviceName | None) -> Iterator[Problem]:
+    """What is wrong with devices; if none was asked for, only installed software that does not work."""
     for name, found in devices.items():
         if asked is not None and not found.available:
             yield Problem(name, found.message, "", serious=True)
@@ -216,12 +210,12 @@ def _device_problems(devices: dict[str, DeviceFound], asked: DeviceName | None) 
                 yield Problem(name, f"{flag.name} is {found.flags[flag.name]}: {flag.effect}", flag.cure)
 
 
-# Looking for a device
+# Examining a device
 
 
 @contextlib.contextmanager
-def _looking_for(names: Iterable[DeviceName]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that each look for a device; none of them is left behind, whatever happens."""
+def _probes(names: Iterable[DeviceName]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that each examine a device; none of them is left behind."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for name in names:
@@ -242,29 +236,29 @@ def _looking_for(names: Iterable[DeviceName]) -> Iterator[list[subprocess.Popen[
                 stream.close()
 
 
-def _answer(name: DeviceName, process: subprocess.Popen[bytes], deadline: float, timeout: float) -> DeviceFound:
+def _answer(name: DeviceName, process: subprocess.Popen[bytes], deadline: float, timeout: float) -> DeviceReport:
     try:
         answer, noise = process.communicate(timeout=max(deadline - time.monotonic(), 1.0))
     except subprocess.TimeoutExpired:
-        return DeviceFound(False, f"no answer within {timeout:g} s; {SEE[name.type]}, or wait longer with --timeout")
+        return DeviceReport(False, f"no answer within {timeout:g} s; {SEE[name.type]}, or wait longer with --timeout")
     with contextlib.suppress(ValueError):
-        return DeviceFound(**json.loads(answer))
+        return DeviceReport(**json.loads(answer))
     how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
     last = printable(noise.decode(errors="replace").strip().rpartition("\n")[2])
-    return DeviceFound(False, f"looking for it ended the process ({how}{': ' + last if last else ''}); {SEE[name.type]}")
+    return DeviceReport(False, f"looking for it ended the process ({how}{': ' + last if last else ''}); {SEE[name.type]}")
 
 
 def probe(name: str) -> None:
-    """Look for a device, write what was found to standard output as JSON, and end the process."""
+    """Examine a device, print the report as JSON, and end the process."""
     answer = os.dup(1)
     os.dup2(2, 1)  # what libraries print
     content = json.dumps(asdict(_look(DeviceName.parse(name))), default=str)
     with open(answer, "w") as file:
         file.write(content)
-    os._exit(0)  # whatever the device's software still wants to do
+    os._exit(0)  # without what the device's software does at exit
 
 
-def _look(name: DeviceName) -> DeviceFound:
+def _look(name: DeviceName) -> DeviceReport:
     try:
         device = open_device(name)
         import torch
@@ -272,11 +266,11 @@ def _look(name: DeviceName) -> DeviceFound:
         (torch.ones(8, device=device) + 1).cpu()  # that it is there does not mean that it works
         used = backend(name.type)
         flags = {"threads": torch.get_num_threads(), **used.flags()}
-        return DeviceFound(True, "", used.count(), used.describe(device.index), flags)
+        return DeviceReport(True, "", used.count(), used.describe(device.index), flags)
     except DeviceError as error:
-        return DeviceFound(False, re.sub(r"^--device \S+: ", "", str(error)))
+        return DeviceReport(False, re.sub(r"^--device \S+: ", "", str(error)))
     except Exception as error:
-        return DeviceFound(False, f"{type(error).__name__}: {_first_line(error)}; {SEE[name.type]}")
+        return DeviceReport(False, f"{type(error).__name__}: {_first_line(error)}; {SEE[name.type]}")
 
 
 def _first_line(error: Exception) -> str:

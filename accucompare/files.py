@@ -1,4 +1,4 @@
-"""What the commands write and read for people: whole files, written aside and renamed; streams, written through; small files, bounded."""
+"""Files that commands write and read: written whole or not at all, streams written through, reads of bounded size."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def is_stream(path: Path) -> bool:
 
 
 def is_stdout(path: Path) -> bool:
-    """Whether what is written there goes where standard output goes."""
+    """Whether a path stands for standard output."""
     return _descriptor(path) == 1
 
 
@@ -116,7 +116,7 @@ def _descriptor(path: Path) -> int | None:
 
 
 def replace_whole(path: Path, temporary: Path, write: Callable[[Path], object]) -> None:
-    """Write a file under another name beside its place, and rename it when it is complete; nothing is left of it if that fails.
+    """Write a file under a temporary name, and rename it when it is complete; a failure leaves nothing.
 
     Raises:
         OSError: if it cannot be written.
@@ -125,7 +125,7 @@ def replace_whole(path: Path, temporary: Path, write: Callable[[Path], object]) 
         write(temporary)
         os.replace(temporary, path)
     finally:
-        with suppress(OSError):  # what stopped the writing may stop this too; the reason is already being reported
+        with suppress(OSError):  # the error that stopped the writing is already being reported
             temporary.unlink(missing_ok=True)
 
 
@@ -137,7 +137,7 @@ def _write_aside(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _write_through(path: Path, write: Callable[[Path], object]) -> None:
-    """Write elsewhere, for what a report is written with wants to go back in its file, and copy the bytes."""
+    """Write a temporary file, since writers of reports seek, and copy its bytes."""
     import shutil
     import tempfile  # both take longer to load than everything else that help needs
 

@@ -1,4 +1,4 @@
-"""Is it rounding or a bug, and where is the bug? What an expert would do, in one call: fed captures, a baseline, a comparison."""
+"""``accucompare locate``: is it rounding or a bug, and where is the bug? Fed captures, a baseline and a comparison in one call."""
 
 from __future__ import annotations
 
@@ -168,7 +168,9 @@ def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
         cure = "" if manifest.state is not None else "; capture it with --save-state"
         raise CaptureError(f"{first}: captured again here, {display_name(name)} gives other values than it holds{cure}")
     of_golden = replace(options, feed=golden, force=setup.force)
-    of_candidate = replace(of_golden, map=comparison.maps, only=glob.escape(_name_in_candidate(comparison, name)))
+    pairs = ((row.golden, row.candidate) for row in comparison.rows)
+    theirs = next((theirs.name for ours, theirs in pairs if ours is not None and theirs is not None and ours.name == name), name)
+    of_candidate = replace(of_golden, map=comparison.maps, only=glob.escape(theirs))
     return _compared(setup, trusted, folder, of_golden, of_candidate)
 
 
@@ -185,7 +187,7 @@ class _Trusted:
     case: str | None
 
     def check(self) -> None:
-        """Say at once that the other interpreter cannot capture."""
+        """Raise UsageError if the other interpreter cannot capture."""
         if self.python is None:
             return
         try_it = "import accucompare.cli, importlib.util; assert importlib.util.find_spec('torch'), 'there is no torch'"
@@ -198,7 +200,7 @@ class _Trusted:
             raise UsageError(f"--golden-python {self.python}: cannot capture ({reason}); install accucompare[torch] there")
 
     def case_of(self, golden: Manifest, target: str | None) -> str | None:
-        """The case that golden was captured from, ``None`` if it is not here: a fault of the candidate's code must not be in it."""
+        """The case that golden was captured from; ``None`` if it is not here, since the candidate's own may have the fault."""
         case = self.case or golden.environment.get("case")
         return case if case and (case == target or self.python is not None or is_here(case)) else None
 
@@ -296,7 +298,7 @@ def _baseline(
     options: CaptureOptions,
     announce: Announce,
 ) -> Path | None:
-    """Golden's case on the CPU in the candidate's precision; ``None`` if it is not to be had, which is announced."""
+    """Golden's case on the CPU in the candidate's precision; ``None``, announced, if that is not possible."""
     if case is None:
         announce(
             f"no baseline: the case that golden was captured from ({golden.environment.get('case') or 'not named'}) is not here, and the "
@@ -307,10 +309,7 @@ def _baseline(
     announce(f"baseline: {case} on the CPU, in {precision}{f' with products in {emulate}' if emulate else ''}")
     try:
         return trusted.capture(case, out, replace(options, emulate=emulate), FloatType(precision) if precision else None)
-    except (
-        CaptureError,
-        UsageError,
-    ) as error:  # it does not run in that type on the CPU, or is not golden's model; fixed limits judge then
+    except (CaptureError, UsageError) as error:  # it does not run in that type on the CPU, or is not golden's model: fixed limits judge
         announce(f"no baseline, since {error}")
         return None
 
@@ -320,14 +319,8 @@ def _other_versions(golden: Manifest, candidate: Manifest) -> OtherCode:
     return OtherCode(versions=other_code(golden, candidate).versions)
 
 
-def _name_in_candidate(comparison: Comparison, name: str) -> str:
-    """What the candidate calls a layer of golden's."""
-    pairs = ((row.golden, row.candidate) for row in comparison.rows)
-    return next((theirs.name for ours, theirs in pairs if ours is not None and theirs is not None and ours.name == name), name)
-
-
 def _check(golden: Path, folder: Path) -> None:
-    """Refuse what cannot be golden, and to write into it."""
+    """Refuse a bundle that cannot be golden, and a directory inside it."""
     with open_bundle(golden) as bundle:
         if bundle.manifest.capture.get("feed"):
             raise UsageError(f"{golden}: is itself fed, so it is no golden; give the bundle that it was fed with")

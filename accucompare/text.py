@@ -1,4 +1,4 @@
-"""Text as it may be shown and stored: the one border for names, types, paths and notes that others chose."""
+"""Makes text safe to show and to store: names, types, paths and notes that others chose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """A text in one line that moves no cursor, turns no line and hides nothing.
+    """The text in one line, without characters that move the cursor, change direction or are invisible.
 
     Every character that cannot be seen, but for the space, is escaped as Python does it (``\\x1b``, ``\\u202e``): control and
     escape codes, line breaks, marks of direction and of no width, lone surrogates. What is all printable is returned as it is.

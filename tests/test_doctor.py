@@ -18,7 +18,7 @@ import torch
 
 from accucompare import doctor
 from accucompare.devices import DeviceName
-from accucompare.doctor import DeviceFound, Examination, Problem, examine
+from accucompare.doctor import DeviceReport, Examination, Problem, examine
 from accucompare.numbers import kernel
 from accucompare.report.doctor import print_examination
 from tests.conftest import Run, run_cli
@@ -272,7 +272,7 @@ def test_numpy_in_place_of_the_kernel_is_told_with_the_cure(setting: str | None,
 
 
 def test_a_setting_that_changes_numbers_is_told_with_the_cure() -> None:
-    found = DeviceFound(True, flags={"npu.conv.allow_hf32": True, "npu.matmul.allow_hf32": False, "deterministic_algorithms": True})
+    found = DeviceReport(True, flags={"npu.conv.allow_hf32": True, "npu.matmul.allow_hf32": False, "deterministic_algorithms": True})
     (problem,) = doctor._device_problems({"npu:1": found}, None)
     assert problem == Problem(
         "npu:1",
@@ -282,7 +282,7 @@ def test_a_setting_that_changes_numbers_is_told_with_the_cure() -> None:
 
 
 def test_a_setting_of_another_device_is_no_problem() -> None:
-    found = DeviceFound(True, flags={"deterministic_algorithms": False, "mkldnn.matmul.fp32_precision": "bf16"})
+    found = DeviceReport(True, flags={"deterministic_algorithms": False, "mkldnn.matmul.fp32_precision": "bf16"})
     assert [problem.message.partition(" ")[0] for problem in doctor._device_problems({"cpu": found}, None)] == [
         "mkldnn.matmul.fp32_precision"
     ]
@@ -310,7 +310,7 @@ def printed(capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
 
 
 def test_several_devices_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    found = DeviceFound(True, "", 8, {"type": "npu", "name": "Ascend910B1", "cann": "8.2", "driver": None}, {})
+    found = DeviceReport(True, "", 8, {"type": "npu", "name": "Ascend910B1", "cann": "8.2", "driver": None}, {})
     assert "npu  8 of Ascend910B1, cann 8.2\n" in printed(capsys, devices={"npu": found})
 
 
@@ -344,6 +344,6 @@ def test_the_reader_of_a_pipe_may_leave(folder: Path) -> None:
 
 def test_the_verdict_names_a_device_that_is_installed_and_does_not_work(capsys: pytest.CaptureFixture[str]) -> None:
     problem = Problem("npu", "the NPU cannot be opened", "")
-    found = replace(EXAMINATION, devices={"npu": DeviceFound(False, problem.message)}, problems=[problem])
+    found = replace(EXAMINATION, devices={"npu": DeviceReport(False, problem.message)}, problems=[problem])
     print_examination(found, quiet=True)
     assert capsys.readouterr().out.startswith("OK  accucompare can work here, but see what is said of npu; ")

@@ -1,4 +1,4 @@
-"""What differs between devices: how each is opened, what it is called, and which of its settings change numbers.
+"""What differs between devices: how each is opened and described, and which of its settings change numbers.
 
 One module per type of device, each with the functions of ``Backend``.
 """
@@ -52,7 +52,7 @@ class DeviceName:
 class Backend(Protocol):
     """What each device's module has."""
 
-    #: Which reduced precision of float32 matrix products and convolutions it can be told to allow: ``"hf32"``, ``"tf32"`` or none.
+    #: Which reduced precision of float32 matrix products and convolutions it can allow: ``"hf32"``, ``"tf32"`` or none.
     REDUCED: str | None
 
     def open_device(self, index: int | None) -> torch.device:
@@ -69,19 +69,19 @@ class Backend(Protocol):
         """Its type and name, and the versions of its software."""
 
     def flags(self) -> dict[str, Any]:
-        """The settings that change numbers, as they are now."""
+        """The current settings that change numbers."""
 
     def numerics(self, deterministic: bool, reduced: bool | None) -> AbstractContextManager[None]:
         """While the context lasts, use deterministic algorithms, and allow or forbid reduced precision; ``None`` leaves it as it is."""
 
     def synchronize(self, device: torch.device) -> None:
-        """Wait until everything begun on the device is done, and raise what went wrong with it."""
+        """Wait until everything launched on the device is done, and raise its errors."""
 
     def overflowed(self, device: torch.device) -> bool | None:
-        """Whether an operator has overflowed since this was last asked; ``None`` where Inf and NaN show it instead."""
+        """Whether an operator has overflowed since the last call; ``None`` where Inf and NaN show it instead."""
 
     def saturates(self) -> bool:
-        """Whether the largest number of a type, such as float16's 65504, takes the place of Inf: then it counts as overflow."""
+        """Whether the device gives a type's largest number, such as float16's 65504, in place of Inf; it then counts as overflow."""
 
     def kernel_dump(self, directory: Path) -> AbstractContextManager[None]:
         """While the context lasts, every kernel's inputs and outputs are written into a directory, by the device's own software.
@@ -95,7 +95,7 @@ class Backend(Protocol):
         """The operators, such as ``aten::huber_loss``, that are run on the CPU for lack of a kernel."""
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
-        """So many bytes of the host's memory, of the kind that the device copies into fastest."""
+        """``nbytes`` of the host's memory, of the kind that the device copies into fastest."""
 
     def copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None] | None:
         """Copy a tensor's values into a contiguous tensor of its dtype and shape, on the host.
@@ -107,7 +107,7 @@ class Backend(Protocol):
 
 @cache
 def backend(type: str) -> Backend:
-    """The module for a type of device; for a type without one, cpu's, which asks nothing of the device."""
+    """The module for a type of device; cpu's for a type without one."""
     name = type if type in TYPES else "cpu"
     return cast(Backend, importlib.import_module(f"accucompare.devices.{name}"))
 
@@ -137,17 +137,17 @@ def open_device(name: DeviceName) -> torch.device:
 
 
 def explain(type: str, error: BaseException) -> str:
-    """What a device's error says, in a line or two, with the cure where one is known."""
+    """A device's error in a line or two, with the cure where one is known."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = f"{error.__class__.__name__}: {lines[0] if lines else ''}"
+    summary = f"{error.__class__.__name__}: {lines[0] if lines else ''}"
     if "out of memory" in str(error).lower():
-        return f"{said}\nUse --dtype bfloat16 or smaller inputs, or free the device: {SEE[type]} for who uses it"
-    return said + (" …" if len(lines) > 1 else "")
+        return f"{summary}\nUse --dtype bfloat16 or smaller inputs, or free the device: {SEE[type]} for who uses it"
+    return summary + (" …" if len(lines) > 1 else "")
 
 
 @contextlib.contextmanager
 def _printing_to_stderr() -> Iterator[None]:
-    """Send to standard error what any library prints, in Python or in C."""
+    """Send what libraries print, in Python or in C, to standard error."""
     try:
         sys.stdout.flush()
         kept = os.dup(1)

@@ -15,9 +15,9 @@ import torch
 from accucompare.errors import UsageError
 
 REDUCED = None
-#: Bytes of one of the larger pages that a system may have.
+#: Bytes of a huge page.
 _HUGE_PAGE = 2 << 20
-#: From so many bytes on a block is made of those: such a block glibc always asks the system for, and gives it back to it.
+#: From this size on a block is made of huge pages: glibc would take it from the system, and give it back, each time.
 _LARGE = 32 << 20
 
 
@@ -55,10 +55,10 @@ def flags() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def numerics(deterministic: bool, reduced: bool | None) -> Iterator[None]:
-    """Deterministic algorithms, on every device: torch has one switch for all. Operators that have none warn, and run.
+    """Deterministic algorithms, on every device: torch has one switch for all. Operators without one warn and run.
 
-    It is set by its debug mode, and only where it is to change: ``use_deterministic_algorithms`` sets inductor's switch, too, and imports
-    inductor for it, which takes seconds; a model that is captured runs eagerly.
+    Set by the debug mode, and only if it changes: ``use_deterministic_algorithms`` also imports inductor, which takes seconds, for a switch
+    that a model run eagerly does not need.
     """
     before = torch.get_deterministic_debug_mode()
     if deterministic and not before:

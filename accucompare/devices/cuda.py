@@ -10,25 +10,13 @@ from typing import Any
 import torch
 
 from accucompare.devices import cpu
-from accucompare.devices.cpu import kernel_dump, saturates
-from accucompare.devices.streams import copy_to_host, host_memory
+from accucompare.devices.cpu import kernel_dump as kernel_dump
+from accucompare.devices.cpu import overflowed as overflowed
+from accucompare.devices.cpu import saturates as saturates
+from accucompare.devices.cpu import unsupported as unsupported
+from accucompare.devices.streams import copy_to_host as copy_to_host
+from accucompare.devices.streams import host_memory as host_memory
 from accucompare.errors import DeviceError
-
-__all__ = [
-    "REDUCED",
-    "copy_to_host",
-    "count",
-    "describe",
-    "flags",
-    "host_memory",
-    "kernel_dump",
-    "numerics",
-    "open_device",
-    "overflowed",
-    "saturates",
-    "synchronize",
-    "unsupported",
-]
 
 REDUCED = "tf32"
 
@@ -103,14 +91,6 @@ def synchronize(device: torch.device) -> None:
     torch.cuda.synchronize(device)
 
 
-def overflowed(device: torch.device) -> None:
-    return None
-
-
-def unsupported() -> tuple[str, ...]:
-    return ()
-
-
 #: Whose TF32 it is: what holds ``allow_tf32``, and what holds ``fp32_precision``, which torch 2.9 puts in its place.
 _Family = tuple[Any, Callable[[], tuple[Any, ...]]]
 _MATMUL: _Family = (torch.backends.cuda.matmul, lambda: (torch.backends.cuda.matmul,))
@@ -118,7 +98,7 @@ _CUDNN: _Family = (torch.backends.cudnn, lambda: (torch.backends.cudnn.conv, tor
 
 
 def _allowed(family: _Family) -> bool:
-    """Whether TF32 is; torch refuses to answer the old question where a user has given the new kind of answer."""
+    """Whether TF32 is allowed; torch refuses to read ``allow_tf32`` where the user has set ``fp32_precision``."""
     try:
         return bool(family[0].allow_tf32)
     except RuntimeError:
@@ -128,17 +108,17 @@ def _allowed(family: _Family) -> bool:
 def _settings(family: _Family) -> list[tuple[Any, str, object, object]]:
     """What to set, as (owner, name, value that allows, value that forbids).
 
-    By ``allow_tf32`` only where nothing else has been said: it does not overrule what was set the new way, for one backend or all, nor can
-    it put back what ``set_float32_matmul_precision`` did. Setting the new way alone would make torch refuse to tell the old flags.
+    By ``allow_tf32`` only where nothing else is set: it overrules no ``fp32_precision``, of one backend or of all, and cannot put back what
+    ``set_float32_matmul_precision`` did. Setting ``fp32_precision`` alone would make torch refuse to read the old flags.
     """
     backends = (torch.backends, torch.backends.cudnn)
-    said = any(getattr(backend, "fp32_precision", "none") != "none" for backend in backends)
+    newer = any(getattr(backend, "fp32_precision", "none") != "none" for backend in backends)
     try:
-        family[0].allow_tf32  # noqa: B018 - raises where the new way has been taken
-        said = said or torch.get_float32_matmul_precision() != "highest"
+        family[0].allow_tf32  # noqa: B018 - raises where fp32_precision is set
+        newer = newer or torch.get_float32_matmul_precision() != "highest"
     except RuntimeError:
-        said = True
-    if said and hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        newer = True
+    if newer and hasattr(torch.backends.cuda.matmul, "fp32_precision"):
         return [(each, "fp32_precision", "tf32", "ieee") for each in family[1]()]
     return [(family[0], "allow_tf32", True, False)]
 

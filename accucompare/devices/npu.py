@@ -15,32 +15,14 @@ import torch
 
 from accucompare.devices import cpu
 from accucompare.devices.software import INSTALL, loading_failed
-from accucompare.devices.streams import copy_to_host, host_memory
+from accucompare.devices.streams import copy_to_host as copy_to_host
+from accucompare.devices.streams import host_memory as host_memory
 from accucompare.errors import DeviceError, UsageError
-
-__all__ = [
-    "REDUCED",
-    "copy_to_host",
-    "count",
-    "describe",
-    "flags",
-    "host_memory",
-    "kernel_dump",
-    "numerics",
-    "open_device",
-    "overflowed",
-    "saturates",
-    "synchronize",
-    "unsupported",
-]
 
 REDUCED = "hf32"
 
 #: Variables that torch_npu and CANN read once, and that change numbers or their order.
 _ENVIRONMENT = ("ASCEND_LAUNCH_BLOCKING", "HCCL_DETERMINISTIC", "INF_NAN_MODE_ENABLE", "INF_NAN_MODE_FORCE_DISABLE", "TASK_QUEUE_ENABLE")
-
-
-_OPENING = "see `npu-smi info` for its state and who uses it; --device npu:N takes another one"
 
 
 def open_device(index: int | None) -> torch.device:
@@ -51,7 +33,7 @@ def open_device(index: int | None) -> torch.device:
     """
     try:
         importlib.import_module("torch_npu")
-    except Exception as error:  # it raises bare ones where CANN is set up by half
+    except Exception as error:  # a bare Exception where CANN is half set up
         if isinstance(error, ModuleNotFoundError) and error.name == "torch_npu":
             raise DeviceError(f"--device npu: torch_npu is not installed; {INSTALL['npu']}") from None
         raise DeviceError(loading_failed(error)) from None
@@ -64,8 +46,10 @@ def open_device(index: int | None) -> torch.device:
         device = torch.device("npu", index or 0)
         _npu().set_device(device)
     except RuntimeError as error:
-        cure = "" if "INF_NAN_MODE" in str(error) else f"; {_OPENING}"  # torch_npu says what to do itself
-        raise DeviceError(f"--device npu: the NPU cannot be opened ({_said(error)}){cure}") from None
+        cure = "; see `npu-smi info` for its state and who uses it; --device npu:N takes another one"
+        if "INF_NAN_MODE" in str(error):  # torch_npu's message has the cure
+            cure = ""
+        raise DeviceError(f"--device npu: the NPU cannot be opened ({_cause(error)}){cure}") from None
     return device
 
 
@@ -136,9 +120,9 @@ def saturates() -> bool:
 
 @contextlib.contextmanager
 def kernel_dump(directory: Path) -> Iterator[None]:
-    """By CANN, which reads how from the ``acl_dump.json`` that is written there too; its ``msaccucmp.py convert`` makes NumPy files of it.
+    """By CANN, configured by the ``acl_dump.json`` written there; CANN's ``msaccucmp.py convert`` makes NumPy files of the dump.
 
-    Processes side by side need a directory each. What was launched before is waited for, so that it is not dumped.
+    Processes side by side need a directory each. Kernels launched before are waited for, so that they are not dumped.
 
     ``init_dump``, ``set_dump`` and ``finalize_dump`` are those of ``torch_npu.npu.utils``. Their namesakes in ``torch.npu`` (npu_config.py)
     make the same calls of CANN, but through options whose errors torch_npu throws away.
@@ -155,7 +139,7 @@ def kernel_dump(directory: Path) -> Iterator[None]:
             _utils().set_dump(str(config))
         yield
     except BaseException:
-        with contextlib.suppress(DeviceError):  # what came first is what is told
+        with contextlib.suppress(DeviceError):  # the first error is reported
             _finalize_dump(directory)
         raise
     _finalize_dump(directory)
@@ -199,11 +183,11 @@ def _refusals_of_dump(directory: Path) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise DeviceError(f"--kernel-dump {directory}: refused by the NPU's software ({_said(error)})") from None
+        raise DeviceError(f"--kernel-dump {directory}: refused by the NPU's software ({_cause(error)})") from None
 
 
-def _said(error: RuntimeError) -> str:
-    """The telling lines of what a driver says: the error code of torch_npu's call, and CANN's own words, if there are any."""
+def _cause(error: RuntimeError) -> str:
+    """The lines of a driver's message that matter: the error code of torch_npu's call, and CANN's own words, if there are any."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     codes = re.findall(r"[\w:.()]+, error code is \d+", str(error))
     words = [line for line in lines if re.match(r"E[A-Z]\d{4}\b", line)]
@@ -211,7 +195,7 @@ def _said(error: RuntimeError) -> str:
 
 
 def _utils() -> Any:
-    """What torch_npu does not, or not in this form, put into ``torch.npu``."""
+    """Functions of torch_npu that ``torch.npu`` lacks, or has in another form."""
     return importlib.import_module("torch_npu.npu.utils")
 
 
@@ -220,11 +204,11 @@ def _npu() -> Any:
 
 
 def _version(of: str) -> str | None:
-    """What torch_npu knows of CANN's or the driver's version; ``None`` if nothing, or if it is too old to tell."""
+    """Version of CANN or the driver as torch_npu reports it; ``None`` if it does not."""
     ask = getattr(_utils(), "get_cann_version", None)
     try:
         return str(ask(of)) or None if ask is not None else None
-    except RuntimeError:  # of a part that it does not know
+    except RuntimeError:  # it does not know that part
         return None
 
 

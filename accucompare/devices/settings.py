@@ -1,4 +1,4 @@
-"""Environment variables that change numbers, or what devices are there. Needs no torch."""
+"""Environment variables that change numbers or which devices are visible. Needs no torch."""
 
 from __future__ import annotations
 

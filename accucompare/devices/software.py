@@ -1,4 +1,4 @@
-"""What each type of device needs to be installed, and what is wrong where that cannot be loaded. Needs no torch."""
+"""The software that each type of device needs, and why it cannot be loaded. Needs no torch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import re
 #: How to install what a type of device needs.
 INSTALL = {"cpu": "pip install torch", "cuda": "pip install torch", "npu": "pip install 'accucompare[npu]'"}
 
-#: The package that a type of device needs beside others, and without which it is no surprise that there is none.
+#: The package without which a type of device is expected to be missing.
 PACKAGE = {"cpu": "torch", "npu": "torch-npu"}
 
-#: Where to see whether a type of device is there, and what it is doing.
+#: The command that shows whether a type of device is there.
 SEE = {"cpu": "see `python -c 'import torch'`", "cuda": "see `nvidia-smi`", "npu": "see `npu-smi info`"}
 
 SET_ENV = "run `source /usr/local/Ascend/ascend-toolkit/set_env.sh` (where CANN is installed) and try again"

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from accucompare.devices.settings import ENVIRONMENT
-from accucompare.doctor import DeviceFound, Examination
+from accucompare.doctor import DeviceReport, Examination
 from accucompare.report.console import open_console, reader_may_leave
 
 Rows = list[tuple[str, str]]
@@ -66,7 +66,7 @@ def _installation(examination: Examination) -> Rows:
     ]
 
 
-def _device(device: DeviceFound) -> str:
+def _device(device: DeviceReport) -> str:
     if not device.available:
         return f"not available: {device.message}"
     description = {name: value for name, value in device.description.items() if name not in ("type", "name")}
