@@ -6,10 +6,10 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from html import escape
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO, NamedTuple
-from xml.sax.saxutils import escape
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from openpyxl.utils import get_column_letter
@@ -124,4 +124,4 @@ def _cell(place: str, style: int, value: Value) -> str:
 def _inline(value: str) -> str:
     """The XML of a text, whose outer spaces XML would otherwise drop."""
     space = ' xml:space="preserve"' if value != value.strip() else ""
-    return f"<t{space}>{escape(value)}</t>"
+    return f"<t{space}>{escape(value, quote=False)}</t>"
