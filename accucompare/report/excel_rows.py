@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from html import escape
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO, NamedTuple
@@ -124,4 +123,9 @@ def _cell(place: str, style: int, value: Value) -> str:
 def _inline(value: str) -> str:
     """The XML of a text, whose outer spaces XML would otherwise drop."""
     space = ' xml:space="preserve"' if value != value.strip() else ""
-    return f"<t{space}>{escape(value, quote=False)}</t>"
+    return f"<t{space}>{_escaped(value)}</t>"
+
+
+def _escaped(value: str) -> str:
+    """As in XML's text. The libraries' own function imports 15 ms of tables."""
+    return value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
