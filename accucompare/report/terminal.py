@@ -246,7 +246,7 @@ def print_records(bundle: Bundle, step: int | None, rank: int | None, glob: str 
         call = f" #{record.call}" if record.call else ""
         role = f"{record.role.value}{'.' + record.path if record.path else ''}"
         cells += [str(record.order), display_name(record.name) + call, record.type, role]
-        cells += ["x".join(map(str, record.shape)) or "-", record.dtype or record.detail[:24]]
+        cells += ["x".join(map(str, record.shape)) or "-", record.dtype or record.detail_and_line[:24]]
         found = record.statistics
         if found is None:
             cells += [record.layout.value, "", "", "", ""]
