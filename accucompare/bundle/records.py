@@ -106,7 +106,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         error: of a baseline that keeps no tensors: the distance from golden; ``None`` where that could not be measured.
         components: of a nested tensor: the shapes of its parts, whose values are one array of the record's shape; ``None`` of any other,
             and in older bundles, which keep none of its values.
-        detail: what an opaque value was, or why a tensor could not be read; of an operator, the source line that called it.
+        detail: what an opaque value was, or why a tensor could not be read.
+        source_line: of an operator's record: where it was called, such as ``bert/modeling_bert.py:187``; older bundles name no folder.
     """
 
     rank: int
@@ -127,6 +128,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     detail: str = ""
     error: Error | None = None
     components: tuple[tuple[int, ...], ...] | None = None
+    source_line: str = ""
 
     @property
     def key(self) -> Key:
@@ -146,12 +148,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return self.path.removeprefix(f"{self.type}#").partition(".")[2] if self.role in OPERATOR_ROLES else ""
 
     @property
-    def source_line(self) -> str:
-        """Of an operator's record: where it was called, such as ``bert/modeling_bert.py:187``; else ``""``.
-
-        Older bundles have no folder in it.
-        """
-        return self.detail.rpartition(" at ")[2] if self.role in OPERATOR_ROLES else ""
+    def detail_and_line(self) -> str:
+        """Both in words: ``a slice at bert/modeling_bert.py:187``."""
+        return " at ".join(filter(None, (self.detail, self.source_line)))
 
     @property
     def is_cache(self) -> bool:
@@ -174,7 +173,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
             "layout": self.layout.value,
             "digest": self.digest,
             "statistics": self.statistics.to_json() if self.statistics else None,
-            "detail": self.detail,
+            "detail": f"{self.detail} at {self.source_line}" if self.detail and self.role in OPERATOR_ROLES else self.detail_and_line,
             **({} if self.error is None else {"error": msgspec.structs.asdict(self.error)}),
             **({} if self.components is None else {"components": self.components}),
         }
@@ -187,9 +186,13 @@ class Record(msgspec.Struct, frozen=True, gc=False):
             BundleError: if it is not JSON, or a field is missing, of the wrong type, or impossible.
         """
         try:
-            record = cls(rank, step, *msgspec.structs.astuple(_DECODER.decode(line)))
+            found = _DECODER.decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise BundleError(f"a record is malformed ({error})") from None
+        source_line = ""
+        if found.role in OPERATOR_ROLES:
+            found.detail, _, source_line = found.detail.rpartition(" at ")
+        record = cls(rank, step, *msgspec.structs.astuple(found), source_line=source_line)
         if record.member is not None and record.dtype not in DTYPES:
             raise BundleError(f"record {record.key} has the unknown dtype {record.dtype!r}")
         most = _MOST_ELEMENTS if record.member is None else _MOST_ELEMENTS // 16

@@ -22,7 +22,7 @@ from accucompare.bundle.records import Record, Role
 from accucompare.compare.align import Renaming
 from accucompare.compare.baseline import differing
 from accucompare.compare.judge import is_noise
-from accucompare.compare.masks import is_masked
+from accucompare.compare.masks import is_masked, may_hold_masks
 from accucompare.compare.operator_rows import blame, is_operator
 from accucompare.compare.provenance import other_configuration
 from accucompare.compare.rows import UNMATCHED, Culprit, Option, Reason, Row, Status
@@ -281,8 +281,11 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
         worst = None if metrics is None else metrics.nonfinite_index or metrics.max_abs_index
         sample = Sample.of(ours.shape, SAMPLED, worst or (0,) * len(ours.shape))
     values = [_values(bundle, record, sample) for bundle, record in ((golden, ours), (candidate, theirs))]
-    masked = is_masked(values[0], DTYPES[ours.dtype]) & is_masked(values[1], DTYPES[theirs.dtype])
-    shape = describe_error(*(np.where(masked, -np.inf, side) for side in values), dtype=theirs.dtype, sample=sample)  # masks are equal
+    if all(may_hold_masks(DTYPES[record.dtype], record.statistics) for record in (ours, theirs)):
+        masked = is_masked(values[0], DTYPES[ours.dtype]) & is_masked(values[1], DTYPES[theirs.dtype])
+        for side in values:
+            side[masked] = -np.inf  # masks are equal
+    shape = describe_error(*values, dtype=theirs.dtype, sample=sample)
     return replace(culprit, words=shape.words, hints=(*culprit.hints, *shape.hints))
 
 

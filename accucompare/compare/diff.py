@@ -84,10 +84,7 @@ def compare(
                 if baseline is not None:
                     raise
                 judge = replace(judge, bundle=None, unfit=str(error))
-        again, golden_again = (
-            {} if run is None else {record.key: record for record in _records(run, keep_going, damage)}
-            for run in (repeat_bundle, golden_repeat)
-        )
+        again, golden_again = (_by_key(run, keep_going, damage) for run in (repeat_bundle, golden_repeat))
         tasks = _with_second_runs(tasks, again, unsteady.begins(golden_records, golden_again) if fed else golden_again)
         sides = Sides(golden_bundle, candidate_bundle, judge.bundle, repeat_bundle, verify, keep_going, golden_repeat)
         outcomes = sides.outcomes(tasks, workers, progress or _silent)
@@ -97,13 +94,10 @@ def compare(
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
         rows = with_options(rows) + _never_called(golden_bundle, candidate_bundle, selection)
         alone, compared = _without_baseline(rows, found)
-        findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records, models[0])
-        findings += _unused_rules(rules, candidate_records)
-        findings += _on_maps(renamings, proposed, auto, models)
-        findings += [Finding("baseline", f"golden's own baseline does not judge: {judge.unfit}")] if judge.unfit else []
-        findings += preflight_baseline(golden_bundle, candidate_bundle, judge.bundle, renamings, judge.refused)
-        findings += _on_rows_alone(alone, compared)
         different = other_model(*models, rows, renamings)
+        findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records, models[0])
+        findings += _unused_rules(rules, candidate_records) + _on_maps(renamings, proposed, auto, models)
+        findings += _on_baseline(golden_bundle, candidate_bundle, judge, renamings, alone, compared)
         findings += [Finding("model", str(different))] if different is not None else []
         culprits = find_culprits(rows, fed, judge.bundle is not None) if different is None else []
         return Result(
@@ -210,11 +204,21 @@ def _count(pairs: list[Pair]) -> int:
     return sum((pair.golden is not None) + (pair.candidate is not None) for pair in pairs)
 
 
-def _on_rows_alone(alone: list[Row], compared: int) -> list[Finding]:
-    if not alone:
-        return []
-    what = f"{len(alone)} of {compared} compared rows (such as {alone[0].place})"
-    return [Finding("baseline", f"the baseline has no record of {what}, which are judged without it")]
+def _by_key(run: Bundle | None, keep_going: bool, damage: list[str]) -> dict[Key, Record]:
+    """The records of a second run, if there is one."""
+    return {} if run is None else {record.key: record for record in _records(run, keep_going, damage)}
+
+
+def _on_baseline(
+    golden: Bundle, candidate: Bundle, judge: _Judge, renamings: list[Renaming], alone: list[Row], compared: int
+) -> list[Finding]:
+    """What there is to say of the baseline, or of there being none; ``alone``: the rows, of those compared, that it has no record of."""
+    findings = [Finding("baseline", f"golden's own baseline does not judge: {judge.unfit}")] if judge.unfit else []
+    findings += preflight_baseline(golden, candidate, judge.bundle, renamings, judge.refused)
+    if alone:
+        what = f"{len(alone)} of {compared} compared rows (such as {alone[0].place})"
+        findings.append(Finding("baseline", f"the baseline has no record of {what}, which are judged without it"))
+    return findings
 
 
 def _side(bundle: Bundle) -> Side:

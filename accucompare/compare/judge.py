@@ -53,11 +53,11 @@ def _both(golden: Record, candidate: Record) -> str:
 
 def _described(record: Record) -> str:
     if record.layout is Layout.OPAQUE:
-        return record.detail
+        return record.detail_and_line
     if record.layout is Layout.STRIDED:
         return record.dtype
     words = f"a {record.layout.value} {record.dtype} tensor" if record.dtype else f"a {record.layout.value} value"
-    return f"{words} ({record.detail})" if record.detail else words
+    return f"{words} ({record.detail_and_line})" if record.detail_and_line else words
 
 
 def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance, expected: Expected | None = None) -> Verdict:

@@ -184,9 +184,7 @@ class Sides:
         """A number or a string given to an operator, in words."""
         if record.member is not None and not record.shape:
             return str(bundle.values(record)[()])
-        return (
-            record.detail.removesuffix(f" at {record.source_line}") if record.layout is Layout.OPAQUE else f"a {record.layout.value} value"
-        )
+        return record.detail if record.layout is Layout.OPAQUE else f"a {record.layout.value} value"
 
     def _expected(self, golden: Record, candidate: Record, metrics: Metrics, baseline: Record | None, run: Run) -> Expected | None:
         """The baseline's error; ``None`` if there is none to be told."""

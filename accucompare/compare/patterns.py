@@ -133,7 +133,9 @@ def describe_error(golden: Float64, candidate: Float64, *, dtype: str = "float32
     with np.errstate(all="ignore"):
         facts = _not_finite(golden, candidate, sample) + _saturated(golden, candidate, dtype)
         finite = np.isfinite(golden) & np.isfinite(candidate)
-        pair = pair_of(np.where(finite, golden, 0.0), np.where(finite, candidate, 0.0), sample)
+        if not finite.all():
+            golden, candidate = np.where(finite, golden, 0.0), np.where(finite, candidate, 0.0)
+        pair = pair_of(golden, candidate, sample)
         found = _findings(pair, golden.shape, dtype, sample) if pair.golden.size > 1 else []
     if any(fact.hint == "saturated" for fact in facts):
         found = [one for one in found if one.hint != "clip"]  # it says the same
@@ -147,8 +149,10 @@ def describe_error(golden: Float64, candidate: Float64, *, dtype: str = "float32
 
 def _saturated(golden: Float64, candidate: Float64, dtype: str) -> Found:
     largest = DTYPES[dtype].largest
+    if not largest or not golden.size or (golden.max() <= largest and golden.min() >= -largest):
+        return []
     count = np.count_nonzero((np.abs(candidate) == largest) & (np.abs(golden) > largest))
-    return [Fact(f"saturated at {dtype}'s largest value, {largest:.6g}, at {count} element(s)", "saturated")] if largest and count else []
+    return [Fact(f"saturated at {dtype}'s largest value, {largest:.6g}, at {count} element(s)", "saturated")] if count else []
 
 
 def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> Found:
@@ -205,7 +209,8 @@ def _kind(places: list[Slices]) -> str:
 
 def _spike(pair: Tensors, shape: tuple[int, ...], sample: Sample | None) -> Found:
     """A single element that differs by much: a matter of fact, not of chance."""
-    diff = np.abs(pair.candidate - pair.golden).reshape(-1)
+    diff = (pair.candidate - pair.golden).reshape(-1)
+    np.abs(diff, out=diff)
     at, total = int(diff.argmax()), float(diff @ diff)
     share = float(diff[at]) ** 2 / total
     if share < 0.99 or diff[at] < SPIKE * np.abs(pair.golden).max() or diff.size < FEWEST:

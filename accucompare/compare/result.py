@@ -278,8 +278,6 @@ def _configured_otherwise(result: Result) -> Iterator[str]:
 
 def _not_looked_at(result: Result) -> Iterator[str]:
     """What an all-clear does not cover."""
-    if result.by_digests and result.by_digests == result.compared:
-        yield "by digests alone, no values were read"
     sides = result.golden.manifest, result.candidate.manifest
     if any(manifest.options.loss for manifest in sides):
         yield "forward only: the case has a loss, of which no gradient was compared"
@@ -296,6 +294,8 @@ def _not_looked_at(result: Result) -> Iterator[str]:
         yield f"{result.by_statistics} rows judged by statistics alone"
     if alone := result.without_baseline:
         yield f"{alone} row{'s' if alone > 1 else ''} judged without the baseline"
+    if result.by_digests and result.by_digests == result.compared:
+        yield "by digests alone, no values were read"
 
 
 def _concluded(result: Result) -> tuple[Answer, str]:

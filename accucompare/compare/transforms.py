@@ -192,7 +192,8 @@ def _row_scales(pair: Tensors) -> Iterator[Description]:
         return
     rms = np.sqrt(np.einsum("ij,ij->j", golden, golden) / len(golden))
     rms = np.maximum(rms, FAINT * math.sqrt(float(rms @ rms) / length))
-    golden, diff = golden / rms, diff / rms
+    golden = golden / rms
+    diff /= rms
     error, carriers = float(np.vdot(diff, diff)), carriers_of(diff)
     if not error:
         return
@@ -213,7 +214,9 @@ def _row_scales(pair: Tensors) -> Iterator[Description]:
         excess = _ratio(product + diff @ bias, squares + 2 * (golden @ bias) + bias @ bias)
     if np.abs(np.median(1 + excess)) < NEAR:  # every row is but the bias
         return
-    missed = diff - excess[:, None] * (golden + bias)
+    missed = golden + bias
+    missed *= excess[:, None]
+    np.subtract(diff, missed, out=missed)
     left = float(np.vdot(missed, missed))
     left = max(left / error, _not_golden(left, candidate))
     yield Description(*_scales_in_words(1 + excess, ROW), left, len(golden) + length, carriers)

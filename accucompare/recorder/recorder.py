@@ -200,8 +200,9 @@ class Recorder(Listener[_Call]):
             host.layout,
             digest=host.digest,
             statistics=host.statistics,
-            detail=f"{host.detail} at {line}" if host.detail and line else host.detail or line,
+            detail=host.detail,
             components=host.components,
+            source_line=line,
         )
         self.records += 1
         self._writer.add(record, host.array, given, host.lease, host.ready)

@@ -9,7 +9,6 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO, NamedTuple
-from xml.sax.saxutils import escape
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from openpyxl.worksheet.worksheet import Worksheet
@@ -117,4 +116,9 @@ def _cell(place: str, style: int, value: Value, dense: bool) -> str:
 def _inline(value: str) -> str:
     """The XML of a text; its outer spaces are preserved."""
     space = ' xml:space="preserve"' if value != value.strip() else ""
-    return f"<t{space}>{escape(value)}</t>"
+    return f"<t{space}>{_escaped(value)}</t>"
+
+
+def _escaped(value: str) -> str:
+    """As in XML's text. The libraries' own function imports 15 ms of tables."""
+    return value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

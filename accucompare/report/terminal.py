@@ -273,7 +273,7 @@ _RECORDS = (
     Column("type", lambda record: record.type, least=12, spare=5),
     Column("role", lambda record: f"{record.role.value}{'.' + record.path if record.path else ''}", least=12),
     Column("shape", lambda record: "x".join(map(str, record.shape)) or "-", GENERAL),
-    Column("dtype", lambda record: record.dtype or record.detail[:24], GENERAL),
+    Column("dtype", lambda record: record.dtype or record.detail_and_line[:24], GENERAL),
     Column("min", _least, EXCESS, spare=2),
     Column("max", _statistic("max"), EXCESS, spare=2),
     Column("mean", _statistic("mean"), EXCESS, spare=4),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,14 @@ GOOD: dict[str, Any] = Record(
 )
 def test_a_record_reads_as_it_was_written(record: Record) -> None:
     assert Record.from_line(json.dumps(record.to_json()).encode(), record.rank, record.step) == record
+
+
+@pytest.mark.parametrize("detail", ["", "a slice", "a slice at most"])
+@pytest.mark.parametrize("line", ["", "bert/modeling_bert.py:187"])
+def test_an_operator_s_source_line_is_read_apart_from_its_detail(detail: str, line: str) -> None:
+    record = replace(Record.from_line(json.dumps(GOOD).encode(), 0, 0), role=Role.OP_INPUT, detail=detail, source_line=line)
+    assert Record.from_line(json.dumps(record.to_json()).encode(), 0, 0) == record
+    assert record.to_json()["detail"] == (f"{detail} at {line}" if detail else line)
 
 
 def test_the_key_of_the_root_is_readable() -> None:

@@ -40,6 +40,7 @@ def item(
     shape: tuple[int, ...] = (),
     digest: str | None = None,
     detail: str = "",
+    source_line: str = "",
 ) -> Item:
     """One record; ``values`` of a dtype that NumPy lacks are rounded to it. Without ``values`` it has no data.
 
@@ -53,9 +54,9 @@ def item(
             array = round_to(array, DTYPES[dtype])
         array = np.array(array, DTYPES[dtype].storage, order="C")
         shape = array.shape
-    record = Record(
-        rank, step, name, call, Role(role), path, order or 0, type, parent, shape, dtype or "", Layout(layout), digest=digest, detail=detail
-    )
+    place = rank, step, name, call, Role(role), path, order or 0, type, parent
+    more = {"digest": digest, "detail": detail, "source_line": source_line}
+    record = Record(*place, shape, dtype or "", Layout(layout), **more)
     return Item(record, array, order is not None)
 
 

@@ -357,7 +357,7 @@ def test_what_a_refused_baseline_would_excuse_is_a_bug_by_fixed_limits(tmp_path:
 
 def test_an_all_clear_says_that_no_gradient_was_looked_at(tmp_path: Path) -> None:
     for loss, conclusion in (
-        (True, "identical; by digests alone, no values were read; forward only: the case has a loss, of which no gradient was compared"),
+        (True, "identical; forward only: the case has a loss, of which no gradient was compared; by digests alone, no values were read"),
         (False, "identical; by digests alone, no values were read"),
     ):
         sides = [write(tmp_path / f"{name}{loss}", net({}, 0.0), capture={"loss": loss}) for name in ("golden", "candidate")]
@@ -373,7 +373,7 @@ def test_an_all_clear_says_what_is_configured_otherwise(compared: Callable[..., 
 def test_an_all_clear_says_how_many_steps_it_saw(tmp_path: Path) -> None:
     golden = write(tmp_path / "golden", net({}, 0.0), steps=3)
     candidate = write(tmp_path / "candidate", net({}, 0.0))
-    assert ac.diff(golden, candidate).conclusion == "identical; by digests alone, no values were read; 1 of 3 steps"
+    assert ac.diff(golden, candidate).conclusion == "identical; 1 of 3 steps; by digests alone, no values were read"
 
 
 def test_a_buffer_that_the_model_computes_otherwise_comes_first(tmp_path: Path) -> None:

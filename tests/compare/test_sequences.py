@@ -42,11 +42,13 @@ def operators(*ran: str, call: int = 0, name: str = "attention") -> list[Item]:
             {"name": name, "call": call, "parent": (name, call), "type": f"aten.{kind}.Tensor"},
         )
         counts[kind] += 1
-        found.append(item(values=VALUES * np.float32(factor), role="op_input", path=f"{path}.self", detail=line, **place))
+        found.append(item(values=VALUES * np.float32(factor), role="op_input", path=f"{path}.self", source_line=line, **place))
         for number in (part for part in rest if part[0] not in "@x"):
             digest = f"digest of {number}"
-            found.append(item(role="op_input", path=f"{path}.other", layout="scalar", digest=digest, dtype="float64", detail=line, **place))
-        found.append(item(values=VALUES * np.float32(factor + 1), role="op_output", path=path, detail=line, **place))
+            found.append(
+                item(role="op_input", path=f"{path}.other", layout="scalar", digest=digest, dtype="float64", source_line=line, **place)
+            )
+        found.append(item(values=VALUES * np.float32(factor + 1), role="op_output", path=path, source_line=line, **place))
     return found
 
 

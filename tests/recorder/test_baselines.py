@@ -121,7 +121,7 @@ def test_modules_that_do_not_run_in_float64_run_in_float32_and_are_not_judged_by
     assert not judged & {"2 output", "2.fc input.0", "2.fc output", "4 output"}
     rules = {row.place: row.verdict.rule for row in comparison.rows}
     assert rules["2 output"] == "fed; the baseline has no such record"
-    assert comparison.conclusion == "identical"
+    assert comparison.answer.value == "identical"
 
 
 def test_a_module_that_runs_in_neither_type_is_the_error_that_it_was(golden: Any, tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def calling(forward: Callable[..., Any], wrong: bool = False) -> nn.Module:
 def test_an_argument_given_by_name_is_compared_with_the_one_given_by_position(first: Any, second: Any, tmp_path: Path) -> None:
     golden, candidate = captured(calling(first), tmp_path / "golden"), captured(calling(second), tmp_path / "candidate")
     comparison = ac.diff(golden, candidate)
-    assert comparison.conclusion == "identical"
+    assert comparison.answer.value == "identical"
     pairs = {(row.golden.path, row.candidate.path) for row in comparison.rows if row.module == "attention" and row.golden and row.candidate}
     assert {tuple(sorted(pair)) for pair in pairs} == {
         ("", ""),
