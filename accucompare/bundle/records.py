@@ -192,7 +192,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         source_line = ""
         if found.role in OPERATOR_ROLES:
             found.detail, _, source_line = found.detail.rpartition(" at ")
-        record = cls(rank, step, *msgspec.structs.astuple(found), source_line=source_line)
+        values = (rank, step, *msgspec.structs.astuple(found), source_line)
+        record = cls(*values)
         if record.member is not None and record.dtype not in DTYPES:
             raise BundleError(f"record {record.key} has the unknown dtype {record.dtype!r}")
         most = _MOST_ELEMENTS if record.member is None else _MOST_ELEMENTS // 16

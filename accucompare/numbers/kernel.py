@@ -13,6 +13,9 @@ import numpy as np
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import Array, DType, Kind
 
+#: Of what the kernel's functions take and give, as in its source.
+VERSION = 2
+
 _kernel: Any = None
 _why_not = "switched off by ACCUCOMPARE_KERNEL"
 if os.environ.get("ACCUCOMPARE_KERNEL", "").lower() != "numpy":
@@ -20,6 +23,9 @@ if os.environ.get("ACCUCOMPARE_KERNEL", "").lower() != "numpy":
         from accucompare.numbers import _kernel
     except ImportError as error:
         _why_not = f"not built: {error}"
+    else:
+        if getattr(_kernel, "VERSION", 1) != VERSION:  # left from before its source changed: its numbers would be taken for others
+            _kernel, _why_not = None, "the built one is of another version; install accucompare again"
 
 #: The kernel's numbers for element types, by dtype name; complex types are pairs of their real type.
 _TYPES = {
