@@ -200,7 +200,9 @@ def test_memory_is_released_when_its_tensor_is_written_and_not_before(tmp_path: 
     gate.set()
     writer.end_step(0)
     writer.close()
-    assert (writer.memory.held, BundleWriter(tmp_path / "c", Manifest()).memory.idle) == (0, 16)
+    following = BundleWriter(tmp_path / "c", Manifest())
+    assert (writer.memory.held, following.memory.idle) == (0, 16)
+    following.close()
 
 
 def test_equal_inputs_of_the_case_each_have_a_fingerprint(tmp_path: Path) -> None:
