@@ -23,12 +23,16 @@ demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it where th
 	@$(BIN)/python -c "import json; print('\nThe planted fault was found in:', json.load(open('demo/demo.json'))['first_divergence'])"
 	@echo "The report to open:             $(CURDIR)/reports/demo.xlsx"
 
-demo-npu: $(INSTALLED) $(TORCH_NPU)  ## the same three commands, on an NPU that the real torch_npu believes in
+demo-npu: $(INSTALLED) $(TORCH_NPU)  ## the same three commands, on an NPU that the real torch_npu believes in; and a training step
 	$(BIN)/accucompare capture fixtures/cnn.py --device cpu --out demo/cnn --overwrite
 	$(BIN)/python fixtures/simnpu --numerics hf32 -- $(BIN)/accucompare capture fixtures/cnn.py --device npu --out demo/npu --overwrite
 	$(BIN)/accucompare diff demo/cnn demo/npu --atol 1e-5 --report reports/demo-npu.xlsx --json demo/npu.json || test $$? -eq 1
 	@$(BIN)/python -c "import json; print('\nFirst over 1e-5, as HF32 in convolutions is on by default:', json.load(open('demo/npu.json'))['first_divergence'])"
-	@echo "The report to open:             $(CURDIR)/reports/demo-npu.xlsx"
+	@echo "\nTraining: a fault in the backward of one layer alone, on each layer's golden gradients:\n"
+	$(BIN)/accucompare capture fixtures/gpt2.py:training --backward --device cpu --round-weights bfloat16 --save-state --out demo/training --overwrite
+	$(BIN)/python fixtures/simnpu -- $(BIN)/accucompare locate fixtures/gpt2.py:faulty_training --golden demo/training --device npu \
+	  --dtype bfloat16 --out demo/training-npu --overwrite --report reports/demo-training.xlsx --quiet || test $$? -eq 1
+	@echo "The reports to open:            $(CURDIR)/reports/demo-npu.xlsx, demo-training.xlsx"
 
 test: $(INSTALLED) $(TORCH_NPU) libreoffice lint  ## linters, types, tests
 	$(PYTEST)

@@ -18,7 +18,7 @@ from accucompare.case import is_here
 from accucompare.compare.brought import own_baseline
 from accucompare.compare.provenance import OtherCode, other_code
 from accucompare.compare.renames import read_maps
-from accucompare.compare.rows import RefusedBaseline
+from accucompare.compare.rows import RefusedBaseline, Stage
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, UsageError
@@ -44,6 +44,7 @@ class Setup:
         dtype: what the candidate computes in; its own type, if not given.
         hf32, tf32: let the device round the operands of float32 products; otherwise it is forbidden while this runs, for what it does to
             every layer would hide small faults.
+        backward: make golden with its gradients and updates, which are then judged, too; a golden that is given has them or not.
         deterministic, overwrite, force: as for ``accucompare.capture``.
         announce: called with each thing that is done.
     """
@@ -56,6 +57,7 @@ class Setup:
     dtype: FloatType | None = None
     hf32: bool = False
     tf32: bool = False
+    backward: bool = False
     deterministic: bool = False
     overwrite: bool = False
     force: bool = False
@@ -110,10 +112,15 @@ def locate(
             steps=steps,
             save_state=setup.golden_python is not None,  # another release may draw other weights
             overwrite=setup.overwrite,
+            backward=setup.backward,
         )
         rounded = RoundedType(setup.dtype.value) if setup.dtype in (FloatType.BFLOAT16, FloatType.FLOAT16) else None
         golden = trusted.capture(trusted.case, setup.out / "golden", made, FloatType.FLOAT32, rounded, repeat)
-    of_golden = CaptureOptions(feed=golden, seed=seed, steps=steps, force=setup.force, overwrite=setup.overwrite)
+    with open_bundle(golden) as bundle:
+        backward = bool(bundle.manifest.options.backward)
+    if setup.backward and not backward:
+        raise UsageError(f"{golden}: holds no gradients; capture it with --backward, of a case with a loss")
+    of_golden = CaptureOptions(feed=golden, seed=seed, steps=steps, backward=backward, force=setup.force, overwrite=setup.overwrite)
     of_candidate = replace(of_golden, map=maps)
     return _compared(setup, trusted, setup.out, of_golden, of_candidate, repeat, only=only, skip=skip)
 
@@ -128,13 +135,17 @@ def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
         comparison: what that returned.
 
     Returns:
-        The fed comparison of that module's operators; ``None`` if there is no culprit.
+        The fed comparison of that module's operators; ``None`` if there is no culprit, or its error is made in a backward or an update,
+        whose operators are not recorded.
 
     Raises:
         CaptureError: if golden cannot be made again here.
         CaseError, DeviceError, BundleError, UsageError: as for ``locate``.
     """
     if not comparison.culprits:
+        return None
+    if comparison.culprits[0].stage is not Stage.FORWARD:
+        setup.announce(f"operators: only those of a forward are recorded, and {comparison.culprits[0].place} is none")
         return None
     name, manifest = comparison.culprits[0].name, comparison.golden.manifest
     made, first, folder = manifest.capture, comparison.golden.path, setup.out / "ops"
@@ -226,7 +237,9 @@ class _Trusted:
                 command += [part for each in value for part in (option, str(each))]
             elif value is True:
                 command += [option]
-            elif value is not None and value is not False:
+            elif value is False:
+                command += [f"--no-{name.replace('_', '-')}"]
+            elif value is not None:
                 command += [option, str(value)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

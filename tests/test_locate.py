@@ -122,9 +122,10 @@ def test_goldens_case_can_be_named(cli: Run, folder: Path) -> None:
 
 
 def test_a_case_of_a_module_is_found(cli: Run, folder: Path) -> None:
-    done = cli("capture", "net:case", "--out", "golden", cwd=folder)
+    (folder / "net.py").rename(folder / "located_net.py")  # a name that no other test has imported
+    done = cli("capture", "located_net:case", "--out", "golden", cwd=folder)
     assert done.returncode == 0, done.stderr
-    found = located(cli, folder, "net:unscaled", "--golden", "golden")
+    found = located(cli, folder, "located_net:unscaled", "--golden", "golden")
     assert "baseline: net:case on the CPU" in found["stderr"]
     assert found["code"] == 1
 
@@ -263,3 +264,22 @@ def test_a_map_without_golden_is_refused(cli: Run, folder: Path) -> None:
     found = located(cli, folder, "net.py", "--map", "blocks.*=layers.*")
     assert found["code"] == 2
     assert "--map: renames the layers of golden, which would be made from the same case; name the bundle with --golden" in found["stderr"]
+
+
+def test_a_fault_of_one_layers_backward_is_named_in_one_command(cli: Run, folder: Path) -> None:
+    case = ROOT / "fixtures/gpt2.py"
+    options = ("--out", "golden", "--save-state", "--round-weights", "bfloat16", "--backward")
+    captured = cli("capture", f"{case}:training", *options, cwd=folder)
+    assert captured.returncode == 0, captured.stderr
+    found = located(cli, folder, f"{case}:faulty_training", "--golden", "golden", "--dtype", "bfloat16")
+    assert found["code"] == 1
+    assert found["conclusion"].startswith("bug: the backward of transformer.h.1.mlp.c_fc, gradient of input 0")
+    sound = located(cli, folder, f"{case}:training", "--golden", "golden", "--dtype", "bfloat16")
+    assert (sound["code"], sound["conclusion"]) == (0, "rounding")
+
+
+def test_gradients_that_golden_does_not_hold_cannot_be_located(cli: Run, folder: Path) -> None:
+    golden(cli, folder)
+    found = located(cli, folder, "net.py", "--golden", "golden", "--backward")
+    assert found["code"] == 2
+    assert "holds no gradients; capture it with --backward" in found["stderr"]

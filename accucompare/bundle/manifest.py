@@ -103,6 +103,8 @@ class Options(msgspec.Struct, frozen=True):
         dtype: what it was cast to; ``None`` if it was not.
         round_weights: to which type golden's weights were rounded, if they were.
         loss: whether its case has a loss.
+        backward: whether it holds gradients.
+        no_backward: whether it was asked to hold none.
         optimizer: the class of the case's optimizer, if it has one.
         fallback: which modules ran in another type than the capture's.
         replaced: the weights that held other values than golden's before those were copied into the model.
@@ -119,6 +121,8 @@ class Options(msgspec.Struct, frozen=True):
     dtype: str | None = None
     round_weights: str | None = None
     loss: bool | None = None
+    backward: bool | None = None
+    no_backward: bool | None = None
     optimizer: str | None = None
     fallback: Fallback | None = None
     replaced: tuple[str, ...] = ()

@@ -23,6 +23,16 @@ class Role(str, Enum):
     OUTPUT = "output"
     #: A buffer that the model computes itself, which no checkpoint brings, when the capture begins; its path is the buffer's name.
     COMPUTED_BUFFER = "computed_buffer"
+    # Of a backward: what arrives at an output; what a call adds to the gradient of an input; and to that of a parameter.
+    GRAD_OUTPUT = "grad_output"
+    GRAD_INPUT = "grad_input"
+    CALL_GRAD = "call_grad"
+    # Of an optimizer's update; the call is its number in the step. What it is given, and what it makes of it:
+    PARAM_GRAD = "param_grad"
+    PARAM_BEFORE = "param_before"
+    STATE_BEFORE = "state_before"
+    PARAM_UPDATE = "param_update"
+    STATE_AFTER = "state_after"
     # In the state of a bundle captured with save_state, never in a step:
     PARAM = "param"
     BUFFER = "buffer"
@@ -33,6 +43,9 @@ class Role(str, Enum):
 
 
 STATE_ROLES = (Role.PARAM, Role.BUFFER, Role.CASE_INPUT)
+GRADIENT_ROLES = (Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD)
+UPDATE_ROLES = (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER)
+TRAINING_ROLES = (*GRADIENT_ROLES, *UPDATE_ROLES)
 OPERATOR_ROLES = (Role.OP_INPUT, Role.OP_OUTPUT)
 
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 @option.baseline_tensors
 @option.like
 @option.feed
+@option.backward
 @option.maps
 @option.force("Feed even from a golden with other weights, or of another model class.")
 @option.repeat("Number of captures, each from scratch, into DIR, DIR/repeat1, …: does the device agree with itself?")
@@ -191,6 +192,7 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
 @option.only()
 @option.skip
 @option.ops
+@option.backward
 @option.hf32("Let an NPU round the operands of float32 products; without this it is forbidden here.", may_forbid=False)
 @option.tf32("The same for a GPU.", may_forbid=False)
 @option.deterministic

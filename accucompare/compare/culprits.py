@@ -12,22 +12,23 @@ what it was. It was made where the excess jumps: where it is larger than that of
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import Record, Role
+from accucompare.bundle.records import GRADIENT_ROLES, TRAINING_ROLES, UPDATE_ROLES, Record, Role
 from accucompare.compare.align import Renaming
 from accucompare.compare.baseline import differing
 from accucompare.compare.judge import is_noise
 from accucompare.compare.masks import is_masked, may_hold_masks
 from accucompare.compare.operator_rows import blame, is_operator
 from accucompare.compare.provenance import other_configuration
-from accucompare.compare.rows import UNMATCHED, Culprit, Option, Reason, Row, Status
+from accucompare.compare.reasons import Call
+from accucompare.compare.rows import UNMATCHED, Culprit, Option, Reason, Row, Stage, Status
 from accucompare.compare.sample import Sample
-from accucompare.compare.trace import Call
+from accucompare.compare.training import parameter_of
 from accucompare.numbers.dtypes import DTYPES, Kind, widen
 from accucompare.numbers.sums import Float64
 
@@ -140,6 +141,11 @@ def _culprit(row: Row, children: set[Call | None], jump: float | None = None) ->
         assert record.parent is not None
         reason = Reason.GLUE if row.reason is Reason.INHERITED else row.reason
         return Culprit(*record.parent, "glue", record.name, row, _excess(row), reason, jump=jump)
+    if record.role is Role.GRAD_OUTPUT:
+        site, parent, before = ("glue", record.parent, record.name) if record.parent is not None else ("module", ("", 0), "")
+        return Culprit(*parent, site, before, row, _excess(row), row.reason, jump=jump)
+    if record.role in UPDATE_ROLES:
+        return Culprit(record.name, record.call, "module", "", row, _excess(row), row.reason, jump=jump)
     site = "glue" if _call(record) in children else "module"
     reason = row.reason if row.reason is not Reason.INHERITED else Reason.GLUE if site == "glue" else Reason.INTRODUCED
     return Culprit(record.name, record.call, site, "", row, _excess(row), reason, jump=jump)
@@ -176,7 +182,7 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[Call]) -> list[Culprit]
     """
     most = max((culprit.size for culprit in culprits if math.isfinite(culprit.size)), default=0.0)
 
-    def key(culprit: Culprit) -> tuple[int, bool, bool, float, bool, int, float]:
+    def key(culprit: Culprit) -> tuple[int, bool, bool, int, float, bool, int, float]:
         if math.isinf(culprit.size) or not culprit.size:
             apart = -math.inf if culprit.size else math.inf
         else:
@@ -185,15 +191,16 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[Call]) -> list[Culprit]
         record = culprit.row.record
         harmless = record is not None and record.role is Role.INPUT and _call(record) not in off
         structure = (culprit.reason in STRUCTURAL) * (1 + harmless) or culprit.row.verdict.beyond
-        apart_too = int(structure), given, culprit.site != "buffer"
+        late = (Stage.FORWARD, Stage.LOSS, Stage.BACKWARD, Stage.UPDATE).index(culprit.stage)
+        apart_too = int(structure), given, culprit.site != "buffer", late
         return *apart_too, apart, is_of_glue(culprit), -_depth(culprit.name), -culprit.size
 
-    last: dict[str, tuple[int, bool, bool, float, bool, int, float]] = {}
+    last: dict[str, tuple[int, bool, bool, int, float, bool, int, float]] = {}
     for culprit in culprits:
         if culprit.site == OPERATOR:
             last[culprit.name] = max(last.get(culprit.name, key(culprit)), key(culprit))
 
-    def after_operators(culprit: Culprit) -> tuple[tuple[int, bool, bool, float, bool, int, float], bool]:
+    def after_operators(culprit: Culprit) -> tuple[tuple[int, bool, bool, int, float, bool, int, float], bool]:
         own = key(culprit)
         return (own, False) if culprit.site == OPERATOR else (max(own, last.get(culprit.name, own)), True)
 
@@ -217,6 +224,8 @@ def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
         record = row.record
         if record is None:
             continue
+        if record.role in TRAINING_ROLES:
+            continue
         call, parent = _call(record), _parent(record)
         source, receiver = (parent, call) if record.role is Role.INPUT else (call, parent)  # whose code made it, and goes on with it
         jump = _jump(row, 1.0 if source is None else max(given.get(source, 0.0), 1.0))
@@ -225,7 +234,30 @@ def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
         if receiver is not None and (row.verdict.excess is not None or is_choice(row)):
             # after another choice values may be altogether different, which is no error of what computed them
             given[receiver] = math.inf if is_choice(row) else max(given.get(receiver, 0.0), _excess(row))
-    return sorted(found, key=lambda culprit: (culprit.reason in STRUCTURAL, culprit.site != "buffer", -(culprit.jump or 0.0)))
+    found.sort(key=lambda culprit: (culprit.reason in STRUCTURAL, culprit.site != "buffer", -(culprit.jump or 0.0)))
+    return found or sorted(_by_jump_backwards(rows, children), key=lambda culprit: -(culprit.jump or 0.0))
+
+
+def _by_jump_backwards(rows: Iterable[Row], children: set[Call | None]) -> Iterator[Culprit]:
+    """The same of the backward, through which errors go from the outputs to the inputs."""
+    given: dict[Call | None, float] = {}  # by call: the largest excess of what arrived at its outputs, and of its children's gradients
+    parameters: dict[tuple[int, int, str], float] = {}
+    for row in rows:
+        record = row.record
+        if record is None or record.role not in (*GRADIENT_ROLES, Role.PARAM_GRAD):
+            continue
+        call, parent = _call(record), _parent(record)
+        arrives, part = record.role is Role.GRAD_OUTPUT, (record.rank, record.step, parameter_of(record))
+        before = parameters.get(part, 1.0) if record.role is Role.PARAM_GRAD else given.get(parent if arrives else call, 1.0)
+        jump = _jump(row, max(before, 1.0))
+        if _may_be_culprit(row) and jump is not None:
+            yield _culprit(row, children, jump)
+        if row.verdict.excess is not None:
+            if record.role is Role.CALL_GRAD:
+                parameters[part] = max(parameters.get(part, 0.0), _excess(row))
+            elif record.role is not Role.PARAM_GRAD:
+                receiver = call if arrives else parent
+                given[receiver] = max(given.get(receiver, 0.0), _excess(row))
 
 
 def _jump(row: Row, before: float) -> float | None:
@@ -245,7 +277,7 @@ def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
     first: dict[tuple[str, ...], Culprit] = {}
     calls: dict[tuple[str, ...], set[tuple[int, int, int]]] = {}
     for culprit in culprits:
-        site = culprit.name, culprit.site, culprit.before, culprit.operator, str(culprit.difference)
+        site = culprit.name, culprit.site, culprit.before, culprit.operator, str(culprit.difference), culprit.stage.value
         record = culprit.row.record
         assert record is not None
         first.setdefault(site, culprit)
@@ -286,7 +318,8 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
         for side in values:
             side[masked] = -np.inf  # masks are equal
     shape = describe_error(*values, dtype=theirs.dtype, sample=sample)
-    return replace(culprit, words=shape.words, hints=(*culprit.hints, *shape.hints))
+    hints = shape.hints if culprit.stage is Stage.FORWARD else ()  # they are of what a forward computes
+    return replace(culprit, words=shape.words, hints=(*culprit.hints, *hints))
 
 
 def _values(bundle: Bundle, record: Record, sample: Sample | None) -> Float64:

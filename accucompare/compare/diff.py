@@ -9,7 +9,7 @@ from pathlib import Path
 
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.reader import Bundle, open_bundle
-from accucompare.bundle.records import Key, Record, Role
+from accucompare.bundle.records import TRAINING_ROLES, Key, Record, Role
 from accucompare.compare import unsteady
 from accucompare.compare.align import Pair, Renaming, align, unused
 from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
@@ -21,14 +21,15 @@ from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Outcome, Progress, Sides, Task, same_bits, with_baseline
 from accucompare.compare.preflight import preflight, preflight_baseline
 from accucompare.compare.proposals import propose
-from accucompare.compare.provenance import other_code, other_optimizer
+from accucompare.compare.provenance import OtherCode, other_code, other_optimizer
+from accucompare.compare.reasons import Fed, NotFed, Origins, not_fed, operators_not_fed
 from accucompare.compare.renames import Model, advice, clashes, matches, options, signatures_of
 from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import UNMATCHED, Finding, Reason, RefusedBaseline, Row, Status, Verdict
 from accucompare.compare.sequences import align_operators, numbered_as
 from accucompare.compare.suggest import baseline_command, product_formats
 from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolerances
-from accucompare.compare.trace import Fed, NotFed, Origins, not_fed, operators_not_fed
+from accucompare.compare.training import FREE_GRADIENTS, Terms
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.selection import Selection
@@ -91,6 +92,8 @@ def compare(
         if fed:
             run = {(rank, entry.step) for rank, entry in candidate_bundle.steps()}
             outcomes = [_not_run(pair, run) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
+        untrained = _untrained(golden_bundle, candidate_bundle)
+        outcomes = [_not_trained(pair, untrained) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
         rows = with_options(rows) + _never_called(golden_bundle, candidate_bundle, selection)
         alone, compared = _without_baseline(rows, found)
@@ -112,7 +115,7 @@ def compare(
             culprits=described(culprits, golden_bundle, candidate_bundle, renamings),
             without_baseline=len(alone),
             refused=judge.refused,
-            unseen=other_optimizer(golden_bundle.manifest, candidate_bundle.manifest),
+            unseen=OtherCode() if _has_updates(rows) else other_optimizer(golden_bundle.manifest, candidate_bundle.manifest),
             maps=[renaming.text for renaming in renamings],
             verified=verify,
             other_model=different,
@@ -330,6 +333,27 @@ def _not_run(pair: Pair, run: Collection[tuple[int, int]]) -> Outcome | None:
     return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail="a step that was not fed"))
 
 
+def _has_updates(rows: Iterable[Row]) -> bool:
+    """Whether what an optimizer makes was compared, so that its code need not be."""
+    compared = (row.record for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED)
+    return any(record is not None and record.role is Role.PARAM_UPDATE for record in compared)
+
+
+def _untrained(golden: Bundle, candidate: Bundle) -> str:
+    """Which side was captured without gradients, because that was asked or since nothing was sent backward; ``""`` if none was."""
+    if not golden.manifest.options.backward:
+        return "golden"
+    return "the candidate" if candidate.manifest.options.no_backward else ""
+
+
+def _not_trained(pair: Pair, untrained: str) -> Outcome | None:
+    """The outcome for a record of a backward or an update that only one side has, since the other was captured without."""
+    record = pair.golden or pair.candidate
+    if not untrained or record is None or record.role not in TRAINING_ROLES or None not in (pair.golden, pair.candidate):
+        return None
+    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"{untrained} was captured without gradients"))
+
+
 def _without_baseline(rows: list[Row], baselines: dict[Key, Record] | None) -> tuple[list[Row], int]:
     """The rows with both sides that a baseline has no record of, if there is one, and of how many those are."""
     compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
@@ -357,6 +381,7 @@ class _Precision:
     """
 
     _coarsest: dict[tuple[int, int], str] = field(default_factory=dict)
+    _terms: Terms = field(default_factory=Terms)
 
     def tolerance_for(self, pair: Pair, rules: Tolerances) -> Tolerance:
         """The limits for the next pair in execution order."""
@@ -368,7 +393,10 @@ class _Precision:
             self._coarsest[step] = _coarsest_of(before, dtypes - {"float8_e8m0fnu"}) or "float64"
         if pair.golden is None or pair.candidate is None or pair.golden.dtype not in dtypes:
             return EXACT
-        return rules.tolerance_for(pair.golden, pair.candidate, _coarsest_of(before, dtypes))
+        tolerance = rules.tolerance_for(pair.golden, pair.candidate, _coarsest_of(before, dtypes))
+        if pair.golden.role not in TRAINING_ROLES:
+            return tolerance
+        return tolerance.scaled(self._terms.larger(pair.golden) * (1.0 if rules.fed else FREE_GRADIENTS))
 
 
 def _coarsest_of(before: set[str], own: set[str]) -> str:

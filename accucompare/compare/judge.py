@@ -1,4 +1,4 @@
-"""What is said of a pair alone: whether it passes, and why. Where a difference came from is for ``compare.trace`` to say."""
+"""What is said of a pair alone: whether it passes, and why. Where a difference came from is for ``compare.reasons`` to say."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.records import Record, Role
+from accucompare.bundle.records import GRADIENT_ROLES, Record, Role
 from accucompare.compare.culprits import STRUCTURAL, different_values, is_of_glue
 from accucompare.compare.models import OtherModel
 from accucompare.compare.operator_rows import is_operator
@@ -279,7 +279,8 @@ def _configured_otherwise(result: Result) -> Iterator[str]:
 def _not_looked_at(result: Result) -> Iterator[str]:
     """What an all-clear does not cover."""
     sides = result.golden.manifest, result.candidate.manifest
-    if any(manifest.options.loss for manifest in sides):
+    gradients = (row.record is not None and row.record.role in GRADIENT_ROLES and row.golden and row.candidate for row in result.rows)
+    if any(manifest.options.loss for manifest in sides) and not any(gradients):
         yield "forward only: the case has a loss, of which no gradient was compared"
     if replaced := result.candidate.manifest.options.replaced:
         more = ", …" if len(replaced) > 1 else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from accucompare.bundle.records import Record
+from accucompare.bundle.records import TRAINING_ROLES, UPDATE_ROLES, Record, Role
 from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measure import Metrics
 from accucompare.compare.provenance import OtherCode
@@ -263,6 +263,15 @@ class Row:
         return f"{self.module or '(root)'}{call} {record.role.value}{path}"
 
 
+class Stage(str, Enum):
+    """The part of a step that an error is made in."""
+
+    FORWARD = "forward"
+    LOSS = "loss"  # in the backward of what comes after the model
+    BACKWARD = "backward"
+    UPDATE = "update"
+
+
 class About(str, Enum):
     """What a finding is about, as far as anything is decided by that."""
 
@@ -290,6 +299,10 @@ class Finding:
     serious: bool = True
     of_baseline: bool = False
     about: About = About.OTHER
+
+
+#: What an update's culprit shows, by the role of its row; of all others the update itself.
+_UPDATE_WORDS = {Role.PARAM_GRAD: "the sum of the gradients", Role.STATE_BEFORE: "what the update is given"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +352,16 @@ class Culprit:
         return self.row.verdict.used
 
     @property
+    def stage(self) -> Stage:
+        """The part of a step that its error is made in."""
+        record = self.row.record
+        if record is None or record.role not in TRAINING_ROLES:
+            return Stage.FORWARD
+        if record.role in UPDATE_ROLES:
+            return Stage.UPDATE
+        return Stage.LOSS if record.role is Role.GRAD_OUTPUT and record.parent is None else Stage.BACKWARD
+
+    @property
     def buffer(self) -> str:
         """Of a computed buffer, its qualified name; else ``""``."""
         if self.site != "buffer" or self.row.record is None:
@@ -354,10 +377,34 @@ class Culprit:
             return f"{self.name or '(root)'}{call}: {': '.join(parts)}"
         if self.buffer:
             return f"{self.buffer} (computed buffer)"
+        if self.stage is not Stage.FORWARD:
+            return self._place_in_training
         own = self.before.removeprefix(f"{self.name}.") if self.name else self.before
         own += f" call {self.row.record.call}" if own and self.row.record is not None and self.row.record.call else ""
         where = {"module": "", "glue": f" (glue, before {own})" if own else " (glue, at its end)"}[self.site]
         return f"{self.name or '(root)'}{call}{where}"
+
+    @property
+    def _place_in_training(self) -> str:
+        record = self.row.record
+        assert record is not None
+        if self.stage is Stage.LOSS:
+            return f"the backward of the loss, gradient of {record.path or 'the output'}"
+        call = f" call {self.call}" if self.call else ""
+        if self.stage is Stage.UPDATE:
+            owner = f"{self.name}." if self.name else ""
+            what = {Role.PARAM_GRAD: "the sum of the gradients", Role.STATE_BEFORE: "what the update is given"}.get(
+                record.role, "the update"
+            )
+            return f"{what} of {owner}{record.path}"
+        name = self.name or "(root)"
+        if record.role is Role.CALL_GRAD:
+            own = " (glue)" if self.site == "glue" else ""
+            return f"the backward of {name}{call}{own}, gradient of {record.path.removeprefix('/')}"
+        if self.site == "glue":
+            behind = self.before.removeprefix(f"{self.name}.") if self.name else self.before
+            return f"the backward of {name}{call} (glue, {f'behind {behind}' if behind else 'at its beginning'})"
+        return f"the backward of {name}{call}, gradient of input {record.path or '0'}"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
@@ -121,6 +121,13 @@ class Tolerance:
     def given(self) -> bool:
         """Whether there is any limit."""
         return (self.atol, self.rtol, self.rel_l2, self.cosine) != (None, None, None, None)
+
+    def scaled(self, factor: float) -> Tolerance:
+        """The same with a relative limit, and a ceiling, so many times as large; what the user gave stays as it is."""
+        if factor == 1.0 or not self.by_default:
+            return self
+        rel_l2, ceiling = (None if each is None else each * factor for each in (self.rel_l2, self.ceiling))
+        return replace(self, rel_l2=rel_l2, ceiling=ceiling)
 
     def __str__(self) -> str:
         return self._text

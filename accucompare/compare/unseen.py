@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.compare.operator_rows import is_operator
+from accucompare.compare.reasons import Call
 from accucompare.compare.rows import Reason, Row, Status
-from accucompare.compare.trace import Call
 
 #: How tensors are held that are listed without data. A meta tensor has no values to be wrong.
 _WITHOUT_DATA = (Layout.NESTED, Layout.SPARSE, Layout.QUANTIZED, Layout.BATCHED, Layout.UNREADABLE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from accucompare.bundle.records import Key, Record, Role
-from accucompare.compare.trace import Call
+from accucompare.compare.reasons import Call
 
 
 def begins(golden: Iterable[Record], again: Mapping[Key, Record]) -> dict[Key, Record]:

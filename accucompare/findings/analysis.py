@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from accucompare.bundle.records import display_name
 from accucompare.errors import UsageError
-from accucompare.findings.answer import printable
 from accucompare.findings.events import (
     Alert,
     End,
@@ -25,6 +24,7 @@ from accucompare.findings.events import (
 )
 from accucompare.findings.hints import hints as hints
 from accucompare.findings.log import read_log
+from accucompare.findings.wording import printable
 
 #: So many steps skipped without one between that was not are an alarm: the loss scale was halved as often.
 MANY_IN_A_ROW = 8

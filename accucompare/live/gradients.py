@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from accucompare.live.graph import ACCUMULATES, ENTRANCE, PASSING_ON, entered, nodes_outside, observe, observe_no_more
+from accucompare.live.graph import ACCUMULATES, ENTRANCE, PASSING_ON, Observer, entered, nodes_outside, observe, observe_no_more
 from accucompare.live.hooks import Hook, Listener, Unsaved
 from accucompare.live.names import Modules
 from accucompare.live.ranks import has_sharded_parameters
@@ -83,6 +83,7 @@ class GradientListener(Generic[P]):
         self._second: tuple[int, int] = -1, 0  # of a backward that makes a graph: its thread, and the number of the first node it makes
         self._entered: set[int] = set()  # numbers of the nodes at which the running backward enters the model; empty if not known
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._observer = Observer(self._begins)
 
     # what subclasses do
 
@@ -125,7 +126,7 @@ class GradientListener(Generic[P]):
             if not is_lazy(parameter.tensor) and parameter.tensor.requires_grad and type(parameter.tensor.data) is torch.Tensor:
                 hook = functools.partial(self._guarded, self._parameter_gradient, parameter)
                 self._handles.append(register_first_hook(parameter.tensor, ReadingHook(hook)))
-        observe(self._begins)
+        observe(self._observer)
         if self._distributed and has_sharded_parameters(self._modules):
             for name in {parameter.owner for parameter in self.parameters}:
                 gather = Hook(self._listener, functools.partial(self._gather, name), name)
@@ -137,7 +138,7 @@ class GradientListener(Generic[P]):
             handle.remove()
         self._handles.clear()
         self._gathered.clear()
-        observe_no_more(self._begins)
+        observe_no_more(self._observer)
 
     def begin(self) -> None:
         """An outermost call begins: no backward is running."""

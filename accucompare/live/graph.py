@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,12 +23,25 @@ ENTRANCE = "_engine_run_backward"
 #: A loss has at most so many nodes.
 _MOST = 500
 
-#: Those that are called when a backward of this process begins.
-_observers: list[Callable[[Any, bool], None]] = []
+
+@dataclass(frozen=True)
+class Observer:
+    """Who is called when a backward of this process begins and ends.
+
+    Attributes:
+        begins: called with its roots, and whether it makes a graph, for gradients of gradients.
+        ends: called when it is over, also if it raised.
+    """
+
+    begins: Callable[[Any, bool], None]
+    ends: Callable[[], None] = lambda: None
 
 
-def observe(begins: Callable[[Any, bool], None]) -> None:
-    """Call this when a backward begins: with its roots, and whether it makes a graph, for gradients of gradients.
+_observers: list[Observer] = []
+
+
+def observe(observer: Observer) -> None:
+    """Call an observer of each backward from now on.
 
     Autograd has no hook for the beginning of a backward, so its entrance for Python is replaced for as long as there is an observer.
     """
@@ -36,18 +50,23 @@ def observe(begins: Callable[[Any, bool], None]) -> None:
 
         @functools.wraps(original)
         def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            for each in list(_observers):
-                each(roots, bool(args[2] if len(args) > 2 else kwargs.get("create_graph")))
-            return original(roots, *args, **kwargs)
+            active = list(_observers)
+            for each in active:
+                each.begins(roots, bool(args[2] if len(args) > 2 else kwargs.get("create_graph")))
+            try:
+                return original(roots, *args, **kwargs)
+            finally:
+                for each in active:
+                    each.ends()
 
         setattr(torch.autograd, ENTRANCE, run_backward)
-    _observers.append(begins)
+    _observers.append(observer)
 
 
-def observe_no_more(begins: Callable[[Any, bool], None]) -> None:
+def observe_no_more(observer: Observer) -> None:
     """Take ``observe`` back."""
-    if begins in _observers:
-        _observers.remove(begins)
+    if observer in _observers:
+        _observers.remove(observer)
         original = getattr(getattr(torch.autograd, ENTRANCE, None), "__wrapped__", None)
         if not _observers and original is not None:
             setattr(torch.autograd, ENTRANCE, original)
@@ -98,3 +117,16 @@ def entered(roots: Iterable[Any], outside: Sequence[Any], is_inside: Callable[[i
 
 def _nodes(roots: Iterable[Any]) -> list[Any]:
     return [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
+
+
+def reachable(roots: Iterable[Any]) -> Iterator[Any]:
+    """The nodes that a backward from these roots may run, each once, without those that only accumulate a leaf's gradient."""
+    waiting = _nodes(roots)
+    known: dict[int, Any] = {}  # by id; as long as a node is kept, no other one gets its id
+    while waiting:
+        node = waiting.pop()
+        if node is None or id(node) in known or node.name() == ACCUMULATES:
+            continue
+        known[id(node)] = node
+        waiting += [following for following, _ in node.next_functions]
+        yield node

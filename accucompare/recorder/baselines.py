@@ -59,6 +59,7 @@ def capture_baselines(
             like=golden if trusted.state is not None else trusted.capture.get("like"),
             level=trusted.capture.get("level") or Level.MODULE,
             overwrite=True,
+            backward=bool(trusted.options.backward),
         )
         place = DeviceName("cpu") if emulate else device
         if tensors:

@@ -163,7 +163,8 @@ def _capture_once(
     count = options.steps if options.steps is not None else len(inputs)
     fed = options.feed is not None
     notes = []
-    if fed and case.optimizer is not None and count > 1:
+    trains = options.backward and (options.feed is None or _has_backward(options.feed))
+    if fed and not trains and case.optimizer is not None and count > 1:
         notes.append(f"fed: only step 0 of {count} was run, since golden's later steps had the weights that its optimizer made")
         count = 1
     model = built.model
@@ -187,9 +188,16 @@ def _capture_once(
     ):
         for step in range(count):
             args, kwargs = moved(inputs[step % len(inputs)], place, casting)
-            run_step(model, args, kwargs, None if fed else case.loss, case.optimizer, grad or (fed and torch.is_grad_enabled()))
+            run_step(
+                model, args, kwargs, case.loss if trains or not fed else None, case.optimizer, grad or (fed and torch.is_grad_enabled())
+            )
             session.step()
             progress(step + 1, count)
+
+
+def _has_backward(golden: str | Path) -> bool:
+    with open_bundle(golden) as bundle:
+        return bool(bundle.manifest.options.backward)
 
 
 @dataclass(frozen=True)

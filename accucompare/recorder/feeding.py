@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,9 +20,12 @@ from accucompare.live.tensors import dtype_name, from_bits, layout_of, other_to_
 from accucompare.live.values import Scalar, describe, leaves, replaced
 from accucompare.numbers.digests import digest
 from accucompare.numbers.dtypes import DTYPES, Kind
-from accucompare.recorder.lending import Lent, contents
+from accucompare.recorder.lending import Exchange, Lent, contents
 
 _MOST_NOTES = 5  # of what was not fed
+
+#: What golden's gradient of a value is recorded as, by the role of the value.
+_GRADIENT_ROLE = {Role.INPUT: Role.GRAD_INPUT, Role.OUTPUT: Role.GRAD_OUTPUT}
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Feed:
     Attributes:
         fed: how many values were exchanged.
         not_fed: the values that were passed on as they came, or as copies where the model has one tensor, and why.
+        backward: whether golden has gradients to feed.
     """
 
     def __init__(self, golden: Bundle, rank: int, modules: Modules, renamings: Sequence[Renaming] = ()) -> None:
@@ -51,6 +55,7 @@ class Feed:
         self.fed = 0
         self.not_fed: list[dict[str, Any]] = []
         self._golden = golden
+        self.backward = bool(golden.manifests[rank].options.backward)
         self._rank = rank
         self._modules = modules
         self._step: int | None = None
@@ -61,6 +66,7 @@ class Feed:
         self._arguments: dict[tuple[str, int, str], Record] = {}  # of these the inputs, by the argument's name
         self._calls: set[tuple[str, int, Role]] = set()
         self._operators: dict[tuple[str, int], list[Record]] = {}  # of that step, by module call
+        self._backwards: Counter[tuple[Place, str]] = Counter()  # in that step, through each value
 
     def inputs(self, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Lent]:
         """A call's arguments with golden's values in them, and what was lent so.
@@ -75,7 +81,7 @@ class Feed:
         lent.contents = [contents(given) for _, given in lent.containers]
         return new[0], new[1], lent
 
-    def outputs(self, place: Place, output: Any, lent: Lent | None) -> Any:
+    def outputs(self, place: Place, output: Any, lent: Lent | None, used_inside: Callable[[str], bool]) -> tuple[Any, dict[str, Any]]:
         """What a call returns, with golden's values in it; errors as ``inputs``.
 
         Where a module returns what it was given, or a view of it, its caller gets back its own, for it may write into the one and read
@@ -85,19 +91,28 @@ class Feed:
             place: the call's outputs.
             output: what it returned.
             lent: what it was given; ``None`` if it was not fed.
+            used_inside: asked in a backward of an output's path: whether the call uses that output itself, so that only the gradient
+                from outside is to be exchanged; else all that arrives at what was computed is (see ``gradient``).
+
+        Returns:
+            The new value; and by path the caller's own tensors in it.
         """
-        memory = Memory()
-        by_path = self._find(place, output, memory, Counter())
+        memory, own = Memory(), dict[str, Any]()
+        by_path = self._find(place, output, memory, Counter(), used_inside)
         if lent is not None:
-            lent.give_back({id(computed): golden for computed, golden in memory.values()})
+            computed = dict(leaves(output))
+            exchanges = {id(computed[path]): self._exchange(place, path, None) for path in by_path} if self.backward else {}
+            lent.give_back({id(each): golden for each, golden in memory.values()}, exchanges)
             aliases = lent.aliases(memory.values())
             for path, golden in by_path.items():
-                own = aliases.get(id(golden), golden)
-                if own is None:
+                alias = aliases.get(id(golden), golden)
+                if alias is None:
                     self.pass_on(place, path, "it shares memory with an input; a copy was passed on")
-                else:
-                    by_path[path] = own
-        return self._put(place, output, by_path, [])
+                elif self.backward and lent.is_view(computed[path]):  # its gradient goes through the call
+                    by_path[path] = in_place_of(computed[path], alias.detach(), self._exchange(place, path, used_inside))
+                elif alias is not golden:
+                    by_path[path] = own[path] = alias
+        return self._put(place, output, by_path, []), own
 
     def value(self, place: Place, path: str, tensor: torch.Tensor, memory: Memory) -> torch.Tensor | None:
         """Golden's value for one tensor, a fresh copy; ``None`` if it has none, which is noted. Errors as ``inputs``."""
@@ -108,6 +123,49 @@ class Feed:
             return found
         self.pass_on(place, path, found if isinstance(found, str) else "it is no tensor")
         return None
+
+    def gradient(self, place: Place, path: str, grad: torch.Tensor) -> torch.Tensor:
+        """What a backward goes on with in place of a gradient: golden's of the same value.
+
+        Args:
+            place, path: of the value that was exchanged in the forward. Of an output, the gradient is that which arrives at it; of an
+                input, that which the call has computed.
+            grad: the gradient itself, which is given back where golden has none. That is noted.
+        """
+        place = replace(place, role=_GRADIENT_ROLE[place.role])
+        self._load(place.step)
+        self._backwards[place, path] += 1
+        if (count := self._backwards[place, path]) > 1:  # recorded so, of a second backward through the same call
+            path = f"{path}#{count}"
+        golden = self._golden_value(place, path, grad, Memory())
+        if isinstance(golden, torch.Tensor):
+            self.fed += 1
+            return golden
+        self.pass_on(place, path, golden if isinstance(golden, str) else "it is no tensor")
+        return grad
+
+    def put(self, place: Place, path: str, tensor: torch.Tensor) -> None:
+        """Write golden's value into a tensor that an update is given; if golden has none, that is noted. Errors as ``inputs``."""
+        self._load(place.step)
+        golden = self._golden_value(place, path, tensor.detach(), Memory())
+        if isinstance(golden, torch.Tensor):
+            with torch.no_grad():
+                tensor.copy_(golden)
+            self.fed += 1
+        elif isinstance(golden, str) and (place.name, place.call, place.role) in self._calls:
+            self.pass_on(place, path, golden)
+
+    def start(self, step: int, name: str, path: str, tensor: torch.Tensor) -> None:
+        """Write what golden's parameter was before the step's first update of it into the candidate's, if it is another."""
+        self._load(step)
+        calls = [call for other, call, role in self._calls if (other, role) == (name, Role.PARAM_BEFORE)]
+        for call in sorted(calls):
+            golden = self._golden_value(Place(step, name, call, Role.PARAM_BEFORE), path, tensor.detach(), Memory())
+            if isinstance(golden, torch.Tensor):
+                if not torch.equal(golden, tensor):
+                    with torch.no_grad():
+                        tensor.copy_(golden)
+                return
 
     def operators_of(self, step: int, name: str, call: int) -> list[Record]:
         """The records of the operators that golden ran in a module call, in their order; errors as ``inputs``."""
@@ -134,16 +192,25 @@ class Feed:
         self._arguments.clear()
         self._calls.clear()
         self._operators.clear()
+        self._backwards.clear()
         self._golden.close()
 
-    def _find(self, place: Place, value: Any, memory: Memory, seen: Counter[str]) -> dict[str, Any]:
+    def _exchange(self, place: Place, path: str, used_inside: Callable[[str], bool] | None) -> Exchange | None:
+        """What golden's gradient takes the place of, in the backward of a value that was exchanged."""
+        if not self.backward or place.role not in _GRADIENT_ROLE:
+            return None
+        return lambda grad: self.gradient(place, path, grad) if used_inside is None or used_inside(path) else grad
+
+    def _find(
+        self, place: Place, value: Any, memory: Memory, seen: Counter[str], used_inside: Callable[[str], bool] | None = None
+    ) -> dict[str, Any]:
         """Golden's values for the parts of a value, by path; what has none is noted."""
         self._load(place.step)
         by_path: dict[str, Any] = {}
         for path, part in leaves(value):
             seen[path] += 1
             recorded = path if seen[path] == 1 else f"{path}#{seen[path]}"
-            found = self._golden_value(place, recorded, part, memory, seen)
+            found = self._golden_value(place, recorded, part, memory, seen, used_inside)
             if isinstance(found, str):
                 self.pass_on(place, recorded, found)
             elif found is not None and by_path.setdefault(path, found) is not found:
@@ -163,7 +230,13 @@ class Feed:
         return new
 
     def _golden_value(
-        self, place: Place, path: str, value: Any, memory: Memory, seen: Mapping[str, int] | None = None
+        self,
+        place: Place,
+        path: str,
+        value: Any,
+        memory: Memory,
+        seen: Mapping[str, int] | None = None,
+        used_inside: Callable[[str], bool] | None = None,
     ) -> torch.Tensor | complex | str | None:
         """Golden's value for one part, or why it has none; ``None`` for what is no tensor and the same in golden.
 
@@ -183,7 +256,7 @@ class Feed:
             golden = from_bits(self._golden.raw(record), record.dtype)
             if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(golden.to(value.dtype).to(golden.dtype), golden):
                 return f"golden's {record.dtype} are too large for {dtype_name(value.dtype)}"
-            memory[key] = value, _like(value, golden)
+            memory[key] = value, _like(value, golden, self._exchange(place, path, used_inside))
         return memory[key][1]
 
     def _by_argument(self, place: Place, path: str, seen: Mapping[str, int]) -> Record | None:
@@ -279,18 +352,31 @@ def _kind_misfit(record: Record, tensor: torch.Tensor) -> str | None:
 
 
 class _InPlaceOf(torch.autograd.Function):
-    """Golden's values to whoever computes with them, and to autograd the tensor whose place they take: gradients go on to that."""
+    """Golden's values to whoever computes with them, and to autograd the tensor whose place they take: gradients go on to that.
+
+    With an ``exchange``, they go on as what that makes of them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, arrived: torch.Tensor, golden: list[torch.Tensor]) -> torch.Tensor:
+    def forward(ctx: Any, arrived: torch.Tensor, golden: list[torch.Tensor], exchange: Exchange | None) -> torch.Tensor:
+        ctx.exchange = exchange
+        ctx.set_materialize_grads(False)
         return golden[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0], None
+        return ctx.exchange(grads[0]) if ctx.exchange and grads[0] is not None else grads[0], None, None
 
 
-def _like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
+def in_place_of(arrived: torch.Tensor, values: torch.Tensor, exchange: Exchange | None) -> torch.Tensor:
+    """A tensor of these values, in their memory, whose gradient goes on to another; see ``_InPlaceOf``."""
+    if not (arrived.requires_grad and torch.is_grad_enabled()):
+        return values
+    new: torch.Tensor = _InPlaceOf.apply(arrived, [values], exchange)  # type: ignore[no-untyped-call]
+    return new
+
+
+def _like(tensor: torch.Tensor, golden: torch.Tensor, exchange: Exchange | None = None) -> torch.Tensor:
     """Golden's values in a tensor of another's class, which is nested or plain; gradients of it are gradients of the other."""
     with torch.inference_mode(False), torch.no_grad():
         if tensor.is_nested:
@@ -300,7 +386,7 @@ def _like(tensor: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
                 new = _copy_like(tensor, golden)
     if tensor.requires_grad:
         with torch.enable_grad():  # a forward may turn it on later, and ask for gradients with respect to what it was given
-            new = _InPlaceOf.apply(tensor, [new])  # type: ignore[no-untyped-call]
+            new = _InPlaceOf.apply(tensor, [new], exchange)  # type: ignore[no-untyped-call]
     with plainly():
         return dressed_as(tensor, new)
 

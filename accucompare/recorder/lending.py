@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,9 @@ import torch
 
 from accucompare.live import nested
 from accucompare.live.subclasses import dressed_as, plainly
+
+#: What gives golden's gradient in place of another.
+Exchange = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass
@@ -29,16 +32,26 @@ class Lent:
     containers: list[tuple[Any, Any]] = field(default_factory=list)
     contents: list[list[Any]] = field(default_factory=list)
 
-    def give_back(self, exchanged: Mapping[int, torch.Tensor]) -> None:
+    def is_view(self, output: torch.Tensor) -> bool:
+        """Whether an output lies in the memory of what the module was given, is another tensor, and nothing was written there."""
+        same = [(given, version) for _, given, version in self.tensors if _memory(given) == _memory(output)]
+        return bool(same) and all(given is not output and given._version == version for given, version in same)
+
+    def give_back(self, exchanged: Mapping[int, torch.Tensor], exchanges: Mapping[int, Exchange | None]) -> None:
         """Write into what arrived whatever the module wrote into what it was given.
 
         Args:
             exchanged: golden's values by the ids of the outputs that they took the place of.
+            exchanges: by the same ids, what gives golden's gradients; those of what was written go on to the module.
         """
         for arrived, given, version in self.tensors:
             if given._version != version:
-                with torch.no_grad(), plainly():
-                    arrived.copy_(exchanged.get(id(given), given))
+                values = exchanged.get(id(given), given)
+                if given.requires_grad and torch.is_grad_enabled():
+                    _WrittenInto.apply(arrived, given, [values.detach()], exchanges.get(id(given)))  # type: ignore[no-untyped-call]
+                else:
+                    with torch.no_grad(), plainly():
+                        arrived.copy_(values)
         own = {id(given): arrived for arrived, given, *_ in (*self.tensors, *self.containers)}
         for (arrived, given), before in zip(self.containers, self.contents, strict=True):
             now = contents(given)
@@ -85,6 +98,24 @@ class Lent:
                     break
         # only now, since one may have been written over by another
         return {key: own if own is not None and _about(own, golden) else None for key, (own, golden) in found.items()}
+
+
+class _WrittenInto(torch.autograd.Function):
+    """What a module wrote into what it was given, in the caller's own tensor: its gradient goes to the module."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, arrived: torch.Tensor, given: torch.Tensor, values: list[torch.Tensor], exchange: Exchange | None
+    ) -> torch.Tensor:
+        ctx.exchange = exchange
+        ctx.mark_dirty(arrived)
+        with plainly():
+            return arrived.copy_(values[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        # zeros, not None: of a tensor that is a view, the rest of its base would have no gradient either
+        return torch.zeros_like(grads[0]), ctx.exchange(grads[0]) if ctx.exchange else grads[0], None, None
 
 
 #: Relative L2 difference up to which a caller's own tensor stands for golden's: far more than rounding, far less than most faults.

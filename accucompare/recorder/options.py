@@ -32,6 +32,7 @@ class CaptureOptions:
     feed: str | Path | None = None
     map: str | Iterable[str] = ()
     force: bool = False
+    backward: bool = False
     deterministic: bool = False
     hf32: bool | None = None
     tf32: bool | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,19 +10,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from accucompare.bundle.records import Record, Role
 from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import AccucompareError, CaptureError
+from accucompare.live.backward import Span
 from accucompare.live.hooks import Call, Listener, arguments_of
 from accucompare.live.names import Modules
 from accucompare.live.sources import FunctionsRun
 from accucompare.live.tensors import HostValue, other_to_host, scalar_to_host, to_host
 from accucompare.live.values import Scalar, leaves
+from accucompare.recorder.backward import Backward
 from accucompare.recorder.feeding import Feed, Place
 from accucompare.recorder.lending import Lent
 from accucompare.recorder.operator_feed import OperatorFeed, storages
 from accucompare.recorder.operators import Operators
+from accucompare.recorder.updates import Updates
 from accucompare.selection import Selection
 
 
@@ -31,6 +36,7 @@ class _Call(Call):
     lent: Lent | None = None
     returned: tuple[Any, ...] = ()  # what the forward returned, if it has, before any other hook saw it
     operators: Operators | None = None  # of a capture of operators, where they are recorded
+    span: Span[_Call] | None = None  # of a capture of the backward: the nodes of autograd's graph that it makes
 
 
 class Recorder(Listener[_Call]):
@@ -51,8 +57,15 @@ class Recorder(Listener[_Call]):
         started: Callable[[], None],
         feed: Feed | None = None,
         operators: bool = False,
+        backward: bool = False,
     ) -> None:
-        """``started`` is called when an outermost call begins; ``operators``: record those of the selected modules, too."""
+        """What to record.
+
+        Args:
+            started: called when an outermost call begins.
+            operators: record those of the selected modules, too.
+            backward: record gradients and updates, too, where there are such.
+        """
         super().__init__(modules, _Call)
         self.records = 0
         self.errors: list[str] = []
@@ -66,6 +79,10 @@ class Recorder(Listener[_Call]):
         self._state: frozenset[int] = frozenset()  # of operators that are fed: the storages of parameters and buffers
         self._seen: Counter[tuple[str, int, Role, str]] = Counter()
         self._functions = FunctionsRun()
+        golden = _GoldenState(feed, self) if feed is not None and feed.backward else None
+        self.updates = Updates(modules, self, golden) if backward else None
+        began = self.updates.backward_begins if self.updates is not None else None
+        self._backward = Backward(modules, self, self._record_gradient, began) if began is not None else None
         self._outermost: set[str] = set()  # modules whose first outermost call has begun
 
     @property
@@ -83,14 +100,34 @@ class Recorder(Listener[_Call]):
         """Whether no other profiler kept them from being seen."""
         return not self._functions.disturbed
 
+    def backward_notes(self) -> list[str]:
+        """What is not recorded of the backwards, one sentence each."""
+        return [] if self._backward is None else self._backward.notes()
+
+    @property
+    def backwards(self) -> int:
+        """How many backwards were recorded."""
+        return 0 if self._backward is None else self._backward.count
+
     def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
         if self._functions.running != threading.get_ident():
             return super().run(act, name, arguments)
         with self._functions.paused():
             return super().run(act, name, arguments)
 
+    def install(self) -> None:
+        super().install()
+        if self._backward is not None:
+            self._backward.install()
+        if self.updates is not None:
+            self.updates.install()
+
     def remove(self) -> None:
         super().remove()
+        if self._backward is not None:
+            self._backward.remove()
+        if self.updates is not None:
+            self.updates.remove()
         self._functions.stop()
 
     def record_computed(self) -> None:
@@ -105,22 +142,28 @@ class Recorder(Listener[_Call]):
         super().next_step()
         self.records = 0
         self._seen.clear()
+        if self._backward is not None:
+            self._backward.next_step()
+        if self.updates is not None:
+            self.updates.next_step()
         if self._feed is not None:
             self._feed.end_step()
 
     def began(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         if call.parent is None:
             self._started()
+            if self.updates is not None and self.records == 0:
+                self.updates.start_from_golden()
             if call.name not in self._outermost:
                 self._outermost.add(call.name)
                 self._functions.start()
         self._record(call, Role.INPUT, arguments_of(args, kwargs))
         if self._feed is None or (self._operators and call.parent is not None and not self._is_selected(call)):
-            self._watch(call)
+            self._watch(call, args, kwargs)
             return None
         self.come_last(call)
         args, kwargs, call.lent = self._feed.inputs(Place(self.step, call.name, call.index, Role.INPUT), args, kwargs)
-        self._watch(call)
+        self._watch(call, args, kwargs)
         return args, kwargs
 
     def returned(self, call: _Call, output: Any) -> None:
@@ -128,17 +171,36 @@ class Recorder(Listener[_Call]):
 
     def ended(self, call: _Call, output: Any) -> Any:
         self._record(call, Role.OUTPUT, leaves(output))
+        if call.span is not None and self._backward is not None:
+            self._backward.ended(call.span)
         if self._feed is None or (self._operators and not self._is_selected(call)):  # golden's selection is the same
+            self._gave(call, leaves(output))
             return None
         if call.returned and call.returned[0] is not output:
             name = call.name or "(root)"
             raise CaptureError(f"a forward hook on {name} replaces what the module returns, as --feed does; take the hook off")
-        return self._feed.outputs(Place(self.step, call.name, call.index, Role.OUTPUT), output, call.lent)
+        place = Place(self.step, call.name, call.index, Role.OUTPUT)
+        handed_on, own = self._feed.outputs(place, output, call.lent, functools.partial(self._used_inside, call))
+        call.lent, call.returned = None, ()  # nothing of a graph is kept longer than it lives
+        exchange = functools.partial(self._feed.gradient, place) if self._feed.backward else None
+        self._gave(call, ((path, own.get(path, part)) for path, part in leaves(output)), exchange)
+        return handed_on
+
+    def _gave(
+        self, call: _Call, parts: Iterator[tuple[str, Any]], exchange: Callable[[str, torch.Tensor], torch.Tensor] | None = None
+    ) -> None:
+        if call.span is not None and self._backward is not None and self._is_selected(call):
+            self._backward.gave(call.span, parts, exchange)
+
+    def _used_inside(self, call: _Call, path: str) -> bool:
+        return call.span is not None and self._backward is not None and self._backward.used_inside(call.span, path)
 
     def left(self, call: _Call) -> None:
         """See no more of a call's operators and functions."""
         if call.operators is not None:
             call.operators.leave()
+        if call.span is not None and self._backward is not None:
+            self._backward.ended(call.span)  # also of a module that raised
         if call.parent is None:
             self._functions.stop()
 
@@ -151,8 +213,11 @@ class Recorder(Listener[_Call]):
             raise self.failure from error
         self.errors.append(f"{place}: {type(error).__name__}: {error}")
 
-    def _watch(self, call: _Call) -> None:
-        """From now on see the operators that a module calls, if they are to be recorded."""
+    def _watch(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """From now on see the operators that a module calls, and the nodes that it makes, if they are to be recorded."""
+        if self._backward is not None:
+            outer = self.caller(call)
+            call.span = self._backward.began(call, outer.span if outer else None, arguments_of(args, kwargs))
         if self._operators and self._selection.allows(call.name):
             feed = None
             if self._feed is not None:
@@ -170,6 +235,15 @@ class Recorder(Listener[_Call]):
         """Record what an operator took or gave."""
         if self._writer.failure is None:
             self._record_value(call, role, path, value, False, operator, line)
+
+    def add_update(self, module: nn.Module, name: str, update: int, role: Role, path: str, value: Any) -> None:
+        """Record what an update of this step takes or gives."""
+        if self._writer.failure is None and (self._selection.allows(name) or not name):
+            self._record_value(_Call(module, name, update, None, None), role, path, value, False)
+
+    def _record_gradient(self, call: _Call, role: Role, path: str, grad: torch.Tensor) -> None:
+        if self._writer.failure is None and self._is_selected(call):
+            self._record_value(call, role, path, grad, False)
 
     def _record(self, call: _Call, role: Role, parts: Iterator[tuple[str, Any]]) -> None:
         outermost = role is Role.INPUT and call.parent is None
@@ -213,6 +287,20 @@ class Recorder(Listener[_Call]):
         if isinstance(value, Scalar):
             return scalar_to_host(value)
         return other_to_host(value)
+
+
+@dataclass(frozen=True)
+class _GoldenState:
+    """Golden's parameters, gradients and state, for an update that is fed."""
+
+    feed: Feed
+    recorder: Recorder
+
+    def start(self, name: str, path: str, tensor: torch.Tensor) -> None:
+        self.feed.start(self.recorder.step, name, path, tensor)
+
+    def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
+        self.feed.put(Place(self.recorder.step, name, update, role), path, tensor)
 
 
 @dataclass(frozen=True)

@@ -109,12 +109,16 @@ class Session:
         ran = {*manifest.model["sources"], *modules_in(recorder.files_run), *self._sources, optimizer} - {""}
         manifest.model["sources"] = digests_of(ran)
         manifest.model["differentiates"] = torch.autograd.__file__ in recorder.files_run
+        manifest.capture["backward"] = recorder.backwards > 0
         manifest.model["functions_seen"] = recorder.all_files_seen
         manifest.environment["versions"] = {**manifest.environment["versions"], **versions_of(ran)}
         manifest.environment["random"] = "drawn on the device" if self._draws is None else "drawn on the CPU"
         if self._draws is not None:
             manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]
         manifest.notes += self._numerics.notes()
+        manifest.notes += recorder.backward_notes()
+        if recorder.updates is not None and (never := recorder.updates.never_given):
+            manifest.notes.append(f"{len(never)} trainable parameter(s) are in no optimizer that stepped, such as {never[0]}")
         manifest.notes += notes_on_what_ran(self._modules, self._eager and recorder.called_compiled)
         if error is not None:
             reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
@@ -152,6 +156,7 @@ def capture(
     feed: str | Path | None = None,
     map: str | Iterable[str] = (),
     force: bool = False,
+    backward: bool = False,
     deterministic: bool = False,
     hf32: bool | None = None,
     tf32: bool | None = None,
@@ -191,6 +196,7 @@ def capture(
             come and listed in the manifest.
         map: ``OLD=NEW`` renamings of the layers of ``like`` and ``feed``, see ``accucompare.compare.align.Renaming``: what is saved for,
             or recorded of, the layer OLD goes to the model's NEW. ``"auto"`` finds them, and notes what it took.
+        backward: record gradients and updates, too, where there are such; and with ``feed``, feed golden's.
         force: feed from a golden of other weights, or of another class of model, too.
         deterministic: use deterministic algorithms where there are such.
         hf32, tf32: whether an NPU or a GPU may round the operands of float32 matrix products and convolutions to HF32 or TF32;
@@ -232,6 +238,7 @@ def capture(
         feed=feed,
         map=map,
         force=force,
+        backward=backward,
         deterministic=deterministic,
         hf32=hf32,
         tf32=tf32,
@@ -283,7 +290,7 @@ def recording(
             if eager:  # inner hooks of a compiled model stop firing after its first call
                 stack.enter_context(eager_stance())
             on_first_call = _on_first_call(manifest, model, device)
-            recorder = Recorder(modules, start.selection, writer, on_first_call, start.feed, options.level == Level.OP)
+            recorder = Recorder(modules, start.selection, writer, on_first_call, start.feed, options.level == Level.OP, options.backward)
             stack.callback(recorder.remove)
             recorder.record_computed()
             recorder.install()

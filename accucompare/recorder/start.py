@@ -85,7 +85,9 @@ class Start:
             start._take_over(golden.manifest, modules)
             start.steps = start.steps or len(golden.manifests[ranks[0]].steps)
             start.feed = Feed(golden, ranks[0], modules, renamings)
-            stack.enter_context(torch.set_grad_enabled(_differentiates(golden)))
+            start.feed.backward = start.feed.backward and options.backward
+            if not start.feed.backward:
+                stack.enter_context(torch.set_grad_enabled(_differentiates(golden)))
             if options.level == Level.OP and golden.manifest.capture.get("level") != Level.OP:
                 chosen = f"--only {' --only '.join(start.selection.only) or 'NAME'}"
                 raise UsageError(f"{options.feed}: holds no operators; capture it with --level op {chosen}")
@@ -128,6 +130,8 @@ class Start:
                 "inputs": None,
                 "feed": fed,
                 "grad": None,
+                "backward": False,
+                "no_backward": not options.backward,
                 "dtype": None,
                 "round_weights": None,
             },

@@ -59,7 +59,7 @@ def write_json(comparison: Result, path: Path) -> Path:
 
 def _culprit(comparison: Result, culprit: Culprit, number: int) -> dict[str, Any]:
     """A culprit; ``row`` is the number (from 1) of the row that shows it."""
-    shown = {name: getattr(culprit, name) for name in ("name", "call", "site", "before", "reason", "excess", "over_limit")}
+    shown = {name: getattr(culprit, name) for name in ("name", "call", "stage", "site", "before", "reason", "excess", "over_limit")}
     more = {name: getattr(culprit, name) for name in ("jump", "seen", "words", "hints")}
     more["configured"] = [asdict(option) for option in culprit.configured]
     difference = {} if culprit.difference is None else {"difference": asdict(culprit.difference)}

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from accucompare.bundle.records import display_name
 from accucompare.findings.analysis import Analysis, Ranks, Trail
-from accucompare.findings.answer import answer, called, headline, kinds, printable, short, where
 from accucompare.findings.events import Cause, Direction, Ending, Finding, Frame, Frames, Start, Step
+from accucompare.findings.wording import answer, called, headline, kinds, printable, short, where
 from accucompare.report.columns import Column, chosen
 from accucompare.report.console import open_console, print_heading, print_rest
 from accucompare.report.tables import print_table

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from accucompare.bundle.records import display_name
 from accucompare.findings.analysis import Analysis, Ranks, hints
-from accucompare.findings.answer import answer, called, described, smallest
 from accucompare.findings.events import Alert, AlertKind, Finding, Frame, Frames, Number, Step, TensorRange
+from accucompare.findings.wording import answer, called, described, smallest
 from accucompare.report.columns import COUNT, GENERAL, NUMBER, TEXT, Column, Value, bracketed
 
 _RANK = Column("rank", lambda row: row.run.start.rank, COUNT, 7)

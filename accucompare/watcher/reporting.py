@@ -9,10 +9,10 @@ import torch
 from msgspec.structs import replace
 
 from accucompare.errors import AccucompareError, NonFiniteError, NonFiniteWarning
-from accucompare.findings.answer import answer
 from accucompare.findings.events import Direction, Finding, Frames, Site, Start
 from accucompare.findings.frames import frames_of
 from accucompare.findings.log import Log
+from accucompare.findings.wording import answer
 from accucompare.live.ranks import any_has
 from accucompare.reproduce.saving import save_reproducer
 from accucompare.reproduce.snapshot import Snapshot

@@ -16,9 +16,9 @@ import accucompare as ac
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role
 from accucompare.compare.judge import judge, judge_without_data
 from accucompare.compare.measure import measure
+from accucompare.compare.reasons import Fed, Origins
 from accucompare.compare.rows import MEANING, STATUS_OF, Reason, Row, Status, Verdict
 from accucompare.compare.tolerance import EXACT, Tolerance
-from accucompare.compare.trace import Fed, Origins
 from accucompare.numbers.dtypes import DTYPES
 from tests.compare.builder import Item, compare, in_blocks, item, write
 

@@ -10,10 +10,10 @@ import pytest
 
 from accucompare.errors import UsageError
 from accucompare.findings.analysis import Ranks, analyse, hints, read
-from accucompare.findings.answer import answer, described, headline, printable
 from accucompare.findings.events import Cause, Direction, ScaleChange, Site
 from accucompare.findings.hints import operator_name
 from accucompare.findings.log import log_path
+from accucompare.findings.wording import answer, described, headline, printable
 from tests.findings.logs import NASTY, end, found, passed, seen, start, step, training, write
 
 BACKWARD: dict[str, Any] = {"direction": Direction.BACKWARD}

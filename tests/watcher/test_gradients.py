@@ -12,8 +12,8 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.findings.analysis import hints
-from accucompare.findings.answer import answer
 from accucompare.findings.events import Direction, Site, Step
+from accucompare.findings.wording import answer
 from tests.watcher.watched import Glue, events, origins
 
 NAN, INF = float("nan"), float("inf")

@@ -19,8 +19,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import accucompare as ac
-from accucompare.findings.answer import answer
 from accucompare.findings.events import Direction, Finding, Site
+from accucompare.findings.wording import answer
 from accucompare.reproduce.reproducer import Reproducer
 from fixtures.cnn import Net
 from tests.conftest import ROOT

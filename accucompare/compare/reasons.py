@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.records import Layout, Record, Role
+from accucompare.bundle.records import TRAINING_ROLES, Layout, Record, Role
 from accucompare.compare.operator_rows import Operator, OperatorOrigins, is_operator, not_fed_operators
 from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
+from accucompare.compare.training import Training
 
 #: Fed: a later error in a call's own code is one of its own if it is so many times as far over its limit as the earlier ones.
 MUCH_FURTHER = 8.0
@@ -45,9 +46,18 @@ class Origins:
     _steps_over: set[tuple[int, int]] = field(default_factory=set)
     _steps_nonfinite: set[tuple[int, int]] = field(default_factory=set)
     _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a computed buffer that is over tolerance, by rank
+    _training: Training = field(default_factory=lambda: Training(fed=False))
 
     def trace(self, record: Record, verdict: Verdict) -> Verdict:
         """The verdict with its reason made exact, where the error could have come from elsewhere."""
+        if record.role in TRAINING_ROLES:
+            children = self._state((record.rank, record.step, record.name, record.call)).has_children
+            return self._training.trace(record, verdict, False, children)
+        verdict = self._trace(record, verdict)
+        self._training.forward(record, verdict)
+        return verdict
+
+    def _trace(self, record: Record, verdict: Verdict) -> Verdict:
         step = record.rank, record.step
         if record.role is Role.COMPUTED_BUFFER:
             if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
@@ -146,8 +156,10 @@ class Fed:
     _glue: dict[Call, float] = field(default_factory=dict)  # by call: how far over its limit its code has been until now
     _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a computed buffer that is over its limit, by rank
     _unknown: dict[Call, set[str]] = field(default_factory=dict)  # paths of inputs that were not fed and are not known to be right
+    _erring: set[Call | None] = field(default_factory=set)  # calls whose own code has made an error in the forward
 
     def __post_init__(self) -> None:
+        self._training = Training(fed=True, not_fed=self.not_fed)
         for rank, step, name, call, role, path in self.not_fed:
             if role == Role.INPUT.value:
                 self._unknown.setdefault((rank, step, name, call), set()).add(path)
@@ -163,6 +175,10 @@ class Fed:
         if is_operator(record):
             return self.operators.trace(record, verdict, call in self._tainted)
         parent: Call | None = None if record.parent is None else (*step, *record.parent)
+        if record.role in TRAINING_ROLES:
+            maker = parent if record.role is Role.GRAD_OUTPUT else call
+            erring = maker in self._erring or (maker is not None and maker in self._tainted)
+            return self._training.trace(record, verdict, erring, call in self._with_children)
         if parent is not None:
             self._with_children.add(parent)
         source = parent if record.role is Role.INPUT else call  # whose own code made the value
@@ -182,6 +198,8 @@ class Fed:
             verdict = replace(verdict, reason=reason)
         elif verdict.reason is Reason.NON_FINITE and not given:
             verdict = verdict.beginning()
+        if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
+            self._erring.add(source)
         wrong = verdict.status is Status.FAIL or verdict.chosen or verdict.reason is Reason.NOT_DETERMINISTIC
         if wrong and (*call, record.role.value, record.path) in self.not_fed:
             whose = call if record.role is Role.INPUT else parent  # whose own code goes on with it

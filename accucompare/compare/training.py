@@ -1,0 +1,168 @@
+"""Where errors of a backward and of an update come from.
+
+A backward goes through the calls in the other direction: what arrives at an output (``grad_output``) was made by the code behind it, its
+parent's or the loss; what a call adds to the gradients of its inputs (``grad_input``) and parameters (``call_grad``) it makes itself. A
+parameter's whole gradient (``param_grad``) is the sum of those. An update is made of that, of the parameter and of the optimizer's state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from accucompare.bundle.records import GRADIENT_ROLES, UPDATE_ROLES, Record, Role
+from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
+
+#: (rank, step, name, call index).
+Call = tuple[int, int, str, int]
+
+#: Fed: a later error in the backward of a call's own code is another one if it is so many times as far over its limit.
+MUCH_FURTHER = 8.0
+
+#: Free-running, a gradient carries the rounding of the whole forward and of the backward until there: its default limit is so many
+#: times that of a value (MiniLM in bfloat16, two steps of training: gradients are off by up to 0.10, values by up to 0.034).
+FREE_GRADIENTS = 4.0
+
+#: What a row of an update says that was made of other gradients than golden's.
+NOT_FED = "made of other gradients or weights than golden's; a fed capture judges it"
+
+
+def parameter_of(record: Record) -> str:
+    """The qualified name of the parameter that a record of its gradient, value or update is about."""
+    if record.path.startswith("/"):  # under its first name; the module that used it has it under another, or not at all
+        return record.path[1:].partition("#")[0]
+    own = record.path.partition("#")[0]  # without the number of a gradient that was recorded again
+    return f"{record.name}.{own}" if record.name else own
+
+
+@dataclass
+class Training:
+    """Tells where errors of backwards and updates come from, row by row in execution order.
+
+    Attributes:
+        fed: whether each call, and each update, was given golden's values.
+        not_fed: which were not, as ``accucompare.compare.reasons.NotFed`` has them.
+    """
+
+    fed: bool
+    not_fed: Collection[tuple[int, int, str, int, str, str]] = ()
+    _over: set[tuple[int, int]] = field(default_factory=set)  # free-running: steps of which something is over its limit
+    _other: set[tuple[int, int]] = field(default_factory=set)  # free-running: steps of which an update was given other values
+    _tainted: set[Call] = field(default_factory=set)  # calls whose backward went on with a wrong gradient
+    _glue: dict[Call | None, float] = field(default_factory=dict)  # by call: how far over its limit its code's backward has been
+    _parameters: set[tuple[int, int, str]] = field(default_factory=set)  # with a part of its gradient over its limit
+    _groups: set[tuple[int, int]] = field(default_factory=set)  # steps with another number in an optimizer's parameter groups
+    _states: set[tuple[int, str]] = field(default_factory=set)  # by rank: state that an update has made over its limit
+
+    def forward(self, record: Record, verdict: Verdict) -> None:
+        """A row of the forward was traced."""
+        if verdict.status is Status.FAIL:
+            self._over.add((record.rank, record.step))
+
+    def trace(self, record: Record, verdict: Verdict, own_forward: bool, has_children: bool) -> Verdict:
+        """The verdict with its reason made exact.
+
+        Args:
+            record, verdict: of the row.
+            own_forward: whether the code that made the value has made an error in the forward, too; its derivative is another, then.
+            has_children: whether the record's call made calls itself.
+        """
+        if record.role in GRADIENT_ROLES:
+            return self._gradient(record, verdict, own_forward, has_children)
+        assert record.role in UPDATE_ROLES
+        return self._update(record, verdict)
+
+    def _gradient(self, record: Record, verdict: Verdict, own_forward: bool, has_children: bool) -> Verdict:
+        call: Call = (record.rank, record.step, record.name, record.call)
+        parent: Call | None = None if record.parent is None else (record.rank, record.step, *record.parent)
+        step = record.rank, record.step
+        arrives = record.role is Role.GRAD_OUTPUT
+        source = parent if arrives else call
+        before = own_forward or source in self._tainted or (not self.fed and step in self._over)
+        if verdict.reason is Reason.OVER:
+            reason = Reason.INTRODUCED
+            if before:
+                reason = Reason.INHERITED
+            elif parent is not None if arrives else has_children:
+                reason = Reason.INHERITED if self._passed_on(source, verdict) else Reason.GLUE
+            verdict = replace(verdict, reason=reason)
+        elif verdict.reason is Reason.NON_FINITE and not before:
+            verdict = verdict.beginning()
+        if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
+            self._over.add(step)
+            if record.role is Role.CALL_GRAD:
+                self._parameters.add((*step, parameter_of(record)))
+            elif (*call, record.role.value, record.path) in self.not_fed:
+                self._tainted |= {each for each in (call if arrives else parent,) if each is not None}
+        return verdict
+
+    def _passed_on(self, source: Call | None, verdict: Verdict) -> bool:
+        """Whether the backward of a call's own code was about as wrong before."""
+        before, now = self._glue.get(source), verdict.used or 0.0
+        if math.isinf(now):
+            return False
+        self._glue[source] = max(before or 0.0, now)
+        return before is not None and now <= MUCH_FURTHER * before
+
+    def _update(self, record: Record, verdict: Verdict) -> Verdict:
+        step, state = (record.rank, record.step), (record.rank, parameter_of(record))
+        given = record.role in (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE)
+        if given and verdict.reason is not Reason.IDENTICAL:
+            self._other.add(step)
+        if not self.fed and not given and step in self._other and verdict.reason is Reason.OVER:
+            return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_FED)
+        of_group = record.role is Role.STATE_BEFORE and not record.name and record.parent is None and record.shape == ()
+        if verdict.reason is Reason.OVER:
+            inherited = {
+                Role.PARAM_GRAD: (*step, parameter_of(record)) in self._parameters,
+                Role.PARAM_BEFORE: not self.fed and step in self._over,
+                Role.STATE_BEFORE: state in self._states,
+                Role.PARAM_UPDATE: step in self._groups,
+                Role.STATE_AFTER: step in self._groups,
+            }[record.role]
+            verdict = replace(verdict, reason=Reason.INHERITED if inherited else Reason.INTRODUCED)
+        elif verdict.reason is Reason.NON_FINITE and (*step, parameter_of(record)) not in self._parameters:
+            verdict = verdict.beginning()
+        if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
+            self._over.add(step)
+            if of_group:
+                self._groups.add(step)
+            if record.role is Role.STATE_AFTER:
+                self._states.add(state)
+        return verdict
+
+
+@dataclass
+class Terms:
+    """How much larger than their sum the terms are that a gradient or an update is made of, from golden's statistics, in execution order.
+
+    A sum is rounded as its terms are, and they may cancel: the gradient of a key's bias is zero, but for rounding. An update is rounded
+    as the parameter is that it is added to.
+    """
+
+    _arrived: dict[Call, float] = field(default_factory=dict)  # L2 norm of all that arrived at the outputs of a call
+    _sizes: dict[tuple[int, int, str], float] = field(default_factory=dict)  # of the terms of a parameter's gradient
+    _values: dict[tuple[int, int, int, str], float] = field(default_factory=dict)  # L2 norm of a parameter before an update
+
+    def larger(self, record: Record) -> float:
+        """By what factor the terms of golden's record are larger than it; 1 where they are not, or that is not known."""
+        size = (record.statistics.l2 if record.statistics is not None else None) or 0.0
+        call: Call = (record.rank, record.step, record.name, record.call)
+        part = (record.rank, record.step, parameter_of(record))
+        update = (record.rank, record.step, record.call, part[-1])
+        terms = size
+        if record.role is Role.GRAD_OUTPUT:
+            self._arrived[call] = math.hypot(self._arrived.get(call, 0.0), size)
+        elif record.role is Role.CALL_GRAD:
+            terms = max(size, self._arrived.get(call, 0.0)) if len(record.shape) == 1 else size  # a bias: the sum of what arrived
+            self._sizes[part] = math.hypot(self._sizes.get(part, 0.0), terms)
+        elif record.role is Role.PARAM_GRAD:
+            terms = self._sizes.get(part, size)
+        elif record.role is Role.PARAM_BEFORE:
+            self._values[update] = size
+        elif record.role is Role.PARAM_UPDATE:
+            terms = self._values.get(update, size)
+        return max(terms / size, 1.0) if size else 1.0

@@ -1,0 +1,101 @@
+"""Where errors of a backward and of an update come from, told from the rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accucompare as ac
+from accucompare.compare.rows import Reason, Stage
+from tests.compare.builder import Item, compare, item
+
+X = np.linspace(-1, 1, 64, dtype=np.float32)
+Pair = tuple[Item, Item]
+
+
+def pair(name: str, role: str, off: float = 1e-7, **fields: Any) -> Pair:
+    """The same record on both sides, relatively ``off``."""
+    return item(name, X, role=role, **fields), item(name, X * np.float32(1 + off), role=role, **fields)
+
+
+def compared(tmp_path: Path, *pairs: Pair) -> ac.Comparison:
+    return compare(tmp_path, [ours for ours, _ in pairs], [theirs for _, theirs in pairs])
+
+
+def reasons(comparison: ac.Comparison) -> list[str]:
+    return [row.reason.value for row in comparison.rows]
+
+
+def test_free_running_a_gradient_after_a_wrong_forward_is_inherited(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, pair("a", "output", 0.1), pair("a", "grad_output", 0.1), pair("a", "call_grad", 0.1, path="weight"))
+    assert reasons(comparison) == ["introduced", "inherited", "inherited"]
+
+
+@pytest.mark.parametrize(
+    ("role", "parent", "reason"),
+    [
+        ("grad_output", None, "introduced"),  # by the loss
+        ("grad_output", ("", 0), "glue"),  # by the parent's code behind it
+        ("grad_input", ("", 0), "introduced"),
+        ("call_grad", ("", 0), "introduced"),
+    ],
+)
+def test_the_first_gradient_over_its_limit_is_where_the_error_was_made(tmp_path: Path, role: str, parent: Any, reason: str) -> None:
+    comparison = compared(tmp_path, pair("a", "output"), pair("a", role, 0.1, parent=parent, path="0"), pair("b", "grad_input", 0.1))
+    assert reasons(comparison) == ["ok", reason, "inherited"]
+    stage = Stage.LOSS if role == "grad_output" and parent is None else Stage.BACKWARD
+    assert [culprit.stage for culprit in comparison.culprits] == [stage]
+
+
+def test_a_parameters_gradient_is_as_wrong_as_its_parts(tmp_path: Path) -> None:
+    parts = [pair("b", "call_grad", 0.1, path="/a.weight"), pair("a", "param_grad", 0.1, path="weight", parent=None)]
+    assert reasons(compared(tmp_path, *parts)) == ["introduced", "inherited"]
+
+
+def test_a_sum_that_is_wrong_though_its_parts_are_right_is_named(tmp_path: Path) -> None:
+    parts = [pair("a", "call_grad", path="weight"), pair("a", "param_grad", 0.1, path="weight", parent=None)]
+    comparison = compared(tmp_path, *parts)
+    assert reasons(comparison) == ["ok", "introduced"]
+    assert comparison.culprits[0].place == "the sum of the gradients of a.weight"
+
+
+def test_a_bias_whose_gradient_cancels_is_judged_by_what_is_summed(tmp_path: Path) -> None:
+    """The gradient of a key's bias is zero, but for rounding; the rounding of it differs altogether."""
+    tiny = np.full(8, 1e-9, np.float32)
+    golden = [item("k", X, role="grad_output"), item("k", tiny, role="call_grad", path="bias")]
+    candidate = [item("k", X, role="grad_output"), item("k", -tiny, role="call_grad", path="bias")]
+    assert compare(tmp_path, golden, candidate).passed
+    wrong = [candidate[0], item("k", tiny + np.float32(0.1), role="call_grad", path="bias")]
+    assert not compare(tmp_path, golden, wrong).passed
+
+
+def test_an_update_is_judged_by_the_rounding_of_its_parameter(tmp_path: Path) -> None:
+    weight, update = np.full(64, 1.0, np.float32), np.full(64, 1e-5, np.float32)
+    golden = [item("a", weight, role="param_before", path="w"), item("a", update, role="param_update", path="w")]
+    candidate = [golden[0], item("a", update + np.float32(6e-8), role="param_update", path="w")]
+    assert compare(tmp_path, golden, candidate).passed
+
+
+@pytest.mark.parametrize("given", ["", "param_grad", "param_before", "state_before"])
+def test_free_running_an_update_is_judged_only_if_it_was_given_the_same(tmp_path: Path, given: str) -> None:
+    before = [pair("a", given, 1e-7, path="w", parent=None)] if given else []
+    comparison = compared(tmp_path, *before, pair("a", "param_update", 0.5, path="w", parent=None))
+    assert comparison.rows[-1].reason is (Reason.NOT_COMPARABLE if given else Reason.INTRODUCED)
+    assert comparison.passed is bool(given)
+
+
+def test_gradients_that_golden_was_captured_without_are_listed_and_fail_nothing(tmp_path: Path) -> None:
+    ours, theirs = pair("a", "output")
+    comparison = compare(tmp_path, [ours], [theirs, item("a", X, role="grad_output")])
+    assert reasons(comparison) == ["ok", "not comparable"]
+    assert comparison.rows[1].verdict.detail == "golden was captured without gradients"
+    assert comparison.passed
+
+
+def test_the_json_says_in_which_stage_a_culprits_error_is_made(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, pair("a", "call_grad", 0.1, path="weight"))
+    comparison.to_json(tmp_path / "found.json")
+    assert '"stage": "backward"' in (tmp_path / "found.json").read_text()

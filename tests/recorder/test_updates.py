@@ -1,0 +1,218 @@
+"""What a capture records of an optimizer's update, and what a fed one gives it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import accucompare as ac
+from accucompare.bundle.reader import Bundle
+from accucompare.bundle.records import UPDATE_ROLES, Role
+from accucompare.compare.rows import Reason, Stage, Status
+from planted.training_faults import UPDATE_FAULTS, wrong_update
+from tests.recorded import Opened
+from tests.recorder.trained import build, train
+
+
+def updates(bundle: Bundle, step: int = 0) -> dict[tuple[str, str, str], Any]:
+    """Values of a step's update by (name, role, path)."""
+    chosen = [record for record in bundle.records() if record.role in UPDATE_ROLES and record.step == step]
+    return {(record.name, record.role.value, record.path): bundle.values(record) for record in chosen if record.member is not None}
+
+
+def test_an_update_is_recorded_with_what_it_was_given_and_what_it_made(tmp_path: Path, opened: Opened) -> None:
+    kept: dict[str, torch.Tensor] = {}
+    model = build("tied")
+
+    def keep(model: nn.Module) -> None:
+        block = model.get_submodule("block")
+        kept.update({"before": block.weight.detach().clone(), "grad": block.weight.grad.clone()})  # type: ignore
+
+    optimizers = []
+
+    def adamw(model: nn.Module) -> torch.optim.Optimizer:
+        optimizers.append(torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01))
+        return optimizers[0]
+
+    train("tied", tmp_path / "golden", 1, model=model, optimizer=adamw, before_update=keep)
+    found = updates(opened(tmp_path / "golden"))
+    after = model.get_submodule("block").weight.detach()  # type: ignore[union-attr]
+    state = optimizers[0].state[model.get_submodule("block").weight]  # type: ignore[index]
+    assert np.array_equal(found["block", "param_before", "weight"], kept["before"].numpy())
+    assert np.array_equal(found["block", "param_grad", "weight"], kept["grad"].numpy())
+    assert np.array_equal(found["block", "param_update", "weight"], (after - kept["before"]).numpy())
+    for name in ("exp_avg", "exp_avg_sq", "step"):
+        assert np.array_equal(found["block", "state_after", f"weight.{name}"], state[name].numpy())
+    assert found["", "state_before", "AdamW.0.lr"] == 1e-3
+    assert found["", "state_before", "AdamW.0.betas.1"] == 0.999
+
+
+def test_a_gradient_is_recorded_before_it_is_clipped(tmp_path: Path, opened: Opened) -> None:
+    norms: list[float] = []
+    train(
+        "recurrent",
+        tmp_path / "golden",
+        before_update=lambda model: norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.01))),
+    )
+    grads = [value for (_, role, _), value in updates(opened(tmp_path / "golden")).items() if role == "param_grad"]
+    assert np.sqrt(sum(np.square(grad.astype(np.float64)).sum() for grad in grads)) == pytest.approx(norms[0], rel=1e-5)
+    assert norms[0] > 0.02
+
+
+def test_a_trainable_parameter_without_a_gradient_is_recorded_as_such(tmp_path: Path) -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.used(x)
+
+    def once(out: Path, with_idle: bool) -> None:
+        torch.manual_seed(0)
+        model = Half()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with ac.capture(model, out, backward=True):
+            loss = model(torch.ones(1, 2)).sum() + (model.idle.weight.sum() * 0 if with_idle else 0)
+            loss.backward()
+            optimizer.step()
+
+    once(tmp_path / "golden", True)
+    once(tmp_path / "candidate", False)
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate")
+    failed = {row.place: row.reason for row in comparison.rows if row.status is Status.FAIL}
+    assert failed == {"idle param_grad.weight": Reason.DTYPE}
+
+
+def test_parameters_in_no_optimizer_are_told(tmp_path: Path, opened: Opened) -> None:
+    model = build("recurrent")
+    train(
+        "recurrent", tmp_path / "golden", model=model, optimizer=lambda model: torch.optim.SGD(model.get_submodule("out").parameters(), 0.1)
+    )
+    assert any("trainable parameter(s) are in no optimizer that stepped" in note for note in opened(tmp_path / "golden").manifest.notes)
+
+
+def test_hooks_of_updates_and_of_clipping_are_taken_off(tmp_path: Path) -> None:
+    from torch.nn.utils import clip_grad
+    from torch.optim import optimizer
+
+    norm = clip_grad._get_total_norm
+    train("recurrent", tmp_path / "golden")
+    assert clip_grad._get_total_norm is norm
+    assert not optimizer._global_optimizer_pre_hooks
+    assert not optimizer._global_optimizer_post_hooks
+
+
+def test_two_models_with_two_optimizers_are_told_apart(tmp_path: Path, opened: Opened) -> None:
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (one, other)]
+    with ac.capture(one, tmp_path / "golden", backward=True):
+        other(one(torch.ones(1, 2))).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert {name for name, role, _ in updates(opened(tmp_path / "golden")) if role == "param_update"} == {""}
+    assert len([key for key in updates(opened(tmp_path / "golden")) if key[1] == "param_update"]) == 2
+
+
+@pytest.mark.parametrize("kind", UPDATE_FAULTS)
+def test_a_fault_of_the_update_is_named_by_a_fed_capture(kind: str, tmp_path: Path) -> None:
+    golden, fed, baseline = (tmp_path / name for name in ("golden", "fed", "baseline"))
+    train("tied", golden, 2)
+    with wrong_update(kind):
+        train("tied", fed, 2, feed=golden)
+    train("tied", baseline, 2, model=build("tied", torch.float64), feed=golden)
+    comparison = ac.diff(golden, fed, baseline=baseline)
+    assert comparison.culprits
+    assert {culprit.stage for culprit in comparison.culprits} == {Stage.UPDATE}
+
+
+def test_a_wrong_learning_rate_is_said_as_such_and_not_as_many_wrong_updates(tmp_path: Path) -> None:
+    train("tied", tmp_path / "golden", 2)
+    other = lambda model: torch.optim.AdamW(model.parameters(), lr=2e-3)  # noqa: E731
+    train("tied", tmp_path / "fed", 2, feed=tmp_path / "golden", optimizer=other)
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
+    assert comparison.culprits[0].place == "what the update is given of AdamW.0.lr"
+    assert {culprit.stage for culprit in comparison.culprits} == {Stage.UPDATE}
+    assert not [each for each in comparison.culprits if each.row.record and each.row.record.role is Role.PARAM_UPDATE]
+
+
+def test_each_step_of_a_fed_capture_starts_from_goldens_weights(tmp_path: Path) -> None:
+    """A wrong update of one step is no error of the next step's forward."""
+    train("tied", tmp_path / "golden", 3)
+    with wrong_update("beta1 0.8 for 0.9"):
+        train("tied", tmp_path / "fed", 3, feed=tmp_path / "golden")
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
+    failed = {row.record.role for row in comparison.rows if row.record is not None and row.status is Status.FAIL}
+    assert failed <= {Role.STATE_BEFORE, Role.STATE_AFTER, Role.PARAM_UPDATE}
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_an_update_is_given_goldens_gradients_whatever_arrives(clipped: bool, tmp_path: Path) -> None:
+    """Gradients that were halved fail; what the update makes of golden's in their place does not."""
+
+    def clip(model: nn.Module) -> None:
+        if clipped:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+    def halve(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad *= 0.5
+        clip(model)
+
+    train("tied", tmp_path / "golden", 2, before_update=clip)
+    train("tied", tmp_path / "fed", 2, before_update=halve, feed=tmp_path / "golden")
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
+    by_role = {role: [row for row in comparison.rows if row.record is not None and row.record.role is role] for role in UPDATE_ROLES}
+    assert {row.reason for row in by_role[Role.PARAM_GRAD]} == {Reason.INTRODUCED}
+    assert {row.reason for role in UPDATE_ROLES if role is not Role.PARAM_GRAD for row in by_role[role]} == {Reason.IDENTICAL}
+
+
+def test_free_running_updates_of_other_gradients_are_not_judged(tmp_path: Path) -> None:
+    train("tied", tmp_path / "golden", 1)
+    train("tied", tmp_path / "candidate", 1, model=build("tied", torch.bfloat16))
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate")
+    made = [row for row in comparison.rows if row.record is not None and row.record.role is Role.PARAM_UPDATE]
+    assert {row.status for row in made} <= {Status.PASS, Status.NOT_COMPARED}
+    assert comparison.passed
+
+
+def test_a_closure_computes_its_gradients_in_the_update(tmp_path: Path, opened: Opened) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    with ac.capture(model, tmp_path / "golden", backward=True):
+        optimizer.step(closure)
+    found = updates(opened(tmp_path / "golden"))
+    assert np.abs(found["", "param_grad", "weight"]).max() > 0
+
+
+def test_a_step_that_is_skipped_has_no_update(tmp_path: Path, opened: Opened) -> None:
+    model, scaler = nn.Linear(2, 2), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ac.capture(model, tmp_path / "golden", backward=True), contextlib.suppress(ZeroDivisionError):
+        scaler.scale(model(torch.full((1, 2), float("inf"))).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert not updates(opened(tmp_path / "golden"))
+
+
+def test_a_scaled_gradient_is_recorded_unscaled(tmp_path: Path, opened: Opened) -> None:
+    model, scaler = nn.Linear(2, 2), torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ac.capture(model, tmp_path / "golden", backward=True):
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        scaler.step(optimizer)
+    assert updates(opened(tmp_path / "golden"))["", "param_grad", "weight"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
