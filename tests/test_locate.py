@@ -126,7 +126,7 @@ def test_a_case_of_a_module_is_found(cli: Run, folder: Path) -> None:
     done = cli("capture", "located_net:case", "--out", "golden", cwd=folder)
     assert done.returncode == 0, done.stderr
     found = located(cli, folder, "located_net:unscaled", "--golden", "golden")
-    assert "baseline: net:case on the CPU" in found["stderr"]
+    assert "baseline: located_net:case on the CPU" in found["stderr"]
     assert found["code"] == 1
 
 
