@@ -333,7 +333,8 @@ def test_json_has_conclusion_culprits_and_the_numbers_of_every_row(tmp_path: Pat
     assert (found["conclusion"], found["baseline"], found["fed"]) == ("bug: b, excess 31", "cpu-bf16", True)
     assert found["culprits"] == [
         {
-            "place": "b", "row": 2, "name": "b", "call": 0, "stage": "forward", "site": "module", "before": "", "reason": "introduced", "excess": 31.0,
+            "place": "b", "row": 2, "name": "b", "call": 0, "stage": "forward",
+            "site": "module", "before": "", "reason": "introduced", "excess": 31.0,
             "over_limit": 31.0 / MOST, "limit": MOST, "jump": None, "seen": 1, "words": ["in channel 3"], "hints": [HINT], "configured": [],
         }
     ]  # fmt: skip
