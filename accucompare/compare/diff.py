@@ -343,7 +343,7 @@ def _untrained(golden: Bundle, candidate: Bundle) -> str:
     """Which side was captured without gradients, because that was asked or since nothing was sent backward; ``""`` if none was."""
     if not golden.manifest.options.backward:
         return "golden"
-    return "the candidate" if candidate.manifest.options.no_backward else ""
+    return "" if candidate.manifest.options.no_backward is False else "the candidate"  # an older bundle does not say
 
 
 def _not_trained(pair: Pair, untrained: str) -> Outcome | None:

@@ -80,8 +80,8 @@ class Recorder(Listener[_Call]):
         self._seen: Counter[tuple[str, int, Role, str]] = Counter()
         self._functions = FunctionsRun()
         golden = _GoldenState(feed, self) if feed is not None and feed.backward else None
-        self.updates = Updates(modules, self, golden) if backward else None
-        began = self.updates.backward_begins if self.updates is not None else None
+        self._updates = Updates(modules, self, golden) if backward else None
+        began = self._updates.backward_begins if self._updates is not None else None
         self._backward = Backward(modules, self, self._record_gradient, began) if began is not None else None
         self._outermost: set[str] = set()  # modules whose first outermost call has begun
 
@@ -100,9 +100,9 @@ class Recorder(Listener[_Call]):
         """Whether no other profiler kept them from being seen."""
         return not self._functions.disturbed
 
-    def backward_notes(self) -> list[str]:
-        """What is not recorded of the backwards, one sentence each."""
-        return [] if self._backward is None else self._backward.notes()
+    def training_notes(self) -> list[str]:
+        """What is not recorded of backwards and updates, one sentence each."""
+        return [note for part in (self._backward, self._updates) if part is not None for note in part.notes()]
 
     @property
     def backwards(self) -> int:
@@ -119,15 +119,15 @@ class Recorder(Listener[_Call]):
         super().install()
         if self._backward is not None:
             self._backward.install()
-        if self.updates is not None:
-            self.updates.install()
+        if self._updates is not None:
+            self._updates.install()
 
     def remove(self) -> None:
         super().remove()
         if self._backward is not None:
             self._backward.remove()
-        if self.updates is not None:
-            self.updates.remove()
+        if self._updates is not None:
+            self._updates.remove()
         self._functions.stop()
 
     def record_computed(self) -> None:
@@ -144,16 +144,16 @@ class Recorder(Listener[_Call]):
         self._seen.clear()
         if self._backward is not None:
             self._backward.next_step()
-        if self.updates is not None:
-            self.updates.next_step()
+        if self._updates is not None:
+            self._updates.next_step()
         if self._feed is not None:
             self._feed.end_step()
 
     def began(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         if call.parent is None:
             self._started()
-            if self.updates is not None and self.records == 0:
-                self.updates.start_from_golden()
+            if self._updates is not None and self.records == 0:
+                self._updates.start_from_golden()
             if call.name not in self._outermost:
                 self._outermost.add(call.name)
                 self._functions.start()

@@ -116,9 +116,7 @@ class Session:
         if self._draws is not None:
             manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]
         manifest.notes += self._numerics.notes()
-        manifest.notes += recorder.backward_notes()
-        if recorder.updates is not None and (never := recorder.updates.never_given):
-            manifest.notes.append(f"{len(never)} trainable parameter(s) are in no optimizer that stepped, such as {never[0]}")
+        manifest.notes += recorder.training_notes()
         manifest.notes += notes_on_what_ran(self._modules, self._eager and recorder.called_compiled)
         if error is not None:
             reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"

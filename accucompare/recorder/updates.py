@@ -63,14 +63,9 @@ class Updates:
     An update is given ``param_before``, ``param_grad`` (before clipping by ``clip_grad_norm_``) and ``state_before``, and the numbers of
     its parameter groups; it makes ``param_update`` (after minus before) and ``state_after``. With golden, the update is given golden's.
 
-    Attributes:
-        stepped: the classes of the optimizers that stepped.
-        never_given: trainable parameters that no update was given.
-        notes: what went otherwise, one sentence each.
     """
 
     def __init__(self, modules: Modules, sink: Sink, golden: Golden | None) -> None:
-        self.stepped: dict[str, None] = {}
         self._sink = sink
         self._golden = golden
         self._parameters: dict[int, Parameter] = {}
@@ -87,10 +82,13 @@ class Updates:
         self._handles: list[Any] = []
         self._norm: Any = None
 
-    @property
-    def never_given(self) -> list[str]:
-        found = (each for key, each in self._parameters.items() if key not in self._updated and each.tensor.requires_grad)
-        return [f"{each.name}.{each.own}" if each.name else each.own for each in found] if self.stepped else []
+    def notes(self) -> list[str]:
+        """What was not updated though it could be, in one sentence."""
+        idle = [each for key, each in self._parameters.items() if key not in self._updated and each.tensor.requires_grad]
+        if not idle or not self._updated:
+            return []
+        first = f"{idle[0].name}.{idle[0].own}" if idle[0].name else idle[0].own
+        return [f"{len(idle)} trainable parameter(s) are in no optimizer that stepped, such as {first}"]
 
     def install(self) -> None:
         self._handles = [
@@ -155,7 +153,6 @@ class Updates:
         parameters = list(self._of(optimizer))
         if not parameters:
             return
-        self.stepped[f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"] = None
         self._groups(optimizer)
         closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))  # the first argument is the optimizer
         for each in parameters:
@@ -212,7 +209,10 @@ class Updates:
             if parameter.tensor.requires_grad:
                 self._give(parameter, Role.PARAM_GRAD, path, NO_GRADIENT)
         elif scale is not None:
-            self._give(parameter, Role.PARAM_GRAD, path, grad / scale)
+            unscaled = grad / scale
+            self._take(parameter, Role.PARAM_GRAD, path, unscaled)
+            if self._golden is not None:
+                grad.copy_(unscaled * scale)
         elif late:
             self._give(parameter, Role.PARAM_GRAD, path, grad)
         else:

@@ -10,7 +10,7 @@ import pytest
 
 import accucompare as ac
 from accucompare.compare.rows import Reason, Stage
-from tests.compare.builder import Item, compare, item
+from tests.compare.builder import Item, compare, item, write
 
 X = np.linspace(-1, 1, 64, dtype=np.float32)
 Pair = tuple[Item, Item]
@@ -99,3 +99,19 @@ def test_the_json_says_in_which_stage_a_culprits_error_is_made(tmp_path: Path) -
     comparison = compared(tmp_path, pair("a", "call_grad", 0.1, path="weight"))
     comparison.to_json(tmp_path / "found.json")
     assert '"stage": "backward"' in (tmp_path / "found.json").read_text()
+
+
+def test_gradients_that_a_candidate_of_an_older_version_lacks_fail_nothing(tmp_path: Path) -> None:
+    """It does not say whether it was asked to leave them out."""
+    ours, theirs = pair("a", "output")
+    gradient = item("a", X, role="grad_output")
+    golden = write(tmp_path / "golden", [ours, gradient], capture={"backward": True})
+    comparison = ac.diff(golden, write(tmp_path / "older", [theirs]))
+    assert (reasons(comparison), comparison.passed) == (["ok", "not comparable"], True)
+
+
+def test_gradients_that_never_came_though_they_were_asked_for_are_missing(tmp_path: Path) -> None:
+    ours, theirs = pair("a", "output")
+    golden = write(tmp_path / "golden", [ours, item("a", X, role="grad_output")], capture={"backward": True})
+    comparison = ac.diff(golden, write(tmp_path / "asked", [theirs], capture={"no_backward": False}))
+    assert (reasons(comparison), comparison.passed) == (["ok", "missing"], False)

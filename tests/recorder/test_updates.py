@@ -216,3 +216,22 @@ def test_a_scaled_gradient_is_recorded_unscaled(tmp_path: Path, opened: Opened) 
         scaler.scale(model(torch.ones(1, 2)).sum()).backward()
         scaler.step(optimizer)
     assert updates(opened(tmp_path / "golden"))["", "param_grad", "weight"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_a_fused_update_that_unscales_its_gradients_is_given_goldens(tmp_path: Path) -> None:
+    def once(out: Path, factor: float, **options: Any) -> None:
+        torch.manual_seed(0)
+        model, scaler = nn.Linear(4, 4), torch.amp.GradScaler("cpu", init_scale=8.0)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)
+        with ac.capture(model, out, backward=True, **options):
+            scaler.scale(model(torch.linspace(-1, 1, 8).reshape(2, 4)).square().sum()).backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad *= factor
+            scaler.step(optimizer)
+
+    once(tmp_path / "golden", 1.0)
+    once(tmp_path / "fed", 0.5, feed=tmp_path / "golden")
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
+    failed = {row.record.role for row in comparison.rows if row.record is not None and row.status is Status.FAIL}
+    assert failed == {Role.PARAM_GRAD}
