@@ -50,7 +50,7 @@ class Training:
     fed: bool
     not_fed: Collection[tuple[int, int, str, int, str, str]] = ()
     _over: set[tuple[int, int]] = field(default_factory=set)  # free-running: steps of which something is over its limit
-    _other: set[tuple[int, int]] = field(default_factory=set)  # free-running: steps of which an update was given other values
+    _other: set[tuple[int, int]] = field(default_factory=set)  # steps of which an update was made of other values than golden's
     _tainted: set[Call] = field(default_factory=set)  # calls whose backward went on with a wrong gradient
     _glue: dict[Call | None, float] = field(default_factory=dict)  # by call: how far over its limit its code's backward has been
     _parameters: set[tuple[int, int, str]] = field(default_factory=set)  # with a part of its gradient over its limit
@@ -110,9 +110,10 @@ class Training:
     def _update(self, record: Record, verdict: Verdict) -> Verdict:
         step, state = (record.rank, record.step), (record.rank, parameter_of(record))
         given = record.role in (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE)
-        if given and verdict.reason is not Reason.IDENTICAL:
+        own = (record.rank, record.step, record.name, record.call, record.role.value, record.path) in self.not_fed
+        if given and verdict.reason is not Reason.IDENTICAL and (own or not self.fed):
             self._other.add(step)
-        if not self.fed and not given and step in self._other and verdict.reason is Reason.OVER:
+        if not given and step in self._other and verdict.reason is Reason.OVER:
             return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_FED)
         of_group = record.role is Role.STATE_BEFORE and not record.name and record.parent is None and record.shape == ()
         if verdict.reason is Reason.OVER:

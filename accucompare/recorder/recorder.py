@@ -302,6 +302,9 @@ class _GoldenState:
     def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
         self.feed.put(Place(self.recorder.step, name, update, role), path, tensor)
 
+    def leave(self, name: str, update: int, role: Role, path: str, why: str) -> None:
+        self.feed.pass_on(Place(self.recorder.step, name, update, role), path, why)
+
 
 @dataclass(frozen=True)
 class _Inside:

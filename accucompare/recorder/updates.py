@@ -56,6 +56,9 @@ class Golden(Protocol):
     def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
         """Write golden's value into a tensor; what cannot be is noted."""
 
+    def leave(self, name: str, update: int, role: Role, path: str, why: str) -> None:
+        """Note that an update was not given golden's value."""
+
 
 class Updates:
     """The optimizers' part of a recorder: any ``torch.optim.Optimizer`` that steps parameters of the model.
@@ -215,6 +218,8 @@ class Updates:
                 grad.copy_(unscaled * scale)
         elif late:
             self._give(parameter, Role.PARAM_GRAD, path, grad)
+            if self._golden is not None:
+                self._golden.leave(parameter.name, self._count, Role.PARAM_GRAD, path, "the update computed it itself, in its closure")
         else:
             self._take(parameter, Role.PARAM_GRAD, path, grad)
 

@@ -235,3 +235,29 @@ def test_a_fused_update_that_unscales_its_gradients_is_given_goldens(tmp_path: P
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
     failed = {row.record.role for row in comparison.rows if row.record is not None and row.status is Status.FAIL}
     assert failed == {Role.PARAM_GRAD}
+
+
+def test_a_fed_update_that_computes_its_own_gradients_is_not_judged_by_goldens(tmp_path: Path) -> None:
+    def once(out: Path, factor: float, **options: Any) -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = model(torch.linspace(-1, 1, 8).reshape(2, 4)).square().sum()
+            loss.backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad *= factor
+            return loss
+
+        with ac.capture(model, out, backward=True, **options):
+            optimizer.step(closure)
+
+    once(tmp_path / "golden", 1.0)
+    once(tmp_path / "fed", 0.5, feed=tmp_path / "golden")
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
+    made = [row for row in comparison.rows if row.record is not None and row.record.role is Role.PARAM_UPDATE]
+    assert {row.reason for row in made} == {Reason.NOT_COMPARABLE}
+    assert {culprit.row.record.role for culprit in comparison.culprits if culprit.row.record} == {Role.PARAM_GRAD}
