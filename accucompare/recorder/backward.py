@@ -102,6 +102,8 @@ class Backward(Generic[C]):
 
     def notes(self) -> list[str]:
         """What is not recorded, one sentence each."""
+        if not self.count:
+            return ["no backward ran (a case needs a loss, and golden of --feed gradients), so no gradient is recorded"]
         found = ["calls were made in several threads; the gradients of the first one's are recorded"] if self.other_threads else []
         return found + ([f"{self.late} gradient(s) arrived after session.step(), and are not recorded"] if self.late else [])
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from dataclasses import asdict
+from types import ModuleType
 from unittest.mock import patch
 
 import msgspec
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from accucompare import numbers
 from accucompare.compare.measure import measure
 from accucompare.numbers import kernel
 from accucompare.numbers.dtypes import DTYPES, Array, DType, Kind, widen
@@ -241,3 +244,15 @@ def test_statistics_are_those_of_numpy(pair: tuple[Array, Array, DType, DType]) 
     assert same(compiled.pop("l2"), numpy.pop("l2"), rel=8 * CHUNK * U)
     assert compiled == numpy
     assert all(type(compiled[name]) is type(numpy[name]) for name in ("min", "max"))
+
+
+def test_a_kernel_built_from_another_version_of_its_source_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers would be taken for others."""
+    monkeypatch.delenv("ACCUCOMPARE_KERNEL", raising=False)
+    monkeypatch.setattr(numbers, "_kernel", ModuleType("accucompare.numbers._kernel"), raising=False)
+    spec = importlib.util.spec_from_file_location("another_kernel", kernel.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.description() == "NumPy (the built one is of another version; install accucompare again)"

@@ -229,3 +229,10 @@ def test_what_torch_func_differentiates_is_left_alone(tmp_path: Path, opened: Op
         found = torch.func.grad(loss)(weights, torch.ones(2, 3))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert opened(tmp_path / "golden").complete
+
+
+def test_a_capture_of_gradients_that_saw_no_backward_says_so(tmp_path: Path, opened: Opened) -> None:
+    model = nn.Linear(2, 2)
+    with ac.capture(model, tmp_path / "golden", backward=True):
+        model(torch.ones(1, 2))
+    assert any(note.startswith("no backward ran") for note in opened(tmp_path / "golden").manifest.notes)
