@@ -26,8 +26,9 @@ from accucompare.compare.masks import is_masked, may_hold_masks
 from accucompare.compare.operator_rows import blame, is_operator
 from accucompare.compare.provenance import other_configuration
 from accucompare.compare.reasons import Call
-from accucompare.compare.rows import UNMATCHED, Culprit, Option, Reason, Row, Stage, Status
+from accucompare.compare.rows import UNMATCHED, Option, Reason, Row, Status
 from accucompare.compare.sample import Sample
+from accucompare.compare.sites import Culprit, Stage
 from accucompare.compare.training import parameter_of
 from accucompare.numbers.dtypes import DTYPES, Kind, widen
 from accucompare.numbers.sums import Float64

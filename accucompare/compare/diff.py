@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from accucompare.compare.brought import own_baseline
 from accucompare.compare.choices import Calls, given_otherwise, judged_by_limits
 from accucompare.compare.culprits import described, find_culprits
 from accucompare.compare.models import other_model
+from accucompare.compare.one_sided import never_called, not_run, not_trained, untrained
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Outcome, Progress, Sides, Task, same_bits, with_baseline
 from accucompare.compare.preflight import preflight, preflight_baseline
@@ -91,11 +92,11 @@ def compare(
         outcomes = sides.outcomes(tasks, workers, progress or _silent)
         if fed:
             run = {(rank, entry.step) for rank, entry in candidate_bundle.steps()}
-            outcomes = [_not_run(pair, run) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
-        untrained = _untrained(golden_bundle, candidate_bundle)
-        outcomes = [_not_trained(pair, untrained) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
+            outcomes = [not_run(pair, run) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
+        without_gradients = untrained(golden_bundle, candidate_bundle)
+        outcomes = [not_trained(pair, without_gradients) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
-        rows = with_options(rows) + _never_called(golden_bundle, candidate_bundle, selection)
+        rows = with_options(rows) + never_called(golden_bundle, candidate_bundle, selection)
         alone, compared = _without_baseline(rows, found)
         different = other_model(*models, rows, renamings)
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records, models[0])
@@ -326,32 +327,10 @@ def _rows(pairs: list[Pair], outcomes: list[Outcome | BundleError], damage: list
     return rows
 
 
-def _not_run(pair: Pair, run: Collection[tuple[int, int]]) -> Outcome | None:
-    """The outcome for a record of a step that a fed candidate did not run: of a case with an optimizer it runs the first only."""
-    if pair.golden is None or (pair.golden.rank, pair.golden.step) in run:
-        return None
-    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail="a step that was not fed"))
-
-
 def _has_updates(rows: Iterable[Row]) -> bool:
     """Whether what an optimizer makes was compared, so that its code need not be."""
     compared = (row.record for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED)
     return any(record is not None and record.role is Role.PARAM_UPDATE for record in compared)
-
-
-def _untrained(golden: Bundle, candidate: Bundle) -> str:
-    """Which side was captured without gradients, because that was asked or since nothing was sent backward; ``""`` if none was."""
-    if not golden.manifest.options.backward:
-        return "golden"
-    return "" if candidate.manifest.options.no_backward is False else "the candidate"  # an older bundle does not say
-
-
-def _not_trained(pair: Pair, untrained: str) -> Outcome | None:
-    """The outcome for a record of a backward or an update that only one side has, since the other was captured without."""
-    record = pair.golden or pair.candidate
-    if not untrained or record is None or record.role not in TRAINING_ROLES or None not in (pair.golden, pair.candidate):
-        return None
-    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"{untrained} was captured without gradients"))
 
 
 def _without_baseline(rows: list[Row], baselines: dict[Key, Record] | None) -> tuple[list[Row], int]:
@@ -402,18 +381,3 @@ class _Precision:
 def _coarsest_of(before: set[str], own: set[str]) -> str:
     """The type with the fewest digits; of several, one of the pair's own, and the same in every run."""
     return min(before | own, key=lambda name: (DTYPES[name].digits, name not in own, name), default="")
-
-
-def _never_called(golden: Bundle, candidate: Bundle, selection: Selection) -> list[Row]:
-    """A row for each module that was registered but never called on both sides, or on the only side that has it."""
-    sides = [bundle.manifest.model for bundle in (golden, candidate)]
-    idle = [set(side.get("not_called") or ()) for side in sides]
-    modules = [side.get("modules") or {} for side in sides]
-    rows = []
-    for name in [*modules[0], *(name for name in modules[1] if name not in modules[0])]:
-        where = [side for side, names in zip(("golden", "candidate"), idle, strict=True) if name in names]
-        if where and selection.allows(name):
-            kind = modules[0].get(name) or modules[1].get(name)
-            detail = f"{kind}, never called" if len(where) == 2 else f"{kind}, never called in {where[0]}"
-            rows.append(Row(None, None, Verdict(Reason.NOT_CALLED, detail=detail), module=name))
-    return rows

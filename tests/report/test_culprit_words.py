@@ -18,7 +18,8 @@ from accucompare.bundle.records import Role
 from accucompare.compare.baseline import limit
 from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.result import Side
-from accucompare.compare.rows import Culprit, Reason, Row, Verdict
+from accucompare.compare.rows import Reason, Row, Verdict
+from accucompare.compare.sites import Culprit
 from accucompare.report.columns import COLUMNS, to_dataframe
 from accucompare.report.terminal import print_comparison
 from tests.compare.builder import item, write
