@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from accucompare.bundle.records import Key, Record, Role
 from accucompare.errors import UsageError
@@ -19,7 +21,7 @@ HINTS = 500
 Signatures = Mapping[str, Sequence[str]]
 
 
-class Pair(NamedTuple):
+class Pair(msgspec.Struct, frozen=True, gc=False):
     """A record of golden and its partner; one of the two may be ``None``."""
 
     golden: Record | None
@@ -115,14 +117,14 @@ def align(
     unmatched = {record.key: record for record in candidate}
     partners: dict[Key, Record] = {}
     renamed = {key: _renamed(key, renamings) for key in by_key} if renamings else {}
-    for key, new in [*renamed.items(), *((key, key) for key in by_key)]:  # renamed records choose first
-        if new is not None and key not in partners and new in unmatched:
+    for key, new in [*renamed.items(), *zip(by_key, by_key, strict=True)]:  # renamed records choose first
+        if new in unmatched and key not in partners:
             partners[key] = unmatched.pop(new)
-    left = [record for key, record in by_key.items() if key not in partners]
+    left = [record for key, record in by_key.items() if key not in partners] if len(partners) < len(by_key) else []
     for key, argument in by_argument(left, unmatched.values(), renamings, signatures).items():
         partners[key] = unmatched.pop(argument.key)
     extras = _extras_by_predecessor(candidate, unmatched) if unmatched else {}
-    nearest = _nearest_names({key.name for key in by_key if key not in partners}, {key.name for key in unmatched})
+    nearest = _nearest_names({record.name for record in left if record.key not in partners}, {key.name for key in unmatched})
     pairs = [Pair(None, record, nearest.get(record.name, "")) for record in extras.get(None, ())]
     for key, record in by_key.items():
         partner = partners.get(key)

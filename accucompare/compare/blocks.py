@@ -83,7 +83,9 @@ class PairOfTensors:
     def segments(self) -> list[Segment]:
         """The whole, in parts that can be measured separately."""
         size = chunked.SEGMENT
-        return [Segment(start, min(start + size, self.elements)) for start in range(0, self.elements or 1, size)]
+        if self.elements <= size:
+            return [Segment(0, self.elements)]
+        return [Segment(start, min(start + size, self.elements)) for start in range(0, self.elements, size)]
 
     def raw_blocks(self, segment: Segment) -> Iterator[tuple[Array, Array]]:
         """Both tensors' stored bits."""

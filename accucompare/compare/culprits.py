@@ -64,7 +64,7 @@ def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool) -> list[Cu
     """
     rows = [row for row in all_rows if not is_operator(row.record)]
     children = {_parent(row.record) for row in rows if row.record is not None and row.record.parent is not None}
-    operators = _operators(all_rows)
+    operators = _operators(all_rows) if len(rows) < len(all_rows) else []
     if fed:
         found = _ranked([*operators, *(_culprit(row, children) for row in rows if _own_error(row))], _off(rows))
     elif has_baseline:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
+
+import msgspec
 
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.reader import Bundle, open_bundle
@@ -186,9 +189,9 @@ def _judged(
     check_dtypes(pairs, found, baseline.path)
     tasks = [with_baseline(task, found) for task in tasks]
     calls = Calls.of(golden, candidate, own, renamings)
-    tasks = [task._replace(chosen=calls.chosen(task.pair) or task.chosen) for task in tasks]
+    tasks = [msgspec.structs.replace(task, chosen=calls.chosen(task.pair) or task.chosen) for task in tasks]
     odd = given_otherwise(golden, found) if fed else set()
-    return [task._replace(chosen="") if judged_by_limits(task.pair, odd) else task for task in tasks], found
+    return [msgspec.structs.replace(task, chosen="") if judged_by_limits(task.pair, odd) else task for task in tasks], found
 
 
 def _with_second_runs(tasks: list[Task], theirs: Mapping[Key, Record], ours: Mapping[Key, Record]) -> list[Task]:
@@ -196,7 +199,8 @@ def _with_second_runs(tasks: list[Task], theirs: Mapping[Key, Record], ours: Map
     if not theirs and not ours:
         return tasks
     return [
-        task._replace(
+        msgspec.structs.replace(
+            task,
             repeat=task.pair.candidate and theirs.get(task.pair.candidate.key),
             golden_repeat=task.pair.golden and ours.get(task.pair.golden.key),
         )
@@ -364,20 +368,30 @@ class _Precision:
 
     def tolerance_for(self, pair: Pair, rules: Tolerances) -> Tolerance:
         """The limits for the next pair in execution order."""
-        records = [record for record in (pair.golden, pair.candidate) if record is not None]
-        dtypes = {record.dtype for record in records if DTYPES.get(record.dtype, DTYPES["bool"]).digits}
-        step = (records[0].rank, records[0].step)
-        before = {self._coarsest[step]} if step in self._coarsest else set()
-        if dtypes and not same_bits(pair.golden, pair.candidate):
-            self._coarsest[step] = _coarsest_of(before, dtypes - {"float8_e8m0fnu"}) or "float64"
-        if pair.golden is None or pair.candidate is None or pair.golden.dtype not in dtypes:
+        golden, candidate = pair.golden, pair.candidate
+        record = golden or candidate
+        assert record is not None
+        dtypes = _floating(golden.dtype if golden is not None else "", candidate.dtype if candidate is not None else "")
+        step = record.rank, record.step
+        before = self._coarsest.get(step, "")
+        if dtypes and not same_bits(golden, candidate):
+            self._coarsest[step] = _coarsest_of(before, dtypes, but="float8_e8m0fnu") or "float64"
+        if golden is None or candidate is None or golden.dtype not in dtypes:
             return EXACT
-        tolerance = rules.tolerance_for(pair.golden, pair.candidate, _coarsest_of(before, dtypes))
-        if pair.golden.role not in TRAINING_ROLES:
+        tolerance = rules.tolerance_for(golden, candidate, _coarsest_of(before, dtypes))
+        if golden.role not in TRAINING_ROLES:
             return tolerance
-        return tolerance.scaled(self._terms.larger(pair.golden) * (1.0 if rules.fed else FREE_GRADIENTS))
+        return tolerance.scaled(self._terms.larger(golden) * (1.0 if rules.fed else FREE_GRADIENTS))
 
 
-def _coarsest_of(before: set[str], own: set[str]) -> str:
+@lru_cache
+def _floating(*dtypes: str) -> frozenset[str]:
+    """Those of some dtypes that are floating or complex."""
+    return frozenset(name for name in dtypes if name in DTYPES and DTYPES[name].digits)
+
+
+@lru_cache
+def _coarsest_of(before: str, own: frozenset[str], but: str = "") -> str:
     """The type with the fewest digits; of several, one of the pair's own, and the same in every run."""
-    return min(before | own, key=lambda name: (DTYPES[name].digits, name not in own, name), default="")
+    names = {before} | own - {but} if before else own - {but}
+    return min(names, key=lambda name: (DTYPES[name].digits, name not in own, name), default="")

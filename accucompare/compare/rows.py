@@ -196,9 +196,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
         return f"{self.detail}; {words}" if self.detail else words
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Row:
-    """One line of the report: a pair of records, or one that has no partner.
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """One line of the report: a pair of records, or one that has no partner. ``msgspec.structs.replace`` changes one.
 
     Attributes:
         golden, candidate: the records; at least one of them is there, but for a module never called on both sides.
@@ -231,7 +230,7 @@ class Row:
 
     @property
     def status(self) -> Status:
-        return self.verdict.status
+        return STATUS_OF[self.verdict.reason]
 
     @property
     def reason(self) -> Reason:

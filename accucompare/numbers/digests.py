@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -23,7 +23,7 @@ def digest(raw: Array) -> str:
     if raw.size <= size:
         return xxhash.xxh3_128_hexdigest(raw)
     flat = raw.reshape(-1)
-    return digest_of_segments(segment_digest(flat[start : start + size]) for start in range(0, flat.size, size))
+    return digest_of_segments([segment_digest(flat[start : start + size]) for start in range(0, flat.size, size)])
 
 
 def segment_digest(segment: Array) -> bytes:
@@ -31,10 +31,9 @@ def segment_digest(segment: Array) -> bytes:
     return xxhash.xxh3_128_digest(segment.view("u1"))
 
 
-def digest_of_segments(digests: Iterable[bytes]) -> str:
+def digest_of_segments(digests: Sequence[bytes]) -> str:
     """A tensor's digest, from its segments' digests in order."""
-    first, *others = digests
-    return (xxhash.xxh3_128_digest(b"".join((first, *others))) if others else first).hex()
+    return (digests[0] if len(digests) == 1 else xxhash.xxh3_128_digest(b"".join(digests))).hex()
 
 
 def fingerprint(raw: Array, dtype: DType, rounded: Callable[[Array, DType], Array] = round_to) -> dict[str, str]:
