@@ -18,7 +18,8 @@ from accucompare.case import is_here
 from accucompare.compare.brought import own_baseline
 from accucompare.compare.provenance import OtherCode, other_code
 from accucompare.compare.renames import read_maps
-from accucompare.compare.rows import RefusedBaseline, Stage
+from accucompare.compare.rows import RefusedBaseline
+from accucompare.compare.sites import Stage
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, UsageError

@@ -210,7 +210,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         if record.member is not None and record.dtype not in DTYPES:
             raise BundleError(f"record {record.key} has the unknown dtype {record.dtype!r}")
         most = _MOST_ELEMENTS if record.member is None else _MOST_ELEMENTS // 16
-        if len(record.shape) > _MOST_DIMENSIONS or math.prod(length or 1 for length in record.shape) > most:
+        if len(record.shape) > _MOST_DIMENSIONS or math.prod(filter(None, record.shape)) > most:
             raise BundleError(f"record {record.key} has the impossible shape {str(list(record.shape))[:80]}")
         return record
 

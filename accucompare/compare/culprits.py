@@ -26,8 +26,9 @@ from accucompare.compare.masks import is_masked, may_hold_masks
 from accucompare.compare.operator_rows import blame, is_operator
 from accucompare.compare.provenance import other_configuration
 from accucompare.compare.reasons import Call
-from accucompare.compare.rows import UNMATCHED, Culprit, Option, Reason, Row, Stage, Status
+from accucompare.compare.rows import UNMATCHED, Option, Reason, Row, Status
 from accucompare.compare.sample import Sample
+from accucompare.compare.sites import Culprit, Stage
 from accucompare.compare.training import parameter_of
 from accucompare.numbers.dtypes import DTYPES, Kind, widen
 from accucompare.numbers.sums import Float64
@@ -63,7 +64,7 @@ def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool) -> list[Cu
     """
     rows = [row for row in all_rows if not is_operator(row.record)]
     children = {_parent(row.record) for row in rows if row.record is not None and row.record.parent is not None}
-    operators = _operators(all_rows)
+    operators = _operators(all_rows) if len(rows) < len(all_rows) else []
     if fed:
         found = _ranked([*operators, *(_culprit(row, children) for row in rows if _own_error(row))], _off(rows))
     elif has_baseline:

@@ -15,7 +15,8 @@ from accucompare.compare.culprits import STRUCTURAL, different_values, is_of_glu
 from accucompare.compare.models import OtherModel
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.provenance import OtherCode
-from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Culprit, Finding, Reason, RefusedBaseline, Row, Status
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, RefusedBaseline, Row, Status
+from accucompare.compare.sites import Culprit
 from accucompare.compare.tolerance import Tolerances
 from accucompare.compare.unseen import unseen
 

@@ -11,7 +11,8 @@ from datetime import datetime, timezone
 from functools import partial
 
 from accucompare.compare.result import Result
-from accucompare.compare.rows import BY_STATISTICS, MEANING, Culprit, Reason, Row, Status
+from accucompare.compare.rows import BY_STATISTICS, MEANING, Reason, Row, Status
+from accucompare.compare.sites import Culprit
 from accucompare.compare.suggest import float_dtype
 from accucompare.report import culprit_words as culprits
 from accucompare.report import looks

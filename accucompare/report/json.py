@@ -13,7 +13,8 @@ import msgspec
 from accucompare.bundle.records import Record
 from accucompare.compare.measure import Metrics
 from accucompare.compare.result import Result
-from accucompare.compare.rows import Culprit, Row
+from accucompare.compare.rows import Row
+from accucompare.compare.sites import Culprit
 from accucompare.files import written_whole
 from accucompare.report.culprit_words import place, verdict
 

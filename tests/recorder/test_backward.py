@@ -14,7 +14,8 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import GRADIENT_ROLES, Role
-from accucompare.compare.rows import Reason, Stage
+from accucompare.compare.rows import Reason
+from accucompare.compare.sites import Stage
 from planted.training_faults import changed, of_glue, of_input, of_parameter
 from tests.recorded import Opened
 from tests.recorder.trained import MODELS, build, train

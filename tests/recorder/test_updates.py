@@ -14,7 +14,8 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import UPDATE_ROLES, Role
-from accucompare.compare.rows import Reason, Stage, Status
+from accucompare.compare.rows import Reason, Status
+from accucompare.compare.sites import Stage
 from planted.training_faults import UPDATE_FAULTS, wrong_update
 from tests.recorded import Opened
 from tests.recorder.trained import build, train
