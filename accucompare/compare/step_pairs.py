@@ -110,7 +110,7 @@ def _told(pair: StepPair) -> Iterator[tuple[Setting, str, float | None, float | 
 
 def percent(share: float) -> str:
     """A relative difference: ``5.3 %``, or ``2.1e-07``."""
-    return f"{100 * share:.3g} %" if 1e-5 <= share < 100 or not share else f"{share:.2e}"
+    return f"{100 * share:.3g} %" if 1e-7 <= share < 100 or not share else f"{share:.2e}"
 
 
 def number(value: float | None) -> str:

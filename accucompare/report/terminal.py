@@ -77,10 +77,12 @@ def print_comparison(comparison: Result, report: Path, quiet: bool) -> None:
     for damage in comparison.damage[:_UNMATCHED_SHOWN]:
         console.print(_text(f"unreadable: {damage}", "red"), soft_wrap=True)
     console.print()
-    console.print(_counts(comparison))
+    if not comparison.series_only:
+        console.print(_counts(comparison))
     if nonfinite := comparison.nonfinite_on_both:
         console.print(Text(f"{nonfinite} {'row holds' if nonfinite == 1 else 'rows hold'} NaN or Inf on both sides", "yellow"))
-    console.print(_text(f"tolerance: {culprits.tolerance(comparison)}"))
+    if not comparison.series_only:
+        console.print(_text(f"tolerance: {culprits.tolerance(comparison)}"))
     console.print(_text(f"report: {report}"), soft_wrap=True)
 
 
@@ -129,7 +131,7 @@ def _print_training(console: Console, comparison: Result) -> None:
         console.print(_text(f"  ! {line}", "yellow"), soft_wrap=True)
     if sentence:
         console.print(_text(f"  {sentence}", "bold red" if found.parting is not None else ""), soft_wrap=True)
-    for line in training.details(found):
+    for line in training.details(comparison, found):
         console.print(_text(f"  {line}", "bright_black"), soft_wrap=True)
     if comparison.acceptance is not None:
         columns = [

@@ -45,7 +45,7 @@ def settings(training: TrainingResult) -> list[str]:
     return lines + ([f"and {more} more settings"] if more else [])
 
 
-def details(training: TrainingResult) -> Iterator[str]:
+def details(comparison: Result, training: TrainingResult) -> Iterator[str]:
     """What more there is to say of the steps: where bits first differ, drift and scatter, steps on one side, what was not compared."""
     bits = training.other_bits
     if bits is not None and bits != training.parting:
@@ -57,6 +57,9 @@ def details(training: TrainingResult) -> Iterator[str]:
     ):
         if found is not None and found.steps > 1 and (found.drift or found.scatter):
             yield f"{name}: {_wander(found)}" + (f"; of what judges: {_wander(expected)}" if expected is not None else "")
+    if training.parting is not None and comparison.series_only:
+        step = training.parting.step
+        yield f"which layer: capture both sides with --steps {step}-{step} and compare those"
     for side, count in zip(("golden", "the candidate"), training.alone, strict=True):
         if count:
             yield f"{_steps(count)} only {side} has, not compared"
@@ -69,8 +72,8 @@ def _steps(count: int) -> str:
 
 
 def _wander(found: Wander) -> str:
-    kind = "a bias" if found.biased else "no bias beyond the scatter"
-    return f"drift {100 * found.drift:+.3g} %, scatter {100 * found.scatter:.3g} % over {found.steps:,} steps ({kind})"
+    bias = ", which is a bias: more than its scatter explains" if found.biased else ""
+    return f"drift {100 * found.drift:+.3g} %, scatter {100 * found.scatter:.3g} % over {_steps(found.steps)}{bias}"
 
 
 def acceptance_sentence(acceptance: Acceptance) -> str:
