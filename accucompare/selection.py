@@ -66,6 +66,12 @@ class OnFinding(_Value):
     SNAPSHOT = "snapshot"
 
 
+class Standard(_Value):
+    """What ``accept`` can be: a standard of others that a run of training must meet (``accucompare.compare.acceptance``)."""
+
+    MINDFORMERS = "mindformers"
+
+
 @dataclass(frozen=True)
 class Selection:
     """Which qualified names are meant: those that match any of ``only`` (all, if empty) and none of ``skip``.

@@ -124,6 +124,7 @@ def capture(
         "accucompare diff golden/ npu/ --baseline cpu-bf16/           # rounding, or a bug?",
         "accucompare diff golden/ npu/ --rel-l2 1e-2 --cosine 0.999 --report reports/npu.xlsx",
         "accucompare diff golden/ npu/ --tolerances limits.toml --json npu.json",
+        "accucompare diff golden/ npu/ --accept mindformers           # do two runs of training meet that standard?",
         "accucompare diff golden/ npu/ --map 'encoder.layers.*=blocks.*' --skip '*.dropout'",
         "",
         "Exit code: 0 within tolerance, 1 differences, 2 trouble (nothing compared is trouble).",
@@ -137,6 +138,7 @@ def capture(
 @option.rel_l2
 @option.cosine
 @option.tolerances
+@option.accept
 @option.maps
 @option.only()
 @option.skip

@@ -13,7 +13,7 @@ import click
 
 from accucompare.errors import ReportError, UsageError
 from accucompare.files import is_stream, same_place
-from accucompare.selection import FloatType, Level, Mode, OnFinding, Precision, RoundedType
+from accucompare.selection import FloatType, Level, Mode, OnFinding, Precision, RoundedType, Standard
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -180,6 +180,11 @@ rtol = click.option("--rtol", type=float, help="Largest |candidate - golden| / |
 rel_l2 = click.option("--rel-l2", type=float, help="Largest relative L2 error of a tensor.")
 cosine = click.option("--cosine", type=float, help="Smallest cosine similarity of a tensor, such as 0.999.")
 tolerances = click.option("--tolerances", type=_PATH, metavar="TOML", help="Limits by layer, type, role and dtype.")
+accept = click.option(
+    "--accept",
+    type=_OneOf(Standard),
+    help="Judge two runs of training by a standard instead: losses and gradient norms decide the exit code, rows are shown only.",
+)
 verify = click.option("--verify", is_flag=True, help="Also read tensors whose digests are equal; by default they count as equal.")
 workers = click.option("--workers", type=click.IntRange(1), help="Threads that read and measure.  [default: one per processor]")
 keep_going = click.option(

@@ -14,11 +14,13 @@ from accucompare.bundle.flags import roundoff
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import TRAINING_ROLES, Key, Record, Role
 from accucompare.compare import unsteady
+from accucompare.compare.acceptance import accept
 from accucompare.compare.align import Pair, Renaming, align, unused
 from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
 from accucompare.compare.brought import own_baseline
 from accucompare.compare.choices import Calls, given_otherwise, judged_by_limits
 from accucompare.compare.culprits import described, find_culprits
+from accucompare.compare.ladder import climb
 from accucompare.compare.models import other_model
 from accucompare.compare.one_sided import never_called, not_run, not_trained, untrained
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
@@ -36,7 +38,7 @@ from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolera
 from accucompare.compare.training import FREE_GRADIENTS, Terms
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.dtypes import DTYPES
-from accucompare.selection import Selection
+from accucompare.selection import Selection, Standard
 
 
 def compare(
@@ -53,6 +55,7 @@ def compare(
     keep_going: bool,
     workers: int | None,
     progress: Progress | None,
+    standard: Standard | None = None,
 ) -> Result:
     """Compare two bundles: see ``accucompare.diff``, which makes these arguments.
 
@@ -62,11 +65,14 @@ def compare(
         renamings: of golden's layers.
         auto: whether to take the renamings that would otherwise be proposed.
         selection: the layers to compare, by golden's names.
+        standard: that decides in place of the rows.
     """
     with contextlib.ExitStack() as stack:
         golden_bundle, candidate_bundle = (stack.enter_context(open_bundle(path)) for path in (golden, candidate))
         repeat_bundle, golden_repeat = (_second_run(stack, path) for path in (candidate, golden))
         check_feed(golden_bundle, candidate_bundle)
+        if standard is not None and candidate_bundle.manifest.fed:
+            raise UsageError(f"--accept: judges free-running runs, but {candidate} was fed with golden's values; capture it without --feed")
         judge = _baseline(stack, golden_bundle, candidate_bundle, baseline)
         tolerances = _rules(rules, limits, candidate_bundle)
         damage: list[str] = []
@@ -81,8 +87,11 @@ def compare(
         precision = _Precision()
         tasks = [Task(pair, precision.tolerance_for(pair, tolerances)) for pair in chosen]
         found: dict[Key, Record] | None = None
+        wanders = judge.bundle
+        records = [] if judge.bundle is None else _records(judge.bundle, keep_going, damage)
+        if tasks and not records:  # a baseline that holds a series alone judges the series alone
+            judge = replace(judge, bundle=None)
         if judge.bundle is not None:
-            records = _records(judge.bundle, keep_going, damage)
             try:
                 tasks, found = _judged(tasks, pairs, (golden_records, candidate_records, records), judge.bundle, models[0], renamings, fed)
             except UsageError as error:
@@ -107,6 +116,14 @@ def compare(
         findings += _on_baseline(golden_bundle, candidate_bundle, judge, renamings, alone, compared)
         findings += [Finding("model", str(different))] if different is not None else []
         culprits = find_culprits(rows, fed, judge.bundle is not None) if different is None else []
+        training = climb(
+            golden_bundle.manifests,
+            candidate_bundle.manifests,
+            baseline={} if wanders is None else wanders.manifests,
+            repeat={} if golden_repeat is None else golden_repeat.manifests,
+            given=limits,
+            rows=rows,
+        )
         return Result(
             golden=_side(golden_bundle),
             candidate=_side(candidate_bundle),
@@ -124,6 +141,8 @@ def compare(
             verified=verify,
             other_model=different,
             proposed_maps=[] if auto else proposed,
+            training=training,
+            acceptance=None if standard is None else accept(standard, training.pairs if training is not None else ()),
         )
 
 
