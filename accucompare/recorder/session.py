@@ -23,11 +23,11 @@ from accucompare.live.numerics import Numerics
 from accucompare.live.randomness import Draws, matched_randomness
 from accucompare.live.sources import digests_of, modules_in, versions_of
 from accucompare.recorder.feeding import Feed
+from accucompare.recorder.given import Given
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.recorder import Recorder
 from accucompare.recorder.start import Start
 from accucompare.recorder.state import Arguments, state_records
-from accucompare.recorder.updates import Given
 from accucompare.selection import Level, Mode, Steps
 
 
