@@ -256,6 +256,8 @@ def test_the_command_line_reads_both(target: str, tmp_path: Path, cli: Any) -> N
     done = cli("capture", target, "--backward", "--steps", "0,3-4", "--roles", "grads, series", "--out", out)
     assert done.returncode == 0, done.stderr
     assert step_numbers(out) == [0, 3, 4]
+    done = cli("capture", target, "--roles", "series", "--steps", 2, "--out", tmp_path / "series")
+    assert done.stdout.startswith(f"captured the series of 2 steps, no records in {tmp_path / 'series'}")
     refused = cli("capture", target, "--steps", "3-1", "--out", tmp_path / "no")
     assert refused.returncode == 2
     assert "3-1 goes down; write 1-3" in refused.stderr

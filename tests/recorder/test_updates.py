@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -374,3 +375,21 @@ def test_captures_that_end_in_the_order_they_began_leave_nothing(tmp_path: Path)
     for capture in captures:
         capture.__exit__(None, None, None)
     assert clip_grad._group_tensors_by_device_and_dtype is group
+
+
+def test_no_gradient_is_held_longer_than_plain_training_holds_it(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    gradients: list[weakref.ref[torch.Tensor]] = []
+    with ac.capture(model, tmp_path / "golden", backward=True):
+        out = model(torch.ones(64, 64))
+        out.register_hook(lambda grad: gradients.append(weakref.ref(grad)))
+        out.square().sum().backward()
+        del out
+        assert gradients[0]() is None  # what passes through the graph
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        gradients += [weakref.ref(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+        assert len(gradients) == 5
+        assert all(gradient() is None for gradient in gradients)  # those of the parameters
