@@ -201,7 +201,7 @@ def _fed_steps(golden: str | Path, case: Case, steps: Steps, trains: bool, notes
     """
     with open_bundle(golden) as bundle:
         held = bundle.manifest.options
-    trains = trains and bool(held.backward)
+    trains = trains and held.holds(RoleGroup.BACKWARD)
     if case.optimizer is None:
         return steps, trains
     if steps.count > 1 and not (trains and held.holds(RoleGroup.UPDATE)):
@@ -250,13 +250,26 @@ def build(target: str | None, place: torch.device, casting: Casting, seed: int, 
     if case.optimizer is not None and case.loss is None:
         raise CaseError(f"{name}: the case has an optimizer but no loss to send backward; give Case(…, loss=…)")
     inputs = _inputs(case.inputs, like, name)
+    named = dict(model.named_parameters())
     if casting.needed:  # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
         model._apply(casting)  # type: ignore[no-untyped-call]
     try:
         model = model.to(device=place)  # cast already: no operator runs on the device before its flags are set
     except RuntimeError as error:
         raise DeviceError(f"{name}: the model cannot be moved to {place}: {explain(place.type, error)}") from error
+    if case.optimizer is not None:
+        _hold_again(case.optimizer, named, dict(model.named_parameters()))
     return Built(case, name, model, inputs)
+
+
+def _hold_again(optimizer: Any, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]) -> None:
+    """Let an optimizer hold the parameters that have taken the place of those that it was made of, as some devices replace them."""
+    new = {parameter: after[name] for name, parameter in before.items() if after.get(name, parameter) is not parameter}
+    if new:
+        for group in optimizer.param_groups:
+            group["params"] = [new.get(parameter, parameter) for parameter in group["params"]]
+        for parameter in [parameter for parameter in optimizer.state if parameter in new]:
+            optimizer.state[new[parameter]] = optimizer.state.pop(parameter)
 
 
 def run_step(

@@ -86,7 +86,8 @@ class Recorder(Listener[_Call]):
         self._roles = frozenset(role for group in groups for role in ROLES_OF[group])
         golden = _GoldenState(feed, self) if feed is not None and feed.updates else None
         self._updates = Updates(modules, self, golden, given)
-        self._backward = Backward(modules, self, self._record_gradient) if RoleGroup.BACKWARD in groups else None
+        follows = RoleGroup.BACKWARD in groups or (feed is not None and feed.backward)
+        self._backward = Backward(modules, self, self._record_gradient) if follows else None
         self._called = False  # whether an outermost call has begun in this step
         self._computed_recorded = False
         self._outermost: set[str] = set()  # modules whose first outermost call has begun
@@ -117,6 +118,11 @@ class Recorder(Listener[_Call]):
         if self._backward is not None:
             return self._backward.count
         return self._updates.backwards if self._roles & {*TRAINING_ROLES} else 0
+
+    @property
+    def began_step(self) -> bool:
+        """Whether the model has been called in this step, as far as it is recorded."""
+        return self._called
 
     @property
     def holds_records(self) -> bool:
@@ -269,7 +275,7 @@ class Recorder(Listener[_Call]):
             self._record_value(_Call(module, name, update, None, None), role, path, value, False, how=how)
 
     def _record_gradient(self, call: _Call, role: Role, path: str, grad: torch.Tensor) -> None:
-        if self._writer.failure is None and self._is_selected(call):
+        if self._writer.failure is None and role in self._roles and self._is_selected(call):
             self._record_value(call, role, path, grad, False)
 
     def _record(self, call: _Call, role: Role, parts: Iterator[tuple[str, Any]]) -> None:

@@ -104,6 +104,14 @@ class Session:
             if not feed.fed:
                 raise CaptureError(f"{golden}: nothing of it was fed; {'; '.join(feed.notes()) or 'no module was called'}")
 
+    def _not_reached(self) -> list[str]:
+        """The steps that were to be recorded, and that the run did not come to."""
+        recorder, steps = self._recorder, self._steps
+        if steps is None or steps.chosen is None:
+            return []
+        late = [number for number in steps.chosen if number > recorder.step or (number == recorder.step and not recorder.began_step)]
+        return [f"the run ended before step(s) {Steps.of(late)} of --steps {steps}, which are not recorded"] if late else []
+
     def _end(self, error: BaseException | None) -> None:
         """Write the last step and the manifest."""
         recorder, manifest = self._recorder, self._writer.manifest
@@ -130,6 +138,7 @@ class Session:
                 "error": f"{len(recorder.errors)} module call(s) could not be recorded; the first: {recorder.errors[0]}"
             }
         manifest.complete = manifest.stopped is None
+        manifest.notes += self._not_reached()
         series = recorder.end_step()
         if recorder.records or series is not None:
             self._writer.end_step(recorder.step, error is not None, series, recorder.holds_records)
