@@ -115,6 +115,7 @@ class Session:
     def _end(self, error: BaseException | None) -> None:
         """Write the last step and the manifest."""
         recorder, manifest = self._recorder, self._writer.manifest
+        series = recorder.end_step()
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
         ran = {*manifest.model["sources"], *modules_in(recorder.files_run), *self._sources, optimizer} - {""}
@@ -139,7 +140,6 @@ class Session:
             }
         manifest.complete = manifest.stopped is None
         manifest.notes += self._not_reached()
-        series = recorder.end_step()
         if recorder.records or series is not None:
             self._writer.end_step(recorder.step, error is not None, series, recorder.holds_records)
         self._writer.close()
