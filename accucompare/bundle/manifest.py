@@ -18,6 +18,7 @@ from accucompare.bundle.records import count
 from accucompare.errors import BundleError
 from accucompare.files import replace_whole
 from accucompare.numbers.statistics import Count
+from accucompare.selection import RoleGroup
 from accucompare.version import __version__
 
 FORMAT = "accucompare bundle"
@@ -135,6 +136,8 @@ class Options(msgspec.Struct, frozen=True):
         loss: whether its case has a loss.
         backward: whether it holds gradients.
         no_backward: whether it was asked to hold none.
+        roles: the groups of records that it was asked to hold; ``None`` in older bundles, which hold all of what ``backward`` says.
+        chosen_steps: the steps that it was asked to hold, of a longer run; ``None`` if all were.
         optimizer: the class of the case's optimizer, if it has one.
         fallback: which modules ran in another type than the capture's.
         replaced: the weights that held other values than golden's before those were copied into the model.
@@ -153,9 +156,17 @@ class Options(msgspec.Struct, frozen=True):
     loss: bool | None = None
     backward: bool | None = None
     no_backward: bool | None = None
+    roles: tuple[RoleGroup, ...] | None = None
+    chosen_steps: tuple[Count, ...] | None = None
     optimizer: str | None = None
     fallback: Fallback | None = None
     replaced: tuple[str, ...] = ()
+
+    def holds(self, group: RoleGroup) -> bool:
+        """Whether it was asked to hold the records of a group, and there were such."""
+        if group is not RoleGroup.FORWARD and not self.backward:
+            return False
+        return self.roles is None or group in self.roles
 
 
 class Code(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from accucompare.bundle.records import TRAINING_ROLES, Key, Record, Role
 from accucompare.compare import unsteady
 from accucompare.compare.acceptance import accept
 from accucompare.compare.align import Pair, Renaming, align, unused
+from accucompare.compare.asked import not_asked
 from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
 from accucompare.compare.brought import own_baseline
 from accucompare.compare.choices import Calls, given_otherwise, judged_by_limits
@@ -107,6 +108,8 @@ def compare(
             outcomes = [not_run(pair, run) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
         without_gradients = untrained(golden_bundle, candidate_bundle)
         outcomes = [not_trained(pair, without_gradients) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
+        asked = golden_bundle.manifest.options, candidate_bundle.manifest.options
+        outcomes = [not_asked(pair, *asked) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
         rows = with_options(rows) + never_called(golden_bundle, candidate_bundle, selection)
         alone, compared = _without_baseline(rows, found)

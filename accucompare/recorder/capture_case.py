@@ -21,11 +21,11 @@ from accucompare.case import Case, load_case, steps_of
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, CaseError, DeviceError, UsageError
 from accucompare.live.names import name_modules
-from accucompare.recorder.golden_checks import check_golden
+from accucompare.recorder.golden_checks import check_golden, held_steps
 from accucompare.recorder.options import DEFAULTS, CaptureOptions
 from accucompare.recorder.session import recording
 from accucompare.recorder.state import Arguments, saved_inputs
-from accucompare.selection import FloatType, RoundedType
+from accucompare.selection import FloatType, RoleGroup, RoundedType, Steps
 
 
 class Casting:
@@ -72,10 +72,11 @@ def capture_case(
         out: directory to write the bundle to.
         device: where to run.
         options: as for ``accucompare.capture``, except:
-            steps: how many; as many as the case has inputs if not given, or as ``like`` or ``feed`` has. Inputs are used again from the
-            first if there are fewer.
+            steps: how many, or which; as many as the case has inputs if not given, or those of ``like`` or ``feed``. Inputs are used
+            again from the first if there are fewer.
             feed: with ``dtype`` float64, modules that do not run in it compute in float32, and the manifest lists them (``fallback``).
-            Loss and optimizer are left out; of a case with an optimizer only step 0 is run, since golden's later steps had other weights.
+            Where golden has no gradients, loss and optimizer are left out; where it has no updates, of a case with an optimizer only
+            step 0 is run, since golden's later steps had other weights.
         dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
         round_weights: what to round floating parameters, buffers and inputs to, before they are cast; they keep their types.
         repeat: how many times to run the case from scratch; the runs after the first one go to ``repeat1``, … in its directory.
@@ -122,7 +123,7 @@ def capture_case(
 
 def _taken_over(options: CaptureOptions, out: str | Path, round_weights: RoundedType | None) -> tuple[CaptureOptions, RoundedType | None]:
     """The options, with the seed, the steps and the rounding of ``like`` and ``feed`` where none is given."""
-    seed, steps = options.seed, options.steps
+    seed, steps = options.seed, options.asked
     for source in (options.like, options.feed):
         if source is None:
             continue
@@ -131,7 +132,7 @@ def _taken_over(options: CaptureOptions, out: str | Path, round_weights: Rounded
                 check_golden(bundle, out, steps)  # before the model is built
             made = bundle.manifest.capture
             seed = made.get("seed") if seed is None else seed
-            steps = steps or len(bundle.manifest.steps) or None
+            steps = steps or held_steps(bundle.manifest)
             rounded = made.get("round_weights")
             if source is options.like and round_weights not in (None, rounded):
                 raise UsageError(
@@ -160,13 +161,10 @@ def _capture_once(
     """
     built = build(target, place, casting, options.seed or 0, options.like)
     case, name, inputs = built.case, built.name, built.inputs
-    count = options.steps if options.steps is not None else len(inputs)
+    steps, trains, notes = options.asked or Steps(len(inputs)), options.trains, list[str]()
     fed = options.feed is not None
-    notes = []
-    trains = options.backward and (options.feed is None or _has_backward(options.feed))
-    if fed and not trains and case.optimizer is not None and count > 1:
-        notes.append(f"fed: only step 0 of {count} was run, since golden's later steps had the weights that its optimizer made")
-        count = 1
+    if options.feed is not None:
+        steps, trains = _fed_steps(options.feed, case, steps, trains, notes)
     model = built.model
     made: dict[str, Any] = {
         **casting.options,
@@ -181,23 +179,43 @@ def _capture_once(
         made["fallback"] = {"dtype": "float32", "modules": narrow}
         notes.append(f"{len(narrow)} module(s) do not run in float64 and ran in float32: {', '.join(narrow[:3])}")
     saved = inputs if options.save_state else None
-    all_steps = replace(options, steps=None)  # of those that are run here
+    recorded = replace(options, steps=steps if steps.chosen is not None else None)  # of those that are run here
     with (
         _naming_the_model(name, out, place.type, model),
-        recording(model, out, all_steps, device=place, case=name, inputs=saved, made=made, notes=notes) as session,
+        recording(model, out, recorded, device=place, case=name, inputs=saved, optimizer=case.optimizer, made=made, notes=notes) as session,
     ):
-        for step in range(count):
+        for step in range(steps.count):
             args, kwargs = moved(inputs[step % len(inputs)], place, casting)
             run_step(
                 model, args, kwargs, case.loss if trains or not fed else None, case.optimizer, grad or (fed and torch.is_grad_enabled())
             )
             session.step()
-            progress(step + 1, count)
+            progress(step + 1, steps.count)
 
 
-def _has_backward(golden: str | Path) -> bool:
+def _fed_steps(golden: str | Path, case: Case, steps: Steps, trains: bool, notes: list[str]) -> tuple[Steps, bool]:
+    """The steps that a fed capture runs, and whether it trains, as golden did; what is otherwise than asked is noted.
+
+    Raises:
+        UsageError: if golden lacks what the steps start from.
+    """
     with open_bundle(golden) as bundle:
-        return bool(bundle.manifest.options.backward)
+        held = bundle.manifest.options
+    trains = trains and held.holds(RoleGroup.BACKWARD)
+    if case.optimizer is None:
+        return steps, trains
+    if steps.count > 1 and not (trains and held.holds(RoleGroup.UPDATE)):
+        if not steps.has(0):
+            raise UsageError(
+                f"{golden}: has not the weights that golden's optimizer had made for step {next(iter(steps.numbers))}; capture golden with "
+                "its updates (--backward, and update among --roles)"
+            )
+        notes.append(f"fed: only step 0 of {steps.count} was run, since golden's later steps had the weights that its optimizer made")
+        steps = Steps(1)
+    own = _name_of(type(case.optimizer))
+    if trains and held.optimizer not in (None, own):
+        notes.append(f"fed: the optimizer is {own}, golden's {held.optimizer}: what only one of them keeps for a parameter is not fed")
+    return steps, trains
 
 
 @dataclass(frozen=True)
@@ -232,13 +250,26 @@ def build(target: str | None, place: torch.device, casting: Casting, seed: int, 
     if case.optimizer is not None and case.loss is None:
         raise CaseError(f"{name}: the case has an optimizer but no loss to send backward; give Case(…, loss=…)")
     inputs = _inputs(case.inputs, like, name)
+    named = dict(model.named_parameters())
     if casting.needed:  # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
         model._apply(casting)  # type: ignore[no-untyped-call]
     try:
         model = model.to(device=place)  # cast already: no operator runs on the device before its flags are set
     except RuntimeError as error:
         raise DeviceError(f"{name}: the model cannot be moved to {place}: {explain(place.type, error)}") from error
+    if case.optimizer is not None:
+        _hold_again(case.optimizer, named, dict(model.named_parameters()))
     return Built(case, name, model, inputs)
+
+
+def _hold_again(optimizer: Any, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]) -> None:
+    """Let an optimizer hold the parameters that have taken the place of those that it was made of, as some devices replace them."""
+    new = {parameter: after[name] for name, parameter in before.items() if after.get(name, parameter) is not parameter}
+    if new:
+        for group in optimizer.param_groups:
+            group["params"] = [new.get(parameter, parameter) for parameter in group["params"]]
+        for parameter in [parameter for parameter in optimizer.state if parameter in new]:
+            optimizer.state[new[parameter]] = optimizer.state.pop(parameter)
 
 
 def run_step(

@@ -23,11 +23,12 @@ from accucompare.live.numerics import Numerics
 from accucompare.live.randomness import Draws, matched_randomness
 from accucompare.live.sources import digests_of, modules_in, versions_of
 from accucompare.recorder.feeding import Feed
+from accucompare.recorder.given import Given
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.recorder import Recorder
 from accucompare.recorder.start import Start
 from accucompare.recorder.state import Arguments, state_records
-from accucompare.selection import Level, Mode
+from accucompare.selection import Level, Mode, Steps
 
 
 class Session:
@@ -44,7 +45,7 @@ class Session:
         recorder: Recorder,
         writer: BundleWriter,
         draws: Draws | None,
-        steps: int | None,
+        steps: Steps | None,
         numerics: Numerics,
         modules: Modules,
         eager: bool,
@@ -79,15 +80,17 @@ class Session:
         failure = self._writer.failure or self._recorder.failure
         if failure is not None:
             raise failure
-        if not self._recorder.listening:
+        recorder, steps = self._recorder, self._steps
+        if steps is not None and recorder.step >= steps.count:
             return
-        self._numerics.end_step(self._recorder.step)
-        self._writer.end_step(self._recorder.step)
-        self._recorder.next_step()
-        if self._draws is not None:
+        if recorder.listening:
+            self._numerics.end_step(recorder.step)
+            series = recorder.end_step()
+            self._writer.end_step(recorder.step, series=series, holds_records=recorder.holds_records)
+        recorder.next_step()
+        if self._draws is not None:  # also in steps that are not recorded, whose draws are numbered with the others
             self._draws.end_step()
-        if self._steps is not None and self._recorder.step >= self._steps:
-            self._recorder.listening = False
+        recorder.listening = steps is None or steps.has(recorder.step)
 
     def _check_end(self, feed: Feed | None, golden: str | Path | None) -> None:
         """Raise what the model has caught, and refuse a fed capture in which nothing was fed."""
@@ -101,9 +104,18 @@ class Session:
             if not feed.fed:
                 raise CaptureError(f"{golden}: nothing of it was fed; {'; '.join(feed.notes()) or 'no module was called'}")
 
+    def _not_reached(self) -> list[str]:
+        """The steps that were to be recorded, and that the run did not come to."""
+        recorder, steps = self._recorder, self._steps
+        if steps is None or steps.chosen is None:
+            return []
+        late = [number for number in steps.chosen if number > recorder.step or (number == recorder.step and not recorder.began_step)]
+        return [f"the run ended before step(s) {Steps.of(late)} of --steps {steps}, which are not recorded"] if late else []
+
     def _end(self, error: BaseException | None) -> None:
         """Write the last step and the manifest."""
         recorder, manifest = self._recorder, self._writer.manifest
+        series = recorder.end_step()
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
         ran = {*manifest.model["sources"], *modules_in(recorder.files_run), *self._sources, optimizer} - {""}
@@ -127,8 +139,9 @@ class Session:
                 "error": f"{len(recorder.errors)} module call(s) could not be recorded; the first: {recorder.errors[0]}"
             }
         manifest.complete = manifest.stopped is None
-        if recorder.records:
-            self._writer.end_step(recorder.step, partial=error is not None)
+        manifest.notes += self._not_reached()
+        if recorder.records or series is not None:
+            self._writer.end_step(recorder.step, error is not None, series, recorder.holds_records)
         self._writer.close()
         if recorder.errors:
             warnings.warn(
@@ -145,7 +158,8 @@ def capture(
     mode: str = Mode.TENSORS,
     level: str = Level.MODULE,
     seed: int | None = None,
-    steps: int | None = None,
+    steps: int | str | Iterable[int] | None = None,
+    roles: str | Iterable[str] | None = None,
     only: str | Iterable[str] = (),
     skip: str | Iterable[str] = (),
     overwrite: bool = False,
@@ -163,6 +177,8 @@ def capture(
     device: torch.device | None = None,
     case: str | None = None,
     inputs: list[Arguments] | None = None,
+    optimizer: Any = None,
+    scaler: Any = None,
     made: Mapping[str, Any] | None = None,
     notes: Iterable[str] = (),
 ) -> contextlib.AbstractContextManager[Session]:
@@ -179,7 +195,11 @@ def capture(
         level: ``"op"`` records the operators called in the code of the modules that ``only`` selects, too, with their source lines, and
             the calls that these modules make. With ``feed``, operators are fed as well; golden must be of this level then.
         seed: of the random operations; 0 if not given, or that of ``like``.
-        steps: record this many steps and no more; without it, all.
+        steps: record this many steps and no more; without it, all. Or the numbers of the steps to record, a list of them or text such as
+            ``"0,10,100-102"`` (``"10-10"`` is step 10 alone): the others run as if there were no capture.
+        roles: what to record, of ``"forward"``, ``"backward"`` (gradients at every layer), ``"grads"`` (of parameters) and ``"update"``, as
+            a list or as text with commas; instead of ``backward``. ``"series"`` alone makes no record: of training, each step's losses,
+            learning rates, gradient norm and digests are in the manifest in any case, kilobytes for 1,000 steps.
         only, skip: globs of qualified names to record and to leave out; those of ``like`` if neither is given. The outermost
             call's inputs are always recorded.
         overwrite: replace an earlier bundle in ``out``.
@@ -205,6 +225,9 @@ def capture(
         device: where the model computes; where its first parameter or buffer is, if not given.
         case: how the manifest shall call what is run.
         inputs: the inputs to save with ``save_state``, one entry of positional and keyword arguments a step.
+        optimizer: the optimizer of the model's parameters, or a list of them. Optimizers are seen without, when they step; with it, one
+            that holds none of the model's parameters is an error.
+        scaler: what scales the loss. ``GradScaler`` and what is derived of it are seen without.
         made: options by which the model was made, for the manifest: dtype, round_weights.
         notes: sentences more for the manifest.
 
@@ -228,6 +251,7 @@ def capture(
         level=level,
         seed=seed,
         steps=steps,
+        roles=roles,
         only=only,
         skip=skip,
         overwrite=overwrite,
@@ -243,7 +267,9 @@ def capture(
         emulate=emulate,
         queue_bytes=queue_bytes,
     )
-    return recording(model, out, options, device=device, case=case, inputs=inputs, made=made, notes=notes)
+    return recording(
+        model, out, options, device=device, case=case, inputs=inputs, optimizer=optimizer, scaler=scaler, made=made, notes=notes
+    )
 
 
 @contextlib.contextmanager
@@ -255,6 +281,8 @@ def recording(
     device: torch.device | None = None,
     case: str | None = None,
     inputs: list[Arguments] | None = None,
+    optimizer: Any = None,
+    scaler: Any = None,
     made: Mapping[str, Any] | None = None,
     notes: Iterable[str] = (),
 ) -> Iterator[Session]:
@@ -264,6 +292,7 @@ def recording(
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
     modules = name_modules(model)
+    told = Given.of(optimizer, scaler, modules)
     device, rank, ranks = device or device_of(model), *rank_and_ranks()
     notes_on_it = notes_on(modules)  # before it is given the weights and the mode of another
     numerics = Numerics(device, deterministic=options.deterministic, hf32=options.hf32, tf32=options.tf32, emulate=options.emulate)
@@ -288,10 +317,10 @@ def recording(
             if eager:  # inner hooks of a compiled model stop firing after its first call
                 stack.enter_context(eager_stance())
             on_first_call = _on_first_call(manifest, model, device)
-            recorder = Recorder(modules, start.selection, writer, on_first_call, start.feed, options.level == Level.OP, options.backward)
+            level = options.level == Level.OP
+            recorder = Recorder(modules, start.selection, writer, on_first_call, start.feed, level, start.groups, told)
             stack.callback(recorder.remove)
-            recorder.record_computed()
-            recorder.install()
+            recorder.install(start.steps)
         except BaseException:
             with contextlib.suppress(CaptureError):
                 writer.close()

@@ -18,11 +18,11 @@ from accucompare.errors import UsageError
 from accucompare.live.environment import describe_model
 from accucompare.live.names import Modules
 from accucompare.recorder.feeding import Feed
-from accucompare.recorder.golden_checks import check_golden, check_model
+from accucompare.recorder.golden_checks import check_golden, check_model, held_steps
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.renaming import maps_in_force, selection_of
 from accucompare.recorder.state import restore_weights
-from accucompare.selection import Level, Mode, Selection
+from accucompare.selection import Level, Mode, RoleGroup, Selection, Steps
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Start:
     """What a capture starts from: what was asked, and what ``like`` and ``feed`` add to it.
 
     Attributes:
-        seed, steps, selection: in force.
+        seed, steps, selection, groups: in force.
         renamings: of the layers of ``like`` and ``feed``.
         notes: sentences for the manifest.
         replaced: the weights that held other values before those of ``like`` were copied.
@@ -39,8 +39,9 @@ class Start:
     """
 
     seed: int | None
-    steps: int | None
+    steps: Steps | None
     selection: Selection
+    groups: tuple[RoleGroup, ...]
     renamings: list[Renaming]
     notes: list[str]
     replaced: list[str] = field(default_factory=list)
@@ -67,7 +68,7 @@ class Start:
             UsageError: if one of them does not fit the model or the options.
         """
         renamings, notes = maps_in_force(options, modules) if options.map else ([], [])
-        start = cls(options.seed, options.steps, options.selection, renamings, notes)
+        start = cls(options.seed, options.asked, options.selection, options.groups, renamings, notes)
         if options.like is not None:
             with open_bundle(options.like) as source:
                 buffer_notes, start.replaced = restore_weights(source, modules, renamings)
@@ -83,10 +84,17 @@ class Start:
             check_golden(golden, out, start.steps, ranks[1])
             check_model(golden, ranks[0], start.model, options.force, renamings, options.like)
             start._take_over(golden.manifest, modules)
-            start.steps = start.steps or len(golden.manifests[ranks[0]].steps)
+            start.steps = start.steps or held_steps(golden.manifests[ranks[0]])
             start.feed = Feed(golden, ranks[0], modules, renamings)
-            start.feed.backward = start.feed.backward and options.backward
+            start.feed.backward = start.feed.backward and options.trains
+            start.feed.updates = start.feed.updates and start.feed.backward
+            held = golden.manifest.options
+            if options.roles is None:  # what golden does not hold has no partner
+                start.groups = tuple(group for group in start.groups if held.roles is None or group in held.roles)
             if not start.feed.backward:
+                if held.backward and options.trains:
+                    notes.append("nothing of the backward and the update was run: golden holds no gradients of layers to feed (--roles)")
+                    start.groups = tuple(group for group in start.groups if group in (RoleGroup.FORWARD, RoleGroup.SERIES))
                 stack.enter_context(torch.set_grad_enabled(_differentiates(golden)))
             if options.level == Level.OP and golden.manifest.capture.get("level") != Level.OP:
                 chosen = f"--only {' --only '.join(start.selection.only) or 'NAME'}"
@@ -121,7 +129,9 @@ class Start:
                 "mode": Mode(options.mode).value,
                 "level": Level(options.level).value,
                 "seed": self.seed,
-                "steps": self.steps,
+                "steps": None if self.steps is None or self.steps.chosen is not None else self.steps.count,
+                "chosen_steps": None if self.steps is None or self.steps.chosen is None else list(self.steps.chosen),
+                "roles": [group.value for group in self.groups],
                 "only": list(self.selection.only),
                 "skip": list(self.selection.skip),
                 "like": options.like and str(options.like),
@@ -131,7 +141,7 @@ class Start:
                 "feed": fed,
                 "grad": None,
                 "backward": False,
-                "no_backward": not options.backward,
+                "no_backward": not options.trains,
                 "dtype": None,
                 "round_weights": None,
             },
