@@ -45,14 +45,6 @@ def describe_environment(device: torch.device, case: str | None) -> dict[str, An
     }
 
 
-def describe_autocast(device: torch.device) -> dict[str, Any] | None:
-    """The autocast in force: device type and dtype; ``None`` if none is."""
-    for kind in dict.fromkeys((device.type, "cpu")):
-        if torch.is_autocast_enabled(kind):
-            return {"device": kind, "dtype": str(torch.get_autocast_dtype(kind)).removeprefix("torch.")}
-    return None
-
-
 def describe_model(modules: Modules) -> dict[str, Any]:
     """Class, mode, modules, their code and configuration, and a fingerprint of every parameter and buffer."""
     tables: dict[str, dict[str, Any]] = {"parameters": {}, "buffers": {}}

@@ -21,6 +21,7 @@ import torch
 import xxhash
 
 from accucompare.live.dispatch import intercepting, own, plainly, register
+from accucompare.live.random_state import get_state, set_state
 
 _STEPS = {torch.bfloat16: 2.0**8, torch.float16: 2.0**11}  # how many uniform numbers a narrow type has between 0 and 1
 _aten = torch.ops.aten
@@ -152,22 +153,6 @@ def _is_plain(tensor: torch.Tensor, draws: Draws) -> bool:
         draws.unmatched.add("an operation inside torch.func")
         return False
     return not (tensor.is_meta or tensor.is_nested)
-
-
-def get_state(device: torch.device) -> torch.Tensor:
-    """The state of a device's own generator."""
-    if device.type == "cpu":
-        return torch.default_generator.get_state()
-    state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
-    return state
-
-
-def set_state(device: torch.device, state: torch.Tensor) -> None:
-    """Put ``get_state`` back."""
-    if device.type == "cpu":
-        torch.default_generator.set_state(state)
-    else:
-        torch.get_device_module(device).set_rng_state(state, device)
 
 
 def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:

@@ -17,7 +17,8 @@ from accucompare.bundle.lock import locked
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter
 from accucompare.errors import CaptureError, UsageError
-from accucompare.live.environment import describe_autocast, describe_environment, device_of, notes_on, notes_on_what_ran
+from accucompare.live.autocast import describe_autocast
+from accucompare.live.environment import describe_environment, device_of, notes_on, notes_on_what_ran
 from accucompare.live.names import Modules, name_modules
 from accucompare.live.numerics import Numerics
 from accucompare.live.randomness import Draws, matched_randomness

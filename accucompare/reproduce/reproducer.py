@@ -18,14 +18,15 @@ from accucompare.case import load_case
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import AccucompareError, BundleError, CaptureError, CaseError, DeviceError, UsageError
 from accucompare.findings.events import Direction, Site
+from accucompare.live.autocast import autocast_then
 from accucompare.live.hooks import arguments_of
 from accucompare.live.names import Modules, name_modules, unwrapped
-from accucompare.live.randomness import set_state
+from accucompare.live.random_state import set_state
 from accucompare.live.state import put_together
 from accucompare.live.tensors import from_bits
 from accucompare.live.values import leaves
 from accucompare.reproduce.outcome import Outcome, TableRow, cells, counts, is_bad, looking_inside
-from accucompare.reproduce.snapshot import SnapshotDescription, always, autocast_then
+from accucompare.reproduce.snapshot import SnapshotDescription, always
 
 SHOWS, FINITE, TROUBLE = 1, 0, 2
 

@@ -24,13 +24,15 @@ from accucompare.findings.observations import FLAG, MINUS, NAN, PLUS, Limits, Wh
 from accucompare.findings.origins import judge
 from accucompare.live import points
 from accucompare.live.attributes import numbers_of, set_attributes
+from accucompare.live.autocast import autocast_now, autocast_then
 from accucompare.live.gradients import register_first_hook
 from accucompare.live.hooks import in_backward, listens
 from accucompare.live.names import Modules
+from accucompare.live.random_state import RandomState
 from accucompare.live.values import leaves
 from accucompare.recorder.recorder import Recorder
 from accucompare.reproduce.outcome import is_bad
-from accucompare.reproduce.snapshot import RandomState, Snapshot, always, autocast_now, autocast_then
+from accucompare.reproduce.snapshot import Snapshot, always
 from accucompare.watcher.contexts import Context, copies_of
 from accucompare.watcher.extrema import Meter
 from accucompare.watcher.hooks import Watcher
