@@ -31,5 +31,5 @@ def describe_autocast(device: torch.device) -> dict[str, Any] | None:
     """The autocast in force: device type and dtype; ``None`` if none is."""
     for kind in dict.fromkeys((device.type, "cpu")):
         if torch.is_autocast_enabled(kind):
-            return {"device": kind, "dtype": str(torch.get_autocast_dtype(kind)).removeprefix("torch.")}
+            return {"device": kind, "dtype": dtype_name(torch.get_autocast_dtype(kind))}
     return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +30,12 @@ def set_state(device: torch.device, state: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class RandomState:
-    """The states of all random generators that a model may draw from: by device (``cpu``, ``cuda:0``, ``npu:0``); Python's; NumPy's."""
+    """The states of the random generators that a model may draw from.
+
+    Attributes:
+        devices: by device: ``cpu``, ``cuda:0``, ``npu:0``.
+        python, numpy: those of ``random`` and ``numpy.random``; ``None`` if they are not known.
+    """
 
     devices: dict[str, torch.Tensor] = field(default_factory=dict)
     python: Any = None
@@ -36,11 +43,25 @@ class RandomState:
 
     @classmethod
     def now(cls, device: torch.device) -> RandomState:
+        """Of the CPU, of this device, of Python and of NumPy."""
         devices = {str(each): get_state(each) for each in dict.fromkeys((torch.device("cpu"), device))}
         return cls(devices, random.getstate(), np.random.get_state())
 
     def restore(self) -> None:
+        """Put back what it has."""
         for name, state in self.devices.items():
             set_state(torch.device(name), state)
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
+        if self.python is not None:
+            random.setstate(self.python)
+        if self.numpy is not None:
+            np.random.set_state(self.numpy)
+
+
+@contextlib.contextmanager
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """Put the random states back when the context ends."""
+    state = RandomState.now(device)
+    try:
+        yield
+    finally:
+        state.restore()
