@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import xxhash
 
+from accucompare.bundle.training_state import SavedDraws
 from accucompare.live.dispatch import intercepting, own, plainly, register
 from accucompare.live.random_state import get_state, set_state
 
@@ -35,11 +36,13 @@ class Draws:
         seed: of the capture.
         count: how many draws there were.
         unmatched: operations whose numbers still came from the device.
+        repeated: whether a step drew what the one before had drawn, since the generators were seeded again.
     """
 
     seed: int
     count: int = 0
     unmatched: set[str] = field(default_factory=set)
+    repeated: bool = False
     _numbers: dict[bytes, int] = field(default_factory=dict)
     _earlier: dict[bytes, int] = field(default_factory=dict)
 
@@ -48,7 +51,9 @@ class Draws:
 
         So a loop that seeds again draws the same again, as it would plainly, and so does a recomputation.
         """
-        number = self._numbers.get(state, self._earlier.get(state))
+        number = self._numbers.get(state)
+        if number is None and state in self._earlier:
+            number, self.repeated = self._earlier[state], True
         if number is None:
             number = self.count
             self.count += 1
@@ -58,6 +63,19 @@ class Draws:
     def end_step(self) -> None:
         """Forget the states of the step before the one that ends; this one's backward may be still to come."""
         self._earlier, self._numbers = self._numbers, {}
+
+    def saved(self) -> SavedDraws:
+        """What the draws of the next step depend on; to be asked between two steps."""
+        return SavedDraws(self.count, {state.hex(): number for state, number in self._earlier.items()}, self.repeated)
+
+    def restore(self, saved: SavedDraws) -> None:
+        """Draw on from there.
+
+        Raises:
+            ValueError: if it is damaged.
+        """
+        self.count, self.repeated = saved.count, saved.repeated
+        self._earlier, self._numbers = {bytes.fromhex(state): number for state, number in saved.numbers.items()}, {}
 
 
 _active: list[tuple[int, Draws]] = []

@@ -25,6 +25,7 @@ from accucompare.recorder.golden_checks import check_golden
 from accucompare.recorder.options import DEFAULTS, CaptureOptions
 from accucompare.recorder.session import recording
 from accucompare.recorder.state import Arguments, saved_inputs
+from accucompare.recorder.training_state import NOTHING, Training
 from accucompare.selection import FloatType, RoundedType
 
 
@@ -161,17 +162,18 @@ def _capture_once(
     built = build(target, place, casting, options.seed or 0, options.like)
     case, name, inputs = built.case, built.name, built.inputs
     count = options.steps if options.steps is not None else len(inputs)
+    first = _first_step(options.like)
     fed = options.feed is not None
     notes = []
     trains = options.backward and (options.feed is None or _has_backward(options.feed))
     if fed and not trains and case.optimizer is not None and count > 1:
-        notes.append(f"fed: only step 0 of {count} was run, since golden's later steps had the weights that its optimizer made")
+        notes.append(f"fed: only step {first} of {count} was run, since golden's later steps had the weights that its optimizer made")
         count = 1
     model = built.model
     made: dict[str, Any] = {
         **casting.options,
         "loss": case.loss is not None,
-        "optimizer": None if case.optimizer is None else _name_of(type(case.optimizer)),
+        "optimizer": _name_of(type(built.training.optimizers[0])) if built.training.optimizers else None,
     }
     named = name_modules(model).named
     narrow = [name for name, module in named.items() if _name_of(type(module)) in narrowed]
@@ -182,17 +184,25 @@ def _capture_once(
         notes.append(f"{len(narrow)} module(s) do not run in float64 and ran in float32: {', '.join(narrow[:3])}")
     saved = inputs if options.save_state else None
     all_steps = replace(options, steps=None)  # of those that are run here
+    training = built.training if trains or not fed else NOTHING
     with (
         _naming_the_model(name, out, place.type, model),
-        recording(model, out, all_steps, device=place, case=name, inputs=saved, made=made, notes=notes) as session,
+        recording(model, out, all_steps, device=place, case=name, inputs=saved, made=made, notes=notes, training=training) as session,
     ):
-        for step in range(count):
+        for step in range(first, first + count):
             args, kwargs = moved(inputs[step % len(inputs)], place, casting)
-            run_step(
-                model, args, kwargs, case.loss if trains or not fed else None, case.optimizer, grad or (fed and torch.is_grad_enabled())
-            )
+            run_step(model, args, kwargs, case.loss if trains or not fed else None, training, grad or (fed and torch.is_grad_enabled()))
             session.step()
-            progress(step + 1, count)
+            progress(step - first + 1, count)
+
+
+def _first_step(like: str | Path | None) -> int:
+    """The step that begins with the state of ``like``."""
+    if like is None:
+        return 0
+    with open_bundle(like) as bundle:
+        state = bundle.manifest.training.training_state
+        return 0 if state is None else state.step
 
 
 def _has_backward(golden: str | Path) -> bool:
@@ -209,12 +219,14 @@ class Built:
         name: the target that it was found under.
         model: cast, and on the device.
         inputs: one entry of positional and keyword arguments a step, on the CPU.
+        training: what it has beside the model.
     """
 
     case: Case
     name: str
     model: nn.Module
     inputs: list[Arguments]
+    training: Training
 
 
 def build(target: str | None, place: torch.device, casting: Casting, seed: int, like: str | Path | None = None) -> Built:
@@ -229,8 +241,7 @@ def build(target: str | None, place: torch.device, casting: Casting, seed: int, 
     model = case.model
     if not isinstance(model, nn.Module):
         raise CaseError(f"{name}: the case's model must be a torch.nn.Module, but is a {type(model).__name__}")
-    if case.optimizer is not None and case.loss is None:
-        raise CaseError(f"{name}: the case has an optimizer but no loss to send backward; give Case(…, loss=…)")
+    training = _training(case, name)
     inputs = _inputs(case.inputs, like, name)
     if casting.needed:  # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
         model._apply(casting)  # type: ignore[no-untyped-call]
@@ -238,11 +249,29 @@ def build(target: str | None, place: torch.device, casting: Casting, seed: int, 
         model = model.to(device=place)  # cast already: no operator runs on the device before its flags are set
     except RuntimeError as error:
         raise DeviceError(f"{name}: the model cannot be moved to {place}: {explain(place.type, error)}") from error
-    return Built(case, name, model, inputs)
+    return Built(case, name, model, inputs, training)
+
+
+def _training(case: Case, name: str) -> Training:
+    """What a case has beside its model; CaseError if it does not go together."""
+    if case.optimizer is not None and case.loss is None:
+        raise CaseError(f"{name}: the case has an optimizer but no loss to send backward; give Case(…, loss=…)")
+    for word, value in (("scheduler", case.scheduler), ("scaler", case.scaler)):
+        if value is not None and case.optimizer is None:
+            raise CaseError(f"{name}: the case has a {word} but no optimizer; give Case(…, optimizer=…)")
+    try:
+        return Training.of(case.optimizer, case.scheduler, case.scaler)
+    except UsageError as error:
+        raise CaseError(f"{name}: the case's {error}") from None
 
 
 def run_step(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Any] | None, optimizer: Any, grad: bool = False
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    loss: Callable[[Any], Any] | None,
+    training: Training = NOTHING,
+    grad: bool = False,
 ) -> Any:
     """One step: the forward, and with a loss its backward, and with an optimizer its update.
 
@@ -259,10 +288,8 @@ def run_step(
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
         raise CaseError(f"the case's loss must return a tensor of one element, but returned {found}")
-    value.backward()  # type: ignore[no-untyped-call]
-    if optimizer is not None:
-        optimizer.step()
-        optimizer.zero_grad()
+    training.scaled(value).backward()  # type: ignore[no-untyped-call]
+    training.update(value)
     return value.detach()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -27,7 +28,8 @@ from accucompare.recorder.feeding import Feed
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.recorder import Recorder
 from accucompare.recorder.start import Start
-from accucompare.recorder.state import Arguments, state_records
+from accucompare.recorder.state import Arguments
+from accucompare.recorder.training_state import NOTHING, StateSaver, Training, UnknownOptimizers
 from accucompare.selection import Level, Mode
 
 
@@ -49,13 +51,17 @@ class Session:
         numerics: Numerics,
         modules: Modules,
         eager: bool,
-        sources: Iterable[str] = (),
+        start: Start,
+        saver: StateSaver | None,
+        unknown: UnknownOptimizers,
     ) -> None:
         """What the running capture is made of.
 
         Args:
             eager: whether compiled code runs eagerly.
-            sources: Python modules whose files the manifest shall name if they are loaded, whether or not they run.
+            start: what it starts from.
+            saver: of the training's state; ``None`` if that is not to be saved, or no more.
+            unknown: the optimizers that step although they were not given.
         """
         self.path = path
         self._recorder = recorder
@@ -65,7 +71,9 @@ class Session:
         self._numerics = numerics
         self._modules = modules
         self._eager = eager
-        self._sources = sources
+        self._start = start
+        self._saver = saver
+        self._unknown = unknown
 
     @property
     def step_number(self) -> int:
@@ -87,8 +95,17 @@ class Session:
         self._recorder.next_step()
         if self._draws is not None:
             self._draws.end_step()
-        if self._steps is not None and self._recorder.step >= self._steps:
+        if self._steps is not None and self._recorder.step - self._start.step >= self._steps:
             self._recorder.listening = False
+
+    def _note_unknown_optimizers(self) -> None:
+        """List as missing what the state that was saved, or started from, does not have of them."""
+        self._unknown.remove()
+        capture = self._writer.manifest.capture
+        for name in ("training_state", "started"):
+            if capture[name] is not None:
+                missing = msgspec.to_builtins(self._unknown.missing(capture[name]["step"]))
+                capture[name] = {**capture[name], "missing": [*capture[name]["missing"], *missing]}
 
     def _check_end(self, feed: Feed | None, golden: str | Path | None) -> None:
         """Raise what the model has caught, and refuse a fed capture in which nothing was fed."""
@@ -107,7 +124,7 @@ class Session:
         recorder, manifest = self._recorder, self._writer.manifest
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
-        ran = {*manifest.model["sources"], *modules_in(recorder.files_run), *self._sources, optimizer} - {""}
+        ran = {*manifest.model["sources"], *modules_in(recorder.files_run), *self._start.sources, optimizer} - {""}
         manifest.model["sources"] = digests_of(ran)
         manifest.model["differentiates"] = torch.autograd.__file__ in recorder.files_run
         manifest.capture["backward"] = recorder.backwards > 0
@@ -116,6 +133,7 @@ class Session:
         manifest.environment["random"] = "drawn on the device" if self._draws is None else "drawn on the CPU"
         if self._draws is not None:
             manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]
+        self._note_unknown_optimizers()
         manifest.notes += self._numerics.notes()
         manifest.notes += recorder.training_notes()
         manifest.notes += notes_on_what_ran(self._modules, self._eager and recorder.called_compiled)
@@ -151,6 +169,9 @@ def capture(
     skip: str | Iterable[str] = (),
     overwrite: bool = False,
     save_state: bool = False,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
     like: str | Path | None = None,
     feed: str | Path | None = None,
     map: str | Iterable[str] = (),
@@ -184,9 +205,13 @@ def capture(
         only, skip: globs of qualified names to record and to leave out; those of ``like`` if neither is given. The outermost
             call's inputs are always recorded.
         overwrite: replace an earlier bundle in ``out``.
-        save_state: save parameters, buffers and ``inputs`` too, for ``like``.
+        save_state: save parameters, buffers and ``inputs`` too, for ``like``, and what else a training step starts from: ``optimizer``,
+            ``scheduler``, ``scaler``, the states of random generators, gradients and the step's number. What cannot be saved is listed
+            in the manifest. The state is that before the first step.
+        optimizer, scheduler, scaler: those of the loop, for ``save_state`` and ``like``; one, or a list of them.
         like: a bundle captured with ``save_state``: its weights and buffers are copied into the model before it runs, its
-            train or eval mode is set, and its seed and selection are taken over.
+            train or eval mode is set, and its seed and selection are taken over. The capture begins with the step of the state
+            (``session.step_number``), with the optimizer, scheduler, scaler and random generators as they were then.
         feed: a golden bundle: every module call is given golden's inputs in place of those that arrive, and its caller golden's outputs
             in place of those computed (fresh copies in the same dtype and on the same device), after what arrived and what was computed
             is recorded. So each record shows the error of one module, or of the code of one parent before it. Without gradients, unless
@@ -244,7 +269,8 @@ def capture(
         emulate=emulate,
         queue_bytes=queue_bytes,
     )
-    return recording(model, out, options, device=device, case=case, inputs=inputs, made=made, notes=notes)
+    training = Training.of(optimizer, scheduler, scaler)
+    return recording(model, out, options, device=device, case=case, inputs=inputs, made=made, notes=notes, training=training)
 
 
 @contextlib.contextmanager
@@ -258,6 +284,7 @@ def recording(
     inputs: list[Arguments] | None = None,
     made: Mapping[str, Any] | None = None,
     notes: Iterable[str] = (),
+    training: Training = NOTHING,
 ) -> Iterator[Session]:
     """What ``capture`` does, with its options as one object."""
     if options.like is not None and Path(options.like).resolve() == Path(out).resolve():
@@ -270,7 +297,8 @@ def recording(
     numerics = Numerics(device, deterministic=options.deterministic, hf32=options.hf32, tf32=options.tf32, emulate=options.emulate)
     with contextlib.ExitStack() as stack:
         stack.enter_context(numerics.in_force())
-        start = Start.of(model, modules, out, options, (rank, ranks), stack)
+        saver = StateSaver(modules, training, device, inputs) if options.save_state else None
+        start = Start.of(model, modules, out, options, (rank, ranks), stack, training, device)
         start.notes[:0] = [*notes_on_it, *notes]
         directory = Path(out)
         stack.enter_context(_prepared(directory, options.overwrite, rank, ranks))
@@ -279,10 +307,10 @@ def recording(
         manifest.environment.update({**describe_environment(device, case), "autocast": None, "random": None})
         writer = BundleWriter(directory, manifest, rank, options.queue_bytes, tensors=options.mode == Mode.TENSORS)
         try:
-            if options.save_state:
-                records, manifest.capture["inputs"] = state_records(modules, inputs)
-                writer.write_state(records)
             draws = stack.enter_context(matched_randomness(start.seed or 0))
+            start.restore_training(manifest, draws)
+            if saver is not None:
+                saver.write(writer, start.step, draws)
             if draws is None:
                 manifest.notes.append("this version of torch does not let random operations be matched across devices")
             eager = "torch._dynamo" in sys.modules
@@ -291,13 +319,16 @@ def recording(
             on_first_call = _on_first_call(manifest, model, device)
             recorder = Recorder(modules, start.selection, writer, on_first_call, start.feed, options.level == Level.OP, options.backward)
             stack.callback(recorder.remove)
+            recorder.step = start.step
             recorder.record_computed()
             recorder.install()
+            unknown = UnknownOptimizers(modules, training)
+            stack.callback(unknown.remove)
         except BaseException:
             with contextlib.suppress(CaptureError):
                 writer.close()
             raise
-        session = Session(directory, recorder, writer, draws, start.steps, numerics, modules, eager, start.sources)
+        session = Session(directory, recorder, writer, draws, start.steps, numerics, modules, eager, start, saver, unknown)
         try:
             with numerics.emulation():
                 yield session

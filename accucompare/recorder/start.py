@@ -8,20 +8,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
+from accucompare.bundle.training_state import Started
 from accucompare.compare.align import Renaming, counterparts
 from accucompare.errors import UsageError
 from accucompare.live.environment import describe_model
 from accucompare.live.names import Modules
+from accucompare.live.randomness import Draws
+from accucompare.recorder.continuation import Continuation
 from accucompare.recorder.feeding import Feed
 from accucompare.recorder.golden_checks import check_golden, check_model
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.renaming import maps_in_force, selection_of
 from accucompare.recorder.state import restore_weights
+from accucompare.recorder.training_state import Training
 from accucompare.selection import Level, Mode, Selection
 
 
@@ -36,6 +41,7 @@ class Start:
         replaced: the weights that held other values before those of ``like`` were copied.
         model: described, with its weights as they are now.
         golden, feed: what it is fed with, if it is.
+        continuation: the training state of ``like``, if it has one.
     """
 
     seed: int | None
@@ -47,6 +53,7 @@ class Start:
     model: dict[str, Any] = field(default_factory=dict)
     golden: Bundle | None = None
     feed: Feed | None = None
+    continuation: Continuation | None = None
 
     @classmethod
     def of(
@@ -57,11 +64,15 @@ class Start:
         options: CaptureOptions,
         ranks: tuple[int, int],
         stack: contextlib.ExitStack,
+        training: Training,
+        device: torch.device,
     ) -> Start:
         """Restore the weights of ``like`` and open the golden of ``feed``, which the stack closes.
 
         Args:
             ranks: this process's, and how many there are.
+            training: what the loop has beside the model.
+            device: where the model computes.
 
         Raises:
             UsageError: if one of them does not fit the model or the options.
@@ -69,19 +80,23 @@ class Start:
         renamings, notes = maps_in_force(options, modules) if options.map else ([], [])
         start = cls(options.seed, options.steps, options.selection, renamings, notes)
         if options.like is not None:
-            with open_bundle(options.like) as source:
-                buffer_notes, start.replaced = restore_weights(source, modules, renamings)
-                notes += buffer_notes
-                if start.replaced:
-                    first = ", ".join(start.replaced[:3]) + (f", and {len(start.replaced) - 3} more" if len(start.replaced) > 3 else "")
-                    notes.append(f"--like: {len(start.replaced)} of the model's weights held other values before: {first}")
-                _set_mode(model, modules, source.manifest.model, renamings)
-                start._take_over(source.manifest, modules)
+            source = stack.enter_context(open_bundle(options.like))
+            start.continuation = Continuation.of(source, ranks[0], training, modules, renamings, device)
+            changed = () if start.continuation is None else start.continuation.state.buffers
+            buffer_notes, start.replaced = restore_weights(source, modules, renamings, changed)
+            notes += buffer_notes
+            if start.step:  # the model's own are those of step 0, and nobody expects them to be the same
+                start.replaced = []
+            if start.replaced:
+                first = ", ".join(start.replaced[:3]) + (f", and {len(start.replaced) - 3} more" if len(start.replaced) > 3 else "")
+                notes.append(f"--like: {len(start.replaced)} of the model's weights held other values before: {first}")
+            _set_mode(model, modules, source.manifest.model, renamings)
+            start._take_over(source.manifest, modules)
         start.model = describe_model(modules)
         if options.feed is not None:
             golden = start.golden = stack.enter_context(open_bundle(options.feed))
             check_golden(golden, out, start.steps, ranks[1])
-            check_model(golden, ranks[0], start.model, options.force, renamings, options.like)
+            check_model(golden, ranks[0], start.model, options.force, renamings, options.like, start.step)
             start._take_over(golden.manifest, modules)
             start.steps = start.steps or len(golden.manifests[ranks[0]].steps)
             start.feed = Feed(golden, ranks[0], modules, renamings)
@@ -105,6 +120,20 @@ class Start:
         if not (self.selection.only or self.selection.skip):
             self.selection = selection_of(manifest, modules, self.renamings)
 
+    def restore_training(self, manifest: Manifest, draws: Draws | None) -> None:
+        """Put the training state of ``like`` in place, and note in the manifest what it lacks. Errors as ``Continuation.apply``."""
+        if manifest.capture["like"] is None:
+            return
+        if self.continuation is not None:
+            self.continuation.apply(draws, self.seed)
+            self.notes += self.continuation.notes
+        manifest.capture["started"] = msgspec.to_builtins(Started(0) if self.continuation is None else self.continuation.started)
+
+    @property
+    def step(self) -> int:
+        """The step that it begins with: that of the state, or 0."""
+        return 0 if self.continuation is None else self.continuation.step
+
     @property
     def sources(self) -> Iterable[str]:
         """Python modules that golden ran: functions that are cached do not run again."""
@@ -126,6 +155,8 @@ class Start:
                 "skip": list(self.selection.skip),
                 "like": options.like and str(options.like),
                 "replaced": self.replaced,
+                "started": None,
+                "training_state": None,
                 "map": [renaming.text for renaming in self.renamings],
                 "inputs": None,
                 "feed": fed,

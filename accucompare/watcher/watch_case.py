@@ -66,7 +66,7 @@ def watch_case(
                     watch.say(note)
                 for step in range(count):
                     args, kwargs = moved(built.inputs[step % len(built.inputs)], place, casting)
-                    watch.step(run_step(built.model, args, kwargs, case.loss, case.optimizer))
+                    watch.step(run_step(built.model, args, kwargs, case.loss, built.training))
                     if progress is not None:
                         progress(step + 1, count)
         except (NonFiniteError, WatchEndedError):
