@@ -22,8 +22,9 @@ from accucompare.compare.rows import RefusedBaseline, Stage
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, UsageError
+from accucompare.recorder.golden_checks import held_steps
 from accucompare.recorder.options import CaptureOptions
-from accucompare.selection import FloatType, Level, RoundedType
+from accucompare.selection import FloatType, Level, RoundedType, Steps
 
 #: Called with what is being done now, before it begins.
 Announce = Callable[[str], None]
@@ -70,7 +71,7 @@ def locate(
     golden: str | Path | None = None,
     map: str | Iterable[str] = (),
     seed: int | None = None,
-    steps: int | None = None,
+    steps: int | str | Iterable[int] | Steps | None = None,
     repeat: int = 1,
     only: str | Iterable[str] = (),
     skip: str | Iterable[str] = (),
@@ -152,7 +153,7 @@ def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
     options = CaptureOptions(
         level=Level.OP,
         seed=made.get("seed"),
-        steps=len(manifest.steps),
+        steps=held_steps(manifest),
         only=glob.escape(name),
         overwrite=setup.overwrite,
         like=first if manifest.state is not None else made.get("like"),

@@ -11,6 +11,7 @@ import msgspec
 from accucompare.errors import BundleError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.numbers.statistics import Count, Statistics
+from accucompare.selection import RoleGroup
 from accucompare.text import printable
 
 
@@ -48,6 +49,16 @@ GRADIENT_ROLES = (Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD)
 UPDATE_ROLES = (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER)
 TRAINING_ROLES = (*GRADIENT_ROLES, *UPDATE_ROLES)
 OPERATOR_ROLES = (Role.OP_INPUT, Role.OP_OUTPUT)
+
+#: What ``--roles`` chooses.
+ROLES_OF = {
+    RoleGroup.FORWARD: (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, *OPERATOR_ROLES),
+    RoleGroup.BACKWARD: GRADIENT_ROLES,
+    RoleGroup.GRADS: (Role.PARAM_GRAD,),
+    RoleGroup.UPDATE: (Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER),
+    RoleGroup.SERIES: (),
+}
+GROUP_OF = {role: group for group, roles in ROLES_OF.items() for role in roles}
 
 
 class Layout(str, Enum):

@@ -16,7 +16,7 @@ from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.options import examples, refuse_other_than_xlsx, refuse_places, stem
 from accucompare.errors import CaptureError, UsageError
 from accucompare.files import is_stdout, is_stream
-from accucompare.selection import FloatType, Mode, RoundedType
+from accucompare.selection import FloatType, Mode, RoundedType, Steps
 from accucompare.text import printable
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 @option.like
 @option.feed
 @option.backward
+@option.roles
 @option.maps
 @option.force("Feed even from a golden with other weights, or of another model class.")
 @option.repeat("Number of captures, each from scratch, into DIR, DIR/repeat1, …: does the device agree with itself?")
@@ -207,7 +208,7 @@ def locate(
     golden: Path | None,
     map: tuple[str, ...],
     seed: int | None,
-    steps: int | None,
+    steps: Steps | None,
     repeat: int,
     only: tuple[str, ...],
     skip: tuple[str, ...],

@@ -12,6 +12,7 @@ from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import TRAINING_ROLES, Key, Record, Role
 from accucompare.compare import unsteady
 from accucompare.compare.align import Pair, Renaming, align, unused
+from accucompare.compare.asked import not_asked
 from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
 from accucompare.compare.brought import own_baseline
 from accucompare.compare.choices import Calls, given_otherwise, judged_by_limits
@@ -94,6 +95,8 @@ def compare(
             outcomes = [_not_run(pair, run) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
         untrained = _untrained(golden_bundle, candidate_bundle)
         outcomes = [_not_trained(pair, untrained) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
+        asked = golden_bundle.manifest.options, candidate_bundle.manifest.options
+        outcomes = [not_asked(pair, *asked) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
         rows = with_options(rows) + _never_called(golden_bundle, candidate_bundle, selection)
         alone, compared = _without_baseline(rows, found)

@@ -21,12 +21,13 @@ from accucompare.case import Case, load_case, steps_of
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, CaseError, DeviceError, UsageError
 from accucompare.live.names import name_modules
-from accucompare.recorder.golden_checks import check_golden
+from accucompare.recorder.golden_checks import check_golden, held_steps
 from accucompare.recorder.options import DEFAULTS, CaptureOptions
 from accucompare.recorder.session import recording
+from accucompare.recorder.start import starting
 from accucompare.recorder.state import Arguments, saved_inputs
 from accucompare.recorder.training_state import NOTHING, Training
-from accucompare.selection import FloatType, RoundedType
+from accucompare.selection import FloatType, RoleGroup, RoundedType, Steps
 
 
 class Casting:
@@ -73,10 +74,11 @@ def capture_case(
         out: directory to write the bundle to.
         device: where to run.
         options: as for ``accucompare.capture``, except:
-            steps: how many; as many as the case has inputs if not given, or as ``like`` or ``feed`` has. Inputs are used again from the
-            first if there are fewer.
+            steps: how many, or which; as many as the case has inputs if not given, or those of ``like`` or ``feed``. Inputs are used
+            again from the first if there are fewer.
             feed: with ``dtype`` float64, modules that do not run in it compute in float32, and the manifest lists them (``fallback``).
-            Loss and optimizer are left out; of a case with an optimizer only step 0 is run, since golden's later steps had other weights.
+            Where golden has no gradients, loss and optimizer are left out; where it has no updates, of a case with an optimizer only
+            step 0 is run, since golden's later steps had other weights.
         dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
         round_weights: what to round floating parameters, buffers and inputs to, before they are cast; they keep their types.
         repeat: how many times to run the case from scratch; the runs after the first one go to ``repeat1``, … in its directory.
@@ -123,7 +125,7 @@ def capture_case(
 
 def _taken_over(options: CaptureOptions, out: str | Path, round_weights: RoundedType | None) -> tuple[CaptureOptions, RoundedType | None]:
     """The options, with the seed, the steps and the rounding of ``like`` and ``feed`` where none is given."""
-    seed, steps = options.seed, options.steps
+    seed, steps = options.seed, starting(options.asked, _first_step(options.like), options.like)
     for source in (options.like, options.feed):
         if source is None:
             continue
@@ -132,7 +134,7 @@ def _taken_over(options: CaptureOptions, out: str | Path, round_weights: Rounded
                 check_golden(bundle, out, steps)  # before the model is built
             made = bundle.manifest.capture
             seed = made.get("seed") if seed is None else seed
-            steps = steps or len(bundle.manifest.steps) or None
+            steps = steps or held_steps(bundle.manifest)
             rounded = made.get("round_weights")
             if source is options.like and round_weights not in (None, rounded):
                 raise UsageError(
@@ -161,14 +163,11 @@ def _capture_once(
     """
     built = build(target, place, casting, options.seed or 0, options.like)
     case, name, inputs = built.case, built.name, built.inputs
-    count = options.steps if options.steps is not None else len(inputs)
-    first = _first_step(options.like)
+    first, trains, notes = _first_step(options.like), options.trains, list[str]()
+    steps = starting(options.asked or Steps(len(inputs)), first, options.like)
     fed = options.feed is not None
-    notes = []
-    trains = options.backward and (options.feed is None or _has_backward(options.feed))
-    if fed and not trains and case.optimizer is not None and count > 1:
-        notes.append(f"fed: only step {first} of {count} was run, since golden's later steps had the weights that its optimizer made")
-        count = 1
+    if options.feed is not None:
+        steps, trains = _fed_steps(options.feed, built.training, steps, first, trains, notes)
     model = built.model
     made: dict[str, Any] = {
         **casting.options,
@@ -183,17 +182,17 @@ def _capture_once(
         made["fallback"] = {"dtype": "float32", "modules": narrow}
         notes.append(f"{len(narrow)} module(s) do not run in float64 and ran in float32: {', '.join(narrow[:3])}")
     saved = inputs if options.save_state else None
-    all_steps = replace(options, steps=None)  # of those that are run here
+    recorded = replace(options, steps=steps if steps.chosen is not None else None)  # of those that are run here
     training = built.training if trains or not fed else NOTHING
     with (
         _naming_the_model(name, out, place.type, model),
-        recording(model, out, all_steps, device=place, case=name, inputs=saved, made=made, notes=notes, training=training) as session,
+        recording(model, out, recorded, device=place, case=name, inputs=saved, training=training, made=made, notes=notes) as session,
     ):
-        for step in range(first, first + count):
+        for step in range(first, steps.count):
             args, kwargs = moved(inputs[step % len(inputs)], place, casting)
             run_step(model, args, kwargs, case.loss if trains or not fed else None, training, grad or (fed and torch.is_grad_enabled()))
             session.step()
-            progress(step - first + 1, count)
+            progress(step - first + 1, steps.count - first)
 
 
 def _first_step(like: str | Path | None) -> int:
@@ -205,9 +204,30 @@ def _first_step(like: str | Path | None) -> int:
         return 0 if state is None else state.step
 
 
-def _has_backward(golden: str | Path) -> bool:
+def _fed_steps(golden: str | Path, training: Training, steps: Steps, first: int, trains: bool, notes: list[str]) -> tuple[Steps, bool]:
+    """The steps that a fed capture runs from the ``first``, and whether it trains, as golden did; what is otherwise than asked is noted.
+
+    Raises:
+        UsageError: if golden lacks what the steps start from.
+    """
     with open_bundle(golden) as bundle:
-        return bool(bundle.manifest.options.backward)
+        held = bundle.manifest.options
+    trains = trains and bool(held.backward)
+    if not training.optimizers:
+        return steps, trains
+    count = steps.count - first
+    if count > 1 and not (trains and held.holds(RoleGroup.UPDATE)):
+        if not steps.has(first):
+            raise UsageError(
+                f"{golden}: has not the weights that golden's optimizer had made for step {next(iter(steps.numbers))}; capture golden with "
+                "its updates (--backward, and update among --roles)"
+            )
+        notes.append(f"fed: only step {first} of {count} was run, since golden's later steps had the weights that its optimizer made")
+        steps = Steps(first + 1, first=first)
+    own = _name_of(type(training.optimizers[0]))
+    if trains and held.optimizer not in (None, own):
+        notes.append(f"fed: the optimizer is {own}, golden's {held.optimizer}: what only one of them keeps for a parameter is not fed")
+    return steps, trains
 
 
 @dataclass(frozen=True)

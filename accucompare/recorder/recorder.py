@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from accucompare.bundle.records import Record, Role
+from accucompare.bundle.manifest import StepSeries
+from accucompare.bundle.records import ROLES_OF, TRAINING_ROLES, Record, Role
 from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import AccucompareError, CaptureError
 from accucompare.live.backward import Span
@@ -26,8 +27,8 @@ from accucompare.recorder.feeding import Feed, Place
 from accucompare.recorder.lending import Lent
 from accucompare.recorder.operator_feed import OperatorFeed, storages
 from accucompare.recorder.operators import Operators
-from accucompare.recorder.updates import Updates
-from accucompare.selection import Selection
+from accucompare.recorder.updates import NOTHING_GIVEN, Given, Updates
+from accucompare.selection import RoleGroup, Selection, Steps
 
 
 @dataclass(eq=False)
@@ -57,14 +58,16 @@ class Recorder(Listener[_Call]):
         started: Callable[[], None],
         feed: Feed | None = None,
         operators: bool = False,
-        backward: bool = False,
+        groups: Collection[RoleGroup] = (RoleGroup.FORWARD,),
+        given: Given = NOTHING_GIVEN,
     ) -> None:
         """What to record.
 
         Args:
             started: called when an outermost call begins.
             operators: record those of the selected modules, too.
-            backward: record gradients and updates, too, where there are such.
+            groups: which records to make, where there is what they are of.
+            given: what the user has told of a training loop.
         """
         super().__init__(modules, _Call)
         self.records = 0
@@ -79,10 +82,12 @@ class Recorder(Listener[_Call]):
         self._state: frozenset[int] = frozenset()  # of operators that are fed: the storages of parameters and buffers
         self._seen: Counter[tuple[str, int, Role, str]] = Counter()
         self._functions = FunctionsRun()
-        golden = _GoldenState(feed, self) if feed is not None and feed.backward else None
-        self._updates = Updates(modules, self, golden) if backward else None
-        began = self._updates.backward_begins if self._updates is not None else None
-        self._backward = Backward(modules, self, self._record_gradient, began) if began is not None else None
+        self._roles = frozenset(role for group in groups for role in ROLES_OF[group])
+        golden = _GoldenState(feed, self) if feed is not None and feed.updates else None
+        self._updates = Updates(modules, self, golden, given)
+        self._backward = Backward(modules, self, self._record_gradient) if RoleGroup.BACKWARD in groups else None
+        self._called = False  # whether an outermost call has begun in this step
+        self._computed_recorded = False
         self._outermost: set[str] = set()  # modules whose first outermost call has begun
 
     @property
@@ -102,12 +107,20 @@ class Recorder(Listener[_Call]):
 
     def training_notes(self) -> list[str]:
         """What is not recorded of backwards and updates, one sentence each."""
-        return [note for part in (self._backward, self._updates) if part is not None for note in part.notes()]
+        trained = self._updates if self._roles & {*TRAINING_ROLES} else None
+        return [note for part in (self._backward, trained) if part is not None for note in part.notes()]
 
     @property
     def backwards(self) -> int:
-        """How many backwards were recorded."""
-        return 0 if self._backward is None else self._backward.count
+        """How many backwards there were of which something was to be recorded."""
+        if self._backward is not None:
+            return self._backward.count
+        return self._updates.backwards if self._roles & {*TRAINING_ROLES} else 0
+
+    @property
+    def holds_records(self) -> bool:
+        """Whether any record is to be made."""
+        return bool(self._roles)
 
     def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
         if self._functions.running != threading.get_ident():
@@ -115,49 +128,58 @@ class Recorder(Listener[_Call]):
         with self._functions.paused():
             return super().run(act, name, arguments)
 
-    def install(self) -> None:
+    def install(self, steps: Steps | None = None) -> None:
+        """Put the hooks on; they listen in the given steps."""
         super().install()
+        self.listening = steps is None or steps.has(self.step)
         if self._backward is not None:
             self._backward.install()
-        if self._updates is not None:
-            self._updates.install()
+        self._updates.install()
 
     def remove(self) -> None:
         super().remove()
         if self._backward is not None:
             self._backward.remove()
-        if self._updates is not None:
-            self._updates.remove()
+        self._updates.remove()
         self._functions.stop()
 
-    def record_computed(self) -> None:
+    def _record_computed(self) -> None:
         """Record the buffers that the model computes itself, before the first call: they are not what ``--like`` brings, nor fed."""
+        self._computed_recorded = True
         for name, buffer, tensor in self._modules.computed():
-            if self._selection.allows(name):
+            if self._selection.allows(name) and Role.COMPUTED_BUFFER in self._roles:
                 call = _Call(self._modules.named[name], name, 0, None, None)
                 self._record_value(call, Role.COMPUTED_BUFFER, buffer, tensor, False)
+
+    def end_step(self) -> Callable[[], StepSeries] | None:
+        """A step is over. Returns what gives its entry in the series, when all its records are written; ``None`` if it did not train."""
+        entry: Callable[[], StepSeries] | None = self.run(self._updates.end_step, "the end of a step", (self.step,))
+        return entry
 
     def next_step(self) -> None:
         """Number calls and records from 0 again."""
         super().next_step()
         self.records = 0
+        self._called = False
         self._seen.clear()
         if self._backward is not None:
             self._backward.next_step()
-        if self._updates is not None:
-            self._updates.next_step()
+        self._updates.next_step()
         if self._feed is not None:
             self._feed.end_step()
 
     def began(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         if call.parent is None:
             self._started()
-            if self._updates is not None and self.records == 0:
+            if not self._computed_recorded:
+                self._record_computed()
+            if not self._called:
                 self._updates.start_from_golden()
             if call.name not in self._outermost:
                 self._outermost.add(call.name)
                 self._functions.start()
         self._record(call, Role.INPUT, arguments_of(args, kwargs))
+        self._called = True
         if self._feed is None or (self._operators and call.parent is not None and not self._is_selected(call)):
             self._watch(call, args, kwargs)
             return None
@@ -236,10 +258,24 @@ class Recorder(Listener[_Call]):
         if self._writer.failure is None:
             self._record_value(call, role, path, value, False, operator, line)
 
-    def add_update(self, module: nn.Module, name: str, update: int, role: Role, path: str, value: Any) -> None:
-        """Record what an update of this step takes or gives."""
-        if self._writer.failure is None and (self._selection.allows(name) or not name):
-            self._record_value(_Call(module, name, update, None, None), role, path, value, False)
+    def wants(self, name: str, role: Role) -> bool:
+        """Whether what updates take or give is recorded of a module."""
+        return role in self._roles and (self._selection.allows(name) or not name)
+
+    def add_update(
+        self,
+        module: nn.Module,
+        name: str,
+        update: int,
+        role: Role,
+        path: str,
+        value: Any,
+        detail: str = "",
+        written: Callable[[Record], None] | None = None,
+    ) -> None:
+        """Record what an update of this step takes or gives, if that is wanted."""
+        if self._writer.failure is None and self.wants(name, role):
+            self._record_value(_Call(module, name, update, None, None), role, path, value, False, detail=detail, written=written)
 
     def _record_gradient(self, call: _Call, role: Role, path: str, grad: torch.Tensor) -> None:
         if self._writer.failure is None and self._is_selected(call):
@@ -247,13 +283,35 @@ class Recorder(Listener[_Call]):
 
     def _record(self, call: _Call, role: Role, parts: Iterator[tuple[str, Any]]) -> None:
         outermost = role is Role.INPUT and call.parent is None
-        if self._writer.failure is not None or not (outermost or self._is_selected(call)):
+        if self._writer.failure is not None or not (outermost or (role in self._roles and self._is_selected(call))):
             return
-        given = outermost and self.records == 0  # a later call may be given what an earlier one computed
+        if outermost:
+            self._record_given(call, parts)
+            return
         for path, value in parts:
-            self._record_value(call, role, path, value, given)
+            self._record_value(call, role, path, value, False)
 
-    def _record_value(self, call: _Call, role: Role, path: str, value: Any, given: bool, operator: str = "", line: str = "") -> None:
+    def _record_given(self, call: _Call, parts: Iterator[tuple[str, Any]]) -> None:
+        """Record what the model is called with, and digest it for the series."""
+        recorded = Role.INPUT in self._roles
+        self._updates.call_begins()
+        for path, value in parts:
+            written = self._updates.given(value, recorded) if isinstance(value, torch.Tensor) else None
+            if recorded:  # a later call of the step may be given what an earlier one computed
+                self._record_value(call, Role.INPUT, path, value, not self._called, written=written)
+
+    def _record_value(
+        self,
+        call: _Call,
+        role: Role,
+        path: str,
+        value: Any,
+        given: bool,
+        operator: str = "",
+        line: str = "",
+        detail: str = "",
+        written: Callable[[Record], None] | None = None,
+    ) -> None:
         host = self._host_value(value, given)
         place = (call.name, call.index, role, path)
         seen = self._seen[place] = self._seen.get(place, 0) + 1
@@ -274,12 +332,12 @@ class Recorder(Listener[_Call]):
             host.layout,
             digest=host.digest,
             statistics=host.statistics,
-            detail=host.detail,
+            detail=detail or host.detail,
             components=host.components,
             source_line=line,
         )
         self.records += 1
-        self._writer.add(record, host.array, given, host.lease, host.ready)
+        self._writer.add(record, host.array, given, host.lease, host.ready, written)
 
     def _host_value(self, value: Any, needed: bool) -> HostValue:
         if isinstance(value, torch.Tensor):

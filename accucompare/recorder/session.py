@@ -30,7 +30,8 @@ from accucompare.recorder.recorder import Recorder
 from accucompare.recorder.start import Start
 from accucompare.recorder.state import Arguments
 from accucompare.recorder.training_state import NOTHING, StateSaver, Training, UnknownOptimizers
-from accucompare.selection import Level, Mode
+from accucompare.recorder.updates import Given
+from accucompare.selection import Level, Mode, Steps
 
 
 class Session:
@@ -47,7 +48,7 @@ class Session:
         recorder: Recorder,
         writer: BundleWriter,
         draws: Draws | None,
-        steps: int | None,
+        steps: Steps | None,
         numerics: Numerics,
         modules: Modules,
         eager: bool,
@@ -88,15 +89,19 @@ class Session:
         failure = self._writer.failure or self._recorder.failure
         if failure is not None:
             raise failure
-        if not self._recorder.listening:
+        recorder, steps = self._recorder, self._steps
+        if steps is not None and recorder.step >= steps.count:
             return
-        self._numerics.end_step(self._recorder.step)
-        self._writer.end_step(self._recorder.step)
-        self._recorder.next_step()
-        if self._draws is not None:
+        if recorder.listening:
+            self._numerics.end_step(recorder.step)
+            series = recorder.end_step()
+            self._writer.end_step(recorder.step, series=series, holds_records=recorder.holds_records)
+        recorder.next_step()
+        if self._draws is not None:  # also in steps that are not recorded, whose draws are numbered with the others
             self._draws.end_step()
-        if self._steps is not None and self._recorder.step - self._start.step >= self._steps:
-            self._recorder.listening = False
+        if self._saver is not None and recorder.step == self._start.first_recorded:
+            self._saver.write(self._writer, recorder.step, self._draws)
+        recorder.listening = steps is None or steps.has(recorder.step)
 
     def _note_unknown_optimizers(self) -> None:
         """List as missing what the state that was saved, or started from, does not have of them."""
@@ -146,8 +151,9 @@ class Session:
                 "error": f"{len(recorder.errors)} module call(s) could not be recorded; the first: {recorder.errors[0]}"
             }
         manifest.complete = manifest.stopped is None
-        if recorder.records:
-            self._writer.end_step(recorder.step, partial=error is not None)
+        series = recorder.end_step()
+        if recorder.records or series is not None:
+            self._writer.end_step(recorder.step, error is not None, series, recorder.holds_records)
         self._writer.close()
         if recorder.errors:
             warnings.warn(
@@ -164,7 +170,8 @@ def capture(
     mode: str = Mode.TENSORS,
     level: str = Level.MODULE,
     seed: int | None = None,
-    steps: int | None = None,
+    steps: int | str | Iterable[int] | None = None,
+    roles: str | Iterable[str] | None = None,
     only: str | Iterable[str] = (),
     skip: str | Iterable[str] = (),
     overwrite: bool = False,
@@ -201,14 +208,19 @@ def capture(
         level: ``"op"`` records the operators called in the code of the modules that ``only`` selects, too, with their source lines, and
             the calls that these modules make. With ``feed``, operators are fed as well; golden must be of this level then.
         seed: of the random operations; 0 if not given, or that of ``like``.
-        steps: record this many steps and no more; without it, all.
+        steps: record this many steps and no more; without it, all. Or the numbers of the steps to record, a list of them or text such as
+            ``"0,10,100-102"`` (``"10-10"`` is step 10 alone): the others run as if there were no capture.
+        roles: what to record, of ``"forward"``, ``"backward"`` (gradients at every layer), ``"grads"`` (of parameters) and ``"update"``, as
+            a list or as text with commas; instead of ``backward``. ``"series"`` alone makes no record: of training, each step's losses,
+            learning rates, gradient norm and digests are in the manifest in any case, kilobytes for 1,000 steps.
         only, skip: globs of qualified names to record and to leave out; those of ``like`` if neither is given. The outermost
             call's inputs are always recorded.
         overwrite: replace an earlier bundle in ``out``.
         save_state: save parameters, buffers and ``inputs`` too, for ``like``, and what else a training step starts from: ``optimizer``,
             ``scheduler``, ``scaler``, the states of random generators, gradients and the step's number. What cannot be saved is listed
-            in the manifest. The state is that before the first step.
-        optimizer, scheduler, scaler: those of the loop, for ``save_state`` and ``like``; one, or a list of them.
+            in the manifest. The state is that before the first step that is recorded.
+        optimizer, scheduler, scaler: those of the loop, for ``save_state`` and ``like``; one, or a list of them. What is recorded of
+            updates is recorded without them, too; an optimizer that holds none of the model's parameters is an error.
         like: a bundle captured with ``save_state``: its weights and buffers are copied into the model before it runs, its
             train or eval mode is set, and its seed and selection are taken over. The capture begins with the step of the state
             (``session.step_number``), with the optimizer, scheduler, scaler and random generators as they were then.
@@ -254,6 +266,7 @@ def capture(
         level=level,
         seed=seed,
         steps=steps,
+        roles=roles,
         only=only,
         skip=skip,
         overwrite=overwrite,
@@ -292,6 +305,7 @@ def recording(
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
     modules = name_modules(model)
+    told = Given.of(training.optimizers or None, training.scaler, modules)
     device, rank, ranks = device or device_of(model), *rank_and_ranks()
     notes_on_it = notes_on(modules)  # before it is given the weights and the mode of another
     numerics = Numerics(device, deterministic=options.deterministic, hf32=options.hf32, tf32=options.tf32, emulate=options.emulate)
@@ -309,7 +323,7 @@ def recording(
         try:
             draws = stack.enter_context(matched_randomness(start.seed or 0))
             start.restore_training(manifest, draws)
-            if saver is not None:
+            if saver is not None and start.first_recorded == start.step:
                 saver.write(writer, start.step, draws)
             if draws is None:
                 manifest.notes.append("this version of torch does not let random operations be matched across devices")
@@ -317,11 +331,11 @@ def recording(
             if eager:  # inner hooks of a compiled model stop firing after its first call
                 stack.enter_context(eager_stance())
             on_first_call = _on_first_call(manifest, model, device)
-            recorder = Recorder(modules, start.selection, writer, on_first_call, start.feed, options.level == Level.OP, options.backward)
+            level = options.level == Level.OP
+            recorder = Recorder(modules, start.selection, writer, on_first_call, start.feed, level, start.groups, told)
             stack.callback(recorder.remove)
             recorder.step = start.step
-            recorder.record_computed()
-            recorder.install()
+            recorder.install(start.steps)
             unknown = UnknownOptimizers(modules, training)
             stack.callback(unknown.remove)
         except BaseException:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 import torch
@@ -22,12 +22,12 @@ from accucompare.live.names import Modules
 from accucompare.live.randomness import Draws
 from accucompare.recorder.continuation import Continuation
 from accucompare.recorder.feeding import Feed
-from accucompare.recorder.golden_checks import check_golden, check_model
+from accucompare.recorder.golden_checks import check_golden, check_model, held_steps
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.renaming import maps_in_force, selection_of
 from accucompare.recorder.state import restore_weights
 from accucompare.recorder.training_state import Training
-from accucompare.selection import Level, Mode, Selection
+from accucompare.selection import Level, Mode, RoleGroup, Selection, Steps
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Start:
     """What a capture starts from: what was asked, and what ``like`` and ``feed`` add to it.
 
     Attributes:
-        seed, steps, selection: in force.
+        seed, steps, selection, groups: in force.
         renamings: of the layers of ``like`` and ``feed``.
         notes: sentences for the manifest.
         replaced: the weights that held other values before those of ``like`` were copied.
@@ -45,8 +45,9 @@ class Start:
     """
 
     seed: int | None
-    steps: int | None
+    steps: Steps | None
     selection: Selection
+    groups: tuple[RoleGroup, ...]
     renamings: list[Renaming]
     notes: list[str]
     replaced: list[str] = field(default_factory=list)
@@ -78,13 +79,14 @@ class Start:
             UsageError: if one of them does not fit the model or the options.
         """
         renamings, notes = maps_in_force(options, modules) if options.map else ([], [])
-        start = cls(options.seed, options.steps, options.selection, renamings, notes)
+        start = cls(options.seed, options.asked, options.selection, options.groups, renamings, notes)
         if options.like is not None:
             source = stack.enter_context(open_bundle(options.like))
             start.continuation = Continuation.of(source, ranks[0], training, modules, renamings, device)
             changed = () if start.continuation is None else start.continuation.state.buffers
             buffer_notes, start.replaced = restore_weights(source, modules, renamings, changed)
             notes += buffer_notes
+            start.steps = starting(options.asked, start.step, options.like)
             if start.step:  # the model's own are those of step 0, and nobody expects them to be the same
                 start.replaced = []
             if start.replaced:
@@ -98,10 +100,14 @@ class Start:
             check_golden(golden, out, start.steps, ranks[1])
             check_model(golden, ranks[0], start.model, options.force, renamings, options.like, start.step)
             start._take_over(golden.manifest, modules)
-            start.steps = start.steps or len(golden.manifests[ranks[0]].steps)
+            start.steps = start.steps or held_steps(golden.manifests[ranks[0]])
             start.feed = Feed(golden, ranks[0], modules, renamings)
-            start.feed.backward = start.feed.backward and options.backward
-            if not start.feed.backward:
+            start.feed.backward = start.feed.backward and options.trains
+            start.feed.updates = start.feed.updates and options.trains
+            if options.roles is None:  # what golden does not hold has no partner
+                held = golden.manifest.options
+                start.groups = tuple(group for group in start.groups if held.roles is None or group in held.roles)
+            if not (start.feed.backward or start.feed.updates):
                 stack.enter_context(torch.set_grad_enabled(_differentiates(golden)))
             if options.level == Level.OP and golden.manifest.capture.get("level") != Level.OP:
                 chosen = f"--only {' --only '.join(start.selection.only) or 'NAME'}"
@@ -130,6 +136,11 @@ class Start:
         manifest.capture["started"] = msgspec.to_builtins(Started(0) if self.continuation is None else self.continuation.started)
 
     @property
+    def first_recorded(self) -> int:
+        """The first step that is recorded, which the saved state is that before."""
+        return self.step if self.steps is None else next(iter(self.steps.numbers))
+
+    @property
     def step(self) -> int:
         """The step that it begins with: that of the state, or 0."""
         return 0 if self.continuation is None else self.continuation.step
@@ -150,7 +161,9 @@ class Start:
                 "mode": Mode(options.mode).value,
                 "level": Level(options.level).value,
                 "seed": self.seed,
-                "steps": self.steps,
+                "steps": None if self.steps is None or self.steps.chosen is not None else self.steps.count - self.steps.first,
+                "chosen_steps": None if self.steps is None or self.steps.chosen is None else list(self.steps.chosen),
+                "roles": [group.value for group in self.groups],
                 "only": list(self.selection.only),
                 "skip": list(self.selection.skip),
                 "like": options.like and str(options.like),
@@ -162,13 +175,36 @@ class Start:
                 "feed": fed,
                 "grad": None,
                 "backward": False,
-                "no_backward": not options.backward,
+                "no_backward": not options.trains,
                 "dtype": None,
                 "round_weights": None,
             },
             model={**self.model, "not_called": [], "functions_seen": True, "differentiates": False},
             notes=self.notes,
         )
+
+
+@overload
+def starting(steps: Steps, first: int, like: str | Path | None) -> Steps: ...
+
+
+@overload
+def starting(steps: Steps | None, first: int, like: str | Path | None) -> Steps | None: ...
+
+
+def starting(steps: Steps | None, first: int, like: str | Path | None) -> Steps | None:
+    """The steps of a run that begins with the state of ``like``: so many from there, or those of a list.
+
+    Raises:
+        UsageError: if the list has an earlier one.
+    """
+    if steps is None or not first:
+        return steps
+    if steps.chosen is None:
+        return steps if steps.first else Steps(first + steps.count, first=first)
+    if steps.chosen[0] < first:
+        raise UsageError(f"--steps {steps}: the state of {like} is that before step {first}; choose steps from {first} on")
+    return steps
 
 
 def _differentiates(golden: Bundle) -> bool:

@@ -37,7 +37,7 @@ OF_NO_PARAMETER = "*"
 
 #: What each part of a training loop must have.
 _METHODS = {
-    "optimizer": ("an optimizer, or a list of them", ("step", "zero_grad")),
+    "optimizer": ("an optimizer, or a list of them", ("step", "zero_grad", "param_groups")),
     "scheduler": ("a learning rate scheduler, or a list of them", ("step", "state_dict", "load_state_dict")),
     "scaler": ("a GradScaler", ("scale", "step", "update", "state_dict", "load_state_dict")),
 }
@@ -65,7 +65,7 @@ class Training:
         for name, values in {**lists, "scaler": () if scaler is None else (scaler,)}.items():
             what, methods = _METHODS[name]
             for value in values:
-                if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
+                if isinstance(value, type) or not all(hasattr(value, method) for method in methods):
                     found = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
                     raise UsageError(f"{name} must be {what}, but is {found}")
         return cls(lists["optimizer"], lists["scheduler"], scaler)

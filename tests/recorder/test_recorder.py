@@ -493,3 +493,10 @@ def test_only_what_a_step_begins_with_counts_as_its_inputs(tmp_path: Path) -> No
         "0": ["first.0"],
         "1": ["first.0"],
     }
+
+
+def test_the_inputs_of_a_model_with_a_buffer_of_its_own_are_in_the_manifest(record: Record) -> None:
+    """They tell whether both sides were given the same."""
+    model = nn.Linear(2, 2)
+    model.register_buffer("table", torch.ones(2), persistent=False)
+    assert set(record(model, torch.ones(1, 2)).manifest.inputs["0"]) == {"0"}
