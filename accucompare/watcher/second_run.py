@@ -35,8 +35,8 @@ from accucompare.reproduce.outcome import is_bad
 from accucompare.reproduce.snapshot import Snapshot, always
 from accucompare.watcher.contexts import Context, copies_of
 from accucompare.watcher.extrema import Meter
-from accucompare.watcher.hooks import Watcher
 from accucompare.watcher.notes import Note, Scope, WatchedCall
+from accucompare.watcher.watcher import Watcher
 
 _NOT_FINITE = {NAN, PLUS, MINUS}
 #: Gradients of two runs are alike up to this share; rounding is below.
