@@ -314,6 +314,54 @@ def test_several_optimizers_and_gradients_that_are_left_over_come_back(tmp_path:
         assert torch.equal(mine.grad, its.grad)
 
 
+def test_an_optimizers_state_follows_its_parameters_under_other_names_and_in_another_order(tmp_path: Path) -> None:
+    def build(names: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Module()
+        for name in names:
+            model.add_module(name, nn.Linear(2, 2, bias=False))
+        return model, torch.optim.SGD([model.get_submodule(name).weight for name in sorted(names)], 0.1, momentum=0.9)
+
+    (model, optimizer), (other, its) = build("ab"), build("ca")
+    for number, name in enumerate("ab"):
+        optimizer.state[model.get_submodule(name).weight]["momentum_buffer"] = torch.full((2, 2), float(number))
+    with ac.capture(model, tmp_path / "golden", save_state=True, optimizer=optimizer):
+        pass
+    with ac.capture(other, tmp_path / "out", like=tmp_path / "golden", optimizer=its, map=["a=c", "b=a"]):
+        pass
+    assert its.state[other.c.weight]["momentum_buffer"].tolist() == [[0, 0], [0, 0]]
+    assert its.state[other.a.weight]["momentum_buffer"].tolist() == [[1, 1], [1, 1]]
+
+
+def test_steps_before_the_state_are_refused(golden: tuple[Path, Loop], tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match=r"--steps 2-4: the state of .* is that before step 3; choose steps from 3 on"),
+        ac.capture(Loop.new().model, tmp_path / "out", like=golden[0], steps="2-4"),
+    ):
+        pass
+
+
+def test_a_golden_of_a_later_step_is_not_fed_to_the_weights_of_the_first(golden: tuple[Path, Loop], tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match=rf"begins with the weights of step 3, and the model has those of step 0: give --like {golden[0]}"),
+        ac.capture(Loop.new().model, tmp_path / "out", feed=golden[0]),
+    ):
+        pass
+
+
+def test_a_count_of_steps_is_counted_from_the_state(golden: tuple[Path, Loop], tmp_path: Path) -> None:
+    loop = Loop.new()
+    with ac.capture(loop.model, tmp_path / "out", like=golden[0], steps=2, **loop.parts) as session:
+        numbers = []
+        for number in range(3, 6):
+            numbers.append(session.step_number)
+            loop.step(number)
+            session.step()
+    assert numbers == [3, 4, 5]
+    with ac.open_bundle(tmp_path / "out") as bundle:
+        assert [entry.step for _, entry in bundle.steps()] == [3, 4]
+        assert bundle.manifest.options.steps == 2
+
+
 # -- what does not fit ----------------------------------------------------------------------------------------------------------------
 
 
