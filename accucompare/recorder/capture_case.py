@@ -26,7 +26,7 @@ from accucompare.recorder.options import DEFAULTS, CaptureOptions
 from accucompare.recorder.session import recording
 from accucompare.recorder.start import starting
 from accucompare.recorder.state import Arguments, saved_inputs
-from accucompare.recorder.training_state import NOTHING, Training
+from accucompare.recorder.training import NOTHING, Training, run_step
 from accucompare.selection import FloatType, RoleGroup, RoundedType, Steps
 
 
@@ -283,34 +283,6 @@ def _training(case: Case, name: str) -> Training:
         return Training.of(case.optimizer, case.scheduler, case.scaler)
     except UsageError as error:
         raise CaseError(f"{name}: the case's {error}") from None
-
-
-def run_step(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    loss: Callable[[Any], Any] | None,
-    training: Training = NOTHING,
-    grad: bool = False,
-) -> Any:
-    """One step: the forward, and with a loss its backward, and with an optimizer its update.
-
-    Without a loss, gradients are off, unless ``grad``.
-
-    Returns:
-        The loss, a tensor of one element; ``None`` without one.
-    """
-    if loss is None:
-        with torch.set_grad_enabled(grad):
-            model(*args, **kwargs)
-        return None
-    value = loss(model(*args, **kwargs))
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-        raise CaseError(f"the case's loss must return a tensor of one element, but returned {found}")
-    training.scaled(value).backward()  # type: ignore[no-untyped-call]
-    training.update(value)
-    return value.detach()
 
 
 def _inputs(inputs: Any, like: str | Path | None, name: str) -> list[Arguments]:

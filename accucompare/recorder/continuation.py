@@ -19,7 +19,8 @@ from accucompare.live.random_state import RandomState
 from accucompare.live.randomness import Draws
 from accucompare.live.state import put_together
 from accucompare.live.tensors import from_bits
-from accucompare.recorder.training_state import OF_NO_PARAMETER, Frozen, Part, Training, names_of
+from accucompare.recorder.training import Part, Training
+from accucompare.recorder.training_state import OF_NO_PARAMETER, Frozen, names_of
 
 #: What malformed JSON of a state makes ``put_together`` and the loaders raise.
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)

@@ -29,7 +29,8 @@ from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.recorder import Recorder
 from accucompare.recorder.start import Start
 from accucompare.recorder.state import Arguments
-from accucompare.recorder.training_state import NOTHING, StateSaver, Training, UnknownOptimizers
+from accucompare.recorder.training import NOTHING, Training
+from accucompare.recorder.training_state import StateSaver, UnknownOptimizers
 from accucompare.recorder.updates import Given
 from accucompare.selection import Level, Mode, Steps
 

@@ -26,7 +26,7 @@ from accucompare.recorder.golden_checks import check_golden, check_model, held_s
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.renaming import maps_in_force, selection_of
 from accucompare.recorder.state import restore_weights
-from accucompare.recorder.training_state import Training
+from accucompare.recorder.training import Training
 from accucompare.selection import Level, Mode, RoleGroup, Selection, Steps
 
 

@@ -11,7 +11,8 @@ from accucompare.devices import DeviceName, backend, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, NonFiniteError, WatchEndedError
 from accucompare.findings.events import Finding
 from accucompare.live.numerics import Numerics
-from accucompare.recorder.capture_case import Casting, build, moved, run_step
+from accucompare.recorder.capture_case import Casting, build, moved
+from accucompare.recorder.training import run_step
 from accucompare.selection import FloatType
 from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.watch import watching
