@@ -39,17 +39,18 @@ class Continuation:
         buffers: the buffers that the model computes itself which belong to the state.
         missing: what the training does not get of it.
         notes: sentences for the manifest.
+        own_rank: whether the state is that of the same rank; it is rank 0's, if the bundle has no such rank.
     """
 
     bundle: Bundle
     state: TrainingState
-    rank: int
     training: Training
     modules: Modules
     renamings: Sequence[Renaming]
     device: torch.device
     missing: list[Missing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    own_rank: bool = True
     _records: dict[str, Record] = field(default_factory=dict)
 
     @property
@@ -73,7 +74,8 @@ class Continuation:
             CaptureError: if the state is of another optimizer class, of other parameter groups, or of an older version.
             BundleError: if it is damaged.
         """
-        manifest = bundle.manifests.get(rank, bundle.manifest)
+        own = rank if rank in bundle.manifests else 0
+        manifest = bundle.manifests[own]
         state = manifest.training.training_state
         if state is None:
             if manifest.state is not None and training.optimizers:
@@ -82,8 +84,8 @@ class Continuation:
                     "optimizer; capture it again with --save-state"
                 )
             return None
-        found = cls(bundle, state, rank, training, modules, renamings, device, list(state.missing))
-        found._records = {record.name: record for record in bundle.state(rank) if record.role is Role.TRAINING_STATE}
+        found = cls(bundle, state, training, modules, renamings, device, list(state.missing), own_rank=own == rank)
+        found._records = {record.name: record for record in bundle.state(own) if record.role is Role.TRAINING_STATE}
         for part, saved in found._pairs():
             if part.component is not Component.SCALER and saved.kind != part.kind:
                 raise CaptureError(f"--like: {part.place} is a {part.kind} here, but a {saved.kind} in {bundle.path}")
@@ -109,10 +111,12 @@ class Continuation:
         self._put_gradients()
         for old, new in counterparts(self.state.attributes, self.modules.named.keys(), self.renamings).items():
             vars(self.modules.named[new]).update(self.state.attributes[old])
-        if (seed or 0) == (self.bundle.manifest.capture.get("seed") or 0):
+        same_seed = (seed or 0) == (self.bundle.manifest.capture.get("seed") or 0)
+        if same_seed and self.own_rank:
             self._put_random(draws)
         elif self.step:
-            self._miss(Component.RANDOM, f"seed {seed} was given in place of the state's")
+            reason = "the state has none of this rank" if same_seed else f"seed {seed} was given in place of the state's"
+            self._miss(Component.RANDOM, reason)
 
     # -- which part is which ------------------------------------------------------------------------------------------------------------
 

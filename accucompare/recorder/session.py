@@ -55,7 +55,7 @@ class Session:
         eager: bool,
         start: Start,
         saver: StateSaver | None,
-        unknown: UnknownOptimizers,
+        unknown: UnknownOptimizers | None,
     ) -> None:
         """What the running capture is made of.
 
@@ -63,7 +63,7 @@ class Session:
             eager: whether compiled code runs eagerly.
             start: what it starts from.
             saver: of the training's state; ``None`` if that is not to be saved, or no more.
-            unknown: the optimizers that step although they were not given.
+            unknown: the optimizers that step although they were not given; ``None`` if no state is saved or restored.
         """
         self.path = path
         self._recorder = recorder
@@ -106,6 +106,8 @@ class Session:
 
     def _note_unknown_optimizers(self) -> None:
         """List as missing what the state that was saved, or started from, does not have of them."""
+        if self._unknown is None:
+            return
         self._unknown.remove()
         capture = self._writer.manifest.capture
         for name in ("training_state", "started"):
@@ -337,8 +339,10 @@ def recording(
             stack.callback(recorder.remove)
             recorder.step = start.step
             recorder.install(start.steps)
-            unknown = UnknownOptimizers(modules, training)
-            stack.callback(unknown.remove)
+            unknown = None
+            if options.save_state or options.like is not None:
+                unknown = UnknownOptimizers(modules, training)
+                stack.callback(unknown.remove)
         except BaseException:
             with contextlib.suppress(CaptureError):
                 writer.close()

@@ -83,15 +83,8 @@ class Start:
         if options.like is not None:
             source = stack.enter_context(open_bundle(options.like))
             start.continuation = Continuation.of(source, ranks[0], training, modules, renamings, device)
-            changed = () if start.continuation is None else start.continuation.state.buffers
-            buffer_notes, start.replaced = restore_weights(source, modules, renamings, changed)
-            notes += buffer_notes
             start.steps = starting(options.asked, start.step, options.like)
-            if start.step:  # the model's own are those of step 0, and nobody expects them to be the same
-                start.replaced = []
-            if start.replaced:
-                first = ", ".join(start.replaced[:3]) + (f", and {len(start.replaced) - 3} more" if len(start.replaced) > 3 else "")
-                notes.append(f"--like: {len(start.replaced)} of the model's weights held other values before: {first}")
+            start._take_weights(source, modules)
             _set_mode(model, modules, source.manifest.model, renamings)
             start._take_over(source.manifest, modules)
         start.model = describe_model(modules)
@@ -119,6 +112,16 @@ class Start:
         start.seed = start.seed or 0
         _check_selection(start.selection, modules)
         return start
+
+    def _take_weights(self, source: Bundle, modules: Modules) -> None:
+        """Copy the weights of ``like``, and note which held other values."""
+        changed = () if self.continuation is None else self.continuation.state.buffers
+        notes, replaced = restore_weights(source, modules, self.renamings, changed)
+        self.notes += notes
+        if replaced and not self.step:  # at a later step, the model's own are those of step 0, and nobody expects them to be the same
+            self.replaced = replaced
+            first = ", ".join(replaced[:3]) + (f", and {len(replaced) - 3} more" if len(replaced) > 3 else "")
+            self.notes.append(f"--like: {len(replaced)} of the model's weights held other values before: {first}")
 
     def _take_over(self, manifest: Manifest, modules: Modules) -> None:
         """Seed and selection of a bundle, where none was given."""
