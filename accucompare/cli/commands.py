@@ -16,7 +16,7 @@ from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.options import examples, refuse_other_than_xlsx, refuse_places, stem
 from accucompare.errors import CaptureError, UsageError
 from accucompare.files import is_stdout, is_stream
-from accucompare.selection import FloatType, Mode, RoundedType, Steps
+from accucompare.selection import FloatType, Mode, RoleGroup, RoundedType, Steps
 from accucompare.text import printable
 
 if TYPE_CHECKING:
@@ -349,6 +349,8 @@ def _precisions(with_baseline: str | None, tensors: bool, options: dict[str, Any
     for name in ("feed", "mode"):
         if options[name] not in (None, Mode.TENSORS):
             raise UsageError(f"--with-baseline: the baselines are fed with this capture, which --{name} {options[name]} does not allow")
+    if options["roles"] is not None and RoleGroup.FORWARD not in options["roles"]:
+        raise UsageError("--with-baseline: the baselines are fed with this capture's forward; add forward to --roles")
     from accucompare.compare.brought import parse_precisions
 
     return parse_precisions(with_baseline)

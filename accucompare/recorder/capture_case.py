@@ -212,7 +212,7 @@ def _fed_steps(golden: str | Path, training: Training, steps: Steps, first: int,
     """
     with open_bundle(golden) as bundle:
         held = bundle.manifest.options
-    trains = trains and bool(held.backward)
+    trains = trains and held.holds(RoleGroup.BACKWARD)
     if not training.optimizers:
         return steps, trains
     count = steps.count - first
@@ -263,12 +263,15 @@ def build(target: str | None, place: torch.device, casting: Casting, seed: int, 
         raise CaseError(f"{name}: the case's model must be a torch.nn.Module, but is a {type(model).__name__}")
     training = _training(case, name)
     inputs = _inputs(case.inputs, like, name)
+    named = dict(model.named_parameters())
     if casting.needed:  # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
         model._apply(casting)  # type: ignore[no-untyped-call]
     try:
         model = model.to(device=place)  # cast already: no operator runs on the device before its flags are set
     except RuntimeError as error:
         raise DeviceError(f"{name}: the model cannot be moved to {place}: {explain(place.type, error)}") from error
+    for optimizer in training.optimizers:
+        _hold_again(optimizer, named, dict(model.named_parameters()))
     return Built(case, name, model, inputs, training)
 
 
@@ -283,6 +286,16 @@ def _training(case: Case, name: str) -> Training:
         return Training.of(case.optimizer, case.scheduler, case.scaler)
     except UsageError as error:
         raise CaseError(f"{name}: the case's {error}") from None
+
+
+def _hold_again(optimizer: Any, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]) -> None:
+    """Let an optimizer hold the parameters that have taken the place of those that it was made of, as some devices replace them."""
+    new = {parameter: after[name] for name, parameter in before.items() if after.get(name, parameter) is not parameter}
+    if new:
+        for group in optimizer.param_groups:
+            group["params"] = [new.get(parameter, parameter) for parameter in group["params"]]
+        for parameter in [parameter for parameter in optimizer.state if parameter in new]:
+            optimizer.state[new[parameter]] = optimizer.state.pop(parameter)
 
 
 def _inputs(inputs: Any, like: str | Path | None, name: str) -> list[Arguments]:

@@ -20,14 +20,15 @@ from accucompare.live.backward import Span
 from accucompare.live.hooks import Call, Listener, arguments_of
 from accucompare.live.names import Modules
 from accucompare.live.sources import FunctionsRun
-from accucompare.live.tensors import HostValue, other_to_host, scalar_to_host, to_host
+from accucompare.live.tensors import Bits, HostValue, other_to_host, scalar_to_host, to_host
 from accucompare.live.values import Scalar, leaves
 from accucompare.recorder.backward import Backward
 from accucompare.recorder.feeding import Feed, Place
+from accucompare.recorder.given import NOTHING_GIVEN, Given
 from accucompare.recorder.lending import Lent
 from accucompare.recorder.operator_feed import OperatorFeed, storages
 from accucompare.recorder.operators import Operators
-from accucompare.recorder.updates import NOTHING_GIVEN, Given, Updates
+from accucompare.recorder.updates import PLAINLY, How, Updates
 from accucompare.selection import RoleGroup, Selection, Steps
 
 
@@ -85,7 +86,8 @@ class Recorder(Listener[_Call]):
         self._roles = frozenset(role for group in groups for role in ROLES_OF[group])
         golden = _GoldenState(feed, self) if feed is not None and feed.updates else None
         self._updates = Updates(modules, self, golden, given)
-        self._backward = Backward(modules, self, self._record_gradient) if RoleGroup.BACKWARD in groups else None
+        follows = RoleGroup.BACKWARD in groups or (feed is not None and feed.backward)
+        self._backward = Backward(modules, self, self._record_gradient) if follows else None
         self._called = False  # whether an outermost call has begun in this step
         self._computed_recorded = False
         self._outermost: set[str] = set()  # modules whose first outermost call has begun
@@ -116,6 +118,11 @@ class Recorder(Listener[_Call]):
         if self._backward is not None:
             return self._backward.count
         return self._updates.backwards if self._roles & {*TRAINING_ROLES} else 0
+
+    @property
+    def began_step(self) -> bool:
+        """Whether the model has been called in this step, as far as it is recorded."""
+        return self._called
 
     @property
     def holds_records(self) -> bool:
@@ -262,23 +269,13 @@ class Recorder(Listener[_Call]):
         """Whether what updates take or give is recorded of a module."""
         return role in self._roles and (self._selection.allows(name) or not name)
 
-    def add_update(
-        self,
-        module: nn.Module,
-        name: str,
-        update: int,
-        role: Role,
-        path: str,
-        value: Any,
-        detail: str = "",
-        written: Callable[[Record], None] | None = None,
-    ) -> None:
+    def add_update(self, module: nn.Module, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
         """Record what an update of this step takes or gives, if that is wanted."""
         if self._writer.failure is None and self.wants(name, role):
-            self._record_value(_Call(module, name, update, None, None), role, path, value, False, detail=detail, written=written)
+            self._record_value(_Call(module, name, update, None, None), role, path, value, False, how=how)
 
     def _record_gradient(self, call: _Call, role: Role, path: str, grad: torch.Tensor) -> None:
-        if self._writer.failure is None and self._is_selected(call):
+        if self._writer.failure is None and role in self._roles and self._is_selected(call):
             self._record_value(call, role, path, grad, False)
 
     def _record(self, call: _Call, role: Role, parts: Iterator[tuple[str, Any]]) -> None:
@@ -296,9 +293,9 @@ class Recorder(Listener[_Call]):
         recorded = Role.INPUT in self._roles
         self._updates.call_begins()
         for path, value in parts:
-            written = self._updates.given(value, recorded) if isinstance(value, torch.Tensor) else None
+            how = How(written=self._updates.given(value, recorded)) if isinstance(value, torch.Tensor) else PLAINLY
             if recorded:  # a later call of the step may be given what an earlier one computed
-                self._record_value(call, Role.INPUT, path, value, not self._called, written=written)
+                self._record_value(call, Role.INPUT, path, value, not self._called, how=how)
 
     def _record_value(
         self,
@@ -309,10 +306,9 @@ class Recorder(Listener[_Call]):
         given: bool,
         operator: str = "",
         line: str = "",
-        detail: str = "",
-        written: Callable[[Record], None] | None = None,
+        how: How = PLAINLY,
     ) -> None:
-        host = self._host_value(value, given)
+        host = self._host_value(value, given, how.bits)
         place = (call.name, call.index, role, path)
         seen = self._seen[place] = self._seen.get(place, 0) + 1
         if seen > 1:
@@ -332,16 +328,16 @@ class Recorder(Listener[_Call]):
             host.layout,
             digest=host.digest,
             statistics=host.statistics,
-            detail=detail or host.detail,
+            detail=how.detail or host.detail,
             components=host.components,
             source_line=line,
         )
         self.records += 1
-        self._writer.add(record, host.array, given, host.lease, host.ready, written)
+        self._writer.add(record, host.array, given, host.lease, host.ready, how.written)
 
-    def _host_value(self, value: Any, needed: bool) -> HostValue:
+    def _host_value(self, value: Any, needed: bool, bits: Bits) -> HostValue:
         if isinstance(value, torch.Tensor):
-            return to_host(value, self._writer, needed)
+            return to_host(value, self._writer, needed, bits)
         if isinstance(value, Scalar):
             return scalar_to_host(value)
         return other_to_host(value)

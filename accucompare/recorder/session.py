@@ -25,13 +25,13 @@ from accucompare.live.numerics import Numerics
 from accucompare.live.randomness import Draws, matched_randomness
 from accucompare.live.sources import digests_of, modules_in, versions_of
 from accucompare.recorder.feeding import Feed
+from accucompare.recorder.given import Given
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.recorder import Recorder
 from accucompare.recorder.start import Start
 from accucompare.recorder.state import Arguments
 from accucompare.recorder.training import NOTHING, Training
 from accucompare.recorder.training_state import StateSaver, UnknownOptimizers
-from accucompare.recorder.updates import Given
 from accucompare.selection import Level, Mode, Steps
 
 
@@ -127,9 +127,18 @@ class Session:
             if not feed.fed:
                 raise CaptureError(f"{golden}: nothing of it was fed; {'; '.join(feed.notes()) or 'no module was called'}")
 
+    def _not_reached(self) -> list[str]:
+        """The steps that were to be recorded, and that the run did not come to."""
+        recorder, steps = self._recorder, self._steps
+        if steps is None or steps.chosen is None:
+            return []
+        late = [number for number in steps.chosen if number > recorder.step or (number == recorder.step and not recorder.began_step)]
+        return [f"the run ended before step(s) {Steps.of(late)} of --steps {steps}, which are not recorded"] if late else []
+
     def _end(self, error: BaseException | None) -> None:
         """Write the last step and the manifest."""
         recorder, manifest = self._recorder, self._writer.manifest
+        series = recorder.end_step()
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
         ran = {*manifest.model["sources"], *modules_in(recorder.files_run), *self._start.sources, optimizer} - {""}
@@ -154,7 +163,7 @@ class Session:
                 "error": f"{len(recorder.errors)} module call(s) could not be recorded; the first: {recorder.errors[0]}"
             }
         manifest.complete = manifest.stopped is None
-        series = recorder.end_step()
+        manifest.notes += self._not_reached()
         if recorder.records or series is not None:
             self._writer.end_step(recorder.step, error is not None, series, recorder.holds_records)
         self._writer.close()

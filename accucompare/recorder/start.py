@@ -96,11 +96,14 @@ class Start:
             start.steps = start.steps or held_steps(golden.manifests[ranks[0]])
             start.feed = Feed(golden, ranks[0], modules, renamings)
             start.feed.backward = start.feed.backward and options.trains
-            start.feed.updates = start.feed.updates and options.trains
+            start.feed.updates = start.feed.updates and start.feed.backward
+            held = golden.manifest.options
             if options.roles is None:  # what golden does not hold has no partner
-                held = golden.manifest.options
                 start.groups = tuple(group for group in start.groups if held.roles is None or group in held.roles)
-            if not (start.feed.backward or start.feed.updates):
+            if not start.feed.backward:
+                if held.backward and options.trains:
+                    notes.append("nothing of the backward and the update was run: golden holds no gradients of layers to feed (--roles)")
+                    start.groups = tuple(group for group in start.groups if group in (RoleGroup.FORWARD, RoleGroup.SERIES))
                 stack.enter_context(torch.set_grad_enabled(_differentiates(golden)))
             if options.level == Level.OP and golden.manifest.capture.get("level") != Level.OP:
                 chosen = f"--only {' --only '.join(start.selection.only) or 'NAME'}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,12 +14,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from accucompare.bundle.manifest import StepSeries
 from accucompare.bundle.records import Record, Role
-from accucompare.errors import UsageError
 from accucompare.live import entrances
 from accucompare.live.graph import Observer, observe, observe_no_more
 from accucompare.live.hooks import in_backward
 from accucompare.live.names import Modules
+from accucompare.live.tensors import Bits
 from accucompare.live.values import Scalar, leaves
+from accucompare.recorder.given import Given
 from accucompare.recorder.series import Series
 
 #: What is recorded in place of a gradient where a trainable parameter has none, and where nothing steps it either.
@@ -46,6 +47,24 @@ class Parameter:
         return getattr(self.tensor, MAIN_GRAD), MAIN_GRAD
 
 
+@dataclass(frozen=True)
+class How:
+    """How a value is recorded.
+
+    Attributes:
+        detail: of the record.
+        written: called with the record, when it is written.
+        bits: what is known of the value's bits.
+    """
+
+    detail: str = ""
+    written: Callable[[Record], None] | None = None
+    bits: Bits = Bits.ANY
+
+
+PLAINLY = How()
+
+
 class Sink(Protocol):
     """What is asked of the recorder."""
 
@@ -60,17 +79,7 @@ class Sink(Protocol):
     def wants(self, name: str, role: Role) -> bool:
         """Whether what updates take or give is recorded of a module."""
 
-    def add_update(
-        self,
-        module: nn.Module,
-        name: str,
-        update: int,
-        role: Role,
-        path: str,
-        value: Any,
-        detail: str = "",
-        written: Callable[[Record], None] | None = None,
-    ) -> None:
+    def add_update(self, module: nn.Module, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
         """Record what an update of this step, counted from 0, takes or gives, if that is wanted."""
 
 
@@ -85,45 +94,6 @@ class Golden(Protocol):
 
     def leave(self, name: str, update: int, role: Role, path: str, why: str) -> None:
         """Note that an update was not given golden's value."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """What the user has told of the loop.
-
-    Attributes:
-        optimizers: that step the model's parameters; those that are not told are found when they step.
-        scaler: of the loss; ``GradScaler`` and its like are found without.
-    """
-
-    optimizers: Sequence[Any] = ()
-    scaler: Any = None
-
-    @classmethod
-    def of(cls, optimizer: Any, scaler: Any, modules: Modules) -> Given:
-        """Check what was given.
-
-        Args:
-            optimizer: one, several, or ``None``.
-
-        Raises:
-            UsageError: if one is no optimizer, or holds no parameter of the model.
-        """
-        found = [] if optimizer is None else [optimizer] if hasattr(optimizer, "param_groups") else optimizer
-        if not isinstance(found, Iterable) or not all(hasattr(each, "param_groups") for each in found):
-            raise UsageError(f"optimizer must be a torch.optim.Optimizer, or a list of them, but is a {type(optimizer).__name__}")
-        own = {id(tensor) for module in modules.named.values() for tensor in module._parameters.values()}
-        for each in found:
-            if not any(id(tensor) in own for group in each.param_groups for tensor in group["params"]):
-                raise UsageError(
-                    f"optimizer: the {type(each).__name__} holds no parameter of the model; make it of model.parameters() after the model "
-                    "has its final parameters"
-                )
-        return cls(tuple(found), scaler)
-
-
-#: Of a loop of which nothing was told.
-NOTHING_GIVEN = Given()
 
 
 class Updates:
@@ -203,7 +173,7 @@ class Updates:
                 if each.tensor.requires_grad and key not in self._held and key not in self._told:
                     grad, _ = each.grad
                     value = IN_NO_OPTIMIZER if grad is None else grad
-                    self._sink.add_update(each.module, each.name, 0, Role.PARAM_GRAD, each.own, value, IN_NO_OPTIMIZER)
+                    self._sink.add_update(each.module, each.name, 0, Role.PARAM_GRAD, each.own, value, How(IN_NO_OPTIMIZER))
         return self._series.end_step(step)
 
     def next_step(self) -> None:
@@ -294,11 +264,9 @@ class Updates:
             self._updated.add(id(each.tensor))
             if not closure:  # which computes gradients only then
                 self._gradient(each, scale)
-            self._take(each, Role.PARAM_BEFORE, each.own, each.tensor, written=self._weight(each) if first else None)
+            self._parameter(each, self._weight(each) if first else None)
             for path, value in self._state(optimizer, each):
-                self._take(each, Role.STATE_BEFORE, path, value)
-            if self._sink.wants(each.name, Role.PARAM_UPDATE):
-                self._before[id(each.tensor)] = each.tensor.detach().clone()
+                self._take(each, Role.STATE_BEFORE, path, value, How(bits=Bits.NEW))
         self._held |= {id(each.tensor) for each in parameters}
         if first:
             held = {id(each.tensor) for each in parameters}
@@ -319,9 +287,10 @@ class Updates:
             before = self._before.pop(id(each.tensor), None)
             if before is not None:
                 wide = torch.float32 if before.itemsize < 4 else before.dtype
-                self._give(each, Role.PARAM_UPDATE, each.own, each.tensor.detach().to(wide) - before.to(wide))
+                self._give(each, Role.PARAM_UPDATE, each.own, each.tensor.detach().to(wide) - before.to(wide), How(bits=Bits.OURS))
+                del before
             for path, value in self._state(optimizer, each):
-                self._give(each, Role.STATE_AFTER, path, value)
+                self._give(each, Role.STATE_AFTER, path, value, How(bits=Bits.NEW))
         self._series.updated(getattr(optimizer, "found_inf", None))
         for record in (self._recorded, self._times, self._clipped):
             record.clear()
@@ -367,13 +336,24 @@ class Updates:
         value = grad if scale is None else grad / scale
         written = self._norm(parameter, value)
         if late:
-            self._give(parameter, Role.PARAM_GRAD, path, value, where, written)
+            self._give(parameter, Role.PARAM_GRAD, path, value, How(where, written))
             if self._golden is not None:
                 self._golden.leave(parameter.name, self._count, Role.PARAM_GRAD, path, "the update computed it itself, in its closure")
             return
-        self._take(parameter, Role.PARAM_GRAD, path, value, where, written)
+        self._take(parameter, Role.PARAM_GRAD, path, value, How(where, written))
         if scale is not None and self._golden is not None:
             grad.copy_(value * scale)
+
+    def _parameter(self, parameter: Parameter, written: Callable[[Record], None] | None) -> None:
+        """Record a parameter that an update is given, keep it until that is over, and give it golden's."""
+        tensor, wanted = parameter.tensor.detach(), self._sink.wants(parameter.name, Role.PARAM_BEFORE)
+        if self._golden is None and wanted:  # one copy is recorded, and kept
+            tensor = self._before[id(parameter.tensor)] = tensor.clone()
+            self._give(parameter, Role.PARAM_BEFORE, parameter.own, tensor, How(written=written, bits=Bits.OURS))
+        elif self._golden is not None:
+            self._take(parameter, Role.PARAM_BEFORE, parameter.own, parameter.tensor, How(written=written))
+            if wanted:
+                self._before[id(parameter.tensor)] = tensor.clone()
 
     def _norm(self, parameter: Parameter, grad: torch.Tensor) -> Callable[[Record], None] | None:
         """What is to be called with the record of a gradient, for its norm; if it is not recorded, or has no plain data, it is read now."""
@@ -386,27 +366,11 @@ class Updates:
         for path, value in leaves(dict(optimizer.state.get(parameter.tensor, {}))):
             yield f"{parameter.own}.{path}", value
 
-    def _take(
-        self,
-        parameter: Parameter,
-        role: Role,
-        path: str,
-        value: Any,
-        detail: str = "",
-        written: Callable[[Record], None] | None = None,
-    ) -> None:
+    def _take(self, parameter: Parameter, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
         """Record what an update is given, and give it golden's."""
-        self._give(parameter, role, path, value, detail, written)
+        self._give(parameter, role, path, value, how)
         if self._golden is not None and isinstance(value, torch.Tensor):
             self._golden.put(parameter.name, self._count, role, path, value)
 
-    def _give(
-        self,
-        parameter: Parameter,
-        role: Role,
-        path: str,
-        value: Any,
-        detail: str = "",
-        written: Callable[[Record], None] | None = None,
-    ) -> None:
-        self._sink.add_update(parameter.module, parameter.name, self._count, role, path, value, detail, written)
+    def _give(self, parameter: Parameter, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
+        self._sink.add_update(parameter.module, parameter.name, self._count, role, path, value, how)

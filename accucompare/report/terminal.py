@@ -47,8 +47,12 @@ def print_capture(path: Path) -> None:
         records = sum(entry.records for _, entry in steps)
         size = sum(file.stat().st_size for file in path.glob("rank*/*"))
         console = open_console()
-        plural = "" if len(steps) == 1 else "s"
-        console.print(_text(f"captured {len(steps)} step{plural}, {records} records, {_size(size)} in {path}"), soft_wrap=True)
+        series = 0 if steps else len(bundle.manifest.series)
+        plural = "" if len(steps) + series == 1 else "s"
+        what = (
+            f"the series of {series} step{plural}, no records" if series else f"{len(steps)} step{plural}, {records} records, {_size(size)}"
+        )
+        console.print(_text(f"captured {what} in {path}"), soft_wrap=True)
         idle = bundle.manifest.model.get("not_called") or []
         if idle:
             shown = ", ".join(display_name(name) for name in idle[:3]) + (f", and {len(idle) - 3} more" if len(idle) > 3 else "")

@@ -17,7 +17,7 @@ from accucompare.devices import DeviceName
 from accucompare.errors import UsageError
 from accucompare.recorder.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
-from accucompare.selection import RoleGroup, Steps
+from accucompare.selection import FloatType, RoleGroup, Steps
 from planted.training_faults import of_parameter
 from tests.recorded import Opened
 from tests.recorder.trained import build, train
@@ -251,11 +251,63 @@ def test_an_update_by_another_class_of_optimizer_is_told(target: str, tmp_path: 
     assert any("the optimizer is torch.optim.sgd.SGD, golden's torch.optim.adamw.AdamW" in note for note in notes)
 
 
+def test_a_golden_without_gradients_of_layers_feeds_the_forward_only(target: str, tmp_path: Path, opened: Opened) -> None:
+    captured(target, tmp_path / "golden", roles="forward,grads,update", steps=1)
+    captured(target, tmp_path / "fed", feed=tmp_path / "golden")
+    assert {GROUP_OF[record.role] for record in opened(tmp_path / "fed").records()} == {RoleGroup.FORWARD}
+    assert any(note.startswith("nothing of the backward and the update was run") for note in opened(tmp_path / "fed").manifest.notes)
+    assert ac.diff(tmp_path / "golden", tmp_path / "fed").passed
+
+
+def test_gradients_are_fed_whatever_is_recorded(target: str, tmp_path: Path) -> None:
+    captured(target, tmp_path / "golden", steps=2)
+    captured(target, tmp_path / "fed", feed=tmp_path / "golden", roles="grads,update")
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
+    both = [row for row in comparison.rows if row.golden and row.candidate]
+    assert {row.reason for row in both} == {Reason.IDENTICAL}
+    assert {row.golden.role for row in both if row.golden} >= {Role.PARAM_GRAD, Role.PARAM_UPDATE, Role.STATE_AFTER}
+
+
+def test_a_run_that_ends_before_a_chosen_step_says_so(tmp_path: Path, opened: Opened) -> None:
+    train("recurrent", tmp_path / "golden", 3, chosen="1,3,7-8")
+    notes = opened(tmp_path / "golden").manifest.notes
+    assert "the run ended before step(s) 3,7-8 of --steps 1,3,7-8, which are not recorded" in notes
+    train("recurrent", tmp_path / "whole", 3, chosen="1-2")
+    assert not any("the run ended" in note for note in opened(tmp_path / "whole").manifest.notes)
+
+
+def test_a_baseline_needs_a_forward_to_be_fed_with(target: str, tmp_path: Path, cli: Any) -> None:
+    refused = cli("capture", target, "--roles", "grads", "--with-baseline", "--out", tmp_path / "golden")
+    assert refused.returncode == 2
+    assert "add forward to --roles" in refused.stderr
+
+
+def test_the_optimizer_of_a_case_holds_the_parameters_that_the_device_has_made(target: str, tmp_path: Path, opened: Opened) -> None:
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        captured(target, tmp_path / "golden", steps=2)
+        capture_case(target, tmp_path / "cast", DeviceName("cpu"), CaptureOptions(backward=True, steps=2), dtype=FloatType.FLOAT64)
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+    for name in ("golden", "cast"):
+        updates = [record for record in opened(tmp_path / name).records() if record.role is Role.PARAM_UPDATE]
+        assert len(updates) == 2 * 4
+        assert all(record.statistics and record.statistics.l2 for record in updates)
+
+
+def test_an_optimizer_of_other_parameters_is_an_error_of_the_case(tmp_path: Path) -> None:
+    (tmp_path / "other_case.py").write_text(CASE.replace("optimizer(model.parameters()", "optimizer(nn.Linear(2, 2).parameters()"))
+    with pytest.raises(UsageError, match="the AdamW holds no parameter of the model"):
+        captured(str(tmp_path / "other_case.py"), tmp_path / "golden")
+
+
 def test_the_command_line_reads_both(target: str, tmp_path: Path, cli: Any) -> None:
     out = tmp_path / "golden"
     done = cli("capture", target, "--backward", "--steps", "0,3-4", "--roles", "grads, series", "--out", out)
     assert done.returncode == 0, done.stderr
     assert step_numbers(out) == [0, 3, 4]
+    done = cli("capture", target, "--roles", "series", "--steps", 2, "--out", tmp_path / "series")
+    assert done.stdout.startswith(f"captured the series of 2 steps, no records in {tmp_path / 'series'}")
     refused = cli("capture", target, "--steps", "3-1", "--out", tmp_path / "no")
     assert refused.returncode == 2
     assert "3-1 goes down; write 1-3" in refused.stderr

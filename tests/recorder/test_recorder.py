@@ -436,14 +436,14 @@ def test_one_thread_records_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
     together: list[set[int]] = []
     another = threading.Event()
 
-    def watched(value: Any, writer: BundleWriter, needed: bool) -> Any:
+    def watched(value: Any, writer: BundleWriter, *how: Any) -> Any:
         inside.add(threading.get_ident())
         if len(inside) > 1:
             together.append(set(inside))
             another.set()
         another.wait(0.01)  # long enough for another thread to come in, if it could
         inside.discard(threading.get_ident())
-        return to_host(value, writer, needed)
+        return to_host(value, writer, *how)
 
     monkeypatch.setattr(hooks, "to_host", watched)
     with ac.capture(model, tmp_path / "out"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import accucompare as ac
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import UPDATE_ROLES, Layout, Role
 from accucompare.compare.rows import Reason, Stage, Status
+from accucompare.live import dispatch
 from planted.training_faults import UPDATE_FAULTS, wrong_update
 from tests.recorded import Opened
 from tests.recorder.trained import build, train
@@ -364,13 +366,35 @@ def test_a_capture_inside_a_capture_records_the_same_and_leaves_nothing(tmp_path
     assert torch.amp.GradScaler.step is step
 
 
-def test_captures_that_end_in_the_order_they_began_leave_nothing(tmp_path: Path) -> None:
+def test_captures_that_end_in_the_order_they_began_draw_right_and_leave_nothing(tmp_path: Path) -> None:
     from torch.nn.utils import clip_grad
 
     group = clip_grad._group_tensors_by_device_and_dtype
     captures = [ac.capture(nn.Linear(2, 2), tmp_path / str(number), backward=True) for number in range(2)]
     for capture in captures:
         capture.__enter__()
-    for capture in captures:
-        capture.__exit__(None, None, None)
+    captures[0].__exit__(None, None, None)
+    drawn = nn.functional.dropout(torch.ones(64))
+    captures[1].__exit__(None, None, None)
+    with ac.capture(nn.Linear(2, 2), tmp_path / "alone"):
+        assert torch.equal(nn.functional.dropout(torch.ones(64)), drawn)
     assert clip_grad._group_tensors_by_device_and_dtype is group
+    assert not torch._C._dispatch_tls_is_dispatch_key_included(torch._C._parse_dispatch_key(dispatch._KEY))
+
+
+def test_no_gradient_is_held_longer_than_plain_training_holds_it(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    gradients: list[weakref.ref[torch.Tensor]] = []
+    with ac.capture(model, tmp_path / "golden", backward=True):
+        out = model(torch.ones(64, 64))
+        out.register_hook(lambda grad: gradients.append(weakref.ref(grad)))
+        out.square().sum().backward()
+        del out
+        assert gradients[0]() is None  # what passes through the graph
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        gradients += [weakref.ref(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+        assert len(gradients) == 5
+        assert all(gradient() is None for gradient in gradients)  # those of the parameters
