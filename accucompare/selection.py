@@ -115,10 +115,12 @@ class Steps:
     Attributes:
         count: how many steps are run, the first one being 0.
         chosen: the numbers of those that are recorded, in order; ``None`` if all are.
+        first: the first one that is run, and with ``chosen`` None recorded; those before were run elsewhere.
     """
 
     count: int
     chosen: tuple[int, ...] | None = None
+    first: int = 0
 
     @classmethod
     def of(cls, given: int | str | Iterable[int]) -> Steps:
@@ -168,19 +170,19 @@ class Steps:
     def has(self, step: int) -> bool:
         """Whether a step is recorded."""
         if self.chosen is None:
-            return step < self.count
+            return self.first <= step < self.count
         place = bisect_left(self.chosen, step)
         return place < len(self.chosen) and self.chosen[place] == step
 
     @property
     def numbers(self) -> Iterable[int]:
         """The steps that are recorded."""
-        return range(self.count) if self.chosen is None else self.chosen
+        return range(self.first, self.count) if self.chosen is None else self.chosen
 
     def __str__(self) -> str:
         """As a user writes it."""
         if self.chosen is None:
-            return str(self.count)
+            return str(self.count - self.first)
         runs: list[list[int]] = []
         for number in self.chosen:
             if runs and runs[-1][-1] == number - 1:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from accucompare.bundle.records import count
+from accucompare.bundle.training_state import SavedAndStarted
 from accucompare.errors import BundleError
 from accucompare.files import replace_whole
 from accucompare.numbers.statistics import Count
@@ -243,6 +244,19 @@ class Manifest:
         return _typed(self.capture, Options)
 
     @property
+    def training(self) -> SavedAndStarted:
+        """The state of a training that it saved, and that it started from. Errors as ``check``."""
+        return _typed(self.capture, SavedAndStarted)
+
+    @property
+    def described_at(self) -> int:
+        """The step before which the model was described: where its state was saved, or where it started. Errors as ``check``."""
+        state, started = self.training.training_state, self.training.started
+        if self.state is not None and state is not None:
+            return state.step
+        return 0 if started is None else started.step
+
+    @property
     def code(self) -> Code:
         """Which code ran. Errors as ``check``."""
         return _typed(self.model, Code)
@@ -344,7 +358,7 @@ class Manifest:
         _expect(self.model.get("signatures", {}), dict, "signatures")
         _expect_all(self.model.get("signatures", {}).values(), list, "signatures")
         _expect_all((name for names in self.model.get("signatures", {}).values() for name in names), str, "signatures")
-        _ = self.feed, self.options, self.code, self.flags  # each is checked when it is read
+        _ = self.feed, self.options, self.training, self.code, self.flags  # each is checked when it is read
         for place, table in (
             ("parameters", self.model.get("parameters", {})),
             ("buffers", self.model.get("buffers", {})),

@@ -98,16 +98,16 @@ class Bundle:
         """The records of one finished step, in execution order. Errors as ``records``."""
         return sorted(self._read_lines(rank, f"step{entry.step}", entry), key=attrgetter("order"))
 
-    def state(self) -> Iterator[Record]:
-        """The records of the state saved by ``--save-state``: parameters, buffers and case inputs.
+    def state(self, rank: int = 0) -> Iterator[Record]:
+        """The records of the state that a rank saved with ``--save-state``: parameters, buffers, case inputs, and that of the training.
 
         Raises:
             BundleError: if the bundle was captured without it, or it is damaged.
         """
-        state = self.manifest.state
+        state = self.manifests[rank].state if rank in self.manifests else None
         if state is None:
             raise BundleError(f"{self.path}: holds no model state; capture it with --save-state")
-        yield from self._read_lines(0, "state", StepEntry(0, **state))
+        yield from self._read_lines(rank, "state", StepEntry(0, **state))
 
     def load(self, name: str, *, call: int = 0, role: str = "output", path: str | None = None, step: int = 0, rank: int = 0) -> Array:
         """Load one record's values.

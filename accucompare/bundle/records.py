@@ -38,12 +38,13 @@ class Role(str, Enum):
     PARAM = "param"
     BUFFER = "buffer"
     CASE_INPUT = "case_input"
+    TRAINING_STATE = "training_state"  # of an optimizer, a scheduler, a random generator, …
     # Of the operators called in a module's own code, in a bundle captured with level op:
     OP_INPUT = "op_input"
     OP_OUTPUT = "op_output"
 
 
-STATE_ROLES = (Role.PARAM, Role.BUFFER, Role.CASE_INPUT)
+STATE_ROLES = (Role.PARAM, Role.BUFFER, Role.CASE_INPUT, Role.TRAINING_STATE)
 GRADIENT_ROLES = (Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD)
 UPDATE_ROLES = (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER)
 TRAINING_ROLES = (*GRADIENT_ROLES, *UPDATE_ROLES)

@@ -143,7 +143,11 @@ roles = click.option(
     "kilobytes for 1,000 steps.  [default: all that the case has]",
 )
 backward = click.option("--backward", is_flag=True, help="Record gradients and updates, too, if the case has a loss.")
-save_state = click.option("--save-state", is_flag=True, help="Save weights and inputs too, for --like.")
+save_state = click.option(
+    "--save-state",
+    is_flag=True,
+    help="Save weights, inputs, and what else a training step starts from, for --like; as they are before the first recorded step.",
+)
 with_baseline = click.option(
     "--with-baseline",
     is_flag=False,
@@ -159,7 +163,8 @@ like = click.option(
     "--like",
     type=_PATH,
     metavar="BUNDLE",
-    help="Start from a bundle captured with --save-state: its weights, inputs, seed, selection and mode.",
+    help="Start from a bundle captured with --save-state: its weights, inputs, seed, selection and mode; of a training its step, "
+    "optimizer, scheduler, gradient scaler and random numbers, too.",
 )
 feed = click.option(
     "--feed",

@@ -60,6 +60,7 @@ def check_model(
     force: bool,
     renamings: Sequence[Renaming] = (),
     like: str | Path | None = None,
+    step: int = 0,
 ) -> None:
     """Refuse a golden of another model or of other weights.
 
@@ -70,6 +71,7 @@ def check_model(
         force: feed all the same if only the class or the weights differ.
         renamings: of golden's layers.
         like: the bundle that the model's weights were taken from, if they were.
+        step: the step that the model has its weights of.
 
     Raises:
         UsageError: if it is one.
@@ -90,6 +92,9 @@ def check_model(
         raise UsageError(f"{golden.path}: recorded no module that this model has (--only, --skip); capture it without them")
     if force:
         return
+    if step != (described_at := golden.manifests[rank].described_at):
+        cure = f"give --like {golden.path}" if golden.manifest.state is not None else "use the --like that golden was captured with"
+        raise UsageError(f"{golden.path}: begins with the weights of step {described_at}, and the model has those of step {step}: {cure}")
     classes = [str(table.get("class")).rpartition(".")[2] for table in (theirs, model)]
     if classes[0] != classes[1]:
         raise UsageError(f"{golden.path}: is of another model, a {classes[0]}; this one is a {classes[1]} (--force feeds it all the same)")
