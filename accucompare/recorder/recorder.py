@@ -180,9 +180,9 @@ class Recorder(Listener[_Call]):
             name = call.name or "(root)"
             raise CaptureError(f"a forward hook on {name} replaces what the module returns, as --feed does; take the hook off")
         place = Place(self.step, call.name, call.index, Role.OUTPUT)
-        handed_on, own = self._feed.outputs(place, output, call.lent, functools.partial(self._used_inside, call))
-        call.lent, call.returned = None, ()  # nothing of a graph is kept longer than it lives
         exchange = functools.partial(self._feed.gradient, place) if self._feed.backward else None
+        handed_on, own = self._feed.outputs(place, output, call.lent, functools.partial(self._from_outside, call, exchange))
+        call.lent, call.returned = None, ()  # nothing of a graph is kept longer than it lives
         self._gave(call, ((path, own.get(path, part)) for path, part in leaves(output)), exchange)
         return handed_on
 
@@ -192,8 +192,12 @@ class Recorder(Listener[_Call]):
         if call.span is not None and self._backward is not None and self._is_selected(call):
             self._backward.gave(call.span, parts, exchange)
 
-    def _used_inside(self, call: _Call, path: str) -> bool:
-        return call.span is not None and self._backward is not None and self._backward.used_inside(call.span, path)
+    def _from_outside(
+        self, call: _Call, exchange: Callable[[str, torch.Tensor], torch.Tensor] | None, path: str, grad: torch.Tensor
+    ) -> Any:
+        if call.span is None or self._backward is None or exchange is None:
+            return grad
+        return self._backward.from_outside(call.span, path, grad, exchange)
 
     def left(self, call: _Call) -> None:
         """See no more of a call's operators and functions."""
