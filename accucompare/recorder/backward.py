@@ -108,6 +108,7 @@ class _Cast(Generic[C]):
 class _Running:
     """A backward that is running: what is to be ended with it."""
 
+    spans: Spans[Any]  # of the calls that it goes through
     handles: list[Any] = field(default_factory=list)
     parts: list[Sum] = field(default_factory=list)  # which are added to those in sums
     sums: dict[tuple[int, Role, str], Sum] = field(default_factory=dict)  # by a call's id, role and path
@@ -138,6 +139,7 @@ class Backward(Generic[C]):
         self._on_begin = on_begin
         self._record = record
         self._spans: Spans[C] = Spans()
+        self._again: dict[int, Spans[C]] = {}  # by thread: of calls that are run again, until the backward through them begins
         self._thread: int | None = None
         self._running: list[_Running] = []  # one inside the other, as a reentrant checkpoint's is
         self._handles: list[Any] = []
@@ -159,6 +161,7 @@ class Backward(Generic[C]):
 
     def next_step(self) -> None:
         self._spans.clear()
+        self._again.clear()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -167,11 +170,22 @@ class Backward(Generic[C]):
         """A call begins with these inputs; ``None`` if autograd does not follow it."""
         if not torch.is_grad_enabled():
             return None
+        if self._again and (again := self._again.get(threading.get_ident())) is not None:
+            return again.begin(call, outer, parts)
         self._thread = self._thread or threading.get_ident()
         if self._thread != threading.get_ident():
             self.other_threads = True
             return None
         return self._spans.begin(call, outer, parts)
+
+    def run_again(self) -> None:
+        """On this thread, inside a backward, calls begin whose first run autograd did not follow; a backward of their own comes next."""
+        self._again[threading.get_ident()] = Spans()
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether the calls that begin now on this thread are such."""
+        return threading.get_ident() in self._again
 
     def ended(self, span: Span[C]) -> None:
         """A call ends; nodes made from now on are not its own. Can be called again."""
@@ -193,7 +207,7 @@ class Backward(Generic[C]):
             exchange: gives what the backward goes on with in place of the gradient that arrives at a path.
         """
         parts = list(parts)
-        self._spans.give(span, edges_of(parts))
+        self._again.get(threading.get_ident(), self._spans).give(span, edges_of(parts))
         for path, part in parts:
             if isinstance(part, torch.Tensor) and (edge := edge_of(part)) is not None:
                 arrived = functools.partial(self._guarded, self._arrived, span.call.name, path, span, edge, exchange)
@@ -209,10 +223,15 @@ class Backward(Generic[C]):
 
         That is the gradient itself, unless the call uses the output, too: all that arrives there is not from outside then.
         """
-        inside = self._running[-1].used_inside if self._running and span in self._spans else ()
-        if not any(path in paths and (id(span), edge) in inside for edge, paths in span.outputs.items()):
-            return grad
-        return exchange(path, grad)
+        running = self._running_through(span)
+        used = running is not None and any(
+            path in paths and (id(span), edge) in running.used_inside for edge, paths in span.outputs.items()
+        )
+        return exchange(path, grad) if used else grad
+
+    def _running_through(self, span: Span[C]) -> _Running | None:
+        """The backward that is running through a call; ``None`` also if the call was of a step that has ended."""
+        return next((running for running in reversed(self._running) if span in running.spans), None)
 
     def _guarded(self, act: Callable[..., Any], name: str, *arguments: Any) -> Any:
         return self._guard.run(act, name, arguments) if self._guard.listening else None
@@ -225,16 +244,18 @@ class Backward(Generic[C]):
         exchange: Callable[[str, torch.Tensor], torch.Tensor] | None,
         grad: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        if grad is None or not self._running or (id(span), edge) in self._running[-1].used_inside:
+        running = self._running_through(span)
+        if running is None:
+            self.late += bool(self._running)
             return None
-        if span not in self._spans:  # of a step that has ended
-            self.late += 1
+        if grad is None or (id(span), edge) in running.used_inside:
             return None
         self._record(span.call, Role.GRAD_OUTPUT, path, grad)
         return exchange and exchange(path, grad)
 
     def _begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
-        running = _Running()
+        again = self._again.pop(threading.get_ident(), None) if torch._C._current_graph_task_id() >= 0 else None
+        running = _Running(self._spans if again is None else again)
         self._running.append(running)
         if self._guard.listening:
             self.count += 1
@@ -246,17 +267,17 @@ class Backward(Generic[C]):
         uses: dict[_Output, _Uses[C]] = {}  # of outputs, after the calls that gave them
         casts: dict[int, _Cast[C]] = {}  # by the number of the node
         for edge, seed in seeded(roots, seeds):
-            for giver in self._spans.giving(edge):
+            for giver in running.spans.giving(edge):
                 uses.setdefault((id(giver), edge), _Uses(giver)).seeds.append(seed)
         for node in reachable(roots):
             made = node._sequence_nr()
-            span = self._spans.of(made)
+            span = running.spans.of(made)
             gifts: list[_Gift] = []
             for index, (following, number) in enumerate(node.next_functions):
                 if following is None:
                     continue
                 edge = edge_to(following, number)
-                for giver in self._spans.giving(edge):
+                for giver in running.spans.giving(edge):
                     if made < giver.last:
                         running.used_inside.add((id(giver), edge))
                     else:

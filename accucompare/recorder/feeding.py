@@ -73,6 +73,7 @@ class Feed:
         self._arguments: dict[tuple[str, int, str], Record] = {}  # of these the inputs, by the argument's name
         self._calls: set[tuple[str, int, Role]] = set()
         self._operators: dict[tuple[str, int], list[Record]] = {}  # of that step, by module call
+        self._noted: set[tuple[Place, str]] = set()
         self._backwards: Counter[tuple[Place, str]] = Counter()  # in that step, through each value
 
     def inputs(self, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Lent]:
@@ -199,6 +200,7 @@ class Feed:
         self._calls.clear()
         self._operators.clear()
         self._backwards.clear()
+        self._noted.clear()
         self._golden.close()
 
     def _exchange(self, place: Place, path: str, arrives: Arrives | None) -> Exchange | None:
@@ -290,10 +292,12 @@ class Feed:
             return f"no {type(value).__name__} can be made of golden's"
 
     def pass_on(self, place: Place, path: str, why: str) -> None:
-        """Note that a value was left as it came."""
-        self.not_fed.append(
-            {"step": place.step, "name": place.name, "call": place.call, "role": place.role.value, "path": path, "why": why}
-        )
+        """Note that a value was left as it came, once also where its call is run again."""
+        if (place, path) not in self._noted:
+            self._noted.add((place, path))
+            self.not_fed.append(
+                {"step": place.step, "name": place.name, "call": place.call, "role": place.role.value, "path": path, "why": why}
+            )
 
     def _load(self, step: int) -> None:
         """Read the step's list of records, if it is not the one that was read last."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import Counter
@@ -16,8 +17,9 @@ from accucompare.bundle.records import Record, Role
 from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import AccucompareError, CaptureError
 from accucompare.live.backward import Span
-from accucompare.live.hooks import Call, Listener, arguments_of
+from accucompare.live.hooks import Call, Listener, Mark, arguments_of, in_backward
 from accucompare.live.names import Modules
+from accucompare.live.recomputation import Again, Witness, witness, witness_no_more
 from accucompare.live.sources import FunctionsRun
 from accucompare.live.tensors import HostValue, other_to_host, scalar_to_host, to_host
 from accucompare.live.values import Scalar, leaves
@@ -37,6 +39,7 @@ class _Call(Call):
     returned: tuple[Any, ...] = ()  # what the forward returned, if it has, before any other hook saw it
     operators: Operators | None = None  # of a capture of operators, where they are recorded
     span: Span[_Call] | None = None  # of a capture of the backward: the nodes of autograd's graph that it makes
+    again: bool = False  # whether it was recorded in its first run, and is run again by activation checkpointing
 
 
 class Recorder(Listener[_Call]):
@@ -84,6 +87,9 @@ class Recorder(Listener[_Call]):
         began = self._updates.backward_begins if self._updates is not None else None
         self._backward = Backward(modules, self, self._record_gradient, began) if began is not None else None
         self._outermost: set[str] = set()  # modules whose first outermost call has begun
+        self._witness = Witness(self._will_run_again)
+        self._known_second_runs = 0  # that are running, and need nothing
+        self._ran_in_backward = False  # whether calls were made in a backward, and not by torch.utils.checkpoint
 
     @property
     def files_run(self) -> set[str]:
@@ -102,7 +108,13 @@ class Recorder(Listener[_Call]):
 
     def training_notes(self) -> list[str]:
         """What is not recorded of backwards and updates, one sentence each."""
-        return [note for part in (self._backward, self._updates) if part is not None for note in part.notes()]
+        found = [note for part in (self._backward, self._updates) if part is not None for note in part.notes()]
+        if self._ran_in_backward:
+            found.append(
+                "modules were called in a backward, and not by torch.utils.checkpoint: those calls are not fed, "
+                "nor are their gradients recorded if their first run was without"
+            )
+        return found
 
     @property
     def backwards(self) -> int:
@@ -117,6 +129,7 @@ class Recorder(Listener[_Call]):
 
     def install(self) -> None:
         super().install()
+        witness(self._witness)
         if self._backward is not None:
             self._backward.install()
         if self._updates is not None:
@@ -124,6 +137,7 @@ class Recorder(Listener[_Call]):
 
     def remove(self) -> None:
         super().remove()
+        witness_no_more(self._witness)
         if self._backward is not None:
             self._backward.remove()
         if self._updates is not None:
@@ -150,14 +164,16 @@ class Recorder(Listener[_Call]):
             self._feed.end_step()
 
     def began(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        if call.parent is None:
+        call.again = self.second_run() is not None
+        if call.parent is None and not call.again:
             self._started()
             if self._updates is not None and self.records == 0:
                 self._updates.start_from_golden()
             if call.name not in self._outermost:
                 self._outermost.add(call.name)
                 self._functions.start()
-        self._record(call, Role.INPUT, arguments_of(args, kwargs))
+        if not call.again:
+            self._record(call, Role.INPUT, arguments_of(args, kwargs))
         if self._feed is None or (self._operators and call.parent is not None and not self._is_selected(call)):
             self._watch(call, args, kwargs)
             return None
@@ -170,7 +186,8 @@ class Recorder(Listener[_Call]):
         call.returned = (output,)
 
     def ended(self, call: _Call, output: Any) -> Any:
-        self._record(call, Role.OUTPUT, leaves(output))
+        if not call.again:
+            self._record(call, Role.OUTPUT, leaves(output))
         if call.span is not None and self._backward is not None:
             self._backward.ended(call.span)
         if self._feed is None or (self._operators and not self._is_selected(call)):  # golden's selection is the same
@@ -208,6 +225,36 @@ class Recorder(Listener[_Call]):
         if call.parent is None:
             self._functions.stop()
 
+    def idle(self) -> bool:
+        """Whether a hook has nothing to do now: inside a backward, it has where checkpointing runs again what was seen."""
+        if not self.listening:
+            return True
+        if not in_backward() or self.second_run() is not None:
+            return False
+        if not self._known_second_runs and self.running() is None:
+            self._ran_in_backward = True
+        return True
+
+    def _will_run_again(self, reentrant: bool) -> Again:
+        """A part of the forward begins that is run again in the backward. Gives what is entered then."""
+        return functools.partial(self._runs_again, self.mark(), reentrant)
+
+    @contextlib.contextmanager
+    def _runs_again(self, mark: Mark, reentrant: bool) -> Iterator[None]:
+        """What it computes is not recorded again, but fed; if autograd did not follow its first run, gradients are recorded now."""
+        follows = reentrant and self._backward is not None
+        if not self.listening or mark.step != self.step or not (follows or self._feed is not None):
+            self._known_second_runs += 1
+            try:
+                yield
+            finally:
+                self._known_second_runs -= 1
+            return
+        if follows and self._backward is not None:
+            self._backward.run_again()
+        with self.again(mark):
+            yield
+
     def failed(self, error: Exception, name: str) -> None:
         """Note what goes wrong, or raise it if the model is fed."""
         place = f"step {self.step}, {name or '(root)'}"
@@ -219,10 +266,10 @@ class Recorder(Listener[_Call]):
 
     def _watch(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """From now on see the operators that a module calls, and the nodes that it makes, if they are to be recorded."""
-        if self._backward is not None:
+        if self._backward is not None and (not call.again or self._backward.runs_again):
             outer = self.caller(call)
             call.span = self._backward.began(call, outer.span if outer else None, arguments_of(args, kwargs))
-        if self._operators and self._selection.allows(call.name):
+        if self._operators and not call.again and self._selection.allows(call.name):
             feed = None
             if self._feed is not None:
                 self._state = self._state or storages(tensor for *_, tensor in self._modules.tensors())
