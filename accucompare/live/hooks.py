@@ -88,7 +88,7 @@ class Listener(Generic[C]):
         self._last: dict[str, int] = {}  # the ids of the hooks that came last
         self._indices: Counter[str] = Counter()
         self._calls: dict[int, list[C]] = {}  # by thread
-        self._again: dict[int, list[SecondRun]] = {}  # by thread, one inside the other
+        self._second_runs: dict[int, list[SecondRun]] = {}  # by thread, one inside the other
         self._raised: dict[int, str] = {}  # by thread: the module that raised, until another one is called
         self._lock = threading.RLock()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
@@ -191,7 +191,7 @@ class Listener(Generic[C]):
     def number(self, name: str) -> int:
         """The index of the call of a module that begins now."""
         indices = self._indices
-        if self._again and (second := self.second_run()) is not None:
+        if self._second_runs and (second := self.second_run()) is not None:
             indices = second.indices
         index = indices.get(name, 0)  # a Counter's own way takes long
         indices[name] = index + 1
@@ -210,14 +210,14 @@ class Listener(Generic[C]):
         thread = threading.get_ident()
         calls, raised = self._calls.get(thread), self._raised.get(thread)
         self._calls[thread] = []
-        self._again.setdefault(thread, []).append(SecondRun(mark, mark.indices.copy()))
+        self._second_runs.setdefault(thread, []).append(SecondRun(mark, mark.indices.copy()))
         try:
             yield
         finally:
             self._leave_all()  # checkpointing ends it by an exception as soon as it has what it needs
-            self._again[thread].pop()
-            if not self._again[thread]:
-                del self._again[thread]
+            self._second_runs[thread].pop()
+            if not self._second_runs[thread]:
+                del self._second_runs[thread]
             self._calls[thread] = calls or []
             self._raised.pop(thread, None)
             if raised is not None:
@@ -225,7 +225,7 @@ class Listener(Generic[C]):
 
     def second_run(self) -> SecondRun | None:
         """What is run again on this thread; ``None`` if nothing is."""
-        running = self._again.get(threading.get_ident())
+        running = self._second_runs.get(threading.get_ident())
         return running[-1] if running else None
 
     def indices(self) -> Counter[str]:
@@ -241,7 +241,7 @@ class Listener(Generic[C]):
         self._raised.pop(thread, None)
         calls = self._calls.setdefault(thread, [])
         parent = (calls[-1].name, calls[-1].index) if calls else None
-        if not calls and self._again and (second := self.second_run()) is not None:
+        if not calls and self._second_runs and (second := self.second_run()) is not None:
             parent = second.mark.parent
         call = self._kind(module, name, self.number(name), parent, sys.exc_info()[1])
         calls.append(call)
