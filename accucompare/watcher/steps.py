@@ -34,11 +34,11 @@ from accucompare.watcher.contexts import Contexts
 from accucompare.watcher.early_warnings import Lookout
 from accucompare.watcher.explanation import Explainer
 from accucompare.watcher.extrema import Meter
-from accucompare.watcher.hooks import Watcher
 from accucompare.watcher.notes import Scope, WatchedCall
 from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.reporting import Reporter
 from accucompare.watcher.step_end import Reader
+from accucompare.watcher.watcher import Watcher
 
 #: From so many outermost calls in a step on, the flags are read early, and those that were clean are forgotten.
 _READ_EARLY = 4
