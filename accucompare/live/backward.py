@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -45,6 +45,54 @@ def edge_to(node: Any, number: int) -> Edge:
     return (-1, id(node.variable)) if node.name() == ACCUMULATES else (node._sequence_nr(), number)
 
 
+class Cut(NamedTuple):
+    """Where a view lies in the tensor that it is a view of.
+
+    Attributes:
+        shape, stride, offset: of the view, the offset from where the tensor begins.
+        whole, strides: the tensor's own shape and strides.
+    """
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    whole: torch.Size
+    strides: tuple[int, ...]
+
+    def of(self, grad: torch.Tensor) -> torch.Tensor:
+        """The part of the tensor's gradient that is the view's."""
+        with torch.no_grad():
+            if grad.stride() != self.strides:
+                grad = torch.empty_strided(self.whole, self.strides, dtype=grad.dtype, device=grad.device).copy_(grad)
+            return grad.as_strided(self.shape, self.stride, grad.storage_offset() + self.offset)
+
+
+#: The node of what was written into a view: it takes the place of what made the tensor that the view is of.
+WRITES_INTO_VIEW = "torch::autograd::CopySlices"
+
+
+def views_of(parts: Iterable[tuple[str, Any]]) -> dict[Edge, list[tuple[str, Cut]]]:
+    """The parts of a value that are views of tensors with gradients, by these tensors' edges: their paths, and where they lie."""
+    found: dict[Edge, list[tuple[str, Cut]]] = {}
+    for path, part in parts:
+        if not isinstance(part, torch.Tensor) or not part.requires_grad or not part._is_view() or part.layout is not torch.strided:
+            continue
+        base = part._base
+        edge = edge_of(base) if base is not None and base.layout is torch.strided else None
+        if base is not None and edge is not None:
+            cut = Cut(part.shape, part.stride(), int(part.storage_offset() - base.storage_offset()), base.shape, base.stride())
+            found.setdefault(edge, []).append((path, cut))
+    return found
+
+
+def seeded(roots: Any, seeds: Any) -> Iterator[tuple[Edge, torch.Tensor]]:
+    """The roots of a backward that are no leaves, as edges, each with the gradient that the backward begins with there."""
+    for root, seed in zip(roots, seeds, strict=False):
+        node, number = (root.grad_fn, root.output_nr) if isinstance(root, torch.Tensor) else (root.node, root.output_nr)
+        if node is not None and isinstance(seed, torch.Tensor):
+            yield edge_to(node, number), seed
+
+
 @dataclass
 class Span(Generic[C]):
     """The nodes that one call has made: those numbered from ``first`` up to ``last``, which is not one of them.
@@ -53,7 +101,8 @@ class Span(Generic[C]):
         call: whose they are.
         outer: the span of the call that it was made in.
         inputs: its inputs that have gradients, by edge: their paths.
-        outputs: likewise its outputs.
+        views: likewise those that are views, by the edge of what they are views of: a module that works in place writes into that.
+        outputs: its outputs, as ``inputs``.
     """
 
     call: C
@@ -61,6 +110,7 @@ class Span(Generic[C]):
     last: int
     outer: Span[C] | None
     inputs: dict[Edge, list[str]] = field(default_factory=dict)
+    views: dict[Edge, list[tuple[str, Cut]]] = field(default_factory=dict)
     outputs: dict[Edge, list[str]] = field(default_factory=dict)
 
     def __contains__(self, number: int) -> bool:
@@ -73,6 +123,10 @@ class Span(Generic[C]):
         while span is not None:
             yield span
             span = span.outer
+
+    def owner(self, edge: Edge) -> Span[C] | None:
+        """The innermost of ``chain`` that was not given what the edge belongs to as an argument; ``None`` if all were."""
+        return next((span for span in self.chain() if edge not in span.inputs), None)
 
 
 #: The end of a span whose call still runs: it may call ``autograd.grad`` itself.
@@ -88,9 +142,12 @@ class Spans(Generic[C]):
         self._giving: dict[Edge, list[Span[C]]] = {}
         self._known: set[int] = set()
 
-    def begin(self, call: C, outer: Span[C] | None, inputs: dict[Edge, list[str]]) -> Span[C]:
+    def begin(self, call: C, outer: Span[C] | None, parts: Iterable[tuple[str, Any]]) -> Span[C]:
+        """A call begins with these inputs."""
+        parts = list(parts)
+        inputs, views = edges_of(parts), views_of(parts)  # to ask for a view's edge may make a node, which is not the call's
         first = torch._C._autograd._get_sequence_nr()
-        span = Span(call, first, _OPEN, outer, inputs)
+        span = Span(call, first, _OPEN, outer, inputs, views)
         self._all.append(span)
         self._known.add(id(span))
         self._firsts.append(first)
@@ -127,6 +184,18 @@ class Spans(Generic[C]):
         self._firsts.clear()
         self._giving.clear()
         self._known.clear()
+
+
+#: The node of a cast; autocast keeps what it has cast of a parameter, and all calls after the first one use that.
+_CASTS = "ToCopyBackward0"
+
+
+def cast_parameter(node: Any) -> torch.Tensor | None:
+    """The parameter, or another leaf, that a node has cast to another type; ``None`` of any other node."""
+    if node.name() != _CASTS:
+        return None
+    following = node.next_functions[0][0]
+    return following.variable if following is not None and following.name() == ACCUMULATES else None
 
 
 class Sum:
@@ -169,3 +238,20 @@ class GradientHook(ReadingHook):
 
     def __call__(self, grad: torch.Tensor) -> torch.Tensor | None:  # type: ignore[override]
         return self._exchange(grad)
+
+
+def hook_arriving(tensor: torch.Tensor, act: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
+    """Call ``act`` with the gradient that arrives at a tensor that is no leaf, after all hooks on the tensor, also later ones.
+
+    The node that made the tensor goes on with what ``act`` returns, if that is not ``None``. Where autograd is only asked for the
+    gradient of the tensor itself (``autograd.grad``), the node does not run.
+    """
+    number = tensor.output_nr
+    assert tensor.grad_fn is not None
+
+    def arrives(grads: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...] | None:
+        grad = grads[number]
+        new = None if grad is None else act(grad)
+        return None if new is None else (*grads[:number], new, *grads[number + 1 :])
+
+    return tensor.grad_fn.register_prehook(arrives)

@@ -244,7 +244,7 @@ class GradientListener(Generic[P]):
             running += frame.f_code.co_name == ENTRANCE
         return running == 1
 
-    def _begins(self, roots: Any, makes_graph: bool) -> None:
+    def _begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
         if not self._listener.idle():
             self._listener.run(self._backward_began, "a backward", (roots, makes_graph))
 

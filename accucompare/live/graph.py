@@ -29,11 +29,12 @@ class Observer:
     """Who is called when a backward of this process begins and ends.
 
     Attributes:
-        begins: called with its roots, and whether it makes a graph, for gradients of gradients.
+        begins: called with its roots, the gradients that it starts from there, and whether it makes a graph, for gradients of
+            gradients.
         ends: called when it is over, also if it raised.
     """
 
-    begins: Callable[[Any, bool], None]
+    begins: Callable[[Any, Any, bool], None]
     ends: Callable[[], None] = lambda: None
 
 
@@ -52,7 +53,7 @@ def observe(observer: Observer) -> None:
         def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
             active = list(_observers)
             for each in active:
-                each.begins(roots, bool(args[2] if len(args) > 2 else kwargs.get("create_graph")))
+                each.begins(roots, args[0] if args else (), bool(args[2] if len(args) > 2 else kwargs.get("create_graph")))
             try:
                 return original(roots, *args, **kwargs)
             finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -37,11 +38,35 @@ class Call:
 C = TypeVar("C", bound=Call)
 
 
+@dataclass(frozen=True)
+class Mark:
+    """Where a forward stands.
+
+    Attributes:
+        step: its number.
+        indices: how often each module has been called in it.
+        parent: the call that is running.
+    """
+
+    step: int
+    indices: Counter[str]
+    parent: tuple[str, int] | None
+
+
+@dataclass
+class SecondRun:
+    """A part of a forward that is run again: it has the numbers of the first one."""
+
+    mark: Mark
+    indices: Counter[str]
+
+
 class Listener(Generic[C]):
     """Is called when a module call begins and when it ends; what it does then, its subclasses say.
 
     The hooks come last, so that they see what the next module sees. They do nothing inside a backward: there, activation checkpointing
-    runs forwards again, and those calls have been seen. Replicas of a model may run in several threads.
+    runs forwards again, and those calls have been seen; ``again`` lets them be seen once more. Replicas of a model may run in several
+    threads.
 
     Attributes:
         step: the number of the step.
@@ -63,6 +88,7 @@ class Listener(Generic[C]):
         self._last: dict[str, int] = {}  # the ids of the hooks that came last
         self._indices: Counter[str] = Counter()
         self._calls: dict[int, list[C]] = {}  # by thread
+        self._second_runs: dict[int, list[SecondRun]] = {}  # by thread, one inside the other
         self._raised: dict[int, str] = {}  # by thread: the module that raised, until another one is called
         self._lock = threading.RLock()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
@@ -164,9 +190,43 @@ class Listener(Generic[C]):
 
     def number(self, name: str) -> int:
         """The index of the call of a module that begins now."""
-        index = self._indices.get(name, 0)  # a Counter's own way takes long
-        self._indices[name] = index + 1
+        indices = self._indices
+        if self._second_runs and (second := self.second_run()) is not None:
+            indices = second.indices
+        index = indices.get(name, 0)  # a Counter's own way takes long
+        indices[name] = index + 1
         return index
+
+    def mark(self) -> Mark:
+        """Where the forward on this thread stands; of one that is run again, where the first one stood."""
+        second, running = self.second_run(), self.running()
+        step, indices = (self.step, self._indices) if second is None else (second.mark.step, second.indices)
+        parent = (running.name, running.index) if running is not None else None if second is None else second.mark.parent
+        return Mark(step, indices.copy(), parent)
+
+    @contextlib.contextmanager
+    def again(self, mark: Mark) -> Iterator[None]:
+        """On this thread, what was run from here on is run again, inside a backward: its calls have the numbers that they had."""
+        thread = threading.get_ident()
+        calls, raised = self._calls.get(thread), self._raised.get(thread)
+        self._calls[thread] = []
+        self._second_runs.setdefault(thread, []).append(SecondRun(mark, mark.indices.copy()))
+        try:
+            yield
+        finally:
+            self._leave_all()  # checkpointing ends it by an exception as soon as it has what it needs
+            self._second_runs[thread].pop()
+            if not self._second_runs[thread]:
+                del self._second_runs[thread]
+            self._calls[thread] = calls or []
+            self._raised.pop(thread, None)
+            if raised is not None:
+                self._raised[thread] = raised
+
+    def second_run(self) -> SecondRun | None:
+        """What is run again on this thread; ``None`` if nothing is."""
+        running = self._second_runs.get(threading.get_ident())
+        return running[-1] if running else None
 
     def indices(self) -> Counter[str]:
         """How often each module has been called in this step."""
@@ -181,6 +241,8 @@ class Listener(Generic[C]):
         self._raised.pop(thread, None)
         calls = self._calls.setdefault(thread, [])
         parent = (calls[-1].name, calls[-1].index) if calls else None
+        if not calls and self._second_runs and (second := self.second_run()) is not None:
+            parent = second.mark.parent
         call = self._kind(module, name, self.number(name), parent, sys.exc_info()[1])
         calls.append(call)
         self.called.add(name)

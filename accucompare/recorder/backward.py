@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from accucompare.bundle.records import Role
-from accucompare.live.backward import Edge, GradientHook, Span, Spans, Sum, edge_of, edge_to, edges_of
+from accucompare.live.backward import (
+    WRITES_INTO_VIEW,
+    Cut,
+    Edge,
+    GradientHook,
+    Span,
+    Spans,
+    Sum,
+    cast_parameter,
+    edge_of,
+    edge_to,
+    edges_of,
+    hook_arriving,
+    seeded,
+)
 from accucompare.live.graph import Observer, observe, observe_no_more, reachable
 from accucompare.live.hooks import Call
 from accucompare.live.names import Modules
+from accucompare.recorder.feeding import IN_PLACE_OF
 
 C = TypeVar("C", bound=Call)
 
@@ -28,13 +43,76 @@ class Guard(Protocol):
         """Do what a hook does, one thread at a time."""
 
 
+class _Gift(NamedTuple):
+    """What a node gives along one of its ``next_functions``.
+
+    Attributes:
+        entry: the number there.
+        total: the sum that it is a part of.
+        cut: of what was written into a view, the part that counts.
+    """
+
+    entry: int
+    total: Sum
+    cut: Cut | None = None
+
+    def taken(self, given: Sequence[Any], arrived: Sequence[Any]) -> torch.Tensor | None:
+        """Of what a node gives, and what arrived at it."""
+        part: torch.Tensor | None = given[self.entry]
+        return part if self.cut is None or part is None else self.cut.of(part)
+
+
+class _Exchanged(_Gift):
+    """Of the node of a value of golden's, which gives golden's gradient on: what arrived there."""
+
+    def taken(self, given: Sequence[Any], arrived: Sequence[Any]) -> torch.Tensor | None:
+        part: torch.Tensor | None = arrived[0]
+        return part
+
+
+#: An output of a call: the id of the call's span, and the edge.
+_Output = tuple[int, Edge]
+
+
+@dataclass
+class _Uses(Generic[C]):
+    """What a gradient of an output consists of, as far as it comes from outside of the call that gave it.
+
+    Attributes:
+        giver: the span of that call.
+        nodes: that use the output, each with the number that it has among their ``next_functions``.
+        seeds: where the output is a root of the backward, what that begins with.
+    """
+
+    giver: Span[C]
+    nodes: list[tuple[Any, int]] = field(default_factory=list)
+    seeds: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass
+class _Cast(Generic[C]):
+    """A parameter that was cast to another type, which autocast then keeps for other calls.
+
+    Attributes:
+        parameter: that was cast.
+        maker: the span that it was cast in, if any, the node, and the parameter's number among its ``next_functions``.
+        users: likewise the nodes that use what was cast.
+    """
+
+    parameter: torch.Tensor
+    maker: tuple[Span[C] | None, Any, int] | None = None
+    users: list[tuple[Span[C] | None, Any, int]] = field(default_factory=list)
+
+
 @dataclass
 class _Running:
     """A backward that is running: what is to be ended with it."""
 
+    spans: Spans[Any]  # of the calls that it goes through
     handles: list[Any] = field(default_factory=list)
+    parts: list[Sum] = field(default_factory=list)  # which are added to those in sums
     sums: dict[tuple[int, Role, str], Sum] = field(default_factory=dict)  # by a call's id, role and path
-    used_inside: set[tuple[int, Edge]] = field(default_factory=set)  # by a span's id: outputs that were used before the call ended
+    used_inside: set[_Output] = field(default_factory=set)  # outputs that were used before the call ended
 
 
 class Backward(Generic[C]):
@@ -57,6 +135,7 @@ class Backward(Generic[C]):
         self._guard = guard
         self._record = record
         self._spans: Spans[C] = Spans()
+        self._again: dict[int, Spans[C]] = {}  # by thread: of calls that are run again, until the backward through them begins
         self._thread: int | None = None
         self._running: list[_Running] = []  # one inside the other, as a reentrant checkpoint's is
         self._handles: list[Any] = []
@@ -78,6 +157,7 @@ class Backward(Generic[C]):
 
     def next_step(self) -> None:
         self._spans.clear()
+        self._again.clear()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -86,11 +166,22 @@ class Backward(Generic[C]):
         """A call begins with these inputs; ``None`` if autograd does not follow it."""
         if not torch.is_grad_enabled():
             return None
+        if self._again and (again := self._again.get(threading.get_ident())) is not None:
+            return again.begin(call, outer, parts)
         self._thread = self._thread or threading.get_ident()
         if self._thread != threading.get_ident():
             self.other_threads = True
             return None
-        return self._spans.begin(call, outer, edges_of(parts))
+        return self._spans.begin(call, outer, parts)
+
+    def run_again(self) -> None:
+        """On this thread, inside a backward, calls begin whose first run autograd did not follow; a backward of their own comes next."""
+        self._again[threading.get_ident()] = Spans()
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether the calls that begin now on this thread are such."""
+        return threading.get_ident() in self._again
 
     def ended(self, span: Span[C]) -> None:
         """A call ends; nodes made from now on are not its own. Can be called again."""
@@ -112,87 +203,154 @@ class Backward(Generic[C]):
             exchange: gives what the backward goes on with in place of the gradient that arrives at a path.
         """
         parts = list(parts)
-        self._spans.give(span, edges_of(parts))
+        self._again.get(threading.get_ident(), self._spans).give(span, edges_of(parts))
         for path, part in parts:
             if isinstance(part, torch.Tensor) and (edge := edge_of(part)) is not None:
-                arrived = functools.partial(self._guarded, self._arrived, span.call, path, span, edge, exchange)
-                handle = part.register_hook(GradientHook(arrived))  # type: ignore[no-untyped-call]
+                arrived = functools.partial(self._guarded, self._arrived, span.call.name, path, span, edge, exchange)
                 if part.is_leaf:  # which outlives its graph
-                    self._handles.append(handle)
+                    self._handles.append(part.register_hook(GradientHook(arrived)))  # type: ignore[no-untyped-call]
+                else:
+                    hook_arriving(part, arrived)
 
-    def used_inside(self, span: Span[C], path: str) -> bool:
-        """Whether the running backward has gradients of an output from the call itself, too."""
-        return bool(self._running) and any(
-            path in paths and (id(span), edge) in self._running[-1].used_inside for edge, paths in span.outputs.items()
+    def from_outside(
+        self, span: Span[C], path: str, grad: torch.Tensor, exchange: Callable[[str, torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """What a fed backward goes on with in place of a gradient of an output that arrives from outside of the call.
+
+        That is the gradient itself, unless the call uses the output, too: all that arrives there is not from outside then.
+        """
+        running = self._running_through(span)
+        used = running is not None and any(
+            path in paths and (id(span), edge) in running.used_inside for edge, paths in span.outputs.items()
         )
+        return exchange(path, grad) if used else grad
 
-    def _guarded(self, act: Callable[..., Any], call: C, *arguments: Any) -> Any:
-        return self._guard.run(act, call.name, (call, *arguments)) if self._guard.listening else None
+    def _running_through(self, span: Span[C]) -> _Running | None:
+        """The backward that is running through a call; ``None`` also if the call was of a step that has ended."""
+        return next((running for running in reversed(self._running) if span in running.spans), None)
+
+    def _guarded(self, act: Callable[..., Any], name: str, *arguments: Any) -> Any:
+        return self._guard.run(act, name, arguments) if self._guard.listening else None
 
     def _arrived(
         self,
-        call: C,
         path: str,
         span: Span[C],
         edge: Edge,
         exchange: Callable[[str, torch.Tensor], torch.Tensor] | None,
         grad: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        if grad is None or not self._running or (id(span), edge) in self._running[-1].used_inside:
+        running = self._running_through(span)
+        if running is None:
+            self.late += bool(self._running)
             return None
-        if span not in self._spans:  # of a step that has ended
-            self.late += 1
+        if grad is None or (id(span), edge) in running.used_inside:
             return None
-        self._record(call, Role.GRAD_OUTPUT, path, grad)
+        self._record(span.call, Role.GRAD_OUTPUT, path, grad)
         return exchange and exchange(path, grad)
 
-    def _begins(self, roots: Any, makes_graph: bool) -> None:
-        running = _Running()
+    def _begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
+        again = self._again.pop(threading.get_ident(), None) if torch._C._current_graph_task_id() >= 0 else None
+        running = _Running(self._spans if again is None else again)
         self._running.append(running)
         if self._guard.listening:
             self.count += 1
-            self._guard.run(self._follow, "a backward", (roots, running))
+            self._guard.run(self._follow, "a backward", (roots, seeds, running))
 
-    def _follow(self, roots: Any, running: _Running) -> None:
+    def _follow(self, roots: Any, seeds: Any, running: _Running) -> None:
         """Put hooks on the nodes that give something to an input or a parameter of the call that made them."""
-        uses: dict[tuple[int, Edge], tuple[Span[C], list[tuple[Any, int]]]] = {}  # of outputs, after the calls that gave them
+        uses: dict[_Output, _Uses[C]] = {}  # of outputs, after the calls that gave them
+        casts: dict[int, _Cast[C]] = {}  # by the number of the node
+        for edge, seed in seeded(roots, seeds):
+            for giver in running.spans.giving(edge):
+                uses.setdefault((id(giver), edge), _Uses(giver)).seeds.append(seed)
         for node in reachable(roots):
             made = node._sequence_nr()
-            span = self._spans.of(made)
-            sums = []
+            span = running.spans.of(made)
+            gifts: list[_Gift] = []
             for index, (following, number) in enumerate(node.next_functions):
                 if following is None:
                     continue
                 edge = edge_to(following, number)
-                for giver in self._spans.giving(edge):
+                for giver in running.spans.giving(edge):
                     if made < giver.last:
                         running.used_inside.add((id(giver), edge))
                     else:
-                        uses.setdefault((id(giver), edge), (giver, []))[1].append((node, index))
+                        uses.setdefault((id(giver), edge), _Uses(giver)).nodes.append((node, index))
                 if span is not None:
-                    sums += [(index, each) for each in self._sums(span, edge, running)]
-            if span is not None and sums:
-                self._hook(node, span.call, sums, running)
+                    gifts += self._to_inputs(span, node, index, edge, running)
+                gifts += self._to_parameters(span, node, index, edge, casts, running)
+            if gifts:
+                self._hook(node, "" if span is None else span.call.name, gifts, running)
+        for cast in casts.values():
+            self._cast(cast, running)
         for key in running.used_inside & uses.keys():  # what arrives there is not all from outside
-            giver, nodes = uses[key]
-            for path in giver.outputs[key[1]]:
-                total = self._sum(giver.call, Role.GRAD_OUTPUT, path, running)
-                for node, index in nodes:
-                    self._hook(node, giver.call, [(index, total)], running)
+            self._outside(uses[key], key[1], running)
 
-    def _hook(self, node: Any, call: C, sums: list[tuple[int, Sum]], running: _Running) -> None:
-        for _, each in sums:
-            each.expect()
-        running.handles.append(node.register_hook(functools.partial(self._guarded, self._add, call, sums)))
+    def _hook(self, node: Any, name: str, gifts: list[_Gift], running: _Running) -> None:
+        """When a node has run, a module's of this name, add what it gives."""
+        for gift in gifts:
+            gift.total.expect()
+        running.handles.append(node.register_hook(functools.partial(self._guarded, self._add, name, gifts)))
 
-    def _sums(self, span: Span[C], edge: Edge, running: _Running) -> Iterable[Sum]:
-        """What a gradient that a node of a call gives along an edge belongs to."""
+    def _to_inputs(self, span: Span[C], node: Any, index: int, edge: Edge, running: _Running) -> Iterable[_Gift]:
+        """What a node of a call gives along an edge, as parts of the gradients of its inputs, and of those of the calls around it."""
         for each in span.chain():
             for path in each.inputs.get(edge, ()):
-                yield self._sum(each.call, Role.GRAD_INPUT, path, running)
-        if edge[0] < 0 and edge[1] in self._parameters:
-            path = self._own.get((span.call.name, edge[1])) or self._parameters[edge[1]]
-            yield self._sum(span.call, Role.CALL_GRAD, path, running)
+                yield _Gift(index, self._sum(each.call, Role.GRAD_INPUT, path, running))
+            if index == 0 and edge in each.views and node.name() == WRITES_INTO_VIEW:
+                for path, cut in each.views[edge]:
+                    yield _Gift(index, self._sum(each.call, Role.GRAD_INPUT, path, running), cut)
+
+    def _to_parameters(
+        self, span: Span[C] | None, node: Any, index: int, edge: Edge, casts: dict[int, _Cast[C]], running: _Running
+    ) -> Iterable[_Gift]:
+        """Likewise as a part of the gradient of a parameter. It counts for the call that was not given the parameter as an argument."""
+        owner = None if span is None else span.owner(edge)
+        following = node.next_functions[index][0]
+        if edge[0] >= 0:
+            parameter = cast_parameter(following)
+            if parameter is not None and id(parameter) in self._parameters:
+                casts.setdefault(edge[0], _Cast(parameter)).users.append((owner, node, index))
+        elif edge[1] in self._parameters and (parameter := cast_parameter(node)) is not None:
+            casts.setdefault(node._sequence_nr(), _Cast(parameter)).maker = owner, node, index
+        elif edge[1] in self._parameters and owner is not None:
+            yield _Gift(index, self._of_parameter(owner.call, edge[1], running))
+
+    def _cast(self, cast: _Cast[C], running: _Running) -> None:
+        """Put hooks on the nodes that use what a parameter was cast to, if several calls do; else on the one that has cast it."""
+        maker, node, index = cast.maker or (None, None, 0)
+        if all(owner is maker for owner, *_ in cast.users):
+            if maker is not None:
+                self._hook(node, maker.call.name, [_Gift(index, self._of_parameter(maker.call, id(cast.parameter), running))], running)
+            return
+        parts: dict[int, Sum] = {}  # by the id of the call's span: added up in the type that autograd adds them up in
+        for owner, node, index in cast.users:
+            if owner is None:
+                continue
+            if id(owner) not in parts:
+                total = self._of_parameter(owner.call, id(cast.parameter), running)
+                total.expect()
+                parts[id(owner)] = Sum(functools.partial(_add_as, total, cast.parameter.dtype))
+                running.parts.append(parts[id(owner)])
+            self._hook(node, owner.call.name, [_Gift(index, parts[id(owner)])], running)
+
+    def _outside(self, uses: _Uses[C], edge: Edge, running: _Running) -> None:
+        """Record what arrives at an output from outside of the call that gave it, and uses it itself."""
+        giver = uses.giver
+        for path in giver.outputs[edge]:
+            total = self._sum(giver.call, Role.GRAD_OUTPUT, path, running)
+            for _ in uses.seeds:
+                total.expect()
+            for node, index in uses.nodes:
+                kind = _Exchanged if node.name() == IN_PLACE_OF else _Gift
+                self._hook(node, giver.call.name, [kind(index, total)], running)
+            for seed in uses.seeds:  # autograd begins its sum with them
+                total.add(seed)
+
+    def _of_parameter(self, call: C, parameter: int, running: _Running) -> Sum:
+        path = self._own.get((call.name, parameter)) or self._parameters[parameter]
+        return self._sum(call, Role.CALL_GRAD, path, running)
 
     def _sum(self, call: C, role: Role, path: str, running: _Running) -> Sum:
         key = id(call), role, path
@@ -200,10 +358,10 @@ class Backward(Generic[C]):
             running.sums[key] = Sum(functools.partial(self._whole, call, role, path))
         return running.sums[key]
 
-    def _add(self, call: C, sums: list[tuple[int, Sum]], given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
+    def _add(self, gifts: list[_Gift], given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
         """A node has run; ``given`` is what it gives on, one entry for each of its ``next_functions``."""
-        for index, each in sums:
-            each.add(given[index])
+        for gift in gifts:
+            gift.total.add(gift.taken(given, arrived))
 
     def _whole(self, call: C, role: Role, path: str, total: torch.Tensor | None) -> None:
         if total is not None:
@@ -216,6 +374,10 @@ class Backward(Generic[C]):
         for handle in running.handles:
             handle.remove()
         if self._guard.listening:
-            for each in running.sums.values():
+            for each in (*running.parts, *running.sums.values()):
                 if each.waits:  # nodes that a backward with inputs= left out
                     self._guard.run(each.end, "a backward", ())
+
+
+def _add_as(total: Sum, dtype: torch.dtype, part: torch.Tensor | None) -> None:
+    total.add(None if part is None else part.to(dtype))

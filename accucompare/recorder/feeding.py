@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,12 @@ from accucompare.numbers.digests import digest
 from accucompare.numbers.dtypes import DTYPES, Kind
 from accucompare.recorder.lending import Exchange, Lent, contents
 from accucompare.selection import RoleGroup
+
+#: Is given the path of an output and a gradient that arrives there, and gives what a backward goes on with.
+Arrives = Callable[[str, torch.Tensor], torch.Tensor]
+
+#: The name of the nodes that golden's values have in autograd's graph.
+IN_PLACE_OF = "_InPlaceOfBackward"
 
 _MOST_NOTES = 5  # of what was not fed
 
@@ -68,6 +75,7 @@ class Feed:
         self._arguments: dict[tuple[str, int, str], Record] = {}  # of these the inputs, by the argument's name
         self._calls: set[tuple[str, int, Role]] = set()
         self._operators: dict[tuple[str, int], list[Record]] = {}  # of that step, by module call
+        self._noted: set[tuple[Place, str]] = set()
         self._backwards: Counter[tuple[Place, str]] = Counter()  # in that step, through each value
 
     def inputs(self, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Lent]:
@@ -83,7 +91,7 @@ class Feed:
         lent.contents = [contents(given) for _, given in lent.containers]
         return new[0], new[1], lent
 
-    def outputs(self, place: Place, output: Any, lent: Lent | None, used_inside: Callable[[str], bool]) -> tuple[Any, dict[str, Any]]:
+    def outputs(self, place: Place, output: Any, lent: Lent | None, arrives: Arrives) -> tuple[Any, dict[str, Any]]:
         """What a call returns, with golden's values in it; errors as ``inputs``.
 
         Where a module returns what it was given, or a view of it, its caller gets back its own, for it may write into the one and read
@@ -93,25 +101,24 @@ class Feed:
             place: the call's outputs.
             output: what it returned.
             lent: what it was given; ``None`` if it was not fed.
-            used_inside: asked in a backward of an output's path: whether the call uses that output itself, so that only the gradient
-                from outside is to be exchanged; else all that arrives at what was computed is (see ``gradient``).
+            arrives: is given an output's path and a gradient of it that arrives from outside of the call, in a backward, and gives what
+                that goes on with.
 
         Returns:
             The new value; and by path the caller's own tensors in it.
         """
         memory, own = Memory(), dict[str, Any]()
-        by_path = self._find(place, output, memory, Counter(), used_inside)
+        by_path = self._find(place, output, memory, Counter(), arrives)
         if lent is not None:
             computed = dict(leaves(output))
-            exchanges = {id(computed[path]): self._exchange(place, path, None) for path in by_path} if self.backward else {}
-            lent.give_back({id(each): golden for each, golden in memory.values()}, exchanges)
+            lent.give_back({id(each): golden for each, golden in memory.values()})
             aliases = lent.aliases(memory.values())
             for path, golden in by_path.items():
                 alias = aliases.get(id(golden), golden)
                 if alias is None:
                     self.pass_on(place, path, "it shares memory with an input; a copy was passed on")
                 elif self.backward and lent.is_view(computed[path]):  # its gradient goes through the call
-                    by_path[path] = in_place_of(computed[path], alias.detach(), self._exchange(place, path, used_inside))
+                    by_path[path] = in_place_of(computed[path], alias.detach(), self._exchange(place, path, arrives))
                 elif alias is not golden:
                     by_path[path] = own[path] = alias
         return self._put(place, output, by_path, []), own
@@ -195,24 +202,25 @@ class Feed:
         self._calls.clear()
         self._operators.clear()
         self._backwards.clear()
+        self._noted.clear()
         self._golden.close()
 
-    def _exchange(self, place: Place, path: str, used_inside: Callable[[str], bool] | None) -> Exchange | None:
+    def _exchange(self, place: Place, path: str, arrives: Arrives | None) -> Exchange | None:
         """What golden's gradient takes the place of, in the backward of a value that was exchanged."""
         if not self.backward or place.role not in _GRADIENT_ROLE:
             return None
-        return lambda grad: self.gradient(place, path, grad) if used_inside is None or used_inside(path) else grad
+        if arrives is not None:
+            return functools.partial(arrives, path)
+        return functools.partial(self.gradient, place, path) if place.role is Role.INPUT else None
 
-    def _find(
-        self, place: Place, value: Any, memory: Memory, seen: Counter[str], used_inside: Callable[[str], bool] | None = None
-    ) -> dict[str, Any]:
+    def _find(self, place: Place, value: Any, memory: Memory, seen: Counter[str], arrives: Arrives | None = None) -> dict[str, Any]:
         """Golden's values for the parts of a value, by path; what has none is noted."""
         self._load(place.step)
         by_path: dict[str, Any] = {}
         for path, part in leaves(value):
             seen[path] += 1
             recorded = path if seen[path] == 1 else f"{path}#{seen[path]}"
-            found = self._golden_value(place, recorded, part, memory, seen, used_inside)
+            found = self._golden_value(place, recorded, part, memory, seen, arrives)
             if isinstance(found, str):
                 self.pass_on(place, recorded, found)
             elif found is not None and by_path.setdefault(path, found) is not found:
@@ -238,7 +246,7 @@ class Feed:
         value: Any,
         memory: Memory,
         seen: Mapping[str, int] | None = None,
-        used_inside: Callable[[str], bool] | None = None,
+        arrives: Arrives | None = None,
     ) -> torch.Tensor | complex | str | None:
         """Golden's value for one part, or why it has none; ``None`` for what is no tensor and the same in golden.
 
@@ -258,7 +266,7 @@ class Feed:
             golden = from_bits(self._golden.raw(record), record.dtype)
             if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(golden.to(value.dtype).to(golden.dtype), golden):
                 return f"golden's {record.dtype} are too large for {dtype_name(value.dtype)}"
-            memory[key] = value, _like(value, golden, self._exchange(place, path, used_inside))
+            memory[key] = value, _like(value, golden, self._exchange(place, path, arrives))
         return memory[key][1]
 
     def _by_argument(self, place: Place, path: str, seen: Mapping[str, int]) -> Record | None:
@@ -286,10 +294,12 @@ class Feed:
             return f"no {type(value).__name__} can be made of golden's"
 
     def pass_on(self, place: Place, path: str, why: str) -> None:
-        """Note that a value was left as it came."""
-        self.not_fed.append(
-            {"step": place.step, "name": place.name, "call": place.call, "role": place.role.value, "path": path, "why": why}
-        )
+        """Note that a value was left as it came, once also where its call is run again."""
+        if (place, path) not in self._noted:
+            self._noted.add((place, path))
+            self.not_fed.append(
+                {"step": place.step, "name": place.name, "call": place.call, "role": place.role.value, "path": path, "why": why}
+            )
 
     def _load(self, step: int) -> None:
         """Read the step's list of records, if it is not the one that was read last."""

@@ -37,18 +37,17 @@ class Lent:
         same = [(given, version) for _, given, version in self.tensors if _memory(given) == _memory(output)]
         return bool(same) and all(given is not output and given._version == version for given, version in same)
 
-    def give_back(self, exchanged: Mapping[int, torch.Tensor], exchanges: Mapping[int, Exchange | None]) -> None:
-        """Write into what arrived whatever the module wrote into what it was given.
+    def give_back(self, exchanged: Mapping[int, torch.Tensor]) -> None:
+        """Write into what arrived whatever the module wrote into what it was given; gradients of that go on to the module.
 
         Args:
             exchanged: golden's values by the ids of the outputs that they took the place of.
-            exchanges: by the same ids, what gives golden's gradients; those of what was written go on to the module.
         """
         for arrived, given, version in self.tensors:
             if given._version != version:
                 values = exchanged.get(id(given), given)
                 if given.requires_grad and torch.is_grad_enabled():
-                    _WrittenInto.apply(arrived, given, [values.detach()], exchanges.get(id(given)))  # type: ignore[no-untyped-call]
+                    _WrittenInto.apply(arrived, given, [values.detach()])  # type: ignore[no-untyped-call]
                 else:
                     with torch.no_grad(), plainly():
                         arrived.copy_(values)
@@ -104,10 +103,7 @@ class _WrittenInto(torch.autograd.Function):
     """What a module wrote into what it was given, in the caller's own tensor: its gradient goes to the module."""
 
     @staticmethod
-    def forward(
-        ctx: Any, arrived: torch.Tensor, given: torch.Tensor, values: list[torch.Tensor], exchange: Exchange | None
-    ) -> torch.Tensor:
-        ctx.exchange = exchange
+    def forward(ctx: Any, arrived: torch.Tensor, given: torch.Tensor, values: list[torch.Tensor]) -> torch.Tensor:
         ctx.mark_dirty(arrived)
         with plainly():
             return arrived.copy_(values[0])
@@ -115,7 +111,7 @@ class _WrittenInto(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         # zeros, not None: of a tensor that is a view, the rest of its base would have no gradient either
-        return torch.zeros_like(grads[0]), ctx.exchange(grads[0]) if ctx.exchange else grads[0], None, None
+        return torch.zeros_like(grads[0]), grads[0], None
 
 
 #: Relative L2 difference up to which a caller's own tensor stands for golden's: far more than rounding, far less than most faults.

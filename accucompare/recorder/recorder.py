@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import Counter
@@ -17,8 +18,9 @@ from accucompare.bundle.records import ROLES_OF, TRAINING_ROLES, Record, Role
 from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import AccucompareError, CaptureError
 from accucompare.live.backward import Span
-from accucompare.live.hooks import Call, Listener, arguments_of
+from accucompare.live.hooks import Call, Listener, Mark, arguments_of, in_backward
 from accucompare.live.names import Modules
+from accucompare.live.recomputation import Again, Witness, witness, witness_no_more
 from accucompare.live.sources import FunctionsRun
 from accucompare.live.tensors import Bits, HostValue, other_to_host, scalar_to_host, to_host
 from accucompare.live.values import Scalar, leaves
@@ -39,6 +41,7 @@ class _Call(Call):
     returned: tuple[Any, ...] = ()  # what the forward returned, if it has, before any other hook saw it
     operators: Operators | None = None  # of a capture of operators, where they are recorded
     span: Span[_Call] | None = None  # of a capture of the backward: the nodes of autograd's graph that it makes
+    again: bool = False  # whether it was recorded in its first run, and is run again by activation checkpointing
 
 
 class Recorder(Listener[_Call]):
@@ -91,6 +94,9 @@ class Recorder(Listener[_Call]):
         self._called = False  # whether an outermost call has begun in this step
         self._computed_recorded = False
         self._outermost: set[str] = set()  # modules whose first outermost call has begun
+        self._witness = Witness(self._will_run_again)
+        self._known_second_runs = 0  # that are running, and need nothing
+        self._ran_in_backward = False  # whether calls were made in a backward, and not by torch.utils.checkpoint
 
     @property
     def files_run(self) -> set[str]:
@@ -110,7 +116,13 @@ class Recorder(Listener[_Call]):
     def training_notes(self) -> list[str]:
         """What is not recorded of backwards and updates, one sentence each."""
         trained = self._updates if self._roles & {*TRAINING_ROLES} else None
-        return [note for part in (self._backward, trained) if part is not None for note in part.notes()]
+        found = [note for part in (self._backward, trained) if part is not None for note in part.notes()]
+        if self._ran_in_backward:
+            found.append(
+                "modules were called in a backward, and not by torch.utils.checkpoint: those calls are not fed, "
+                "nor are their gradients recorded if their first run was without"
+            )
+        return found
 
     @property
     def backwards(self) -> int:
@@ -139,12 +151,14 @@ class Recorder(Listener[_Call]):
         """Put the hooks on; they listen in the given steps."""
         super().install()
         self.listening = steps is None or steps.has(self.step)
+        witness(self._witness)
         if self._backward is not None:
             self._backward.install()
         self._updates.install()
 
     def remove(self) -> None:
         super().remove()
+        witness_no_more(self._witness)
         if self._backward is not None:
             self._backward.remove()
         self._updates.remove()
@@ -176,7 +190,8 @@ class Recorder(Listener[_Call]):
             self._feed.end_step()
 
     def began(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        if call.parent is None:
+        call.again = self.second_run() is not None
+        if call.parent is None and not call.again:
             self._started()
             if not self._computed_recorded:
                 self._record_computed()
@@ -185,7 +200,8 @@ class Recorder(Listener[_Call]):
             if call.name not in self._outermost:
                 self._outermost.add(call.name)
                 self._functions.start()
-        self._record(call, Role.INPUT, arguments_of(args, kwargs))
+        if not call.again:
+            self._record(call, Role.INPUT, arguments_of(args, kwargs))
         self._called = True
         if self._feed is None or (self._operators and call.parent is not None and not self._is_selected(call)):
             self._watch(call, args, kwargs)
@@ -199,7 +215,8 @@ class Recorder(Listener[_Call]):
         call.returned = (output,)
 
     def ended(self, call: _Call, output: Any) -> Any:
-        self._record(call, Role.OUTPUT, leaves(output))
+        if not call.again:
+            self._record(call, Role.OUTPUT, leaves(output))
         if call.span is not None and self._backward is not None:
             self._backward.ended(call.span)
         if self._feed is None or (self._operators and not self._is_selected(call)):  # golden's selection is the same
@@ -209,9 +226,9 @@ class Recorder(Listener[_Call]):
             name = call.name or "(root)"
             raise CaptureError(f"a forward hook on {name} replaces what the module returns, as --feed does; take the hook off")
         place = Place(self.step, call.name, call.index, Role.OUTPUT)
-        handed_on, own = self._feed.outputs(place, output, call.lent, functools.partial(self._used_inside, call))
-        call.lent, call.returned = None, ()  # nothing of a graph is kept longer than it lives
         exchange = functools.partial(self._feed.gradient, place) if self._feed.backward else None
+        handed_on, own = self._feed.outputs(place, output, call.lent, functools.partial(self._from_outside, call, exchange))
+        call.lent, call.returned = None, ()  # nothing of a graph is kept longer than it lives
         self._gave(call, ((path, own.get(path, part)) for path, part in leaves(output)), exchange)
         return handed_on
 
@@ -221,8 +238,12 @@ class Recorder(Listener[_Call]):
         if call.span is not None and self._backward is not None and self._is_selected(call):
             self._backward.gave(call.span, parts, exchange)
 
-    def _used_inside(self, call: _Call, path: str) -> bool:
-        return call.span is not None and self._backward is not None and self._backward.used_inside(call.span, path)
+    def _from_outside(
+        self, call: _Call, exchange: Callable[[str, torch.Tensor], torch.Tensor] | None, path: str, grad: torch.Tensor
+    ) -> Any:
+        if call.span is None or self._backward is None or exchange is None:
+            return grad
+        return self._backward.from_outside(call.span, path, grad, exchange)
 
     def left(self, call: _Call) -> None:
         """See no more of a call's operators and functions."""
@@ -232,6 +253,36 @@ class Recorder(Listener[_Call]):
             self._backward.ended(call.span)  # also of a module that raised
         if call.parent is None:
             self._functions.stop()
+
+    def idle(self) -> bool:
+        """Whether a hook has nothing to do now: inside a backward, it has where checkpointing runs again what was seen."""
+        if not self.listening:
+            return True
+        if not in_backward() or self.second_run() is not None:
+            return False
+        if not self._known_second_runs and self.running() is None:
+            self._ran_in_backward = True
+        return True
+
+    def _will_run_again(self, reentrant: bool) -> Again:
+        """A part of the forward begins that is run again in the backward. Gives what is entered then."""
+        return functools.partial(self._runs_again, self.mark(), reentrant)
+
+    @contextlib.contextmanager
+    def _runs_again(self, mark: Mark, reentrant: bool) -> Iterator[None]:
+        """What it computes is not recorded again, but fed; if autograd did not follow its first run, gradients are recorded now."""
+        follows = reentrant and self._backward is not None
+        if not self.listening or mark.step != self.step or not (follows or self._feed is not None):
+            self._known_second_runs += 1
+            try:
+                yield
+            finally:
+                self._known_second_runs -= 1
+            return
+        if follows and self._backward is not None:
+            self._backward.run_again()
+        with self.again(mark):
+            yield
 
     def failed(self, error: Exception, name: str) -> None:
         """Note what goes wrong, or raise it if the model is fed."""
@@ -244,10 +295,10 @@ class Recorder(Listener[_Call]):
 
     def _watch(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """From now on see the operators that a module calls, and the nodes that it makes, if they are to be recorded."""
-        if self._backward is not None:
+        if self._backward is not None and (not call.again or self._backward.runs_again):
             outer = self.caller(call)
             call.span = self._backward.began(call, outer.span if outer else None, arguments_of(args, kwargs))
-        if self._operators and self._selection.allows(call.name):
+        if self._operators and not call.again and self._selection.allows(call.name):
             feed = None
             if self._feed is not None:
                 self._state = self._state or storages(tensor for *_, tensor in self._modules.tensors())

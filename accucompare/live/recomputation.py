@@ -1,0 +1,82 @@
+"""Activation checkpointing: forwards that are run again inside a backward, and where in the first forward that was."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils import checkpoint
+
+#: What both ways of ``torch.utils.checkpoint`` make when a part of a model is run that will be run again.
+_FRAME, _FUNCTION = "_CheckpointFrame", "CheckpointFunction"
+
+Again = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Witness:
+    """Who is told of what will be run again.
+
+    Attributes:
+        begins: called when a part of a model is run that will be run again, with whether the backward of the second run is a backward of
+            its own (``use_reentrant=True``). Gives what is entered around the second run.
+    """
+
+    begins: Callable[[bool], Again]
+
+
+_witnesses: list[Witness] = []
+_undo = contextlib.ExitStack()
+
+
+def witness(each: Witness) -> None:
+    """Tell a witness from now on.
+
+    ``torch.utils.checkpoint`` has no hook for it, so what it makes for each part is wrapped as long as there is a witness. A version of
+    torch that makes something else is left alone.
+    """
+    if not _witnesses:
+        frame, function = (getattr(checkpoint, name, None) for name in (_FRAME, _FUNCTION))
+        if frame is not None:
+            setattr(checkpoint, _FRAME, functools.partial(_framed, frame))
+            _undo.callback(setattr, checkpoint, _FRAME, frame)
+        if function is not None:
+            forward = function.forward
+            function.forward = staticmethod(functools.partial(_forward, forward))
+            _undo.callback(setattr, function, "forward", staticmethod(forward))
+    _witnesses.append(each)
+
+
+def witness_no_more(each: Witness) -> None:
+    """Take ``witness`` back."""
+    if each in _witnesses:
+        _witnesses.remove(each)
+        if not _witnesses:
+            _undo.close()
+
+
+def _framed(frame: Callable[..., Any], recompute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return frame(_wrapped(recompute, reentrant=False), *args, **kwargs)
+
+
+def _forward(forward: Callable[..., Any], ctx: Any, run: Callable[..., Any], *args: Any) -> Any:
+    again = _wrapped(run, reentrant=True)
+    output = forward(ctx, run, *args)
+    ctx.run_function = again
+    return output
+
+
+def _wrapped(run: Callable[..., Any], reentrant: bool) -> Callable[..., Any]:
+    entered = [each.begins(reentrant) for each in _witnesses]
+
+    @functools.wraps(run)
+    def again(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for each in entered:
+                stack.enter_context(each())
+            return run(*args, **kwargs)
+
+    return again

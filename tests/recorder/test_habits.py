@@ -1,0 +1,107 @@
+"""Captures of the backward of models with habits that autograd makes much of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import accucompare as ac
+from accucompare.bundle.reader import Bundle
+from accucompare.bundle.records import GRADIENT_ROLES
+from accucompare.compare.rows import Reason, Stage
+from planted.training_faults import of_input
+from tests.recorded import Opened
+from tests.recorder.habits import HABITS, Habit, build, train, values
+
+Found = dict[tuple[str, int, str, str], np.ndarray[Any, Any]]
+
+
+def gradients(bundle: Bundle) -> Found:
+    """Recorded gradients by (name, call, role, path)."""
+    chosen = [record for record in bundle.records() if record.role in GRADIENT_ROLES]
+    return {(record.name, record.call, record.role.value, record.path): bundle.values(record) for record in chosen}
+
+
+@pytest.mark.parametrize("backwards", [1, 2], ids=["one backward", "two backwards"])
+@pytest.mark.parametrize("name", HABITS)
+def test_fed_with_itself_every_row_agrees_and_every_gradient_is_fed(name: str, backwards: int, tmp_path: Path) -> None:
+    plain = train(build(name), backwards=backwards)
+    recorded = train(build(name), tmp_path / "golden", backwards)
+    assert all(torch.equal(one, other) for one, other in zip(plain, recorded, strict=True))
+    train(build(name), tmp_path / "fed", backwards, feed=tmp_path / "golden")
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
+    assert {row.reason for row in comparison.rows} <= {Reason.IDENTICAL, Reason.OK}  # a sum of uses may be added in another order
+    assert not [note for note in comparison.candidate.manifest.notes if "not fed" in note]
+
+
+@pytest.mark.parametrize("name", [name for name in HABITS if name != "a loss that is used inside"])
+def test_a_fault_beside_a_habit_is_named(name: str, tmp_path: Path) -> None:
+    train(build(name), tmp_path / "golden")
+    faulty = build(name)
+    of_input("last", "x 1.01").plant(faulty)
+    train(faulty, tmp_path / "fed", feed=tmp_path / "golden")
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
+    assert {(culprit.name, culprit.stage) for culprit in comparison.culprits} == {("last", Stage.BACKWARD)}
+
+
+def test_what_a_module_that_works_in_place_adds_to_a_view_is_what_autograd_gives(tmp_path: Path, opened: Opened) -> None:
+    model = build("in place on a part")
+    train(model, tmp_path / "golden", steps=1)
+    found = gradients(opened(tmp_path / "golden"))
+    hidden = torch.from_numpy(opened(tmp_path / "golden").load("first").copy())
+    whole = found["last", 0, "grad_input", "0"]
+    np.testing.assert_array_equal(found["relu", 0, "grad_input", "0"], np.where(hidden[:, :2] > 0, whole[:, :2], 0))
+
+
+def test_a_hook_of_the_users_has_been_through_what_arrives_at_an_output(tmp_path: Path, opened: Opened) -> None:
+    train(build("a hook on an output"), tmp_path / "golden", steps=1)
+    found = gradients(opened(tmp_path / "golden"))
+    np.testing.assert_array_equal(found["first", 0, "grad_output", ""], 2 * found["last", 0, "grad_input", "0"])
+
+
+def test_a_parameter_given_as_an_argument_has_its_gradient_in_the_call_that_gives_it(tmp_path: Path, opened: Opened) -> None:
+    train(build("weight norm"), tmp_path / "golden", steps=1)
+    found = gradients(opened(tmp_path / "golden"))
+    owners = {(name, path) for name, _, role, path in found if role == "call_grad" and "original" in path}
+    assert owners == {("normed.parametrizations.weight", "original0"), ("normed.parametrizations.weight", "original1")}
+    for index in "01":
+        np.testing.assert_array_equal(
+            found["normed.parametrizations.weight", 0, "call_grad", f"original{index}"],
+            found["normed.parametrizations.weight.0", 0, "grad_input", index],
+        )
+
+
+def test_each_call_under_autocast_has_its_own_part_of_a_weight(tmp_path: Path, opened: Opened) -> None:
+    def once(out: Path, kept: bool) -> Found:
+        torch.manual_seed(0)
+        model = Habit(lambda m, x: m.last(m.first(m.first(x))))
+        with ac.capture(model, out, backward=True):
+            with torch.autocast("cpu", torch.bfloat16, cache_enabled=kept):  # without it, each call makes a cast of its own
+                loss = model(values(2, 4)).square().sum()
+            loss.backward()
+        return gradients(opened(out))
+
+    found, expected = once(tmp_path / "kept", True), once(tmp_path / "apart", False)
+    assert {call for name, call, role, path in found if (name, role, path) == ("first", "call_grad", "weight")} == {0, 1}
+    assert found.keys() == expected.keys()
+    for key, grad in found.items():
+        np.testing.assert_array_equal(grad, expected[key])
+
+
+def test_a_fault_behind_an_output_that_its_call_uses_as_well_is_seen(tmp_path: Path) -> None:
+    def once(out: Path, factor: float, **options: Any) -> Path:
+        torch.manual_seed(0)
+        model = Habit(lambda m, x: (lambda y: (y, m.last(y)))(m.first(x)))
+        with ac.capture(model, out, backward=True, **options):
+            one, other = model(values(2, 4))
+            (factor * one.square().sum() + other.sum()).backward()
+        return out
+
+    golden = once(tmp_path / "golden", 1.0)
+    assert ac.diff(golden, once(tmp_path / "same", 1.0, feed=golden)).passed
+    comparison = ac.diff(golden, once(tmp_path / "fed", 1.02, feed=golden))
+    assert [culprit.stage for culprit in comparison.culprits] == [Stage.LOSS]
