@@ -21,6 +21,9 @@ from accucompare.live.values import Scalar, leaves
 #: What ``torch.nn.utils.clip_grad_norm_`` calls first, with the gradients, for their norm. Others call it, too, who clip nothing.
 _NORM, _CLIPS = "_get_total_norm", "clip_grad_norm_"
 
+#: What parameter groups say of how an update is computed, and not of what: a device may compute it otherwise.
+_WAYS = ("foreach", "fused", "capturable", "differentiable")
+
 #: What is recorded in place of a gradient where a trainable parameter has none.
 NO_GRADIENT = "no gradient"
 
@@ -187,7 +190,7 @@ class Updates:
     def _groups(self, optimizer: Any) -> None:
         """Record learning rates, betas and whatever numbers else the parameter groups have."""
         for number, group in enumerate(optimizer.param_groups):
-            options = {name: value for name, value in group.items() if name != "params"}
+            options = {name: value for name, value in group.items() if name not in ("params", *_WAYS)}
             for path, value in leaves(options):
                 if isinstance(value, (torch.Tensor, *Scalar)):
                     path = f"{type(optimizer).__name__}.{number}.{path}"
