@@ -147,7 +147,7 @@ class Bench:
             ours, theirs = _norms(golden.path), _norms(free.path)
             changed = _most_changed(ours, theirs)
             trial.named["largest norm change"] = changed
-            trial.rank["largest norm change"] = int(changed.rpartition(".")[0] == fault.name and fault.site in ("module", "glue"))
+            trial.rank["largest norm change"] = int(bool(fault.name) and changed.rpartition(".")[0] == fault.name)
             trial.noticed = not _within_mindformers(golden.losses, free.losses, ours, theirs)
         except Exception as error:  # one trial must not cost the others; it is shown and counted
             trial.error = f"{type(error).__name__}: {error}"
