@@ -7,11 +7,12 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -87,21 +88,13 @@ def main() -> int:
     options = _options()
     part: _Part = options.part
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the workers end, and remove their bundles
-    progress, console = Console(stderr=True), Console() if sys.stdout.isatty() else Console(width=140)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    console = Console() if sys.stdout.isatty() else Console(width=140)
     began = time.monotonic()
     tasks = [(name, setup, options.each, not options.no_pairs) for name in options.models for setup in options.setups]
-    found: _Found = {}
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(part.run, *task): task for task in tasks}
-        for count, done in enumerate(as_completed(waiting), 1):
-            for key, entries in done.result().items():
-                found.setdefault(key, []).extend(entries)
-            name, setup, *_ = waiting[done]
-            progress.print(f"{time.monotonic() - began:4.0f} s  {count}/{len(tasks)}  {name}, {setup}", style="dim", highlight=False)
-            if options.json:  # after each: what took minutes must not be lost
-                text = json.dumps({"seconds": time.monotonic() - began, **found}, indent=1)
-                options.json.write_text(text + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="accucompare-faults-") as folder:
+        os.environ["TMPDIR"] = folder  # of the workers, which are ended in the middle of their work
+        found = _tried(part, tasks, options)
     for table in part.tables(found):
         console.print(table)
     for method in [part.best] if not options.missed else part.methods:
@@ -113,6 +106,28 @@ def main() -> int:
         console.print(f"Target missed: {line}", style="red", highlight=False, markup=False)
     console.print(f"{time.monotonic() - began:.0f} s on {options.workers} workers", style="dim", highlight=False)
     return 1 if short else 0
+
+
+def _tried(part: _Part, tasks: list[tuple[str, str, int, bool]], options: argparse.Namespace) -> _Found:
+    """What all tasks find; where this is interrupted, the workers are, too."""
+    progress, began = Console(stderr=True), time.monotonic()
+    found: _Found = {}
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        try:
+            waiting = {pool.submit(part.run, *task): task for task in tasks}
+            for count, done in enumerate(as_completed(waiting), 1):
+                for key, entries in done.result().items():
+                    found.setdefault(key, []).extend(entries)
+                name, setup, *_ = waiting[done]
+                progress.print(f"{time.monotonic() - began:4.0f} s  {count}/{len(tasks)}  {name}, {setup}", style="dim", highlight=False)
+                if options.json:  # after each: what took minutes must not be lost
+                    text = json.dumps({"seconds": time.monotonic() - began, **found}, indent=1)
+                    options.json.write_text(text + "\n", encoding="utf-8")
+        except BaseException:
+            for worker in active_children():
+                worker.kill()
+            raise
+    return found
 
 
 def _options() -> argparse.Namespace:
