@@ -29,6 +29,9 @@ NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
 #: Where Megatron keeps gradients that it has taken out of ``grad``.
 MAIN_GRAD = "main_grad"
 
+#: What parameter groups say of how an update is computed, and not of what: a device may compute it otherwise.
+_WAYS = ("foreach", "fused", "capturable", "differentiable")
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -307,7 +310,7 @@ class Updates:
     def _groups(self, optimizer: Any) -> None:
         """Record learning rates, betas and whatever numbers else the parameter groups have."""
         for number, group in enumerate(optimizer.param_groups):
-            options = {name: value for name, value in group.items() if name != "params"}
+            options = {name: value for name, value in group.items() if name not in ("params", *_WAYS)}
             for path, value in leaves(options):
                 if isinstance(value, (torch.Tensor, *Scalar)):
                     path = f"{type(optimizer).__name__}.{number}.{path}"
