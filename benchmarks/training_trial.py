@@ -19,7 +19,8 @@ import accucompare as ac
 from accucompare.api import Comparison
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import TRAINING_ROLES, UPDATE_ROLES, Record, Role
-from accucompare.compare.rows import Culprit, Row, Stage, Status
+from accucompare.compare.rows import Row, Status
+from accucompare.compare.sites import Culprit, Stage
 from accucompare.compare.training import parameter_of
 from planted.faults_alone import ROUNDOFF
 from planted.faults_orders import ORDERS

@@ -209,7 +209,7 @@ class Updates:
                 if id(tensor) in self._parameters:
                     yield self._parameters[id(tensor)]
 
-    def _backward_begins(self, roots: Any, makes_graph: bool) -> None:
+    def _backward_begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
         """Gradients that were recorded are no longer those of the next update: they were clipped and added to, or it was skipped."""
         if self._sink.listening and self._sink.running() is None and not in_backward():
             self._recorded.clear()
