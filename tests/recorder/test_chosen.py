@@ -12,7 +12,8 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.records import GRADIENT_ROLES, GROUP_OF, Role
-from accucompare.compare.rows import Reason, Stage, Status
+from accucompare.compare.rows import Reason, Status
+from accucompare.compare.sites import Stage
 from accucompare.devices import DeviceName
 from accucompare.errors import UsageError
 from accucompare.recorder.capture_case import capture_case
