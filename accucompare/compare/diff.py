@@ -97,14 +97,16 @@ def compare(
             steps = {(rank, entry.step) for rank, entry in candidate_bundle.steps()}
             outcomes = [not_run(pair, steps) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
         without_gradients = untrained(golden_bundle, candidate_bundle)
-        outcomes = [not_trained(pair, without_gradients) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
+        if without_gradients:
+            outcomes = [not_trained(pair, without_gradients) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
         rows = with_options(rows) + never_called(golden_bundle, candidate_bundle, selection)
-        alone, compared = _without_baseline(rows, baselines)
+        compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
+        alone = [] if baselines is None else [row for row in compared if _is_alone(row, baselines)]
         different = other_model(*models, rows, renamings)
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records, models[0])
         findings += _unused_rules(rules, candidate_records) + _on_maps(renamings, proposed, auto, models)
-        findings += _on_baseline(golden_bundle, candidate_bundle, judge, renamings, alone, compared)
+        findings += _on_baseline(golden_bundle, candidate_bundle, judge, renamings, alone, len(compared))
         findings += [Finding("model", str(different))] if different is not None else []
         culprits = find_culprits(rows, fed, judge.bundle is not None) if different is None else []
         return Result(
@@ -119,7 +121,7 @@ def compare(
             culprits=described(culprits, golden_bundle, candidate_bundle, renamings),
             without_baseline=len(alone),
             refused=judge.refused,
-            unseen=OtherCode() if _has_updates(rows) else other_optimizer(golden_bundle.manifest, candidate_bundle.manifest),
+            unseen=OtherCode() if _has_updates(compared) else other_optimizer(golden_bundle.manifest, candidate_bundle.manifest),
             maps=[renaming.text for renaming in renamings],
             verified=verify,
             other_model=different,
@@ -332,24 +334,14 @@ def _rows(pairs: list[Pair], outcomes: list[Outcome | BundleError], damage: list
     return rows
 
 
-def _has_updates(rows: Iterable[Row]) -> bool:
+def _has_updates(compared: Iterable[Row]) -> bool:
     """Whether updates were compared, so that the optimizer's code need not be."""
-    compared = (row.record for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED)
-    return any(record is not None and record.role is Role.PARAM_UPDATE for record in compared)
-
-
-def _without_baseline(rows: list[Row], baselines: dict[Key, Record] | None) -> tuple[list[Row], int]:
-    """The compared rows that the baseline, if there is one, has no record of; and the number of compared rows."""
-    compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
-    if baselines is None:
-        return [], len(compared)
-    return [row for row in compared if row.golden is not None and _is_alone(row, baselines)], len(compared)
+    return any(row.golden is not None and row.golden.role is Role.PARAM_UPDATE for row in compared)
 
 
 def _is_alone(row: Row, baselines: dict[Key, Record]) -> bool:
     """Whether a row with both sides was judged without the baseline, which has no such record, or none with an error."""
-    assert row.golden is not None
-    if row.reason is Reason.IDENTICAL:  # it needs no baseline
+    if row.golden is None or row.reason is Reason.IDENTICAL:  # it needs no baseline
         return False
     if row.golden.key not in baselines:
         return True

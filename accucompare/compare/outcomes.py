@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -36,6 +35,9 @@ Progress = Callable[[int, int], None]
 WORTH_A_WORKER = 64 << 20
 BATCH = 8 << 20
 SPLIT = 64 << 20
+
+#: How a pair fails if rounding changed its shape, its values or the number of calls.
+_OF_CHOICES = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
 
 
 class Task(msgspec.Struct, frozen=True, gc=False):
@@ -112,8 +114,7 @@ class Sides:
     def _outcome(self, task: Task, run: Run = map) -> Outcome | BundleError:
         """The outcome of a pair. A pair over its limit is not comparable if rounding alone changes its shape or its number of calls."""
         outcome = self._judged(task, run)
-        chosen = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
-        if not task.chosen or isinstance(outcome, BundleError) or outcome.verdict.reason not in chosen:
+        if not task.chosen or isinstance(outcome, BundleError) or outcome.verdict.reason not in _OF_CHOICES:
             return outcome
         return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=task.chosen, chosen=True))
 
@@ -258,6 +259,8 @@ def _threads(workers: int) -> Iterator[Run]:
     if workers == 1:
         yield map
         return
+    from concurrent.futures import ThreadPoolExecutor  # here, for a small diff needs none
+
     pool = ThreadPoolExecutor(workers, "accucompare-diff")
     try:
         yield pool.map

@@ -15,11 +15,6 @@ from accucompare.errors import UsageError
 from accucompare.files import bounded
 from accucompare.numbers.dtypes import DTYPES
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 #: The default: the largest relative L2 error that passes, by the coarsest dtype that either side has held so far in the step. Values
 #: after a bfloat16 layer carry its rounding, whatever their own dtype. Rounding through a deep model stays well below (12 transformer
 #: layers: 6e-7 in float32, 7e-4 in float16, 6e-3 in bfloat16), most bugs do not.
@@ -260,6 +255,10 @@ def read_rules(path: str | Path) -> tuple[Rule, ...]:
     Raises:
         UsageError: if it cannot be read, or holds anything else.
     """
+    if sys.version_info >= (3, 11):  # here, for few diffs have such a file
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         content = tomllib.loads(bounded(Path(path), _MOST_BYTES).decode())
     except (ValueError, RecursionError) as error:
