@@ -26,7 +26,7 @@ from accucompare.compare.judge import is_noise
 from accucompare.compare.masks import is_masked, may_hold_masks
 from accucompare.compare.operator_rows import blame, is_operator
 from accucompare.compare.provenance import other_configuration
-from accucompare.compare.reasons import Call
+from accucompare.compare.reasons import Call, call_of, caller_of
 from accucompare.compare.rows import UNMATCHED, Option, Reason, Row, Status
 from accucompare.compare.sample import Sample
 from accucompare.compare.sites import Culprit, Stage
@@ -64,7 +64,7 @@ def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool) -> list[Cu
         has_baseline: whether errors were judged by a baseline.
     """
     rows = [row for row in all_rows if not is_operator(row.record)]
-    children = {_parent(row.record) for row in rows if row.record is not None and row.record.parent is not None}
+    children = {caller_of(row.record) for row in rows if row.record is not None and row.record.parent is not None}
     operators = _operators(all_rows) if len(rows) < len(all_rows) else []
     if fed:
         culprits = _ranked([*operators, *(_culprit(row, children) for row in rows if _own_error(row))], _off(rows))
@@ -108,14 +108,6 @@ def _operators(rows: list[Row]) -> list[Culprit]:
     return culprits
 
 
-def _call(record: Record) -> Call:
-    return record.rank, record.step, record.name, record.call
-
-
-def _parent(record: Record) -> Call | None:
-    return None if record.parent is None else (record.rank, record.step, *record.parent)
-
-
 def _own_error(row: Row) -> bool:
     """Whether a row shows an error that was made there."""
     if not _may_be_culprit(row):
@@ -148,7 +140,7 @@ def _culprit(row: Row, children: set[Call | None], jump: float | None = None) ->
         return Culprit(*parent, site, before, row, _excess(row), row.reason, jump=jump)
     if record.role in UPDATE_ROLES:
         return Culprit(record.name, record.call, "module", "", row, _excess(row), row.reason, jump=jump)
-    site = "glue" if _call(record) in children else "module"
+    site = "glue" if call_of(record) in children else "module"
     reason = row.reason if row.reason is not Reason.INHERITED else Reason.GLUE if site == "glue" else Reason.INTRODUCED
     return Culprit(record.name, record.call, site, "", row, _excess(row), reason, jump=jump)
 
@@ -172,7 +164,7 @@ def is_choice(row: Row) -> bool:
 def _off(rows: Iterable[Row]) -> set[Call]:
     """The calls with an output over its limit, for whatever reason."""
     failed = (row for row in rows if row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED))
-    return {_call(row.record) for row in failed if row.record is not None and row.record.role is Role.OUTPUT}
+    return {call_of(row.record) for row in failed if row.record is not None and row.record.role is Role.OUTPUT}
 
 
 def _ranked(culprits: Sequence[Culprit], off: Collection[Call]) -> list[Culprit]:
@@ -191,10 +183,11 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[Call]) -> list[Culprit]
             apart = math.floor(math.log(most / culprit.size, ALIKE))
         not_all_fed = culprit.row.verdict.not_all_fed
         record = culprit.row.record
-        harmless = record is not None and record.role is Role.INPUT and _call(record) not in off
+        harmless = record is not None and record.role is Role.INPUT and call_of(record) not in off
         structure = (culprit.reason in STRUCTURAL) * (1 + harmless) or culprit.row.verdict.beyond
+        depth = culprit.name.count(".") + bool(culprit.name)
         late = (Stage.FORWARD, Stage.LOSS, Stage.BACKWARD, Stage.UPDATE).index(culprit.stage)
-        return int(structure), not_all_fed, culprit.site != "buffer", late, apart, is_of_glue(culprit), -_depth(culprit.name), -culprit.size
+        return int(structure), not_all_fed, culprit.site != "buffer", late, apart, is_of_glue(culprit), -depth, -culprit.size
 
     last: dict[str, tuple[int, bool, bool, int, float, bool, int, float]] = {}
     for culprit in culprits:
@@ -213,10 +206,6 @@ def is_of_glue(culprit: Culprit) -> bool:
     return culprit.site == "glue" or (record is not None and record.role is Role.OP_INPUT)
 
 
-def _depth(name: str) -> int:
-    return name.count(".") + bool(name)
-
-
 def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
     """The rows over their limit, ranked by their excess as a multiple of that of what went in."""
     incoming: dict[Call, float] = {}  # by call: the largest excess of its inputs, and of its children's outputs
@@ -227,7 +216,7 @@ def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
             continue
         if record.role in TRAINING_ROLES:
             continue
-        call, parent = _call(record), _parent(record)
+        call, parent = call_of(record), caller_of(record)
         source, receiver = (parent, call) if record.role is Role.INPUT else (call, parent)  # whose code made it, and goes on with it
         jump = _jump(row, 1.0 if source is None else max(incoming.get(source, 0.0), 1.0))
         if _may_be_culprit(row) and jump is not None:
@@ -247,7 +236,7 @@ def _by_jump_backwards(rows: Iterable[Row], children: set[Call | None]) -> Itera
         record = row.record
         if record is None or record.role not in (*GRADIENT_ROLES, Role.PARAM_GRAD):
             continue
-        call, parent = _call(record), _parent(record)
+        call, parent = call_of(record), caller_of(record)
         arrives, part = record.role is Role.GRAD_OUTPUT, (record.rank, record.step, parameter_of(record))
         before = parameters.get(part, 1.0) if record.role is Role.PARAM_GRAD else incoming.get(parent if arrives else call, 1.0)
         jump = _jump(row, max(before, 1.0))

@@ -92,13 +92,7 @@ def compare(
         again, golden_again = (_by_key(run, keep_going, damage) for run in (repeat_bundle, golden_repeat))
         tasks = _with_second_runs(tasks, again, unsteady.begins(golden_records, golden_again) if fed else golden_again)
         sides = Sides(golden_bundle, candidate_bundle, judge.bundle, repeat_bundle, verify, keep_going, golden_repeat)
-        outcomes = sides.outcomes(tasks, workers, progress or _silent)
-        if fed:
-            steps = {(rank, entry.step) for rank, entry in candidate_bundle.steps()}
-            outcomes = [not_run(pair, steps) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
-        without_gradients = untrained(golden_bundle, candidate_bundle)
-        if without_gradients:
-            outcomes = [not_trained(pair, without_gradients) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
+        outcomes = _outcomes(sides, tasks, workers, progress)
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
         rows = with_options(rows) + never_called(golden_bundle, candidate_bundle, selection)
         compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
@@ -259,8 +253,15 @@ def _place(key: Key) -> NotFed:
     return key.rank, key.step, key.name, key.call, key.role.value, key.path
 
 
-def _silent(done: int, total: int) -> None:
-    pass
+def _outcomes(sides: Sides, tasks: list[Task], workers: int | None, progress: Progress | None) -> list[Outcome | BundleError]:
+    """The outcome of each pair, also of those that one side did not run or capture."""
+    outcomes = sides.outcomes(tasks, workers, progress or (lambda done, total: None))
+    if sides.candidate.manifest.fed:
+        steps = {(rank, entry.step) for rank, entry in sides.candidate.steps()}
+        outcomes = [not_run(task.pair, steps) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
+    if side := untrained(sides.golden, sides.candidate):
+        outcomes = [not_trained(task.pair, side) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
+    return outcomes
 
 
 def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record]:

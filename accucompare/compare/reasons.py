@@ -21,6 +21,16 @@ MUCH_FURTHER = 8.0
 Call = tuple[int, int, str, int]
 
 
+def call_of(record: Record) -> Call:
+    """The module call that a record belongs to."""
+    return record.rank, record.step, record.name, record.call
+
+
+def caller_of(record: Record) -> Call | None:
+    """The call in which a record's call was made; ``None`` for the root's."""
+    return None if record.parent is None else (record.rank, record.step, *record.parent)
+
+
 @dataclass
 class _CallState:
     known: bool = False  # the call has a row of its own; its children's rows come first if it has no inputs or was left out
@@ -49,7 +59,7 @@ class Origins:
     def trace(self, record: Record, verdict: Verdict) -> Verdict:
         """The verdict with ``OVER`` replaced by the reason that says where the error comes from."""
         if record.role in TRAINING_ROLES:
-            children = self._state((record.rank, record.step, record.name, record.call)).has_children
+            children = self._state(call_of(record)).has_children
             return self._training.trace(record, verdict, False, children)
         verdict = self._trace(record, verdict)
         self._training.forward(record, verdict)
@@ -58,16 +68,14 @@ class Origins:
     def _trace(self, record: Record, verdict: Verdict) -> Verdict:
         step = record.rank, record.step
         if record.role is Role.COMPUTED_BUFFER:
-            if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
-                self._buffers.add((record.rank, record.name))
-            return _of_buffer(verdict)
-        call = self._state((*step, record.name, record.call))
+            return _of_buffer(record, verdict, self._buffers)
+        call = self._state(call_of(record))
         if is_operator(record):
             return self._operators.trace(record, verdict, call.over)
         call.known = True
         parent = None
-        if record.parent is not None:
-            parent = self._state((*step, *record.parent))
+        if (caller := caller_of(record)) is not None:
+            parent = self._state(caller)
             parent.has_children = True
         nonfinite = verdict.reason is Reason.NON_FINITE
         if verdict.reason is Reason.OVER:
@@ -164,15 +172,11 @@ class Fed:
 
     def trace(self, record: Record, verdict: Verdict) -> Verdict:
         """The verdict with its reason made exact."""
-        step = record.rank, record.step
         if record.role is Role.COMPUTED_BUFFER:
-            if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
-                self._buffers.add((record.rank, record.name))
-            return _of_buffer(verdict)
-        call: Call = (*step, record.name, record.call)
+            return _of_buffer(record, verdict, self._buffers)
+        call, parent = call_of(record), caller_of(record)
         if is_operator(record):
             return self.operators.trace(record, verdict, call in self._tainted)
-        parent: Call | None = None if record.parent is None else (*step, *record.parent)
         if record.role in TRAINING_ROLES:
             maker = parent if record.role is Role.GRAD_OUTPUT else call
             erring = maker in self._erring or (maker is not None and maker in self._tainted)
@@ -180,8 +184,8 @@ class Fed:
         if parent is not None:
             self._with_children.add(parent)
         source = parent if record.role is Role.INPUT else call  # whose own code made the value
-        tainted = source in self._tainted or (source is not None and not self._was_fed(source[2]))
-        tainted = tainted or (source is not None and (record.rank, source[2]) in self._buffers)
+        tainted = source in self._tainted or (source is not None and (record.rank, source[2]) in self._buffers)
+        tainted = tainted or (source is not None and self.recorded is not None and source[2] not in self.recorded)
         reshaped = verdict.reason is Reason.SHAPE
         if record.role is Role.INPUT and _is_right(record, verdict):
             self._unknown.get(call, set()).discard(record.path)
@@ -215,17 +219,16 @@ class Fed:
         self._glue[source] = max(before or 0.0, now)
         return before is not None and now <= MUCH_FURTHER * before
 
-    def _was_fed(self, name: str) -> bool:
-        return self.recorded is None or name in self.recorded
-
     def _reason(self, record: Record, call: Call) -> Reason:
         if record.role is Role.INPUT:
             return Reason.INPUTS_DIFFER if record.parent is None else Reason.GLUE
         return Reason.GLUE if call in self._with_children else Reason.INTRODUCED
 
 
-def _of_buffer(verdict: Verdict) -> Verdict:
-    """The verdict on a computed buffer: nothing goes into it."""
+def _of_buffer(record: Record, verdict: Verdict, wrong: set[tuple[int, str]]) -> Verdict:
+    """The verdict on a computed buffer, which has no inputs. The module of a wrong one is added to ``wrong``."""
+    if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
+        wrong.add((record.rank, record.name))
     if verdict.reason is Reason.OVER:
         return replace(verdict, reason=Reason.INTRODUCED)
     return verdict.beginning() if verdict.reason is Reason.NON_FINITE else verdict

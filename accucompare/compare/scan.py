@@ -148,14 +148,10 @@ class Scan(msgspec.Struct, gc=False):
         if block.masked is not None:
             self.masked += int(np.count_nonzero(block.masked))
             mismatch &= ~block.masked
-        self._find_mismatch(mismatch, block.start)
+        if self.nonfinite_index is None and mismatch.any():
+            self.nonfinite_index = block.start + int(mismatch.argmax())
         self.nonfinite_mismatch += int(np.count_nonzero(mismatch))
         self._count_saturated(np.abs(golden), candidate, pair, block.masked)
-
-    def _find_mismatch(self, mismatch: Array, start: int) -> None:
-        if self.nonfinite_index is None:
-            places = np.flatnonzero(mismatch)
-            self.nonfinite_index = start + int(places[0]) if places.size else None
 
     def _count_saturated(self, golden: Array, candidate: Array, pair: PairOfTensors, masked: Array | None = None) -> None:
         limit = np.float64(pair.candidate_dtype.largest)  # a plain float would be rounded to golden's type

@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from accucompare.bundle.records import Layout, Record, Role
+from accucompare.bundle.records import Layout, Role
 from accucompare.compare.operator_rows import is_operator
-from accucompare.compare.reasons import Call
+from accucompare.compare.reasons import Call, call_of, caller_of
 from accucompare.compare.rows import Reason, Row, Status
 
 #: Layouts of tensors that are listed without data. A meta tensor is not among them: it has no values that could be wrong.
@@ -71,7 +71,9 @@ def _holds_values(row: Row) -> bool:
 
 def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
     """The rows of outputs that nothing judges."""
-    judged = {_call(row.record) for row in rows if row.status is Status.PASS and row.record is not None and row.record.role is Role.OUTPUT}
+    judged = {
+        call_of(row.record) for row in rows if row.status is Status.PASS and row.record is not None and row.record.role is Role.OUTPUT
+    }
     last: dict[tuple[int, int], int] = {}  # the order of the last row that was compared, by rank and step
     for row in rows:
         if row.status is Status.PASS and row.golden is not None:
@@ -85,7 +87,7 @@ def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
             hiding.append(row)
             continue
         between = record.order < last.get((record.rank, record.step), -1)
-        alone = record.layout is Layout.OPAQUE and between and _call(record) not in judged
+        alone = record.layout is Layout.OPAQUE and between and call_of(record) not in judged
         if record.role is Role.OUTPUT and (record.layout in _WITHOUT_DATA or alone):
             hiding.append(row)
     return hiding
@@ -102,8 +104,8 @@ class _Proven:
             record = row.record
             if record is None:
                 continue
-            call = _call(record)
-            self.parents[call] = None if record.parent is None else (record.rank, record.step, *record.parent)
+            call = call_of(record)
+            self.parents[call] = caller_of(record)
             if record.role is Role.OUTPUT and record.layout is not Layout.OPAQUE:
                 self.same[call] = self.same.get(call, True) and row.reason is Reason.IDENTICAL
             if fed and row.reason not in (Reason.IDENTICAL, Reason.NOT_COMPARABLE) and not is_operator(record):
@@ -115,14 +117,10 @@ class _Proven:
                 above = self.parents.get(above)
 
     def __call__(self, row: Row) -> bool:
-        call: Call | None = _call(row.record)  # unproven if its own output was not compared
+        assert row.record is not None
+        call: Call | None = call_of(row.record)  # unproven if its own output was not compared
         while call is not None:
             if self.same.get(call):
                 return True
             call = self.parents.get(call)
         return False
-
-
-def _call(record: Record | None) -> Call:
-    assert record is not None
-    return record.rank, record.step, record.name, record.call

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from accucompare.bundle.records import Key, Record, Role
-from accucompare.compare.reasons import Call
+from accucompare.compare.reasons import Call, call_of, caller_of
 
 
 def begins(golden: Iterable[Record], again: Mapping[Key, Record]) -> dict[Key, Record]:
@@ -22,9 +22,8 @@ def begins(golden: Iterable[Record], again: Mapping[Key, Record]) -> dict[Key, R
     kept: dict[Key, Record] = {}
     changed: set[Call] = set()  # calls whose own code has got other values in the second capture
     for record in sorted(golden, key=lambda each: (each.rank, each.step, each.order)):
-        call: Call = (record.rank, record.step, record.name, record.call)
-        parent: Call | None = None if record.parent is None else (record.rank, record.step, *record.parent)
-        source, to = (parent, call) if record.role is Role.INPUT else (call, parent)
+        call, caller = call_of(record), caller_of(record)
+        source, to = (caller, call) if record.role is Role.INPUT else (call, caller)
         other = again.get(record.key)
         if other is not None and source not in changed:
             kept[record.key] = other
