@@ -18,9 +18,9 @@ from accucompare.reproduce.saving import save_reproducer
 from accucompare.reproduce.snapshot import Snapshot
 from accucompare.selection import OnFinding
 from accucompare.watcher.explanation import Explainer
-from accucompare.watcher.hooks import Watcher
 from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.step_end import Reader
+from accucompare.watcher.watcher import Watcher
 
 
 class Reporter:

@@ -33,8 +33,8 @@ from accucompare.reproduce.outcome import is_bad
 from accucompare.reproduce.snapshot import RandomState, Snapshot, always, autocast_now, autocast_then
 from accucompare.watcher.contexts import Context, copies_of
 from accucompare.watcher.extrema import Meter
-from accucompare.watcher.hooks import Watcher
 from accucompare.watcher.notes import Note, Scope, WatchedCall
+from accucompare.watcher.watcher import Watcher
 
 _NOT_FINITE = {NAN, PLUS, MINUS}
 #: Gradients of two runs are alike up to this share; rounding is below.

@@ -13,7 +13,7 @@ from accucompare.findings.observations import FLAG, OUTSIDE, Limits, ModuleCall,
 from accucompare.findings.origins import judge
 from accucompare.live.gradients import Parameter, gradient_state
 from accucompare.watcher.extrema import Extrema, Meter, has_memory, look_now, norm_now
-from accucompare.watcher.hooks import Watcher
+from accucompare.watcher.watcher import Watcher
 
 
 class Reader:
