@@ -81,8 +81,8 @@ class Calls:
 
     def chosen(self, pair: Pair) -> str:
         """How rounding changes the number of calls, in words, if that is why one side alone has a record; else ``""``."""
-        record = pair.golden or pair.candidate
-        if record is None or None not in (pair.golden, pair.candidate) or record.role in OPERATOR_ROLES:
+        record = pair.record
+        if None not in (pair.golden, pair.candidate) or record.role in OPERATOR_ROLES:
             return ""
         at = record.rank, record.step, record.name
         golden, candidate, baseline = self.golden.get(at, 0), self._other(self.candidate, at), self._other(self.baseline, at)

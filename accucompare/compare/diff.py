@@ -77,7 +77,7 @@ def compare(
             renamings = [*renamings, *(Renaming.parse(text) for text in proposed)]
         fed = candidate_bundle.manifest.fed  # then an operator has the number of golden's that it is
         pairs = (align if fed else align_operators)(golden_records, candidate_records, renamings, signatures_of(*models))
-        chosen = [pair for pair in pairs if selection.allows(_name(pair))]
+        chosen = [pair for pair in pairs if selection.allows(pair.record.name)]
         precision = _Precision()
         tasks = [Task(pair, precision.tolerance_for(pair, tolerances)) for pair in chosen]
         baselines: dict[Key, Record] | None = None
@@ -277,12 +277,6 @@ def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record
     return records
 
 
-def _name(pair: Pair) -> str:
-    record = pair.golden or pair.candidate
-    assert record is not None
-    return record.name
-
-
 def _on_maps(renamings: list[Renaming], proposed: list[str], auto: bool, models: tuple[Model, Model]) -> list[Finding]:
     """Findings about what ``--map`` did, or would do."""
     findings = [
@@ -327,8 +321,7 @@ def _rows(pairs: list[Pair], outcomes: list[Outcome | BundleError], damage: list
         if isinstance(outcome, BundleError):
             damage.append(str(outcome))
             outcome = Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {outcome}"))
-        record = pair.golden or pair.candidate
-        assert record is not None
+        record = pair.record
         verdict = origins.trace(record, outcome.verdict)
         metrics, baseline, noise = outcome.metrics, outcome.baseline, outcome.noise
         rows.append(Row(pair.golden, pair.candidate, verdict, metrics, pair.nearest, record.name, baseline, noise))
@@ -363,10 +356,8 @@ class _Precision:
     def tolerance_for(self, pair: Pair, rules: Tolerances) -> Tolerance:
         """The limits for the next pair in execution order."""
         golden, candidate = pair.golden, pair.candidate
-        record = golden or candidate
-        assert record is not None
         dtypes = _floating(golden.dtype if golden is not None else "", candidate.dtype if candidate is not None else "")
-        step = record.rank, record.step
+        step = pair.record.rank, pair.record.step
         before = self._coarsest.get(step, "")
         if dtypes and not same_bits(golden, candidate):
             self._coarsest[step] = _coarsest_of(before, dtypes, but="float8_e8m0fnu") or "float64"

@@ -28,8 +28,7 @@ def untrained(golden: Bundle, candidate: Bundle) -> str:
 
 def not_trained(pair: Pair, side: str) -> Outcome | None:
     """The outcome for a record of a backward or an update that one side lacks. ``side``: the one that ``untrained`` names."""
-    record = pair.golden or pair.candidate
-    if record is None or record.role not in TRAINING_ROLES or None not in (pair.golden, pair.candidate):
+    if pair.record.role not in TRAINING_ROLES or None not in (pair.golden, pair.candidate):
         return None
     return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"{side} was captured without gradients"))
 

@@ -208,25 +208,27 @@ class Sides:
             error: the candidate's metrics against golden, from which golden's norm follows.
             run: as for ``measure``.
         """
-        if self.repeat is None or repeat is None or candidate.member is None or repeat.member is None:
-            return None
-        if (candidate.shape, candidate.dtype) != (repeat.shape, repeat.dtype):
-            return None
-        apart = self._measure(self.candidate, candidate, self.repeat, repeat, EXACT, run)
-        if apart.nonfinite_mismatch:
-            return math.inf
+        apart = self._apart(self.candidate, candidate, self.repeat, repeat, run)
+        if apart is None or apart.nonfinite_mismatch:
+            return None if apart is None else math.inf
         if not apart.rmse or not error.rmse:  # without an error, the candidate's norm is golden's
             return apart.rel_l2
         return apart.rmse / error.rmse * error.rel_l2
 
     def _unsteadiness(self, golden: Record, repeat: Record | None, run: Run) -> float | None:
         """The distance of golden's two captures, relative to the first's norm; ``None`` if it cannot be measured."""
-        if self.golden_repeat is None or repeat is None or golden.member is None or repeat.member is None:
+        apart = self._apart(self.golden, golden, self.golden_repeat, repeat, run)
+        if apart is None or apart.nonfinite_mismatch:
+            return None if apart is None else math.inf
+        return apart.rel_l2
+
+    def _apart(self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None, run: Run) -> Metrics | None:
+        """The metrics of a record of two captures of one side; ``None`` if they cannot be measured."""
+        if second is None or repeat is None or record.member is None or repeat.member is None:
             return None
-        if (golden.shape, golden.dtype) != (repeat.shape, repeat.dtype):
+        if (record.shape, record.dtype) != (repeat.shape, repeat.dtype):
             return None
-        apart = self._measure(self.golden, golden, self.golden_repeat, repeat, EXACT, run)
-        return math.inf if apart.nonfinite_mismatch else apart.rel_l2
+        return self._measure(bundle, record, second, repeat, EXACT, run)
 
     def _measure(self, ours: Bundle, left: Record, theirs: Bundle, right: Record, tolerance: Tolerance, run: Run) -> Metrics:
         """The metrics of two records with data. They are read only if their digests differ, or everything is to be verified."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +34,12 @@ class OtherCode:
 
     def __str__(self) -> str:
         """In words: ``transformers is 4.52.1 in golden, 4.51.3 here; net.py differs``."""
-        parts = [f"{package} is {ours} in golden, {theirs} here" for package, ours, theirs in _first(self.versions)]
+        parts = [f"{package} is {ours} in golden, {theirs} here" for package, ours, theirs in self.versions[:3]]
         if self.edited:
-            parts.append(f"{', '.join(_first(self.edited))} {'differs' if len(self.edited) == 1 else 'differ'} from golden's")
+            parts.append(f"{', '.join(self.edited[:3])} {'differs' if len(self.edited) == 1 else 'differ'} from golden's")
         if self.absent:
-            parts.append(f"golden's {', '.join(_first(self.absent))} did not run here")
-        parts += [f"{place(name, key)} is {ours!r} in golden, {theirs!r} here" for name, key, ours, theirs in _first(self.configured)]
+            parts.append(f"golden's {', '.join(self.absent[:3])} did not run here")
+        parts += [f"{place(name, key)} is {ours!r} in golden, {theirs!r} here" for name, key, ours, theirs in self.configured[:3]]
         if self.unrecorded:
             parts.append("a manifest does not say which code ran")
         return "; ".join(parts)
@@ -96,15 +96,8 @@ def place(name: str, attribute: str) -> str:
 
 
 def _versions(golden: Manifest, other: Manifest, packages: Iterable[str]) -> Iterable[tuple[str, str, str]]:
-    ours, theirs = (_public(manifest.versions) for manifest in (golden, other))
+    public = ({name: str(version).partition("+")[0] for name, version in manifest.versions.items()} for manifest in (golden, other))
+    ours, theirs = public
     for package in sorted(packages):
         if package in ours and package in theirs and ours[package] != theirs[package]:
             yield package, ours[package], theirs[package]
-
-
-def _public(versions: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(version).partition("+")[0] for name, version in versions.items()}
-
-
-def _first(items: tuple[Any, ...]) -> tuple[Any, ...]:
-    return items[:3]
