@@ -17,8 +17,9 @@ import threading
 import weakref
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 from isal.isal_zlib import crc32
 
@@ -66,7 +67,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _NAME_LIMIT = 120
 
 
-class Member(NamedTuple):
+class Member(msgspec.Struct, frozen=True, gc=False):
     """Where one array's data lies in a ``.npz``.
 
     Attributes:

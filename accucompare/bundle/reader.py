@@ -230,7 +230,12 @@ class Bundle:
                     if len(records) == entry.records:
                         raise BundleError(f"{path}: holds more records than the {entry.records} of the manifest; one is damaged")
                     hasher.update(line)
-                    record = self._parse(line, path, len(records) + 1, rank, entry.step)
+                    try:
+                        if len(line) == _LINE_LIMIT:
+                            raise BundleError("it is too long for a record")
+                        record = Record.from_line(line, rank, entry.step)
+                    except BundleError as error:
+                        raise BundleError(f"{path}, line {len(records) + 1}: damaged ({error})") from None
                     records.append(record)
                     if (record.role in STATE_ROLES) != (stem == "state"):
                         raise BundleError(f"{path}, line {len(records)}: damaged ({record.key} does not belong there)")
@@ -244,14 +249,6 @@ class Bundle:
         if hasher.hexdigest() != entry.digest:
             raise BundleError(f"{path}: is corrupt (its digest does not match the manifest's); capture it again")
         return records
-
-    def _parse(self, line: bytes, path: Path, number: int, rank: int, step: int) -> Record:
-        try:
-            if len(line) == _LINE_LIMIT:
-                raise BundleError("it is too long for a record")
-            return Record.from_line(line, rank, step)
-        except BundleError as error:
-            raise BundleError(f"{path}, line {number}: damaged ({error})") from None
 
 
 def _nearest(name: str, names: set[str]) -> str:
@@ -361,7 +358,8 @@ class StoredTensor:
         Raises:
             RecordError: if the bytes do not match the record's digest.
         """
-        self._bundle.verify(self._record, digest_of_segments([self._digests[start] for start in sorted(self._digests)]))
+        digests = self._digests
+        self._bundle.verify(self._record, digest_of_segments([digests[start] for start in sorted(digests)]))
 
 
 def open_bundle(path: str | Path) -> Bundle:

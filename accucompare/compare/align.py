@@ -28,6 +28,13 @@ class Pair(msgspec.Struct, frozen=True, gc=False):
     candidate: Record | None
     nearest: str = ""
 
+    @property
+    def record(self) -> Record:
+        """Golden's record, or else the candidate's."""
+        record = self.golden or self.candidate
+        assert record is not None
+        return record
+
 
 @dataclass(frozen=True)
 class Renaming:

@@ -224,7 +224,7 @@ def judge_bounds(golden: Record, candidate: Record, metrics: Metrics, tolerance:
         detail = _nonfinite_detail(metrics)
         return Verdict(Reason.NON_FINITE, str(tolerance), tolerance.source, used=math.inf, detail=detail, rel_l2_limit=tolerance.rel_l2)
     if masks_may_explain(golden, candidate):
-        return Verdict(Reason.NOT_COMPARABLE, detail="by statistics alone nothing can be told of what may be masks")
+        return Verdict(Reason.NOT_COMPARABLE, detail="statistics alone cannot judge values that may be masks")
     if DTYPES[golden.dtype].kind in (Kind.INT, Kind.BOOL):
         if metrics.max_abs:
             return Verdict(Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=_detail(metrics))

@@ -49,12 +49,12 @@ def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -
     return {_call(record) for record in inputs if baselines[record.key].shape != record.shape}
 
 
-def judged_by_limits(pair: Pair, given: Collection[_Call]) -> bool:
+def judged_by_limits(pair: Pair, others: Collection[_Call]) -> bool:
     """Whether limits must judge an output: the candidate's call was fed and gave golden's shape, the baseline's was not fed."""
     golden, candidate = pair.golden, pair.candidate
     if golden is None or candidate is None or golden.role is not Role.OUTPUT:
         return False
-    return golden.shape == candidate.shape and _call(golden) in given
+    return golden.shape == candidate.shape and _call(golden) in others
 
 
 def _call(record: Record) -> _Call:
@@ -81,8 +81,8 @@ class Calls:
 
     def chosen(self, pair: Pair) -> str:
         """How rounding changes the number of calls, in words, if that is why one side alone has a record; else ``""``."""
-        record = pair.golden or pair.candidate
-        if record is None or None not in (pair.golden, pair.candidate) or record.role in OPERATOR_ROLES:
+        record = pair.record
+        if None not in (pair.golden, pair.candidate) or record.role in OPERATOR_ROLES:
             return ""
         at = record.rank, record.step, record.name
         golden, candidate, baseline = self.golden.get(at, 0), self._other(self.candidate, at), self._other(self.baseline, at)

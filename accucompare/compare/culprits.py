@@ -1,12 +1,13 @@
-"""The places where errors are made, ranked, and what may be concluded from them.
+"""The sites where errors are made, ranked.
 
-**Fed.** Every call was given golden's values, so every row over its limit is an error of its own: an output of a module without
-children is the module's, one with children its code's after the last child, an input the code of its parent before that child.
+**Fed.** Every call was given golden's values, so every row over its limit shows an error of its own. An output of a module without
+children is the module's error, an output of one with children that of its own code after the last child, and an input that of the
+parent's code before the child.
 
 **Free-running, with a baseline.** An error is passed on and grows or shrinks on its way as rounding does, so its excess stays about
-what it was. It was made where the excess jumps: where it is larger than that of anything that went in.
+the same. It was made where the excess jumps: where it is larger than that of anything that went in.
 
-**Free-running, without one.** All that is known is where limits are first exceeded.
+**Free-running, without a baseline.** All that is known is where limits are first exceeded.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from accucompare.compare.judge import is_noise
 from accucompare.compare.masks import is_masked, may_hold_masks
 from accucompare.compare.operator_rows import blame, is_operator
 from accucompare.compare.provenance import other_configuration
-from accucompare.compare.reasons import Call
+from accucompare.compare.reasons import Call, call_of, caller_of
 from accucompare.compare.rows import UNMATCHED, Option, Reason, Row, Status
 from accucompare.compare.sample import Sample
 from accucompare.compare.sites import Culprit, Stage
@@ -36,21 +37,21 @@ from accucompare.numbers.sums import Float64
 #: Excesses within this factor of each other count as equal.
 ALIKE = 2.0
 
-#: Free-running: a jump below this is no more than the way in which errors grow and shrink.
+#: Free-running: a smaller jump may come from the way in which errors grow and shrink.
 SMALLEST_JUMP = 1.5
 
-#: Integers that differ in no more than this share may have been chosen among nearly equal values: such rows come last.
+#: If a smaller share of integers differs, they may have been chosen among nearly equal values. Such rows come last.
 MANY = 0.1
 
-#: Reasons that tell of another structure, not of other numbers: such culprits come after those that show an error.
+#: Reasons of another structure, not of other numbers. Such culprits come after those that show an error.
 STRUCTURAL = (Reason.SHAPE, Reason.DTYPE)
 
-#: For how many culprits the error is put into words, of how many elements at most, and of how many in a sample of larger ones.
+#: The number of culprits whose error is described, the most elements that are read for that, and the size of a sample of larger tensors.
 DESCRIBED = 3
 MOST_ELEMENTS = 16 << 20
 SAMPLED = 4 << 20
 
-#: The site of what is told of operators.
+#: The site of an operator's culprit.
 OPERATOR = "operator"
 
 
@@ -63,30 +64,30 @@ def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool) -> list[Cu
         has_baseline: whether errors were judged by a baseline.
     """
     rows = [row for row in all_rows if not is_operator(row.record)]
-    children = {_parent(row.record) for row in rows if row.record is not None and row.record.parent is not None}
+    children = {caller_of(row.record) for row in rows if row.record is not None and row.record.parent is not None}
     operators = _operators(all_rows) if len(rows) < len(all_rows) else []
     if fed:
-        found = _ranked([*operators, *(_culprit(row, children) for row in rows if _own_error(row))], _off(rows))
+        culprits = _ranked([*operators, *(_culprit(row, children) for row in rows if _own_error(row))], _off(rows))
     elif has_baseline:
-        found = [*_by_jump(rows, children), *operators]
+        culprits = [*_by_jump(rows, children), *operators]
     else:
-        found = [*(_culprit(row, children) for row in rows if _own_error(row)), *operators]
-        found.sort(key=lambda culprit: culprit.reason in STRUCTURAL and is_of_glue(culprit))  # else as they come
-    return _sites(_differences_first(found))
+        culprits = [*(_culprit(row, children) for row in rows if _own_error(row)), *operators]
+        culprits.sort(key=lambda culprit: culprit.reason in STRUCTURAL and is_of_glue(culprit))  # otherwise in execution order
+    return _sites(_differences_first(culprits))
 
 
 def _differences_first(culprits: list[Culprit]) -> list[Culprit]:
-    """In the same order, but what the two sides run or give differently in a module call before what numbers tell of that call."""
+    """The same order, but within each module call the culprits with a difference between the two sides' code come first."""
     differences: dict[Call, list[Culprit]] = {}
     for culprit in culprits:
         if culprit.difference is not None:
             differences.setdefault(_of(culprit), []).append(culprit)
-    found = []
+    ordered = []
     for culprit in culprits:
-        found += differences.pop(_of(culprit), [])
+        ordered += differences.pop(_of(culprit), [])
         if culprit.difference is None:
-            found.append(culprit)
-    return found
+            ordered.append(culprit)
+    return ordered
 
 
 def _of(culprit: Culprit) -> Call:
@@ -96,27 +97,19 @@ def _of(culprit: Culprit) -> Call:
 
 
 def _operators(rows: list[Row]) -> list[Culprit]:
-    blamed = blame(rows)
-    found = []
+    by_row = blame(rows)
+    culprits = []
     for row in rows:
-        if id(row) in blamed and _own_error(row) and row.record is not None:
-            told, record = blamed[id(row)], row.record
+        if id(row) in by_row and _own_error(row) and row.record is not None:
+            blamed, record = by_row[id(row)], row.record
             call = record.parent if record.role is Role.INPUT and record.parent is not None else (record.name, record.call)
-            culprit = Culprit(*call, OPERATOR, "", row, _excess(row), row.reason, hints=told.hints, operator=told.operator)
-            found.append(replace(culprit, difference=told.difference))
-    return found
-
-
-def _call(record: Record) -> Call:
-    return record.rank, record.step, record.name, record.call
-
-
-def _parent(record: Record) -> Call | None:
-    return None if record.parent is None else (record.rank, record.step, *record.parent)
+            culprit = Culprit(*call, OPERATOR, "", row, _excess(row), row.reason, hints=blamed.hints, operator=blamed.operator)
+            culprits.append(replace(culprit, difference=blamed.difference))
+    return culprits
 
 
 def _own_error(row: Row) -> bool:
-    """Whether a row shows an error that was made where it is."""
+    """Whether a row shows an error that was made there."""
     if not _may_be_culprit(row):
         return False
     if row.reason is Reason.NON_FINITE:
@@ -125,7 +118,7 @@ def _own_error(row: Row) -> bool:
 
 
 def _may_be_culprit(row: Row) -> bool:
-    """Whether a row fails by what a module or glue made: not by what the model was given, nor by noise, nor for want of a partner."""
+    """Whether a row fails because of a module or glue: not because of the model's inputs, noise, or a missing partner."""
     if row.status is not Status.FAIL or row.reason in UNMATCHED or row.record is None:
         return False
     if row.record.role is Role.INPUT and row.record.parent is None:
@@ -147,13 +140,13 @@ def _culprit(row: Row, children: set[Call | None], jump: float | None = None) ->
         return Culprit(*parent, site, before, row, _excess(row), row.reason, jump=jump)
     if record.role in UPDATE_ROLES:
         return Culprit(record.name, record.call, "module", "", row, _excess(row), row.reason, jump=jump)
-    site = "glue" if _call(record) in children else "module"
+    site = "glue" if call_of(record) in children else "module"
     reason = row.reason if row.reason is not Reason.INHERITED else Reason.GLUE if site == "glue" else Reason.INTRODUCED
     return Culprit(record.name, record.call, site, "", row, _excess(row), reason, jump=jump)
 
 
 def _excess(row: Row) -> float:
-    """How many times as large as expected an error is: as the baseline makes it, or else the limit. Other shapes come last."""
+    """An error as a multiple of the baseline's, or else of its limit. Other shapes come last."""
     if row.reason in (Reason.SHAPE, Reason.DTYPE):
         return 0.0
     if is_choice(row):
@@ -169,17 +162,17 @@ def is_choice(row: Row) -> bool:
 
 
 def _off(rows: Iterable[Row]) -> set[Call]:
-    """The calls of which an output is over its limit, whatever made it so."""
+    """The calls with an output over its limit, for whatever reason."""
     failed = (row for row in rows if row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED))
-    return {_call(row.record) for row in failed if row.record is not None and row.record.role is Role.OUTPUT}
+    return {call_of(row.record) for row in failed if row.record is not None and row.record.role is Role.OUTPUT}
 
 
 def _ranked(culprits: Sequence[Culprit], off: Collection[Call]) -> list[Culprit]:
-    """By excess; of about equal ones outputs come before glue, and what is inside before what it is inside of.
+    """Ranked by excess. Of about equal ones outputs come before glue, and a module before the modules that contain it.
 
-    A buffer that the model computes itself comes first: it is wrong before anything runs. Last come another shape or kind of number, and
-    what was computed from values that were not fed, and may be wrong for that; of another shape that a call was given, those first
-    whose call gives values that are ``off``. What is said of a module comes after what is said of its operators.
+    A buffer that the model computes itself comes first, since it is wrong before anything runs. Last come another shape or kind of
+    number, and what was computed from values that were not fed, which may be the cause. Of inputs of another shape, those come first
+    whose call gives values that are ``off``. A module's culprit comes after those of its operators.
     """
     most = max((culprit.size for culprit in culprits if math.isfinite(culprit.size)), default=0.0)
 
@@ -188,13 +181,13 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[Call]) -> list[Culprit]
             apart = -math.inf if culprit.size else math.inf
         else:
             apart = math.floor(math.log(most / culprit.size, ALIKE))
-        given = culprit.row.verdict.not_all_fed
+        not_all_fed = culprit.row.verdict.not_all_fed
         record = culprit.row.record
-        harmless = record is not None and record.role is Role.INPUT and _call(record) not in off
+        harmless = record is not None and record.role is Role.INPUT and call_of(record) not in off
         structure = (culprit.reason in STRUCTURAL) * (1 + harmless) or culprit.row.verdict.beyond
+        depth = culprit.name.count(".") + bool(culprit.name)
         late = (Stage.FORWARD, Stage.LOSS, Stage.BACKWARD, Stage.UPDATE).index(culprit.stage)
-        apart_too = int(structure), given, culprit.site != "buffer", late
-        return *apart_too, apart, is_of_glue(culprit), -_depth(culprit.name), -culprit.size
+        return int(structure), not_all_fed, culprit.site != "buffer", late, apart, is_of_glue(culprit), -depth, -culprit.size
 
     last: dict[str, tuple[int, bool, bool, int, float, bool, int, float]] = {}
     for culprit in culprits:
@@ -213,33 +206,29 @@ def is_of_glue(culprit: Culprit) -> bool:
     return culprit.site == "glue" or (record is not None and record.role is Role.OP_INPUT)
 
 
-def _depth(name: str) -> int:
-    return name.count(".") + bool(name)
-
-
 def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
-    """The rows over their limit, by how many times as large as the excess of what went in theirs is."""
-    given: dict[Call, float] = {}  # by call: the largest excess of its inputs, and of its children's outputs
-    found = []
+    """The rows over their limit, ranked by their excess as a multiple of that of what went in."""
+    incoming: dict[Call, float] = {}  # by call: the largest excess of its inputs, and of its children's outputs
+    culprits = []
     for row in rows:
         record = row.record
         if record is None:
             continue
         if record.role in TRAINING_ROLES:
             continue
-        call, parent = _call(record), _parent(record)
+        call, parent = call_of(record), caller_of(record)
         source, receiver = (parent, call) if record.role is Role.INPUT else (call, parent)  # whose code made it, and goes on with it
-        jump = _jump(row, 1.0 if source is None else max(given.get(source, 0.0), 1.0))
+        jump = _jump(row, 1.0 if source is None else max(incoming.get(source, 0.0), 1.0))
         if _may_be_culprit(row) and jump is not None:
-            found.append(_culprit(row, children, jump))
+            culprits.append(_culprit(row, children, jump))
         if receiver is not None and (row.verdict.excess is not None or is_choice(row)):
-            # after another choice values may be altogether different, which is no error of what computed them
-            given[receiver] = math.inf if is_choice(row) else max(given.get(receiver, 0.0), _excess(row))
-    found.sort(key=lambda culprit: (culprit.reason in STRUCTURAL, culprit.site != "buffer", -(culprit.jump or 0.0)))
+            # after another choice values may be entirely different, which is no error of the code that computed them
+            incoming[receiver] = math.inf if is_choice(row) else max(incoming.get(receiver, 0.0), _excess(row))
+    culprits.sort(key=lambda culprit: (culprit.reason in STRUCTURAL, culprit.site != "buffer", -(culprit.jump or 0.0)))
     backward = sorted(_by_jump_backwards(rows, children), key=lambda culprit: (_step(culprit), -(culprit.jump or 0.0), _behind(culprit)))
     begun = _step(backward[0]) if backward else math.inf
     # a step after that has weights which wrong gradients made
-    return [culprit for culprit in found if _step(culprit) <= begun] or backward
+    return [culprit for culprit in culprits if _step(culprit) <= begun] or backward
 
 
 def _step(culprit: Culprit) -> int:
@@ -253,16 +242,16 @@ def _behind(culprit: Culprit) -> bool:
 
 
 def _by_jump_backwards(rows: Iterable[Row], children: set[Call | None]) -> Iterator[Culprit]:
-    """The same of the backward, through which errors go from the outputs to the inputs."""
-    given: dict[Call | None, float] = {}  # by call: the largest excess of what arrived at its outputs, and of its children's gradients
+    """The same for the backward, in which errors go from the outputs to the inputs."""
+    incoming: dict[Call | None, float] = {}  # by call: the largest excess of what arrived at its outputs, and of its children's gradients
     parameters: dict[tuple[int, int, str], float] = {}
     for row in rows:
         record = row.record
         if record is None or record.role not in (*GRADIENT_ROLES, Role.PARAM_GRAD):
             continue
-        call, parent = _call(record), _parent(record)
+        call, parent = call_of(record), caller_of(record)
         arrives, part = record.role is Role.GRAD_OUTPUT, (record.rank, record.step, parameter_of(record))
-        before = parameters.get(part, 1.0) if record.role is Role.PARAM_GRAD else given.get(parent if arrives else call, 1.0)
+        before = parameters.get(part, 1.0) if record.role is Role.PARAM_GRAD else incoming.get(parent if arrives else call, 1.0)
         jump = _jump(row, max(before, 1.0))
         if _may_be_culprit(row) and jump is not None:
             yield _culprit(row, children, jump)
@@ -271,11 +260,11 @@ def _by_jump_backwards(rows: Iterable[Row], children: set[Call | None]) -> Itera
                 parameters[part] = max(parameters.get(part, 0.0), _excess(row))
             elif record.role is not Role.PARAM_GRAD:
                 receiver = call if arrives else parent
-                given[receiver] = max(given.get(receiver, 0.0), _excess(row))
+                incoming[receiver] = max(incoming.get(receiver, 0.0), _excess(row))
 
 
 def _jump(row: Row, before: float) -> float | None:
-    """How many times as large as the excess of what went in a row's is; ``None`` if its error was passed on."""
+    """A row's excess as a multiple of that of what went in; ``None`` if its error was passed on."""
     if row.reason in (Reason.SHAPE, Reason.DTYPE):
         return 0.0
     if row.reason is Reason.NON_FINITE:
@@ -287,7 +276,7 @@ def _jump(row: Row, before: float) -> float | None:
 
 
 def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
-    """Each module or place in glue once, as it comes first, with the number of calls that show it."""
+    """Each site once, with its first culprit and the number of calls that show it."""
     first: dict[tuple[str, ...], Culprit] = {}
     calls: dict[tuple[str, ...], set[tuple[int, int, int]]] = {}
     for culprit in culprits:
@@ -300,15 +289,15 @@ def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
 
 
 def described(culprits: list[Culprit], golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()) -> list[Culprit]:
-    """The same, with what their modules are configured otherwise, and the shape of the first few ones' errors in words.
+    """The same culprits, with the settings in which their modules differ, and the first few ones' errors described in words.
 
     Errors as ``Bundle.values``.
     """
     configured: dict[str, list[Option]] = {}
     for name, key, ours, theirs in other_configuration(golden.manifest, candidate.manifest, renamings):
         configured.setdefault(name, []).append(Option(key, repr(ours), repr(theirs)))
-    told = [replace(culprit, configured=tuple(configured.get(culprit.name, ()))) for culprit in culprits]
-    return [_in_words(culprit, golden, candidate) for culprit in told[:DESCRIBED]] + told[DESCRIBED:]
+    culprits = [replace(culprit, configured=tuple(configured.get(culprit.name, ()))) for culprit in culprits]
+    return [_in_words(culprit, golden, candidate) for culprit in culprits[:DESCRIBED]] + culprits[DESCRIBED:]
 
 
 def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
@@ -332,12 +321,12 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
         for side in values:
             side[masked] = -np.inf  # masks are equal
     shape = describe_error(*values, dtype=theirs.dtype, sample=sample)
-    hints = shape.hints if culprit.stage is Stage.FORWARD else ()  # they are of what a forward computes
+    hints = shape.hints if culprit.stage is Stage.FORWARD else ()  # hints are about a forward
     return replace(culprit, words=shape.words, hints=(*culprit.hints, *hints))
 
 
 def _values(bundle: Bundle, record: Record, sample: Sample | None) -> Float64:
-    """A record's values; of a sample, no others are read."""
+    """A record's values, or those of a sample; only these are read."""
     if sample is None:
         return bundle.values(record).astype(np.float64)
     dtype = DTYPES[record.dtype]

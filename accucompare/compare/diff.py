@@ -1,4 +1,4 @@
-"""Comparing two bundles, record by record, with a few blocks in memory."""
+"""Compares two bundles record by record, with a few blocks in memory."""
 
 from __future__ import annotations
 
@@ -84,17 +84,18 @@ def compare(
             renamings = [*renamings, *(Renaming.parse(text) for text in proposed)]
         fed = candidate_bundle.manifest.fed  # then an operator has the number of golden's that it is
         pairs = (align if fed else align_operators)(golden_records, candidate_records, renamings, signatures_of(*models))
-        chosen = [pair for pair in pairs if selection.allows(_name(pair))]
+        chosen = [pair for pair in pairs if selection.allows(pair.record.name)]
         precision = _Precision()
         tasks = [Task(pair, precision.tolerance_for(pair, tolerances)) for pair in chosen]
-        found: dict[Key, Record] | None = None
+        baselines: dict[Key, Record] | None = None
         wanders = judge.bundle
         records = [] if judge.bundle is None else _records(judge.bundle, keep_going, damage)
         if tasks and not records:  # a baseline that holds a series alone judges the series alone
             judge = replace(judge, bundle=None)
         if judge.bundle is not None:
+            of_all = golden_records, candidate_records, records
             try:
-                tasks, found = _judged(tasks, pairs, (golden_records, candidate_records, records), judge.bundle, models[0], renamings, fed)
+                tasks, baselines = _judged(tasks, pairs, of_all, judge.bundle, models[0], renamings, fed)
             except UsageError as error:
                 if baseline is not None:
                     raise
@@ -102,21 +103,15 @@ def compare(
         again, golden_again = (_by_key(run, keep_going, damage) for run in (repeat_bundle, golden_repeat))
         tasks = _with_second_runs(tasks, again, unsteady.begins(golden_records, golden_again) if fed else golden_again)
         sides = Sides(golden_bundle, candidate_bundle, judge.bundle, repeat_bundle, verify, keep_going, golden_repeat)
-        outcomes = sides.outcomes(tasks, workers, progress or _silent)
-        if fed:
-            run = {(rank, entry.step) for rank, entry in candidate_bundle.steps()}
-            outcomes = [not_run(pair, run) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
-        without_gradients = untrained(golden_bundle, candidate_bundle)
-        outcomes = [not_trained(pair, without_gradients) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
-        asked = golden_bundle.manifest.options, candidate_bundle.manifest.options
-        outcomes = [not_asked(pair, *asked) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
+        outcomes = _outcomes(sides, tasks, workers, progress)
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
         rows = with_options(rows) + never_called(golden_bundle, candidate_bundle, selection)
-        alone, compared = _without_baseline(rows, found)
+        compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
+        alone = [] if baselines is None else [row for row in compared if _is_alone(row, baselines)]
         different = other_model(*models, rows, renamings)
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records, models[0])
         findings += _unused_rules(rules, candidate_records) + _on_maps(renamings, proposed, auto, models)
-        findings += _on_baseline(golden_bundle, candidate_bundle, judge, renamings, alone, compared)
+        findings += _on_baseline(golden_bundle, candidate_bundle, judge, renamings, alone, len(compared))
         findings += [Finding("model", str(different))] if different is not None else []
         culprits = find_culprits(rows, fed, judge.bundle is not None) if different is None else []
         training = climb(
@@ -134,12 +129,12 @@ def compare(
             preflight=sorted(findings, key=lambda finding: not finding.serious),
             tolerances=tolerances,
             left_out=_count(pairs) - _count(chosen),
-            damage=list(dict.fromkeys(damage)),  # a step that cannot be opened is said once, not for each of its records
+            damage=list(dict.fromkeys(damage)),  # a step that cannot be opened is listed once, not for each of its records
             baseline=None if judge.bundle is None else _side(judge.bundle),
             culprits=described(culprits, golden_bundle, candidate_bundle, renamings),
             without_baseline=len(alone),
             refused=judge.refused,
-            unseen=OtherCode() if _has_updates(rows) else other_optimizer(golden_bundle.manifest, candidate_bundle.manifest),
+            unseen=OtherCode() if _has_updates(compared) else other_optimizer(golden_bundle.manifest, candidate_bundle.manifest),
             maps=[renaming.text for renaming in renamings],
             verified=verify,
             other_model=different,
@@ -159,27 +154,27 @@ def _second_run(stack: contextlib.ExitStack, first: Path) -> Bundle | None:
 
 @dataclass(frozen=True)
 class _Judge:
-    """The baseline: ``bundle`` if it may judge; else, if it was refused or did not fit, why not."""
+    """The baseline: ``bundle`` if it may judge; otherwise why it was refused, or does not fit."""
 
     bundle: Bundle | None = None
     refused: RefusedBaseline | None = None
     unfit: str = ""
 
 
-def _baseline(stack: contextlib.ExitStack, golden: Bundle, candidate: Bundle, given: Path | None) -> _Judge:
-    """The baseline that was given, or else the one that golden brings along, if there is one of the candidate's precision."""
+def _baseline(stack: contextlib.ExitStack, golden: Bundle, candidate: Bundle, asked: Path | None) -> _Judge:
+    """The baseline that the user asked for, or else golden's own for the candidate's precision, if there is one."""
     try:
-        path = own_baseline(golden, candidate) if given is None else given
+        path = own_baseline(golden, candidate) if asked is None else asked
         if path is None:
             return _Judge()
         bundle = stack.enter_context(open_bundle(path))
         check_baseline(golden, candidate, bundle)
     except (BundleError, UsageError) as error:
-        if given is not None:
+        if asked is not None:
             raise
-        return _Judge(unfit=str(error))  # nobody asked for it
+        return _Judge(unfit=str(error))
     why = other_code(golden.manifest, bundle.manifest)
-    if why:  # it may have the very fault that is looked for
+    if why:  # it may have the same fault as the candidate
         return _Judge(refused=RefusedBaseline(bundle.path, why, baseline_command(golden, candidate)))
     return _Judge(bundle)
 
@@ -197,7 +192,7 @@ def _judged(
 
     Args:
         records: of golden, the candidate and the baseline.
-        model: what golden's manifest says of its model.
+        model: ``model`` of golden's manifest.
 
     Raises:
         UsageError: if the baseline is of another dtype than the candidate.
@@ -207,13 +202,13 @@ def _judged(
         own = numbered_as(golden, own, renamings)
     fallback = baseline.manifest.options.fallback
     narrowed = () if fallback is None else fallback.modules
-    found = partners(golden, own, renamings, signatures_of(model, baseline.manifest.model), narrowed)
-    check_dtypes(pairs, found, baseline.path)
-    tasks = [with_baseline(task, found) for task in tasks]
+    by_key = partners(golden, own, renamings, signatures_of(model, baseline.manifest.model), narrowed)
+    check_dtypes(pairs, by_key, baseline.path)
+    tasks = [with_baseline(task, by_key) for task in tasks]
     calls = Calls.of(golden, candidate, own, renamings)
     tasks = [msgspec.structs.replace(task, chosen=calls.chosen(task.pair) or task.chosen) for task in tasks]
-    odd = given_otherwise(golden, found) if fed else set()
-    return [msgspec.structs.replace(task, chosen="") if judged_by_limits(task.pair, odd) else task for task in tasks], found
+    odd = given_otherwise(golden, by_key) if fed else set()
+    return [msgspec.structs.replace(task, chosen="") if judged_by_limits(task.pair, odd) else task for task in tasks], by_key
 
 
 def _with_second_runs(tasks: list[Task], theirs: Mapping[Key, Record], ours: Mapping[Key, Record]) -> list[Task]:
@@ -242,7 +237,7 @@ def _by_key(run: Bundle | None, keep_going: bool, damage: list[str]) -> dict[Key
 def _on_baseline(
     golden: Bundle, candidate: Bundle, judge: _Judge, renamings: list[Renaming], alone: list[Row], compared: int
 ) -> list[Finding]:
-    """What there is to say of the baseline, or of there being none; ``alone``: the rows, of those compared, that it has no record of."""
+    """Findings about the baseline, or about its absence. ``alone``: the compared rows that it has no record of."""
     findings = [Finding("baseline", f"golden's own baseline does not judge: {judge.unfit}")] if judge.unfit else []
     findings += preflight_baseline(golden, candidate, judge.bundle, renamings, judge.refused)
     if alone:
@@ -255,20 +250,20 @@ def _side(bundle: Bundle) -> Side:
     return Side(bundle.path, bundle.manifest, bundle.complete)
 
 
-def _rules(given: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tolerances:
-    """The limits in force: for a fed candidate, the default depends on the format that its float32 products were rounded to."""
+def _rules(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tolerances:
+    """The limits in force. A fed candidate's default depends on the format that its float32 products were rounded to."""
     matmul, conv = map(roundoff, product_formats(candidate.manifest))
     classes = candidate.manifest.code.classes or {}
     copies = frozenset(name for name in COPIES if all(home.startswith("torch.nn.modules.") for home in classes.get(name) or [""]))
-    return Tolerances(given, limits, candidate.manifest.fed, rounding=matmul, conv_rounding=max(matmul, conv), copies=copies)
+    return Tolerances(rules, limits, candidate.manifest.fed, rounding=matmul, conv_rounding=max(matmul, conv), copies=copies)
 
 
 def _origins(golden: list[Record], candidate: Bundle, pairs: list[Pair]) -> Origins | Fed:
     if not candidate.manifest.fed:
         return Origins()
-    recorded = {record.name for record in golden if record.role is Role.OUTPUT}  # of what was left out, the root's inputs are there
+    recorded = {record.name for record in golden if record.role is Role.OUTPUT}  # a root that was left out still has inputs
     both = [(pair.candidate.key, pair.golden.key) for pair in pairs if pair.golden is not None and pair.candidate is not None]
-    places = {_place(theirs): _place(ours) for theirs, ours in both if theirs != ours}  # the candidate tells its own names and paths
+    places = {_place(theirs): _place(ours) for theirs, ours in both if theirs != ours}  # its manifest has the candidate's names
     names = {theirs.name: ours.name for theirs, ours in both}
     values = {places.get(at, (*at[:2], names.get(at[2], at[2]), *at[3:])) for at in not_fed(candidate.manifests)}
     operators = frozenset((*at[:2], names.get(at[2], at[2]), *at[3:]) for at in operators_not_fed(candidate.manifests))
@@ -279,12 +274,20 @@ def _place(key: Key) -> NotFed:
     return key.rank, key.step, key.name, key.call, key.role.value, key.path
 
 
-def _silent(done: int, total: int) -> None:
-    pass
+def _outcomes(sides: Sides, tasks: list[Task], workers: int | None, progress: Progress | None) -> list[Outcome | BundleError]:
+    """The outcome of each pair, also of those that one side did not run or capture."""
+    outcomes = sides.outcomes(tasks, workers, progress or (lambda done, total: None))
+    if sides.candidate.manifest.fed:
+        steps = {(rank, entry.step) for rank, entry in sides.candidate.steps()}
+        outcomes = [not_run(task.pair, steps) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
+    if side := untrained(sides.golden, sides.candidate):
+        outcomes = [not_trained(task.pair, side) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
+    asked = sides.golden.manifest.options, sides.candidate.manifest.options
+    return [not_asked(task.pair, *asked) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
 
 
 def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record]:
-    """Every record of a bundle; with ``keep_going``, steps whose list cannot be read are noted in ``damage``."""
+    """Every record of a bundle. With ``keep_going``, a step whose list cannot be read is added to ``damage``."""
     records = []
     for rank, entry in bundle.steps():
         try:
@@ -296,14 +299,8 @@ def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record
     return records
 
 
-def _name(pair: Pair) -> str:
-    record = pair.golden or pair.candidate
-    assert record is not None
-    return record.name
-
-
 def _on_maps(renamings: list[Renaming], proposed: list[str], auto: bool, models: tuple[Model, Model]) -> list[Finding]:
-    """What ``--map`` did, or would do."""
+    """Findings about what ``--map`` did, or would do."""
     findings = [
         Finding("map", f"--map: {old[0]} and {old[1]} of golden both become {new}; the first that runs is compared with it")
         for old, new in clashes(*models, renamings)
@@ -332,7 +329,7 @@ def _unused_options(renamings: list[Renaming], selection: Selection, records: li
 
 
 def _unused_rules(rules: Iterable[Rule], records: list[Record]) -> list[Finding]:
-    """Rules of a tolerance file that the user believes in force, but that judge nothing."""
+    """Findings about the rules of a tolerance file that judge nothing."""
     return [
         Finding("tolerances", f"{rule.tolerance.source}, applies to none of the candidate's records, so its limit judges nothing")
         for rule in rules
@@ -342,35 +339,25 @@ def _unused_rules(rules: Iterable[Rule], records: list[Record]) -> list[Finding]
 
 def _rows(pairs: list[Pair], outcomes: list[Outcome | BundleError], damage: list[str], origins: Origins | Fed) -> list[Row]:
     rows = []
-    for pair, found in zip(pairs, outcomes, strict=True):
-        if isinstance(found, BundleError):
-            damage.append(str(found))
-            found = Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {found}"))
-        record = pair.golden or pair.candidate
-        assert record is not None
-        verdict = origins.trace(record, found.verdict)
-        rows.append(Row(pair.golden, pair.candidate, verdict, found.metrics, pair.nearest, record.name, found.baseline, found.noise))
+    for pair, outcome in zip(pairs, outcomes, strict=True):
+        if isinstance(outcome, BundleError):
+            damage.append(str(outcome))
+            outcome = Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"unreadable: {outcome}"))
+        record = pair.record
+        verdict = origins.trace(record, outcome.verdict)
+        metrics, baseline, noise = outcome.metrics, outcome.baseline, outcome.noise
+        rows.append(Row(pair.golden, pair.candidate, verdict, metrics, pair.nearest, record.name, baseline, noise))
     return rows
 
 
-def _has_updates(rows: Iterable[Row]) -> bool:
-    """Whether what an optimizer makes was compared, so that its code need not be."""
-    compared = (row.record for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED)
-    return any(record is not None and record.role is Role.PARAM_UPDATE for record in compared)
-
-
-def _without_baseline(rows: list[Row], baselines: dict[Key, Record] | None) -> tuple[list[Row], int]:
-    """The rows with both sides that a baseline has no record of, if there is one, and of how many those are."""
-    compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
-    if baselines is None:
-        return [], len(compared)
-    return [row for row in compared if row.golden is not None and _is_alone(row, baselines)], len(compared)
+def _has_updates(compared: Iterable[Row]) -> bool:
+    """Whether updates were compared, so that the optimizer's code need not be."""
+    return any(row.golden is not None and row.golden.role is Role.PARAM_UPDATE for row in compared)
 
 
 def _is_alone(row: Row, baselines: dict[Key, Record]) -> bool:
-    """Whether a row with both sides was judged without the baseline: it has no such record, or none that tells an error."""
-    assert row.golden is not None
-    if row.reason is Reason.IDENTICAL:  # which takes no judge
+    """Whether a row with both sides was judged without the baseline, which has no such record, or none with an error."""
+    if row.golden is None or row.reason is Reason.IDENTICAL:  # it needs no baseline
         return False
     if row.golden.key not in baselines:
         return True
@@ -382,7 +369,7 @@ def _is_alone(row: Row, baselines: dict[Key, Record]) -> bool:
 class _Precision:
     """The coarsest floating dtype in which the two sides have differed so far, step by step.
 
-    Values that are the same on both sides bring no rounding error into what follows, and neither do scales, which float8_e8m0fnu is for.
+    Values that are the same on both sides bring no rounding error into later ones. Neither do scales, for which float8_e8m0fnu is used.
     """
 
     _coarsest: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -391,10 +378,8 @@ class _Precision:
     def tolerance_for(self, pair: Pair, rules: Tolerances) -> Tolerance:
         """The limits for the next pair in execution order."""
         golden, candidate = pair.golden, pair.candidate
-        record = golden or candidate
-        assert record is not None
         dtypes = _floating(golden.dtype if golden is not None else "", candidate.dtype if candidate is not None else "")
-        step = record.rank, record.step
+        step = pair.record.rank, pair.record.step
         before = self._coarsest.get(step, "")
         if dtypes and not same_bits(golden, candidate):
             self._coarsest[step] = _coarsest_of(before, dtypes, but="float8_e8m0fnu") or "float64"

@@ -1,4 +1,4 @@
-"""What is said of a pair alone: whether it passes, and why. Where a difference came from is for ``compare.reasons`` to say."""
+"""The verdict on a pair alone: whether it passes, and why. ``compare.reasons`` says where a difference came from."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
 
 
 def _kind(record: Record) -> Kind | bool:
-    """What kind of number a record holds; of an opaque value, whether it can be compared."""
+    """The kind of number that a record holds; for an opaque value, whether it has a digest to compare."""
     return DTYPES[record.dtype].kind if record.dtype in DTYPES else record.digest is not None
 
 
@@ -61,13 +61,13 @@ def _described(record: Record) -> str:
 
 
 def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance, expected: Expected | None = None) -> Verdict:
-    """The verdict on a measured pair alone. Where it fails by its numbers it is ``OVER``, until ``trace`` says where that came from.
+    """The verdict on a measured pair alone. If its numbers fail, the reason is ``OVER`` until ``trace`` says where that came from.
 
     Args:
         golden, candidate: the pair.
         metrics: of the two.
         tolerance: what the user gave, or else what holds by default.
-        expected: the baseline's error, if that is known; it judges in place of a default.
+        expected: the baseline's error, if it is known; it judges instead of a default.
     """
     if expected is not None and DTYPES[golden.dtype].digits:
         return _judge_by_excess(golden, candidate, metrics, tolerance, expected)
@@ -102,27 +102,27 @@ def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolera
 
 
 def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance, expected: Expected) -> Verdict:
-    """By what the user gave, if anything, with the excess beside it; else by the excess itself."""
+    """The verdict by the user's limits, if there are any, with the excess added; else by the excess."""
     verdict = judge(golden, candidate, metrics, tolerance)
     if metrics.nonfinite_mismatch:
         return verdict
     dtype = expected.dtype or candidate.dtype
-    found, most = excess(metrics, expected, dtype), limit(metrics.compared, dtype)
+    ratio, most = excess(metrics, expected, dtype), limit(metrics.compared, dtype)
     if not tolerance.by_default:
-        return replace(verdict, excess=found)
+        return replace(verdict, excess=ratio)
     expects = max(expected.rel_l2, floor(dtype))
     verdict = replace(
         verdict,
         tolerance=f"excess {most:.3g}",
         rule="baseline",
-        smallest=(SmallestLimit("excess", found),),
-        used=found / most,
+        smallest=(SmallestLimit("excess", ratio),),
+        used=ratio / most,
         rel_l2_limit=most * expects if math.isfinite(expects) else None,
-        excess=found,
+        excess=ratio,
         excess_limit=most,
     )
-    beyond = tolerance.ceiling is not None and tolerance.ceiling < metrics.rel_l2 < math.inf and found <= most
-    if beyond and not tolerance.fed:  # it may come from a choice that rounding changed, in the baseline too: no failure, and no pass
+    beyond = tolerance.ceiling is not None and tolerance.ceiling < metrics.rel_l2 < math.inf and ratio <= most
+    if beyond and not tolerance.fed:  # rounding may have changed a choice, in the baseline too: no failure, and no pass
         return replace(verdict, reason=Reason.OK, detail=_far_beyond(expected), beyond=True)
     if beyond and tolerance.ceiling is not None:
         return replace(
@@ -137,15 +137,15 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
             detail=_far_beyond(expected),
             beyond=True,
         )
-    if expected.missing_cast and found <= most:
+    if expected.missing_cast and ratio <= most:
         return replace(verdict, reason=Reason.OVER_PRECISE, detail=expected.missing_cast)
     if verdict.reason is Reason.IDENTICAL:
         return replace(verdict, smallest=())
-    if found > most:
+    if ratio > most:
         return replace(verdict, reason=Reason.OVER)
     proves = is_half(dtype) and metrics.compared >= FEW and floor(dtype) < expected.rel_l2 < math.inf
-    detail = verdict.detail if math.isfinite(metrics.rel_l2) else ""  # which was said of another limit
-    return replace(verdict, reason=Reason.OVER_PRECISE if proves and found < 1.0 / most else Reason.OK, detail=detail)
+    detail = verdict.detail if math.isfinite(metrics.rel_l2) else ""  # that detail was about another limit
+    return replace(verdict, reason=Reason.OVER_PRECISE if proves and ratio < 1.0 / most else Reason.OK, detail=detail)
 
 
 def _far_beyond(expected: Expected) -> str:
@@ -153,21 +153,21 @@ def _far_beyond(expected: Expected) -> str:
 
 
 def _judge_choices(metrics: Metrics, expected: Expected) -> Verdict:
-    """Integers that rounding alone changes, as the baseline shows: choices among nearly equal values, such as which expert comes first.
+    """The verdict on integers that rounding alone changes, as the baseline shows: choices among nearly equal values, such as experts.
 
-    How often that happens is as good as a Poisson variable, whose mean is known from the baseline's one count: two such counts differ
-    by more than three times their joint standard deviation, and one, hardly ever.
+    How often that happens is about a Poisson variable, whose mean is estimated by the baseline's single count. Two such counts hardly
+    ever differ by more than three times their joint standard deviation, plus one.
     """
-    found = differing(metrics)
+    count = differing(metrics)
     most = most_changed(expected.different)
-    reason = Reason.OK if found <= most else Reason.OVER
-    detail = f"{found} of {metrics.compared} differ; so do {expected.different} in the baseline, by rounding alone"
-    smallest = (SmallestLimit("different", found),)
-    return Verdict(reason, f"{most:.0f} different", "baseline", smallest, found / most, detail, excess=found / expected.different)
+    reason = Reason.OK if count <= most else Reason.OVER
+    detail = f"{count} of {metrics.compared} differ; so do {expected.different} in the baseline, by rounding alone"
+    smallest = (SmallestLimit("different", count),)
+    return Verdict(reason, f"{most:.0f} different", "baseline", smallest, count / most, detail, excess=count / expected.different)
 
 
 def settle_noise(verdict: Verdict, tolerance: Tolerance, metrics: Metrics | None, noise: float | None) -> Verdict:
-    """The verdict on a pair whose candidate was run twice; ``noise`` is how far the two runs are apart, relative to golden's norm."""
+    """The verdict on a pair whose candidate was run twice. ``noise`` is the distance of the two runs, relative to golden's norm."""
     if verdict.status is not Status.FAIL or metrics is None or not is_noise(metrics, noise):
         return verdict
     detail = f"two runs of the candidate differ by {noise:.2e} from each other"
@@ -177,9 +177,9 @@ def settle_noise(verdict: Verdict, tolerance: Tolerance, metrics: Metrics | None
 
 
 def settle_unsteady(verdict: Verdict, tolerance: Tolerance, metrics: Metrics | None, apart: float | None) -> Verdict:
-    """The verdict on a pair whose golden was captured twice; ``apart`` is how far its two are apart, relative to the first's norm.
+    """The verdict on a pair whose golden was captured twice. ``apart`` is the distance of the two, relative to the first's norm.
 
-    Where that is far, golden is no number to compare with, such as memory that nobody has written into.
+    If they are far apart, golden is no value to compare with: memory that was never written, for example.
     """
     if verdict.status is not Status.FAIL or metrics is None or not apart or not tolerance.by_default:
         return verdict
@@ -188,19 +188,19 @@ def settle_unsteady(verdict: Verdict, tolerance: Tolerance, metrics: Metrics | N
     return replace(verdict, reason=Reason.NOT_DETERMINISTIC, detail=f"two captures of golden differ by {apart:.2e} from each other")
 
 
-#: Relative L2 distance of golden's two captures beyond which neither is to be compared with.
+#: Relative L2 distance of golden's two captures beyond which golden is not compared with.
 _UNSTEADY = 0.1
 
-#: Two runs that are each so far from the truth are apart by about this much less.
+#: An error up to this many times the distance of two runs counts as noise.
 _RUNS = 2.0
 
 
 def is_noise(metrics: Metrics, noise: float | None) -> bool:
-    """Whether an error is no larger than what two runs of the candidate differ by, give or take; both are relative to golden's norm."""
+    """Whether an error is about as large as the distance of two runs, or smaller; both are relative to golden's norm."""
     return bool(noise and math.isfinite(noise)) and not metrics.nonfinite_mismatch and metrics.rel_l2 <= _RUNS * (noise or 0.0)
 
 
-#: Of one limit: whether it is kept, how much of it is used, and the smallest that would pass.
+#: Whether a limit is kept, how much of it is used, and the smallest limit that would pass.
 _Judged = tuple[bool, float, SmallestLimit]
 
 

@@ -1,4 +1,4 @@
-"""The smallest limits that would pass a pair, in digits that are rounded to the side of passing."""
+"""The smallest limits that would pass a pair, rounded so that they do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _THREE_DIGITS_UP = Context(prec=3, rounding=ROUND_CEILING)
 
 
 class SmallestLimit(msgspec.Struct, frozen=True, gc=False):
-    """What a limit would have to be for a pair to pass. Its words are made when they are shown.
+    """The smallest limit with which a pair would pass. Its words are made when they are shown.
 
     Attributes:
         name: of the limit: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``excess``, or ``different`` for a number of integers.
@@ -42,14 +42,14 @@ class SmallestLimit(msgspec.Struct, frozen=True, gc=False):
 
 
 def _cosine(one_minus_cosine: float) -> str:
-    """The cosine similarity with as many nines as it takes to show two digits of its distance from 1, rounded down.
+    """The cosine similarity, rounded down to two digits of its distance from 1.
 
-    ``""`` if it is so small that it can be no limit (see ``Tolerance``).
+    ``""`` if it is too small to be a limit (see ``Tolerance``).
     """
     if not one_minus_cosine:
         return "cosine 1"
     unit = Decimal(1).scaleb(-min(max(1 - Decimal(one_minus_cosine).adjusted(), 2), 16))
     limit = (1 - Decimal(one_minus_cosine)).quantize(unit, rounding=ROUND_FLOOR)
-    while 1.0 - float(limit) < one_minus_cosine:  # as the limit will be read; near 1 floats are coarser than the digits printed
+    while 1.0 - float(limit) < one_minus_cosine:  # the limit is read as a float, which near 1 is coarser than the digits printed
         limit -= unit
     return f"cosine {limit}" if float(limit) >= SMALLEST_COSINE else ""

@@ -1,9 +1,9 @@
 """The metrics of a pair of tensors, block by block, in float64.
 
-Sums are taken as ``accucompare.numbers.sums`` describes, so no result depends on the block size. Values are widened to float64
-first, which is exact for every type but 64-bit integers, whose differences are taken in integers. Complex tensors are
-compared as pairs of reals. Positions that are not finite on both sides are counted, judged, and left out of every sum; so are those
-that are masked on both sides (see ``compare.masks``), which are equal.
+Sums are taken as ``accucompare.numbers.sums`` describes, so no result depends on the block size. Values are first widened to float64.
+That is exact for every type but 64-bit integers, which are subtracted as integers. Complex tensors are compared as pairs of reals.
+Positions not finite on both sides are counted, judged, and left out of every sum. Positions masked on both sides (``compare.masks``) are
+equal, and left out too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from accucompare.numbers.statistics import Statistics
 
 
 class Metrics(msgspec.Struct, frozen=True, gc=False):
-    """What was measured of a pair; d = candidate - golden, n = positions finite on both sides and not masked on both.
+    """The metrics of a pair; d = candidate - golden, n = positions finite on both sides and not masked on both.
 
-    What ``compare.bounds`` concludes from statistics has lower bounds in place of most, and ``None`` for what they do not tell.
+    Metrics from statistics alone (``compare.bounds``) hold lower bounds instead of most values, and ``None`` where nothing is known.
 
     Attributes:
         elements: positions in the tensor (twice the elements of a complex one).
@@ -49,7 +49,7 @@ class Metrics(msgspec.Struct, frozen=True, gc=False):
         nonfinite_mismatch: positions not finite on a side where the other holds something else.
         nonfinite_index: the first of those; ``None`` where there is none.
         saturated: positions where the candidate sits at its type's largest value and golden is beyond it.
-        masked: positions that are masked on both sides; 0 between tensors of the same bits, whose masks are not looked for.
+        masked: positions that are masked on both sides; 0 for tensors of the same bits, in which masks are not looked for.
     """
 
     elements: int = 0
@@ -81,7 +81,7 @@ class Metrics(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def nothing_finite(self) -> bool:
-        """Whether there was no position to measure a difference at, although the two differ: every difference here is 0 only for that."""
+        """Whether the two differ but no position could be measured, so that every difference here is 0 only for that reason."""
         return self.compared == 0 and self.nonfinite_mismatch > 0
 
 
@@ -104,7 +104,7 @@ def measure(
         golden_dtype, candidate_dtype: their true types, both of one kind.
         shape: of both.
         atol, rtol: for ``over_tolerance`` and ``needed_atol``; one given alone takes the other as 0.
-        masks: whether to look for masks; only where both tensors may hold some (``compare.masks``), since it takes NumPy's slower pass.
+        masks: whether to look for masks. That takes NumPy's slower pass, so ask only if both tensors may hold some (``compare.masks``).
         run: a ``map`` over the tensors' segments, which may work in parallel; it changes no result.
 
     Raises:
@@ -133,7 +133,7 @@ def measure(
 
 
 def measure_identical(dtype: DType, shape: tuple[int, ...], statistics: Statistics, asked: bool) -> Metrics:
-    """What ``measure`` would find of a pair whose bits are the same, without reading them.
+    """What ``measure`` would return for a pair of the same bits, without reading them.
 
     Args:
         dtype, shape: of both.
@@ -166,18 +166,18 @@ def measure_masks(golden: Blocks, candidate: Blocks, golden_dtype: DType, candid
     masked = 0
     for segment in pair.segments():
         for raw in pair.raw_blocks(segment):
-            found = same_masks(*raw, golden_dtype, candidate_dtype)
-            if found is None:
+            count = same_masks(*raw, golden_dtype, candidate_dtype)
+            if count is None:
                 return None
-            masked += found
+            masked += count
     return Metrics(elements=pair.elements, compared=pair.elements - masked, masked=masked)
 
 
 def _measure_segment(pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None) -> tuple[Scan, Sums]:
     if pair.compiled:
-        found, chunks = _measure_compiled(pair, segment, atol, rtol)
-        if not math.isinf(found.max_abs):  # a difference beyond float64 is one that only NumPy's pass can compare
-            return Scan.of(found, segment, pair, atol, rtol), Sums(chunks=chunks)
+        measured, chunks = _measure_compiled(pair, segment, atol, rtol)
+        if not math.isinf(measured.max_abs):  # only NumPy's pass can compare a difference beyond float64
+            return Scan.of(measured, segment, pair, atol, rtol), Sums(chunks=chunks)
     return _measure_by_numpy(pair, segment, atol, rtol)
 
 
@@ -189,7 +189,7 @@ def _measure_compiled(
     for golden, candidate in pair.raw_blocks(segment):
         if len(golden) == elements:
             whole = kernel.measure_whole(golden, candidate, *types, atol, rtol)
-            continue  # the blocks are to be exhausted, for only then they are verified
+            continue  # until the blocks are exhausted, since only then they are verified
         measurement = measurement or kernel.Measurement(*types, atol, rtol, elements)
         measurement.add(golden, candidate)
     if whole is not None:

@@ -1,4 +1,4 @@
-"""Whether two bundles are of one model at all: where most names and shapes are others, no culprit is to be named."""
+"""Whether two bundles are of the same model. If most names and shapes differ, no culprit is named."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class OtherModel:
     """Two models that have less than half in common.
 
     Attributes:
-        alike, rows: how many rows have two sides of one shape, and how many there are.
+        alike: the number of rows whose two sides have one shape.
+        rows: the number of all rows.
     """
 
     alike: int
@@ -31,10 +32,10 @@ class OtherModel:
 
 
 def other_model(golden: Model, candidate: Model, rows: Iterable[Row], renamings: Sequence[Renaming]) -> OtherModel | None:
-    """What shows that two models are compared; ``None`` if it is one, or a manifest lists no parameters to tell by.
+    """What shows that two different models are compared; ``None`` if they are the same, or a manifest lists no parameters.
 
-    A single fault can give all values behind it another shape, but no parameter; and a quantised model has other parameters, but the
-    same values: so most of both have to differ.
+    A single fault can change the shape of all later values, but of no parameter. A quantised model has other parameters, but values of
+    the same shapes. Therefore most of both have to differ.
 
     Args:
         golden, candidate: the two manifests' ``model``.

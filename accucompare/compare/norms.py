@@ -1,4 +1,4 @@
-"""The norms of two tensors and of their difference, and the angle between them, right to the last digits for any magnitude."""
+"""The norms of two tensors and of their difference, and the angle between them, exact to the last digits for any magnitude."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from accucompare.compare.blocks import Block, PairOfTensors, Segment, scratch
 from accucompare.numbers import kernel
 from accucompare.numbers.sums import Float64, chunk_dots, chunk_sums, power_of_two_near
 
-#: Calls a function with each item and gives the results in order, as ``map`` does; a thread pool's ``map`` does it in parallel.
+#: Calls a function with each item and gives the results in order, as ``map`` or a thread pool's ``map`` does.
 Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 #: Veltkamp's constant: splits a float64 into two halves whose products are exact.
 _SPLITTER = 2.0**27 + 1.0
 
-
-#: Between these, |candidate| / |golden| leaves d all the digits that the candidate's direction is made of.
+#: If |candidate| / |golden| is between these, d keeps all digits of the candidate's direction.
 _ALIKE = 1e-2, 1e6
 
-#: Chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, in this order; then, of the compiled kernel only, how
-#: each chunk's candidate lies to golden (see ``kernel.Measurement.chunk_sums``).
+#: Chunk sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, in this order; then, from the compiled kernel only, the
+#: excess and the rest of each chunk (see ``kernel.Measurement.chunk_sums``).
 Chunks = Sequence[list[float]]
 
 
@@ -38,7 +37,7 @@ class Scales(NamedTuple):
 
     @classmethod
     def of(cls, golden: float, candidate: float, diff: float) -> Scales:
-        """The scales for the largest magnitudes of each; 0 stands for one that is not needed."""
+        """The scales for the largest magnitude of each; for 0 no scale is needed."""
         scales = power_of_two_near(golden), power_of_two_near(candidate), power_of_two_near(diff)
         return UNSCALED if scales == UNSCALED else cls(*scales)
 
@@ -47,7 +46,7 @@ UNSCALED = Scales()
 
 
 class Totals(NamedTuple):
-    """What the sums come to: L2 norms (each times its scale), and the sums that means are made of (times the scale of d)."""
+    """The totals of all sums: L2 norms (each times its scale), and the sums for the means (times the scale of d)."""
 
     scales: Scales
     golden: float
@@ -92,7 +91,7 @@ class Sums:
         self.chunks[5].extend(chunk_sums(diff))
 
     def extend(self, chunks: Chunks) -> None:
-        """Take in the sums of what follows, by the same scales."""
+        """Add the sums of what follows, which have the same scales."""
         for ours, theirs in zip(self.chunks, chunks, strict=True):
             ours.extend(theirs)
 
@@ -104,10 +103,10 @@ class Sums:
         return Totals(self.scales, math.sqrt(golden), math.sqrt(candidate), math.sqrt(diff), cross, absolute, signed)
 
     def parts(self) -> tuple[float, float] | None:
-        """The candidate as (1 + excess) * golden and a rest that is perpendicular to it: excess, and the rest's sum of squares.
+        """Excess and the rest's sum of squares, where candidate = (1 + excess) * golden + rest, and rest is perpendicular to golden.
 
-        The rest is that of each chunk, and what the chunk's own multiple of golden differs by from that of the whole. ``None`` if the
-        kernel has not told all of it.
+        The whole's rest is each chunk's rest plus the difference of the chunk's own multiple of golden from the whole's. ``None`` if the
+        kernel did not give both for every chunk.
         """
         squares, (excesses, rests) = self.chunks[0], self.chunks[6:]
         if len(rests) != len(squares) or math.isnan(_exact_sum(rests)):
@@ -127,9 +126,9 @@ def _exact_sum(chunks: Iterable[float]) -> float:
 def one_minus_cosine(sums: Sums, total: Totals, pair: PairOfTensors, run: Run) -> float:
     """1 - cosine similarity, from the difference of the normalised vectors: |u - v|^2 / 2 with u, v of length 1.
 
-    In terms of the sums at hand that is (|d|^2 - (|candidate| - |golden|)^2) / (2 |golden| |candidate|). Where the difference is
-    mostly one of length, that subtraction cancels; it then follows from the sine, if the kernel has summed what that is made of, or else
-    the tensors are read once more to sum |u - v|^2 itself.
+    In terms of the sums that is (|d|^2 - (|candidate| - |golden|)^2) / (2 |golden| |candidate|). If the difference is mostly one of
+    length, that subtraction cancels. Then it follows from the sine, if the kernel gave its terms; else the tensors are read once more to
+    sum |u - v|^2 itself.
     """
     if not total.golden or not total.candidate:
         return 0.0 if total.golden == total.candidate else 1.0
@@ -175,7 +174,7 @@ def _apart_squared(total: Totals, pair: PairOfTensors, run: Run) -> float:
 
 
 def _product(values: Float64, factor: float) -> tuple[Float64, Float64]:
-    """Rounded products and what rounding took off them, exactly (T. J. Dekker, Numerische Mathematik 18, 1971)."""
+    """Rounded products and their exact rounding errors (T. J. Dekker, Numerische Mathematik 18, 1971)."""
     product = values * factor
     high = values * _SPLITTER
     high -= high - values

@@ -1,4 +1,4 @@
-"""What one side alone has, because the other did not run it, did not record it, or never called it."""
+"""Records and modules of one side alone, because the other did not run, record or call them."""
 
 from __future__ import annotations
 
@@ -12,30 +12,29 @@ from accucompare.compare.rows import Reason, Row, Verdict
 from accucompare.selection import Selection
 
 
-def not_run(pair: Pair, run: Collection[tuple[int, int]]) -> Outcome | None:
-    """The outcome for a record of a step that a fed candidate did not run: of a case with an optimizer it runs the first only."""
-    if pair.golden is None or (pair.golden.rank, pair.golden.step) in run:
+def not_run(pair: Pair, steps: Collection[tuple[int, int]]) -> Outcome | None:
+    """The outcome for a record of a step that a fed candidate did not run. ``steps``: the ranks and steps that it ran."""
+    if pair.golden is None or (pair.golden.rank, pair.golden.step) in steps:
         return None
     return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail="a step that was not fed"))
 
 
 def untrained(golden: Bundle, candidate: Bundle) -> str:
-    """Which side was captured without gradients, because that was asked or since nothing was sent backward; ``""`` if none was."""
+    """Which side was captured without gradients, on request or because no backward ran; ``""`` if neither was."""
     if not golden.manifest.options.backward:
         return "golden"
     return "" if candidate.manifest.options.no_backward is False else "the candidate"  # an older bundle does not say
 
 
-def not_trained(pair: Pair, untrained: str) -> Outcome | None:
-    """The outcome for a record of a backward or an update that only one side has, since the other was captured without."""
-    record = pair.golden or pair.candidate
-    if not untrained or record is None or record.role not in TRAINING_ROLES or None not in (pair.golden, pair.candidate):
+def not_trained(pair: Pair, side: str) -> Outcome | None:
+    """The outcome for a record of a backward or an update that one side lacks. ``side``: the one that ``untrained`` names."""
+    if pair.record.role not in TRAINING_ROLES or None not in (pair.golden, pair.candidate):
         return None
-    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"{untrained} was captured without gradients"))
+    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"{side} was captured without gradients"))
 
 
 def never_called(golden: Bundle, candidate: Bundle, selection: Selection) -> list[Row]:
-    """A row for each module that was registered but never called on both sides, or on the only side that has it."""
+    """A row for each registered module that neither side called, or that one side did not call."""
     sides = [bundle.manifest.model for bundle in (golden, candidate)]
     idle = [set(side.get("not_called") or ()) for side in sides]
     modules = [side.get("modules") or {} for side in sides]

@@ -1,8 +1,8 @@
-"""What is said of operators, which were recorded inside the modules that a capture of level op chose.
+"""Rows of operators, which a capture of level op records inside modules.
 
-They say more of where in a module's own code an error is made, and never less: an operator without partner fails nothing, for another
-device may compose the same of others; and a number or a string given to one is no error by itself, since what comes of it shows in
-its output. But where values are over their limit, what the two sides run or give differently before is what made them so.
+They show where in a module's own code an error is made. An operator without partner fails nothing, since another device may compose the
+same from other operators. A number or a string that is given differently is no error by itself, since its effect shows in the output.
+But if values are over their limit, the operators and options before them that differ between the two sides are the cause.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def operator_of(record: Record) -> Operator:
 
 
 def without_partner(golden: Record | None, option: Option | None = None) -> Verdict:
-    """The verdict on an operator's record that only one side has; ``option``: the number or the string that it is."""
+    """The verdict on an operator's record that only one side has. ``option``: the number or string, if the record is one."""
     return Verdict(Reason.NOT_COMPARABLE, detail=ONLY_CANDIDATE if golden is None else ONLY_GOLDEN, option=option)
 
 
@@ -44,12 +44,12 @@ def is_option(record: Record | None) -> bool:
 
 
 def options_differ(option: Option) -> Verdict:
-    """The verdict on them, where they differ."""
+    """The verdict on a number or a string that the two sides give differently."""
     return Verdict(Reason.NOT_COMPARABLE, detail=str(option), option=option)
 
 
 def with_options(rows: list[Row]) -> list[Row]:
-    """The rows, where a number or a string that one side alone gives to an operator that both run is told as such."""
+    """The rows, with the verdict ``options_differ`` where one side alone gives a number or a string to an operator that both run."""
     operators = [row for row in rows if is_operator(row.record)]
     if not operators:
         return rows
@@ -64,13 +64,13 @@ def with_options(rows: list[Row]) -> list[Row]:
 
 
 def _partners(rows: Iterable[Row]) -> dict[Operator, Operator]:
-    """Golden's operators by those of the candidate that they are."""
+    """Golden's operator by the candidate's that it is paired with."""
     both = ((row.golden, row.candidate) for row in rows)
     return {operator_of(candidate): operator_of(golden) for golden, candidate in both if golden and candidate and is_operator(golden)}
 
 
 def _giving(row: Row, partners: dict[Operator, Operator], shared: Collection[Operator]) -> Operator | None:
-    """Golden's operator, if a row with one side is of an operator that both run; ``shared``: golden's of those."""
+    """Golden's operator, if a row with one side is of an operator that both sides run. ``shared``: golden's operators of that kind."""
     if row.golden is not None:
         return operator_of(row.golden) if operator_of(row.golden) in shared else None
     return None if row.candidate is None else partners.get(operator_of(row.candidate))
@@ -78,20 +78,20 @@ def _giving(row: Row, partners: dict[Operator, Operator], shared: Collection[Ope
 
 @dataclass
 class OperatorOrigins:
-    """Where the errors of operators come from, told row by row in execution order.
+    """Traces the errors of operators, row by row in execution order.
 
     Attributes:
-        fed: whether every operator was given golden's values, but for what could not be fed.
-        not_fed: those operators that kept what they had been given.
+        fed: whether operators were given golden's values.
+        not_fed: the operators that were not.
     """
 
     fed: bool
     not_fed: frozenset[Operator] = frozenset()
     _over: set[Operator] = field(default_factory=set)  # an input is over its limit
-    _calls_over: set[tuple[int, int, str, int]] = field(default_factory=set)  # something that an operator gave is
+    _calls_over: set[tuple[int, int, str, int]] = field(default_factory=set)  # an operator's output is
 
     def trace(self, record: Record, verdict: Verdict, inherited: bool) -> Verdict:
-        """The verdict with its reason made exact; ``inherited``: whether what went into the module call was over its limit already."""
+        """The verdict with the reason that says where the error comes from. ``inherited``: whether the module call's inputs were wrong."""
         operator, call = operator_of(record), operator_of(record)[:4]
         if verdict.status is not Status.FAIL:
             return verdict
@@ -115,23 +115,23 @@ class OperatorOrigins:
 
 def not_fed_operators(rank: int, entries: Iterable[Unfed]) -> set[Operator]:
     """The operators of a fed capture's list of what was not fed."""
-    found = set()
+    operators = set()
     for entry in entries:
         name, _, rest = entry.path.partition("#")
         number = rest.partition(".")[0]
         if entry.role in list(OPERATOR_ROLES) and number.isdecimal():
-            found.add((rank, entry.step, entry.name, entry.call, name, int(number)))
-    return found
+            operators.add((rank, entry.step, entry.name, entry.call, name, int(number)))
+    return operators
 
 
 @dataclass(frozen=True)
 class Blame:
-    """What a row over its limit tells against, in the code of a module call whose operators were recorded.
+    """What is to blame for a row over its limit, in the code of a module call whose operators were recorded.
 
     Attributes:
-        operator: the operator in words, with its source line; ``""`` where ``difference`` says it all.
-        difference: what the two sides run or give that is not the same, as far as that explains the row.
-        hints: where it shows, and what differs beside.
+        operator: the operator in words, with its source line; ``""`` if ``difference`` says everything.
+        difference: what the two sides run or give differently, if that explains the row.
+        hints: where the error shows, and what else differs.
     """
 
     operator: str = ""
@@ -145,7 +145,7 @@ class _Run:
 
     Attributes:
         golden, candidate: one record of each.
-        settled: whether what they made is right on the other side as well, or has been told.
+        settled: whether their results are known to be right, or they were blamed already.
     """
 
     golden: dict[Operator, Record] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class _Run:
     settled: bool = False
 
     def difference(self) -> Difference | None:
-        """What one side alone runs. What both run, on values so different that they could not be paired, is no difference."""
+        """What one side alone runs. Equal operators that could not be paired, because their values are too different, are no difference."""
         sides = list(self.golden.values()), list(self.candidate.values())
         golden, candidate = ([record.type for record in records] for records in sides)
         alone: tuple[dict[str, None], dict[str, None]] = ({}, {})
@@ -165,13 +165,13 @@ class _Run:
 
 @dataclass
 class _Inside:
-    """What is known of a module call's own code until now.
+    """What the rows until now show of a module call's own code.
 
     Attributes:
         runs: of operators that one side alone runs; the last one may go on.
-        makers: the runs by what they gave: of which side, and what is known of the values.
+        makers: the runs by their results: the side, and traits of the values.
         options: what an operator, by golden's name for it, is given differently.
-        passed: the same in words, where the operator's output was within its limit.
+        passed: the same in words, if the operator's output was within its limit.
         failed: whether a value was over its limit.
     """
 
@@ -182,7 +182,7 @@ class _Inside:
     failed: bool = False
 
     def add(self, row: Row) -> None:
-        """An operator that one side alone runs."""
+        """Add an operator that one side alone runs."""
         run, record = self.runs[-1], row.golden or row.candidate
         assert record is not None
         (run.candidate if row.golden is None else run.golden).setdefault(operator_of(record), record)
@@ -197,7 +197,7 @@ class _Inside:
         return next((self.makers[trait] for trait in _traits(row) if trait in self.makers), None)
 
     def explain(self, row: Row, near: bool) -> Difference | None:
-        """What one side alone ran that made a value over its limit; ``near``: or else the last of which it is not known to be right."""
+        """What one side alone ran to make a value over its limit. ``near``: if no run is known to have made it, take the last unsettled."""
         maker = self.maker(row)
         suspects = [maker] if maker is not None else [run for run in reversed(self.runs) if near and not run.settled]
         for run in suspects:
@@ -208,15 +208,15 @@ class _Inside:
 
 
 def blame(rows: list[Row]) -> dict[int, Blame]:
-    """For each row that shows an error of the code of a module call whose operators were recorded, by its ``id``, what made it.
+    """What is to blame for each row over its limit in the code of a module call whose operators were recorded, by the row's ``id``.
 
-    An operator's output is its own, by what it is given, if that differs. What goes into one, or into a module that is called, and what
-    is returned, was made by operators before that one side alone runs, or else by views and casts, which are not recorded.
+    For an operator's output that is the operator, or its options if they differ. Inputs of operators and of modules, and what is
+    returned, were made by earlier operators that one side alone runs, or else by views and casts, which are not recorded.
     """
     partners = _partners(row for row in rows if is_operator(row.record))
     shared = set(partners.values())
     calls: dict[tuple[int, int, str, int], _Inside] = {}
-    found: dict[int, Blame] = {}
+    by_row: dict[int, Blame] = {}
     for row in rows:
         record = row.record
         if record is None:
@@ -232,12 +232,12 @@ def blame(rows: list[Row]) -> dict[int, Blame]:
             if caller is not None:
                 caller.end_run()
         if blamed is not None:
-            found[id(row)] = blamed
-    return found
+            by_row[id(row)] = blamed
+    return by_row
 
 
 def _of_operator(row: Row, record: Record, call: _Inside, shared: Operator | None) -> Blame | None:
-    """What a row of an operator tells; ``shared``: golden's operator, if both run it."""
+    """What is to blame for a row of an operator, if anything. ``shared``: golden's operator, if both sides run it."""
     if row.golden is None or row.candidate is None:
         if shared is None:
             call.add(row)
@@ -262,8 +262,8 @@ def _of_operator(row: Row, record: Record, call: _Inside, shared: Operator | Non
     return None
 
 
-def _of_value(row: Row, call: _Inside, seen: str) -> Blame | None:
-    """What a value tells that a module call's own code made; ``seen``: where, in words, if an operator takes it."""
+def _of_value(row: Row, call: _Inside, taken: str) -> Blame | None:
+    """What is to blame for a value that a module call's own code made. ``taken``: words for where an operator takes it, or ``""``."""
     if row.golden is None or row.candidate is None:
         return None
     if row.status is not Status.FAIL:
@@ -272,16 +272,16 @@ def _of_value(row: Row, call: _Inside, seen: str) -> Blame | None:
         return None
     if row.reason is Reason.INHERITED:
         return None
-    difference = call.explain(row, near=bool(seen) or not call.failed)
+    difference = call.explain(row, near=bool(taken) or not call.failed)
     hints = tuple(call.passed)
     call.failed = True
     if difference is not None:
-        return Blame("", difference, (f"seen in {seen}", *hints) if seen else hints)
-    return Blame(seen, None, hints) if seen else None
+        return Blame("", difference, (f"seen in {taken}", *hints) if taken else hints)
+    return Blame(taken, None, hints) if taken else None
 
 
 def _traits(row: Row) -> Iterator[tuple[bool, Hashable]]:
-    """What values are known again by, on either side: their digest; and their number and extrema, which no transposition changes."""
+    """Traits that identify values on either side: their digest; and their number and extrema, which no transposition changes."""
     for of_golden, record in ((True, row.golden), (False, row.candidate)):
         if record is None or record.layout is not Layout.STRIDED:
             continue

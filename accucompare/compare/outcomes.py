@@ -1,4 +1,4 @@
-"""What is found of each pair of records: read by several threads, a few blocks of each in memory."""
+"""Measures and judges each pair of records, in several threads, with a few blocks of each in memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -31,15 +30,18 @@ from accucompare.numbers.statistics import Statistics
 #: Called with the bytes compared so far and the bytes to compare.
 Progress = Callable[[int, int], None]
 
-#: Bytes that one more thread is worth starting for (threads do not help with tensors so small that Python takes most of the time),
-#: bytes of neighbouring pairs that are handed to a thread at a time, and bytes above which the threads share a pair.
+#: Bytes that are worth one more thread (threads do not help with tensors so small that Python takes most of the time), bytes of
+#: neighbouring pairs that a thread gets at a time, and bytes above which the threads share a pair.
 WORTH_A_WORKER = 64 << 20
 BATCH = 8 << 20
 SPLIT = 64 << 20
 
+#: How a pair fails if rounding changed its shape, its values or the number of calls.
+_OF_CHOICES = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
+
 
 class Task(msgspec.Struct, frozen=True, gc=False):
-    """A pair to compare: the limits, and the records of the baseline and of both sides' second runs that belong to it."""
+    """A pair to compare, with its limits, and its records of the baseline and of both sides' second runs."""
 
     pair: Pair
     tolerance: Tolerance
@@ -50,7 +52,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """What is found of a pair: the metrics, the verdict as far as the pair alone tells, and the errors of baseline and second run."""
+    """The metrics of a pair, the verdict on the pair alone, and the errors of baseline and second run."""
 
     metrics: Metrics | None
     verdict: Verdict
@@ -59,7 +61,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
 
 def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
-    """The same task with the baseline's record, or with a rule that says why it has none."""
+    """The task with the baseline's record, or with the reason why the baseline cannot judge it."""
     golden, candidate = task.pair.golden, task.pair.candidate
     if golden is None or candidate is None:
         return task
@@ -72,13 +74,13 @@ def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
 
 
 def _because(tolerance: Tolerance, why: str) -> Tolerance:
-    """A default with the reason why it holds and no baseline does."""
+    """A default limit whose ``source`` says why no baseline judges."""
     return replace(tolerance, source=f"{tolerance.source}; {why}") if tolerance.by_default else tolerance
 
 
 @dataclass(frozen=True)
 class Sides:
-    """The bundles, and how their pairs are to be compared."""
+    """The bundles, and how to compare their pairs."""
 
     golden: Bundle
     candidate: Bundle
@@ -89,7 +91,7 @@ class Sides:
     golden_repeat: Bundle | None = None
 
     def outcomes(self, tasks: list[Task], workers: int | None, progress: Progress) -> list[Outcome | BundleError]:
-        """What is found of each pair: large tensors come first, each split among the threads, then batches of the others.
+        """The outcome of each pair. Large tensors come first, each split among the threads, then batches of the others.
 
         The number of threads changes no result.
         """
@@ -103,33 +105,32 @@ class Sides:
                 outcomes[place] = self._outcome(tasks[place], run)
                 done += sizes[place]
                 progress(done, total)
-            for batch, found in zip(batches, run(lambda batch: [self._outcome(tasks[place]) for place in batch], batches), strict=True):
-                outcomes.update(zip(batch, found, strict=True))
+            for batch, own in zip(batches, run(lambda batch: [self._outcome(tasks[place]) for place in batch], batches), strict=True):
+                outcomes.update(zip(batch, own, strict=True))
                 done += sum(sizes[place] for place in batch)
                 progress(done, total)
         return [outcomes[place] for place in range(len(tasks))]
 
     def _outcome(self, task: Task, run: Run = map) -> Outcome | BundleError:
-        """What is found of a pair; over its limit, and rounding alone makes it another one, there is nothing to judge it by."""
-        found = self._found(task, run)
-        chosen = (Reason.SHAPE, Reason.OVER, Reason.MISSING, Reason.EXTRA)
-        if not task.chosen or isinstance(found, BundleError) or found.verdict.reason not in chosen:
-            return found
+        """The outcome of a pair. A pair over its limit is not comparable if rounding alone changes its shape or its number of calls."""
+        outcome = self._judged(task, run)
+        if not task.chosen or isinstance(outcome, BundleError) or outcome.verdict.reason not in _OF_CHOICES:
+            return outcome
         return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=task.chosen, chosen=True))
 
-    def _found(self, task: Task, run: Run) -> Outcome | BundleError:
+    def _judged(self, task: Task, run: Run) -> Outcome | BundleError:
         golden, candidate = task.pair.golden, task.pair.candidate
         if golden is None or candidate is None:
             if is_operator(golden or candidate):
-                return Outcome(None, without_partner(golden, self._given(golden, candidate)))
+                return Outcome(None, without_partner(golden, self._option(golden, candidate)))
             if Role.COMPUTED_BUFFER in {record.role for record in (golden, candidate) if record is not None}:
                 which = "the candidate" if golden is None else "golden"  # the other may compute it elsewhere, or keep it in checkpoints
                 return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"only {which} computes this buffer"))
             return Outcome(None, Verdict(Reason.EXTRA if golden is None else Reason.MISSING))
         try:
-            found = self._compare(golden, candidate, task, run)
-            option = self._given(golden, candidate) if found.verdict.status is Status.FAIL else None
-            return found if option is None else Outcome(None, options_differ(option))
+            outcome = self._compare(golden, candidate, task, run)
+            option = self._option(golden, candidate) if outcome.verdict.status is Status.FAIL else None
+            return outcome if option is None else Outcome(None, options_differ(option))
         except BundleError as error:
             if not self.keep_going:
                 raise
@@ -162,7 +163,7 @@ class Sides:
         return Outcome(metrics, verdict, None if expected is None else expected.rel_l2, noise)
 
     def _masks_of_two_kinds(self, golden: Record, candidate: Record) -> Outcome | None:
-        """A pair of a boolean and a floating mask that say the same; ``None`` for any other."""
+        """The outcome of a boolean and a floating mask that say the same; ``None`` for any other pair."""
         if not may_say_the_same(golden, candidate):
             return None
         stored = self.golden.stored(golden), self.candidate.stored(candidate)
@@ -175,22 +176,22 @@ class Sides:
         detail = f"{golden.dtype} and {candidate.dtype} masks that say the same"
         return Outcome(metrics, Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=detail))
 
-    def _given(self, golden: Record | None, candidate: Record | None) -> Option | None:
-        """A number or a string given to an operator, in words of either side; ``None`` if it is neither."""
+    def _option(self, golden: Record | None, candidate: Record | None) -> Option | None:
+        """A number or a string given to an operator, as each side gives it; ``None`` if the record is neither."""
         record = golden or candidate
         if record is None or not (is_option(golden) or is_option(candidate)):
             return None
         sides = ((self.golden, golden), (self.candidate, candidate))
-        return Option(record.part, *("" if each is None else self._option(bundle, each) for bundle, each in sides))
+        return Option(record.part, *("" if each is None else self._in_words(bundle, each) for bundle, each in sides))
 
-    def _option(self, bundle: Bundle, record: Record) -> str:
+    def _in_words(self, bundle: Bundle, record: Record) -> str:
         """A number or a string given to an operator, in words."""
         if record.member is not None and not record.shape:
             return str(bundle.values(record)[()])
         return record.detail if record.layout is Layout.OPAQUE else f"a {record.layout.value} value"
 
     def _expected(self, golden: Record, candidate: Record, metrics: Metrics, baseline: Record | None, run: Run) -> Expected | None:
-        """The baseline's error; ``None`` if there is none to be told."""
+        """The baseline's error; ``None`` if there is none, or it cannot be measured."""
         if self.baseline is None or baseline is None:
             return None
         if baseline.error is not None:
@@ -200,36 +201,38 @@ class Sides:
         return None if metrics.nonfinite_mismatch else Expected.of(metrics, candidate, baseline)
 
     def _noise(self, candidate: Record, repeat: Record | None, error: Metrics, run: Run) -> float | None:
-        """How far the candidate's two runs are apart, relative to golden's norm; ``None`` if that cannot be told.
+        """The distance of the candidate's two runs, relative to golden's norm; ``None`` if it cannot be measured.
 
         Args:
             candidate, repeat: the two runs' records.
-            error: of the candidate, which tells golden's norm: its own may be anything.
+            error: the candidate's metrics against golden, from which golden's norm follows.
             run: as for ``measure``.
         """
-        if self.repeat is None or repeat is None or candidate.member is None or repeat.member is None:
-            return None
-        if (candidate.shape, candidate.dtype) != (repeat.shape, repeat.dtype):
-            return None
-        apart = self._measure(self.candidate, candidate, self.repeat, repeat, EXACT, run)
-        if apart.nonfinite_mismatch:
-            return math.inf
-        if not apart.rmse or not error.rmse:  # where the candidate is golden, so is its norm
+        apart = self._apart(self.candidate, candidate, self.repeat, repeat, run)
+        if apart is None or apart.nonfinite_mismatch:
+            return None if apart is None else math.inf
+        if not apart.rmse or not error.rmse:  # without an error, the candidate's norm is golden's
             return apart.rel_l2
         return apart.rmse / error.rmse * error.rel_l2
 
     def _unsteadiness(self, golden: Record, repeat: Record | None, run: Run) -> float | None:
-        """How far golden's two captures are apart, relative to the first's norm; ``None`` if that cannot be told."""
-        if self.golden_repeat is None or repeat is None or golden.member is None or repeat.member is None:
+        """The distance of golden's two captures, relative to the first's norm; ``None`` if it cannot be measured."""
+        apart = self._apart(self.golden, golden, self.golden_repeat, repeat, run)
+        if apart is None or apart.nonfinite_mismatch:
+            return None if apart is None else math.inf
+        return apart.rel_l2
+
+    def _apart(self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None, run: Run) -> Metrics | None:
+        """The metrics of a record of two captures of one side; ``None`` if they cannot be measured."""
+        if second is None or repeat is None or record.member is None or repeat.member is None:
             return None
-        if (golden.shape, golden.dtype) != (repeat.shape, repeat.dtype):
+        if (record.shape, record.dtype) != (repeat.shape, repeat.dtype):
             return None
-        apart = self._measure(self.golden, golden, self.golden_repeat, repeat, EXACT, run)
-        return math.inf if apart.nonfinite_mismatch else apart.rel_l2
+        return self._measure(bundle, record, second, repeat, EXACT, run)
 
     def _measure(self, ours: Bundle, left: Record, theirs: Bundle, right: Record, tolerance: Tolerance, run: Run) -> Metrics:
-        """Two records that have data, read only if their digests differ, or if all is to be verified."""
-        stored = ours.stored(left), theirs.stored(right)  # reads nothing yet, but finds damage
+        """The metrics of two records with data. They are read only if their digests differ, or everything is to be verified."""
+        stored = ours.stored(left), theirs.stored(right)  # this finds damaged headers
         identical = same_bits(left, right)
         if left.statistics is not None and identical and not self.verify:
             return _measure_identical(left, left.statistics, tolerance)
@@ -248,16 +251,18 @@ def _measure_identical(record: Record, statistics: Statistics, tolerance: Tolera
 
 
 def _elementwise(record: Record, tolerance: Tolerance) -> tuple[float | None, float | None]:
-    """atol and rtol: of integers and booleans 0, so that those that differ are counted."""
+    """atol and rtol; for integers and booleans 0, so that those that differ are counted."""
     return (tolerance.atol, tolerance.rtol) if DTYPES[record.dtype].digits else (0.0, None)
 
 
 @contextlib.contextmanager
 def _threads(workers: int) -> Iterator[Run]:
-    """A ``map`` over so many threads. At the end, and after Ctrl-C, what has not begun is dropped, and what has is waited for."""
+    """A ``map`` over some threads. At the end, and after Ctrl-C, work that has not begun is dropped, and running work is waited for."""
     if workers == 1:
         yield map
         return
+    from concurrent.futures import ThreadPoolExecutor  # here, for a small diff needs none
+
     pool = ThreadPoolExecutor(workers, "accucompare-diff")
     try:
         yield pool.map
@@ -266,7 +271,7 @@ def _threads(workers: int) -> Iterator[Run]:
 
 
 def _batches(places: list[int], sizes: list[int]) -> list[list[int]]:
-    """Neighbours together, so that handing them to a thread costs little beside the reading."""
+    """Neighbours together, so that handing them to a thread costs little compared with reading."""
     batches: list[list[int]] = []
     room = 0
     for place in places:

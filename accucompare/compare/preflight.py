@@ -1,4 +1,4 @@
-"""What differs about how two bundles were captured: most reported mismatches are one of these, so it is said first."""
+"""Differences in how two bundles were captured. Most reported mismatches come from one of these, so they are reported first."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 from accucompare.bundle.flags import FLAGS
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle
-from accucompare.compare.align import Renaming, counterparts, rename_parameter
+from accucompare.compare.align import Renaming
 from accucompare.compare.provenance import other_code, other_configuration, place
+from accucompare.compare.renames import renamed_table
 from accucompare.compare.rows import About, Finding, RefusedBaseline
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats, suggested
 from accucompare.compare.unverified import unverified
@@ -23,7 +24,7 @@ def preflight(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] =
 
     Args:
         golden, candidate: the bundles.
-        renamings: of golden's layers, which hold for their parameters and buffers too.
+        renamings: of golden's layers; they apply to parameters and buffers too.
     """
     pair = Pairing(golden, candidate, renamings)
     findings = [finding for check in _CHECKS for finding in check(pair)]
@@ -32,7 +33,7 @@ def preflight(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] =
 
 @dataclass(frozen=True)
 class Pairing:
-    """Golden, and what is held against it under what name."""
+    """Golden and the bundle that is compared with it, which messages call ``name``."""
 
     golden: Bundle
     candidate: Bundle
@@ -85,16 +86,14 @@ def _weights(pair: Pairing) -> Iterator[Finding]:
             yield Finding("weights", f"weights{rank} cannot be held against each other: {steps}", serious=False)
             continue
         for kind in ("parameters", "buffers"):
-            own, others = ours.model.get(kind) or {}, theirs.model.get(kind) or {}
-            found = counterparts(own, others, pair.renamings, rename_parameter)
-            alone = {name: entry for name, entry in own.items() if name not in found}
-            renamed = {**alone, **{new: own[name] for name, new in found.items()}}
+            others = theirs.model.get(kind) or {}
+            renamed = renamed_table(ours.model, theirs.model, pair.renamings, kind)
             computed = {name for table in (renamed, others) for name, entry in table.items() if entry.get("computed")}
             fallback = theirs.options.fallback
-            narrowed = tuple(f"{name}." for name in (() if fallback is None else fallback.modules))  # of another type on purpose
+            narrowed = tuple(f"{name}." for name in (() if fallback is None else fallback.modules))  # these have another type on purpose
             computed |= {name for name in others if name.startswith(narrowed)}
-            given = [{name: entry for name, entry in table.items() if name not in computed} for table in (renamed, others)]
-            yield from _digests(f"{kind}{rank}", given[0], given[1], pair.name)
+            loaded = [{name: entry for name, entry in table.items() if name not in computed} for table in (renamed, others)]
+            yield from _digests(f"{kind}{rank}", loaded[0], loaded[1], pair.name)
             for name in sorted(computed & renamed.keys() & others.keys()):
                 if same_fingerprint(renamed[name], others[name]) is False:
                     message = f"the model computes another {name} than golden's did (it is in no checkpoint)"
@@ -112,13 +111,13 @@ def _unverified(pair: Pairing) -> Iterator[Finding]:
 
 
 def _by_rank(golden: Bundle, candidate: Bundle) -> Iterator[tuple[str, tuple[Manifest, Manifest]]]:
-    """The manifests of each rank that both have, with words for the rank, if there are several."""
+    """The two manifests of each rank that both have, with words for the rank if there are several."""
     for rank in sorted(golden.manifests.keys() & candidate.manifests.keys()):
         yield (f" of rank {rank}" if golden.manifest.ranks > 1 else ""), (golden.manifests[rank], candidate.manifests[rank])
 
 
 def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any], side: str) -> Iterator[Finding]:
-    """Findings on two tables of fingerprints by name; ``side`` is how the second is called."""
+    """Findings on two tables of fingerprints by name. ``side`` is the name of the second."""
     shared = sorted(golden.keys() & candidate.keys())
     same = {name: same_fingerprint(golden[name], candidate[name]) for name in shared}
     different = [name for name in shared if same[name] is False]
@@ -132,7 +131,7 @@ def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any], side:
     kept = {golden[name]["dtype"] for name in shared if golden[name]["dtype"] == candidate[name]["dtype"]}
     for (ours, theirs, known), names in changes.items():
         change = f"{ours} in golden, {theirs} in the {side}{'' if known else ', too different to say whether they agree'}"
-        if ours in kept:  # others of this dtype kept it: an accident, more often than not
+        if ours in kept:  # others kept this dtype, so this is probably an accident
             yield Finding(what, f"{len(names)} of {len(shared)} {what} are {change}: {_some(names)}", about=About.GIVEN)
         else:
             agree = "; the same after rounding" if known else ""
@@ -153,7 +152,7 @@ def _settings(pair: Pairing) -> Iterator[Finding]:
             yield Finding(words, f"{words}: golden {_shown(ours)}, {pair.name} {_shown(theirs)}", serious, about=about)
 
 
-#: Settings that two captures should share: section of the manifest, dotted key, how it is called, whether it is serious, what it is about.
+#: Settings that two captures should share: section of the manifest, dotted key, name in messages, whether it is serious, what it is about.
 _SETTINGS = (
     ("model", "training", "train mode", True, About.MODE),
     ("model", "active_dropout", "active dropout modules", True, About.MODE),
@@ -177,15 +176,15 @@ def _versions(pair: Pairing) -> Iterator[Finding]:
 
 
 def _configuration(pair: Pairing) -> Iterator[Finding]:
-    found = list(other_configuration(pair.golden.manifest, pair.candidate.manifest, pair.renamings))
-    for name, key, ours, theirs in found[:_MOST_CONFIGURED]:
+    attributes = list(other_configuration(pair.golden.manifest, pair.candidate.manifest, pair.renamings))
+    for name, key, ours, theirs in attributes[:_MOST_CONFIGURED]:
         yield Finding("configuration", f"{place(name, key)}: golden {ours!r}, {pair.name} {theirs!r}", about=About.CONFIGURATION)
-    if len(found) > _MOST_CONFIGURED:
-        more = f"{len(found) - _MOST_CONFIGURED} more attributes of modules differ, such as {place(*found[-1][:2])}"
+    if len(attributes) > _MOST_CONFIGURED:
+        more = f"{len(attributes) - _MOST_CONFIGURED} more attributes of modules differ, such as {place(*attributes[-1][:2])}"
         yield Finding("configuration", more, about=About.CONFIGURATION)
 
 
-#: How many attributes of modules that differ have a line of their own.
+#: The most attributes of modules that get a line each.
 _MOST_CONFIGURED = 5
 
 
@@ -256,9 +255,9 @@ _CHECKS: tuple[Check, ...] = (
     _notes,
 )
 
-#: What a baseline must share with golden, as far as it is about anything but ``OTHER``; its precision is the candidate's.
+#: What a baseline must share with golden; findings about ``OTHER`` are ignored, since its precision is the candidate's.
 _BASELINE_CHECKS: tuple[Check, ...] = (_unverified, _weights, _inputs, _steps, _settings)
-_HARMLESS = (About.SEED, About.STEPS)  # where weights, inputs and draws agree
+_HARMLESS = (About.SEED, About.STEPS)  # if weights, inputs and random numbers agree
 
 
 def preflight_baseline(
@@ -268,7 +267,7 @@ def preflight_baseline(
     renamings: Sequence[Renaming] = (),
     refused: RefusedBaseline | None = None,
 ) -> list[Finding]:
-    """What makes a baseline a poor one; or, where one would help and there is none that may judge, the command that makes it."""
+    """What makes a baseline a poor judge; or, if one would help and none may judge, the command that captures it."""
     if refused is not None:
         cure = f"where golden was captured, run: {refused.cure}; or let golden bring its own: capture --save-state --with-baseline"
         return [Finding("refused baseline", f"{refused}; fixed limits judge"), Finding("baseline", cure, serious=False)]
@@ -282,7 +281,6 @@ def preflight_baseline(
         then = shlex.join(["accucompare", "diff", str(golden.path), str(candidate.path), "--baseline", out])
         return [Finding("baseline", f"a baseline tells rounding from a bug: {command}{where}, then {then}", serious=False)]
     pair = Pairing(golden, baseline, renamings, "baseline")
-    found = [finding for check in _BASELINE_CHECKS for finding in check(pair) if finding.serious]
     findings = [
         replace(
             finding,
@@ -290,8 +288,9 @@ def preflight_baseline(
             message=f"baseline: {finding.message}",
             of_baseline=finding.about not in _HARMLESS,
         )
-        for finding in found
-        if finding.about is not About.OTHER
+        for check in _BASELINE_CHECKS
+        for finding in check(pair)
+        if finding.serious and finding.about is not About.OTHER
     ]
     ours, theirs = product_formats(baseline.manifest), product_formats(candidate.manifest)
     lowered = next((name for name in theirs if name), "")

@@ -1,11 +1,10 @@
-"""Which ``--map`` options bring golden's names and another version of the model's together.
+"""Which ``--map`` options pair golden's modules with those of another version of the model.
 
-**Proposed** is the shortest list of maps that a greedy search finds: of all maps of one prefix to another that would bring an unmatched
-module of golden's to one of the model's, the one that brings most; and so on. Two modules are brought together only if the parameters that
-both have agree in shape and, where fingerprints are known, in value; if their class, or what is inside of them, does not speak against it;
-and if no other module loses its partner. Of several that are alike in all this the order in the model decides, unless the names speak for
-another choice: then nothing is proposed for them. Maps are of modules: a parameter that is called otherwise inside its module has to be
-mapped by hand, by its whole name.
+**Proposed** is the shortest list of maps that a greedy search finds. A map renames one prefix to another. The search takes the map that
+pairs the most unmatched modules, and so on. Two modules are paired only if the parameters that both have agree in shape and, if
+fingerprints are known, in value; if their classes or their children may be the same; and if no other module loses its partner. If several
+choices are equal in all this, the order in the model decides, unless the names favour another choice: then nothing is proposed for them.
+Maps are of modules. A parameter with another name inside its module has to be mapped by hand, by its whole name.
 """
 
 from __future__ import annotations
@@ -19,37 +18,37 @@ from accucompare.compare.align import Renaming, rename
 from accucompare.compare.renames import Model
 from accucompare.numbers.digests import same_fingerprint
 
-#: How many maps are proposed, and how many are tried for each; among how many modules alike, or maps that bring as much, one is chosen.
+#: The most maps that are proposed, that are tried for each, and the most equal modules or equal maps among which one is chosen.
 MOST_MAPS = 16
 MOST_TRIED = 100
 MOST_ALIKE = 200
 
 
 def propose(golden: Model, own: Model, renamings: Sequence[Renaming] = (), fingerprints: bool = True) -> list[str]:
-    """Maps that bring golden's unmatched modules to unmatched ones of another model, the most exact first.
+    """Maps that pair golden's unmatched modules with unmatched ones of another model, the most exact first.
 
     Args:
         golden: the model that golden was captured from.
-        own: the other one.
-        renamings: maps that hold already, and come first.
-        fingerprints: whether the values of parameters are to be equal where both are known; else their shapes and classes alone tell,
-            and nothing is proposed unless it brings most of golden's parameters to where they fit.
+        own: the other model.
+        renamings: maps that are already in force; they come first.
+        fingerprints: whether the values of parameters must be equal if both are known. Otherwise only shapes and classes decide, and
+            nothing is proposed unless it pairs most of golden's parameters.
 
     Returns:
         OLD=NEW texts.
     """
     if not renamings and not set(golden.get("modules") or ()) - set(own.get("modules") or ()):
-        return []  # nothing is called otherwise
+        return []  # all of golden's names are there
     search = _Search(_Side.of(golden), _Side.of(own), list(renamings), fingerprints)
-    found = search.shortest()
-    if not fingerprints and found and 2 * search.score(search.pairs(found))[0] < sum(map(len, search.golden.own.values())):
+    maps = search.shortest()
+    if not fingerprints and maps and 2 * search.score(search.pairs(maps))[0] < sum(map(len, search.golden.own.values())):
         return []
-    return found
+    return maps
 
 
 @dataclass(frozen=True)
 class _Side:
-    """A model's modules in order, the parameters of each, and what is inside of each."""
+    """A model's modules in order, with the parameters and the children of each."""
 
     place: dict[str, int]  # by name, the number of the module
     classes: Mapping[str, str]
@@ -70,20 +69,20 @@ class _Side:
         return cls({name: number for number, name in enumerate(names)}, model.get("modules") or {}, own, children)
 
 
-#: The pairs that maps make, by golden's name.
+#: The model's name for each of golden's that is paired.
 _Pairs = dict[str, str]
 
 
 class _Search:
-    """Looks for maps. ``golden`` and ``own`` are the two sides."""
+    """Searches for maps. ``golden`` and ``own`` are the two sides."""
 
     def __init__(self, golden: _Side, own: _Side, renamings: list[Renaming], fingerprints: bool) -> None:
         self.golden = golden
         self.own = own
-        self._given_names = {name: new for name in golden.place if (new := rename(name, renamings)) is not None}
+        self._renamed = {name: new for name in golden.place if (new := rename(name, renamings)) is not None}
         self._fingerprints = fingerprints
-        self._applied: dict[str, dict[str, str]] = {}  # by map: what it makes of golden's names
-        self._most: dict[tuple[bool, str], tuple[int, int]] = {}  # by side and glob: parameters and modules that it matches
+        self._applied: dict[str, dict[str, str]] = {}  # by map: the new names of golden's modules
+        self._most: dict[tuple[bool, str], tuple[int, int]] = {}  # by side and glob: numbers of parameters and modules that it matches
         self._kinds: dict[tuple[bool, str], Any] = {}
 
     def shortest(self) -> list[str]:
@@ -100,36 +99,36 @@ class _Search:
                 maps = _most_exact_first([*maps, best])
             else:
                 refused |= {best, *rivals}
-        for text in reversed(maps.copy()):  # what a later one has made superfluous
+        for text in reversed(maps.copy()):  # a later map may make an earlier one superfluous
             fewer = [each for each in maps if each != text]
             if self.score(self.pairs(fewer)) == self.score(self.pairs(maps)):
                 maps = fewer
         return maps
 
     def pairs(self, maps: Sequence[str]) -> _Pairs:
-        """Which module of golden's is which of the model's; those that have the same name and parameters of other shapes are none."""
-        found: _Pairs = {}
+        """The model's module for each of golden's. Modules of one name whose parameters have different shapes are not paired."""
+        pairs: _Pairs = {}
         taken: set[str] = set()
         for name in self.golden.place:
             new = self._new_name(name, maps)
             if new is not None and new in self.own.place and new not in taken:
-                found[name] = new
+                pairs[name] = new
                 taken.add(new)
         for name in self.golden.place:
-            if name not in found and name in self.own.place and name not in taken and not self._shapes_differ(name, name):
-                found[name] = name
-        return found
+            if name not in pairs and name in self.own.place and name not in taken and not self._shapes_differ(name, name):
+                pairs[name] = name
+        return pairs
 
     def _new_name(self, name: str, maps: Sequence[str]) -> str | None:
-        given = self._given_names.get(name)
-        return next((self._apply(text)[name] for text in maps if name in self._apply(text)), None) if given is None else given
+        new = self._renamed.get(name)
+        return next((self._apply(text)[name] for text in maps if name in self._apply(text)), None) if new is None else new
 
     def score(self, pairs: _Pairs) -> tuple[int, int]:
         """How many parameters, and how many modules, have a partner."""
         return sum(len(self.golden.own[ours].keys() & self.own.own[theirs].keys()) for ours, theirs in pairs.items()), len(pairs)
 
     def _best(self, maps: list[str], before: _Pairs, refused: set[str]) -> str | None:
-        """The map that brings most; of several, the most exact, and the one of the first modules."""
+        """The map that pairs most; of several the most exact, then that of the first modules."""
         likely: Counter[str] = Counter()
         for ours, theirs in self._likely(before):
             likely.update(set(self._maps(ours, theirs)))
@@ -148,19 +147,19 @@ class _Search:
         return None if best is None else best[1]
 
     def _with(self, text: str, maps: list[str], before: _Pairs) -> _Pairs | None:
-        """The pairs that one more map makes; ``None`` if it would bring together what cannot be the same, or part what is."""
+        """The pairs with one more map; ``None`` if that would pair modules that cannot be the same, or separate a pair."""
         maps = _most_exact_first([*maps, text])
         after = self.pairs(maps)
         if not before.keys() <= after.keys():
             return None
         moved = [(name, new) for name in self._apply(text) if (new := self._new_name(name, maps)) in self.own.place]
-        if any(after.get(name) != new for name, new in moved):  # another has become the same
+        if any(after.get(name) != new for name, new in moved):  # two modules would get the same name
             return None
         wrong = any(before.get(ours) != theirs and not self._may_be(ours, theirs) for ours, theirs in after.items())
         return None if wrong else after
 
     def _rivals(self, text: str, maps: list[str], before: _Pairs) -> set[str] | None:
-        """The maps that would bring as much in another way, if neither order nor names decide; ``None`` if all is clear."""
+        """The maps that would pair as much in another way, if neither order nor names decide; ``None`` if there is no doubt."""
         after = self._with(text, maps, before)
         assert after is not None
         ours, theirs = self._first(before, after)
@@ -174,8 +173,8 @@ class _Search:
                 if self._bound(rival) < gain:
                     continue
                 tried += 1
-                found = self._with(rival, maps, before) if tried <= MOST_ALIKE else None
-                if found is not None and found.get(pair[0]) == pair[1] and self.score(found) >= self.score(after):
+                pairs = self._with(rival, maps, before) if tried <= MOST_ALIKE else None
+                if pairs is not None and pairs.get(pair[0]) == pair[1] and self.score(pairs) >= self.score(after):
                     rivals[pair] = rival
         if tried > MOST_ALIKE:
             return set(rivals.values())
@@ -192,7 +191,7 @@ class _Search:
         return set(rivals.values())
 
     def _likely(self, pairs: _Pairs) -> Iterator[tuple[str, str]]:
-        """Modules without partner that may be each other's."""
+        """Pairs of modules without partner that may be the same."""
         ours = [name for name in self.golden.place if name not in pairs]
         taken = set(pairs.values())
         theirs = [name for name in self.own.place if name not in taken]
@@ -209,12 +208,12 @@ class _Search:
                 yield from zip(some, others, strict=True)
 
     def _groups(self, ours: list[str], theirs: list[str]) -> Iterator[tuple[list[str], list[str]]]:
-        """Modules with parameters, and those of the other side that have the same."""
+        """Modules with parameters, and the other side's modules with the same parameters."""
         kinds: dict[Any, list[str]] = {}
         for name in theirs:
             if self.own.own[name]:
                 kinds.setdefault(self._kind(self.own, name), []).append(name)
-        values: dict[tuple[str, str], list[str]] = {}  # by digests of their first parameter; what has none may be anything
+        values: dict[tuple[str, str], list[str]] = {}  # by digests of their first parameter; without one they may be any
         for name in (name for names in kinds.values() for name in names if self._fingerprints):
             for key in _digests(self.own.own[name]) or [("", "")]:
                 values.setdefault(key, []).append(name)
@@ -231,7 +230,7 @@ class _Search:
         yield from groups.values()
 
     def _kind(self, side: _Side, name: str) -> Any:
-        """What a module has to share with another: names and shapes of its parameters; where values do not tell, the class, too."""
+        """What two modules must have in common: names and shapes of parameters; without fingerprints the class too."""
         place = side is self.golden, name
         if place not in self._kinds:
             shapes = frozenset((leaf, str(entry["shape"])) for leaf, entry in side.own[name].items())
@@ -239,7 +238,7 @@ class _Search:
         return self._kinds[place]
 
     def _alike(self, ours: str, theirs: str, pairs: _Pairs, of_golden: bool) -> list[str]:
-        """The modules of one side, without partner, that might stand where this pair's does."""
+        """The modules of one side, without partner, that may take the place of this pair's."""
         side, name = (self.golden, ours) if of_golden else (self.own, theirs)
         kind = self._kind(side, name)
         taken = pairs.keys() if of_golden else set(pairs.values())
@@ -258,7 +257,7 @@ class _Search:
         return any(own[leaf]["shape"] != other[leaf]["shape"] for leaf in own.keys() & other.keys())
 
     def _differ(self, ours: str, theirs: str) -> bool:
-        """Whether a parameter that both modules have is another."""
+        """Whether a parameter that both modules have differs."""
         if self._shapes_differ(ours, theirs):
             return True
         own, other = self.golden.own[ours], self.own.own[theirs]
@@ -285,24 +284,24 @@ class _Search:
         if text not in self._applied:
             renaming = Renaming.parse(text)
             new = ((name, renaming.apply(name)) for name in self.golden.place)
-            self._applied[text] = {name: found for name, found in new if found is not None}
+            self._applied[text] = {name: applied for name, applied in new if applied is not None}
         return self._applied[text]
 
     def _bound(self, text: str) -> tuple[int, int]:
-        """How many parameters and modules a map can bring together at most."""
+        """The most parameters and modules that a map can pair."""
         old, _, new = text.partition("=")
         bounds = []
         for side, glob in ((self.golden, old), (self.own, new)):
             place = side is self.golden, glob
             if place not in self._most:
                 same = Renaming.parse(f"{glob}={glob}")
-                found = [name for name in side.place if same.apply(name) is not None]
-                self._most[place] = sum(len(side.own[name]) for name in found), len(found)
+                names = [name for name in side.place if same.apply(name) is not None]
+                self._most[place] = sum(len(side.own[name]) for name in names), len(names)
             bounds.append(self._most[place])
         return min(bounds[0][0], bounds[1][0]), min(bounds[0][1], bounds[1][1])
 
     def _maps(self, ours: str, theirs: str) -> Iterator[str]:
-        """The maps of one prefix to another that make the one name of the other, with and without ``*`` for the numbers in them."""
+        """The maps of one prefix to another that turn the first name into the second, with and without ``*`` for numbers."""
         old, new = ours.split(".") if ours else [], theirs.split(".") if theirs else []
         if not self.golden.children.get(ours):
             yield from _with_stars(old, new, [])
@@ -325,16 +324,16 @@ def _with_stars(old: list[str], new: list[str], end: list[str]) -> Iterator[str]
 
 
 def _by_parent(golden: _Side, ours: list[str], own: _Side, theirs: list[str], pairs: _Pairs) -> Iterator[tuple[list[str], list[str]]]:
-    """Modules without parameters that have no partner, though what they are in has one: those of one class together, in order."""
-    found: dict[tuple[str, str | None], tuple[list[str], list[str]]] = {}
+    """Modules without parameters and partner whose parents are paired: those of one class together, in order."""
+    groups: dict[tuple[str, str | None], tuple[list[str], list[str]]] = {}
     for name in ours:
         parent = pairs.get(_parent(name))
         if name and parent is not None and not golden.own[name]:
-            found.setdefault((parent, golden.classes.get(name)), ([], []))[0].append(name)
+            groups.setdefault((parent, golden.classes.get(name)), ([], []))[0].append(name)
     for name in theirs:
-        if name and not own.own[name] and (_parent(name), own.classes.get(name)) in found:
-            found[_parent(name), own.classes.get(name)][1].append(name)
-    yield from found.values()
+        if name and not own.own[name] and (_parent(name), own.classes.get(name)) in groups:
+            groups[_parent(name), own.classes.get(name)][1].append(name)
+    yield from groups.values()
 
 
 def _digests(parameters: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -356,7 +355,7 @@ def _gain(before: tuple[int, int], after: tuple[int, int]) -> tuple[int, int]:
 
 
 def _exactness(text: str) -> int:
-    """How much of a name a map tells."""
+    """The length of a map's old name without stars."""
     return len(text.partition("=")[0].replace("*", ""))
 
 

@@ -1,8 +1,8 @@
-"""Whether a baseline ran golden's code: only then is its distance from golden rounding, and no bug that it shares with the candidate."""
+"""Whether a baseline ran golden's code. Only then is its distance from golden rounding, and not a bug that the candidate has too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,14 @@ from accucompare.compare.align import Renaming, rename
 
 @dataclass(frozen=True)
 class OtherCode:
-    """What shows that two captures did not run the same code, or does not let one tell.
+    """What shows that two captures did not run the same code, or that this is unknown.
 
     Attributes:
-        versions: of each package in another version: its name, and golden's and the other's version.
+        versions: each package of another version: its name, golden's version and the other's.
         edited: the Python modules whose source files differ.
         absent: the Python modules with golden's module classes that the other did not load.
-        configured: of each module attribute that differs: the module, the attribute, and golden's and the other's value.
-        unrecorded: whether one of the manifests does not say what ran, or not all, since another profiler was at work.
+        configured: each module attribute that differs: the module, the attribute, golden's value and the other's.
+        unrecorded: whether a manifest does not say what ran, or not everything, because another profiler was active.
     """
 
     versions: tuple[tuple[str, str, str], ...] = ()
@@ -34,23 +34,23 @@ class OtherCode:
 
     def __str__(self) -> str:
         """In words: ``transformers is 4.52.1 in golden, 4.51.3 here; net.py differs``."""
-        parts = [f"{package} is {ours} in golden, {theirs} here" for package, ours, theirs in _first(self.versions)]
+        parts = [f"{package} is {ours} in golden, {theirs} here" for package, ours, theirs in self.versions[:3]]
         if self.edited:
-            parts.append(f"{', '.join(_first(self.edited))} {'differs' if len(self.edited) == 1 else 'differ'} from golden's")
+            parts.append(f"{', '.join(self.edited[:3])} {'differs' if len(self.edited) == 1 else 'differ'} from golden's")
         if self.absent:
-            parts.append(f"golden's {', '.join(_first(self.absent))} did not run here")
-        parts += [f"{place(name, key)} is {ours!r} in golden, {theirs!r} here" for name, key, ours, theirs in _first(self.configured)]
+            parts.append(f"golden's {', '.join(self.absent[:3])} did not run here")
+        parts += [f"{place(name, key)} is {ours!r} in golden, {theirs!r} here" for name, key, ours, theirs in self.configured[:3]]
         if self.unrecorded:
             parts.append("a manifest does not say which code ran")
         return "; ".join(parts)
 
 
 def other_code(golden: Manifest, other: Manifest) -> OtherCode:
-    """What differs between the code that two captures ran; false if nothing does.
+    """The differences between the code that two captures ran; false if there are none.
 
-    Of packages, those that golden's functions and module classes come from are compared, by their public versions: builds of torch for
-    other devices (``2.13.0+cpu``) are one version. A file that the other capture did not run is no difference, unless it holds the class
-    of one of golden's modules.
+    Compared are the packages of golden's functions and module classes, by their public versions: builds of torch for different devices
+    (``2.13.0+cpu``) are one version. A file that the other capture did not run is no difference, unless it holds the class of one of
+    golden's modules.
     """
     codes = golden.code, other.code
     ours, theirs = (code.sources for code in codes)
@@ -66,9 +66,9 @@ def other_code(golden: Manifest, other: Manifest) -> OtherCode:
 
 
 def other_optimizer(golden: Manifest, other: Manifest) -> OtherCode:
-    """The same of the case's optimizer alone: its class, its file, and its package's version if that is not torch.
+    """The same for the case's optimizer alone: its class, its file, and its package's version if that is not torch.
 
-    Another release of torch is no other optimizer, as it is no other layer: that no update was compared is said in any case.
+    Another release of torch does not count as another optimizer, just as it does not count as another layer.
     """
     classes = [manifest.options.optimizer or "" for manifest in (golden, other)]
     names = {name.rpartition(".")[0].partition(" of ")[0] for name in classes}
@@ -83,7 +83,7 @@ def other_optimizer(golden: Manifest, other: Manifest) -> OtherCode:
 
 
 def other_configuration(golden: Manifest, other: Manifest, renamings: Sequence[Renaming] = ()) -> Iterable[tuple[str, str, Any, Any]]:
-    """The attributes of modules that both captures have with different values: module, attribute, golden's value, the other's."""
+    """Attributes of modules with different values in two captures: module, attribute, golden's value, the other's value."""
     ours, theirs = ((manifest.code.configuration or {}) for manifest in (golden, other))
     for name, values in ours.items():
         others = theirs.get(rename(name, renamings) or name, {})
@@ -96,15 +96,8 @@ def place(name: str, attribute: str) -> str:
 
 
 def _versions(golden: Manifest, other: Manifest, packages: Iterable[str]) -> Iterable[tuple[str, str, str]]:
-    ours, theirs = (_public(manifest.versions) for manifest in (golden, other))
+    public = ({name: str(version).partition("+")[0] for name, version in manifest.versions.items()} for manifest in (golden, other))
+    ours, theirs = public
     for package in sorted(packages):
         if package in ours and package in theirs and ours[package] != theirs[package]:
             yield package, ours[package], theirs[package]
-
-
-def _public(versions: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(version).partition("+")[0] for name, version in versions.items()}
-
-
-def _first(items: tuple[Any, ...]) -> tuple[Any, ...]:
-    return items[:3]

@@ -1,4 +1,4 @@
-"""Where errors come from, told from the order of the rows and which call was made in which."""
+"""Where errors come from, as the order of the rows and the nesting of calls show."""
 
 from __future__ import annotations
 
@@ -14,16 +14,26 @@ from accucompare.compare.operator_rows import Operator, OperatorOrigins, is_oper
 from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
 from accucompare.compare.training import Training
 
-#: Fed: a later error in a call's own code is one of its own if it is so many times as far over its limit as the earlier ones.
+#: Fed: a later error in a call's own code counts as another error if it is so many times as far over its limit as the earlier ones.
 MUCH_FURTHER = 8.0
 
 #: (rank, step, name, call index).
 Call = tuple[int, int, str, int]
 
 
+def call_of(record: Record) -> Call:
+    """The module call that a record belongs to."""
+    return record.rank, record.step, record.name, record.call
+
+
+def caller_of(record: Record) -> Call | None:
+    """The call in which a record's call was made; ``None`` for the root's."""
+    return None if record.parent is None else (record.rank, record.step, *record.parent)
+
+
 @dataclass
 class _CallState:
-    known: bool = False  # it has a row of its own; its children's come earlier if nothing went into it, or if it was left out
+    known: bool = False  # the call has a row of its own; its children's rows come first if it has no inputs or was left out
     over: bool = False  # an input of the call, or an output of a call made inside it, is over tolerance
     nonfinite: bool = False  # and one is not finite
     has_children: bool = False
@@ -31,14 +41,12 @@ class _CallState:
 
 @dataclass
 class Origins:
-    """Tells where errors come from, fed row by row in execution order.
+    """Traces errors of a free-running comparison, row by row in execution order. ``Fed`` does so for a fed one.
 
-    In a free-running comparison this is what limits alone can tell: an output over its limit is *introduced* by a
-    module all of whose inputs were within; it is *glue* if the module's children were within too, for then its own code made
-    the error; an input over its limit is *glue* if everything its parent had until then was within; all else is *inherited*. An
-    input of an outermost call has no parent: it is *inputs differ* if nothing before it in its step was over.
-
-    In a fed comparison nothing is inherited, since every call was given golden's values, but for what could not be fed: see ``Fed``.
+    This is what limits alone can tell. An output over its limit is *introduced* by a module whose inputs were all within their
+    limits; it is *glue* if the module called children that were within theirs, since then its own code made the error. An input over its
+    limit is *glue* if everything that its parent had before was within limits. All else is *inherited*. An input of an outermost call has
+    no parent: it is *inputs differ* if nothing before it in its step was over its limit.
     """
 
     _calls: dict[Call, _CallState] = field(default_factory=dict)
@@ -49,9 +57,9 @@ class Origins:
     _training: Training = field(default_factory=lambda: Training(fed=False))
 
     def trace(self, record: Record, verdict: Verdict) -> Verdict:
-        """The verdict with its reason made exact, where the error could have come from elsewhere."""
+        """The verdict with ``OVER`` replaced by the reason that says where the error comes from."""
         if record.role in TRAINING_ROLES:
-            children = self._state((record.rank, record.step, record.name, record.call)).has_children
+            children = self._state(call_of(record)).has_children
             return self._training.trace(record, verdict, False, children)
         verdict = self._trace(record, verdict)
         self._training.forward(record, verdict)
@@ -60,16 +68,14 @@ class Origins:
     def _trace(self, record: Record, verdict: Verdict) -> Verdict:
         step = record.rank, record.step
         if record.role is Role.COMPUTED_BUFFER:
-            if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
-                self._buffers.add((record.rank, record.name))
-            return _of_buffer(verdict)
-        call = self._state((*step, record.name, record.call))
+            return _of_buffer(record, verdict, self._buffers)
+        call = self._state(call_of(record))
         if is_operator(record):
             return self._operators.trace(record, verdict, call.over)
         call.known = True
         parent = None
-        if record.parent is not None:
-            parent = self._state((*step, *record.parent))
+        if (caller := caller_of(record)) is not None:
+            parent = self._state(caller)
             parent.has_children = True
         nonfinite = verdict.reason is Reason.NON_FINITE
         if verdict.reason is Reason.OVER:
@@ -87,7 +93,7 @@ class Origins:
         return verdict
 
     def _state(self, call: Call) -> _CallState:
-        """What is known of a call; a buffer that is wrong goes into every call of its module."""
+        """The state of a call. A wrong buffer is an input of every call of its module."""
         state = self._calls.get(call)
         if state is None:
             rank, _, name, _ = call
@@ -110,12 +116,12 @@ class Origins:
         return call.nonfinite
 
 
-#: (rank, step, name, call index, role, path): what is told of a value that was not fed.
+#: A value that was not fed: (rank, step, name, call index, role, path).
 NotFed = tuple[int, int, str, int, str, str]
 
 
 def not_fed(manifests: Mapping[int, Manifest]) -> set[NotFed]:
-    """Which values of a fed capture kept what had been computed, from the manifests of its ranks."""
+    """The values of a fed capture that were not replaced by golden's, from the manifests of its ranks."""
     return {
         (rank, entry.step, entry.name, entry.call, entry.role, entry.path)
         for rank, manifest in manifests.items()
@@ -125,27 +131,24 @@ def not_fed(manifests: Mapping[int, Manifest]) -> set[NotFed]:
 
 
 def operators_not_fed(manifests: Mapping[int, Manifest]) -> frozenset[Operator]:
-    """Which operators of a fed capture kept what they were given, or gave, from the manifests of its ranks."""
-    found: set[Operator] = set()
-    for rank, manifest in manifests.items():
-        feed = manifest.feed
-        found |= set() if feed is None else not_fed_operators(rank, feed.not_fed)
-    return frozenset(found)
+    """The operators of a fed capture whose inputs or outputs were not replaced by golden's, from the manifests of its ranks."""
+    feeds = ((rank, manifest.feed) for rank, manifest in manifests.items())
+    return frozenset().union(*(not_fed_operators(rank, feed.not_fed) for rank, feed in feeds if feed is not None))
 
 
 @dataclass
 class Fed:
-    """The same for a fed candidate, of which every error is its own, but for what could not be fed.
+    """Traces errors of a fed candidate, row by row. Every error is a row's own, except for what comes from values that were not fed.
 
-    Where an input that was not fed is over its limit, or an output of a child that was not fed, a call's own code computed with
-    values that were wrong already: its outputs, and what it gives its children, are *inherited*. Where such an input cannot be told to
-    be right, the outputs' verdicts say so (``not_all_fed``).
+    If an input that was not fed is over its limit, or an output of a child that was not fed, then a call's own code computed with
+    wrong values: its outputs, and its children's inputs, are *inherited*. If such an input cannot be proven right, the outputs' verdicts
+    say so (``not_all_fed``).
 
-    A call's own code goes on with what it has computed itself, as a residual stream does: of the values that it gives its children and
-    returns, only the first one over its limit is *glue*, and others that are much further over theirs.
+    A call's own code goes on with what it has computed itself, as a residual stream does. Of its children's inputs and its outputs, only
+    the first one over its limit is *glue*, and later ones that are much further over theirs.
 
     Attributes:
-        not_fed: which values kept what the candidate had computed.
+        not_fed: the values that were not replaced by golden's.
         operators: the same for operators.
         recorded: the modules that golden has, so that they were fed; ``None`` for all.
     """
@@ -169,15 +172,11 @@ class Fed:
 
     def trace(self, record: Record, verdict: Verdict) -> Verdict:
         """The verdict with its reason made exact."""
-        step = record.rank, record.step
         if record.role is Role.COMPUTED_BUFFER:
-            if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
-                self._buffers.add((record.rank, record.name))
-            return _of_buffer(verdict)
-        call: Call = (*step, record.name, record.call)
+            return _of_buffer(record, verdict, self._buffers)
+        call, parent = call_of(record), caller_of(record)
         if is_operator(record):
             return self.operators.trace(record, verdict, call in self._tainted)
-        parent: Call | None = None if record.parent is None else (*step, *record.parent)
         if record.role in TRAINING_ROLES:
             maker = parent if record.role is Role.GRAD_OUTPUT else call
             erring = maker in self._erring or (maker is not None and maker in self._tainted)
@@ -185,8 +184,8 @@ class Fed:
         if parent is not None:
             self._with_children.add(parent)
         source = parent if record.role is Role.INPUT else call  # whose own code made the value
-        given = source in self._tainted or (source is not None and not self._was_fed(source[2]))
-        given = given or (source is not None and (record.rank, source[2]) in self._buffers)
+        tainted = source in self._tainted or (source is not None and (record.rank, source[2]) in self._buffers)
+        tainted = tainted or (source is not None and self.recorded is not None and source[2] not in self.recorded)
         reshaped = verdict.reason is Reason.SHAPE
         if record.role is Role.INPUT and _is_right(record, verdict):
             self._unknown.get(call, set()).discard(record.path)
@@ -195,11 +194,11 @@ class Fed:
         if reshaped and source in self._reshaped:
             verdict = replace(verdict, reason=Reason.INHERITED)
         elif verdict.reason is Reason.OVER:
-            reason = Reason.INHERITED if given else self._reason(record, call)
+            reason = Reason.INHERITED if tainted else self._reason(record, call)
             if reason is Reason.GLUE and source is not None and self._passed_on(source, verdict):
                 reason = Reason.INHERITED
             verdict = replace(verdict, reason=reason)
-        elif verdict.reason is Reason.NON_FINITE and not given:
+        elif verdict.reason is Reason.NON_FINITE and not tainted:
             verdict = verdict.beginning()
         if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
             self._erring.add(source)
@@ -213,15 +212,12 @@ class Fed:
         return verdict
 
     def _passed_on(self, source: Call, verdict: Verdict) -> bool:
-        """Whether a call's code was about as wrong before."""
+        """Whether an earlier value of a call's code was about as wrong."""
         before, now = self._glue.get(source), verdict.used or 0.0
-        if math.isinf(now):  # another choice, or a trace where golden is zero: no measure of how wrong what follows is
+        if math.isinf(now):  # another choice, or something tiny where golden is zero; neither says how wrong later values are
             return False
         self._glue[source] = max(before or 0.0, now)
         return before is not None and now <= MUCH_FURTHER * before
-
-    def _was_fed(self, name: str) -> bool:
-        return self.recorded is None or name in self.recorded
 
     def _reason(self, record: Record, call: Call) -> Reason:
         if record.role is Role.INPUT:
@@ -229,15 +225,17 @@ class Fed:
         return Reason.GLUE if call in self._with_children else Reason.INTRODUCED
 
 
-def _of_buffer(verdict: Verdict) -> Verdict:
-    """The verdict on a computed buffer: nothing goes into it."""
+def _of_buffer(record: Record, verdict: Verdict, wrong: set[tuple[int, str]]) -> Verdict:
+    """The verdict on a computed buffer, which has no inputs. The module of a wrong one is added to ``wrong``."""
+    if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
+        wrong.add((record.rank, record.name))
     if verdict.reason is Reason.OVER:
         return replace(verdict, reason=Reason.INTRODUCED)
     return verdict.beginning() if verdict.reason is Reason.NON_FINITE else verdict
 
 
 def _is_right(record: Record, verdict: Verdict) -> bool:
-    """Whether what was given to a call passes; or is a cache that cannot be looked into, which holds what was fed to calls before."""
+    """Whether an input passes, or is an opaque cache, which holds what earlier calls were fed."""
     if verdict.reason is Reason.NOT_COMPARABLE and record.layout is Layout.OPAQUE:
         return verdict.alike and record.is_cache
     return verdict.status is Status.PASS

@@ -1,4 +1,4 @@
-"""What a diff is made of: rows, each a pair of records or one without partner, with verdicts; and what pre-flight finds."""
+"""The rows of a diff, each a pair of records or one without partner, with their verdicts; and the findings of pre-flight."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Reason(str, Enum):
     NOT_COMPARABLE = "not comparable"
     OVER_PRECISE = "over-precise"
     NOT_DETERMINISTIC = "not deterministic"
-    OVER = "over"  # its limit, until it is traced to where that came from; no row of a result has it
+    OVER = "over"  # over its limit, until that is traced to where it came from; no row of a result has this
 
 
 STATUS_OF = {
@@ -65,7 +65,7 @@ STATUS_OF = {
 #: Reasons of rows that have only one side.
 UNMATCHED = (Reason.MISSING, Reason.EXTRA)
 
-#: What the reasons mean that a row of a result may have.
+#: The meaning of each reason that a row of a result may have.
 MEANING = {
     Reason.IDENTICAL: "bit for bit the same",
     Reason.OK: "within tolerance",
@@ -84,17 +84,17 @@ MEANING = {
     Reason.NOT_DETERMINISTIC: "over its limit, but no more than two runs of the candidate differ from each other",
 }
 
-#: How a row without recorded values was judged, after "judged".
+#: Follows "judged", for a row without recorded values.
 BY_STATISTICS = "by statistics alone, which show neither values in another order nor most small differences"
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A number or a string that an operator is given, or that a module keeps, of which the two sides have different ones.
+    """A number or a string that differs between the two sides: an argument of an operator, or an attribute of a module.
 
     Attributes:
         name: the argument, or the module's attribute: ``eps``.
-        golden, candidate: what each gives or has, in words; ``""`` for nothing.
+        golden, candidate: each side's value in words; ``""`` if it has none.
     """
 
     name: str
@@ -107,11 +107,11 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What the two sides run or give that is not the same, and explains an error better than its size does.
+    """Operators or options that differ between the two sides and explain an error.
 
     Attributes:
         only_golden, only_candidate: operators that only one side runs, with their source lines: ``aten.mul (lora/layer.py:1065)``.
-        options: numbers and strings that one operator is given differently.
+        options: numbers and strings that differ for an operator that both sides run.
     """
 
     only_golden: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class Difference:
         return "; ".join([*alone, *map(str, self.options)])
 
 
-#: Operators that only one side runs, of which so many are named.
+#: The most operators of one side alone that are named.
 _NAMED = 3
 
 
@@ -134,24 +134,24 @@ def _listed(operators: tuple[str, ...]) -> str:
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """What is said of one row.
+    """The verdict on one row.
 
     Attributes:
         reason: why; it decides the status.
-        tolerance: the limits that judged it, ``""`` where none did.
+        tolerance: the limits that judged it, ``""`` if none did.
         rule: where those limits come from.
         smallest: the smallest limits that would pass.
         used: measured error as a multiple of its limit (over 1 fails); the largest, if there are several limits.
-        detail: one sentence more, where there is something to say.
-        rel_l2_limit: the limit on the relative L2 error, where there was one.
+        detail: one sentence more, if there is something to add.
+        rel_l2_limit: the limit on the relative L2 error, if there was one.
         excess: the candidate's relative L2 error as a multiple of the baseline's (or of its floor); ``None`` without a baseline.
-        excess_limit: the limit on ``excess``, where that is what judged it.
-        beyond: whether the baseline would pass it, but it is too large to be rounding, whatever the baseline.
-        option: of a number or a string given to an operator, what the two sides give, if that differs.
-        chosen: whether rounding changes the shape here, or how often the call is made, as the baseline shows: nothing judges it.
-        alike: of values that cannot be compared, whether both sides hold the same kind of value.
-        begins: whether values that are not finite come from here: nothing that went in has any.
-        not_all_fed: of a fed row, whether something that went into its call was not fed and is not known to be right.
+        excess_limit: the limit on ``excess``, if that judged it.
+        beyond: whether the baseline would pass it, but the error is too large to be rounding, whatever the baseline.
+        option: for a number or a string given to an operator, the two sides' values, if they differ.
+        chosen: whether rounding alone changes the shape or the number of calls here, as the baseline shows, so that nothing judges it.
+        alike: for values that cannot be compared, whether both sides hold the same kind of value.
+        begins: whether values that are not finite begin here: nothing that went in has any.
+        not_all_fed: for a fed row, whether something that went into its call was not fed and is not proven right.
     """
 
     reason: Reason
@@ -185,11 +185,11 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
         return self.status is Status.PASS and self.used is not None and self.used > 0.5
 
     def beginning(self) -> Verdict:
-        """The same with ``begins``, which its detail says."""
+        """The same with ``begins`` set, and said in the detail."""
         return msgspec.structs.replace(self, begins=True, detail=self._also("begins here"))
 
     def unfed(self) -> Verdict:
-        """The same with ``not_all_fed``, which its detail says."""
+        """The same with ``not_all_fed`` set, and said in the detail."""
         return msgspec.structs.replace(self, not_all_fed=True, detail=self._also("not all that went in was fed"))
 
     def _also(self, words: str) -> str:
@@ -200,14 +200,14 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     """One line of the report: a pair of records, or one that has no partner. ``msgspec.structs.replace`` changes one.
 
     Attributes:
-        golden, candidate: the records; at least one of them is there, but for a module never called on both sides.
-        verdict: what is said of it.
-        metrics: what was measured; ``None`` where nothing could be.
+        golden, candidate: the records; at least one is there, except for a module that is called on neither side.
+        verdict: on the row.
+        metrics: what was measured; ``None`` if nothing could be.
         nearest: for a record without partner, the other side's unmatched name most like its own.
         module: the module's qualified name on golden's side (the candidate's, if only it has one).
-        baseline: relative L2 error of the baseline's record; ``None`` where there is none.
-        noise: L2 norm of the difference between two runs of the candidate, relative to that of golden, as errors are (0 for 0/0, inf
-            for x/0, and where NaN or Inf differ); ``None`` where it was run once.
+        baseline: relative L2 error of the baseline's record; ``None`` if there is none.
+        noise: L2 norm of the difference between two runs of the candidate, relative to golden's norm (0 for 0/0, inf for x/0 and if NaN
+            or Inf differ); ``None`` if it was run once.
     """
 
     golden: Record | None
@@ -238,14 +238,14 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def by_statistics(self) -> bool:
-        """Whether it was judged by statistics alone, so that its metrics are lower bounds, and passing proves little."""
+        """Whether it was judged by statistics alone. Then its metrics are lower bounds, and passing proves little."""
         sides = (self.golden, self.candidate)
         without_values = any(record is not None and record.member is None for record in sides)
         return self.metrics is not None and without_values and self.reason is not Reason.IDENTICAL
 
     @property
     def same_bits(self) -> bool | None:
-        """Whether both sides hold the same bits, whatever the verdict; ``None`` where that is not known, or one side is missing."""
+        """Whether both sides hold the same bits, whatever the verdict; ``None`` if that is unknown, or one side is missing."""
         golden, candidate = self.golden, self.candidate
         if golden is None or candidate is None or golden.digest is None or candidate.digest is None:
             return None
@@ -253,7 +253,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def place(self) -> str:
-        """Where the row is, in words: ``encoder.0.fc1 call 0 output``."""
+        """Where the row is, in words: ``encoder.0.fc1 call 1 output``."""
         record = self.record
         if record is None:
             return self.module
@@ -263,7 +263,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class About(str, Enum):
-    """What a finding is about, as far as anything is decided by that."""
+    """What a finding is about, if a decision depends on that."""
 
     GIVEN = "given"  # weights and inputs, which alone explain any difference
     STEPS = "steps"
@@ -279,10 +279,10 @@ class Finding:
     """One thing that pre-flight found.
 
     Attributes:
-        topic, message: what people read.
+        topic, message: words for people.
         serious: whether it alone may explain differences.
-        of_baseline: whether it is the baseline that has it.
-        about: what is decided by.
+        of_baseline: whether it is about the baseline.
+        about: the field to decide by.
     """
 
     topic: str
@@ -294,12 +294,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class RefusedBaseline:
-    """A baseline that does not judge, since it did not run golden's code, or is not there to judge.
+    """A baseline that may not judge, since it did not run golden's code; or one that could not be captured here for that reason.
 
     Attributes:
-        path: of its bundle; ``None`` where there is none.
-        why: what its code differs in.
-        cure: the command that makes a proper one, to be run where golden was captured.
+        path: of its bundle; ``None`` if there is none.
+        why: the differences of its code.
+        cure: the command that captures a proper one, to be run where golden was captured.
     """
 
     path: Path | None

@@ -1,4 +1,4 @@
-"""An even sample of a tensor that is too large to be looked at whole: every so many slices along each dimension."""
+"""An even sample of a tensor that is too large to read whole: one slice in so many along each dimension."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: Slices that are left along a dimension before the last one, which holds channels more often than not, is thinned.
+#: The fewest slices left along other dimensions before the last one, which usually holds channels, is thinned.
 FEWEST_SLICES = 32
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Which elements are looked at.
+    """Which elements of a tensor are read.
 
     Attributes:
         shape: of the whole.
-        starts, steps: of each dimension, the first slice that is looked at, and one in how many is.
+        starts, steps: for each dimension the first slice that is read, and the step from one to the next.
     """
 
     shape: tuple[int, ...]
@@ -27,12 +27,12 @@ class Sample:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], most: int, around: tuple[int, ...]) -> Sample:
-        """A sample of at most so many elements.
+        """A sample of at most ``most`` elements.
 
         Args:
             shape: of the whole, at least one element.
-            most: elements.
-            around: an index that is in it.
+            most: the number of elements.
+            around: an index that the sample contains.
         """
         steps = [1] * len(shape)
         while math.prod(counts := [-(-size // step) for size, step in zip(shape, steps, strict=True)]) > most:
@@ -42,11 +42,11 @@ class Sample:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """It as an index of the whole."""
+        """The sample as an index of the whole."""
         return tuple(slice(start, None, step) for start, step in zip(self.starts, self.steps, strict=True))
 
     def indices(self) -> list[NDArray[np.intp]]:
-        """Of each dimension, the slices that are looked at."""
+        """The slices that are read, for each dimension."""
         return [np.arange(*each) for each in zip(self.starts, self.shape, self.steps, strict=True)]
 
     def share(self) -> str:

@@ -1,4 +1,4 @@
-"""What is found in one pass over two tensors beside their norms: extrema, and how many values are of which kind."""
+"""What one pass over two tensors measures beside their norms: extrema, and counts of values."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ class Scan(msgspec.Struct, gc=False):
     nonfinite_mismatch: int = 0
     nonfinite_index: int | None = None
     saturated: int = 0
-    largest_golden: float = 0.0  # |golden|; this and the next are looked for in float64 tensors only
+    largest_golden: float = 0.0  # |golden|; this and the next are measured in float64 tensors only
     largest_candidate: float = 0.0
-    masked: int = 0  # of which the compiled kernel knows nothing
+    masked: int = 0  # the compiled kernel does not look for masks
 
     @classmethod
-    def of(cls, found: kernel.Measured, segment: Segment, pair: PairOfTensors, atol: float | None, rtol: float | None) -> Scan:
-        """What the compiled kernel has found in a segment."""
-        scan = cls(atol, rtol, *found)
+    def of(cls, measured: kernel.Measured, segment: Segment, pair: PairOfTensors, atol: float | None, rtol: float | None) -> Scan:
+        """What the compiled kernel measured in a segment."""
+        scan = cls(atol, rtol, *measured)
         start = segment.start * pair.reals
         if scan.max_abs_index is not None:
             scan.max_abs_index += start
             if pair.golden_dtype.kind in _EXACT:
                 exact = _EXACT[pair.golden_dtype.kind]
-                scan.golden_at_max, scan.candidate_at_max = exact(found.golden_at_max), exact(found.candidate_at_max)
+                scan.golden_at_max, scan.candidate_at_max = exact(measured.golden_at_max), exact(measured.candidate_at_max)
         else:
             scan.golden_at_max = scan.candidate_at_max = None
         if scan.nonfinite_index is not None:
@@ -65,7 +65,7 @@ class Scan(msgspec.Struct, gc=False):
         return scan
 
     def scales(self) -> Scales:
-        """What values must be scaled by for their squares to fit float64. Those of every type but float64 do."""
+        """The scales that values need for their squares to fit float64. Only float64 tensors need any."""
         return Scales.of(self.largest_golden, self.largest_candidate, self.max_abs)
 
     def add(self, block: Block, pair: PairOfTensors) -> None:
@@ -94,7 +94,7 @@ class Scan(msgspec.Struct, gc=False):
             self.max_ulp = max(self.max_ulp or 0, distance)
 
     def join(self, later: Scan) -> None:
-        """Take in what was found in the blocks that follow."""
+        """Add what was measured in the blocks that follow."""
         if later.max_abs > self.max_abs:
             self.max_abs, self.max_abs_index = later.max_abs, later.max_abs_index
             self.golden_at_max, self.candidate_at_max = later.golden_at_max, later.candidate_at_max
@@ -121,7 +121,7 @@ class Scan(msgspec.Struct, gc=False):
 
     def _compare_with_golden(self, block: Block, magnitude: Float64, golden: Float64) -> None:
         size: float | Float64 = 1.0
-        if math.isinf(self.max_abs):  # where a difference is beyond float64, halves are compared
+        if math.isinf(self.max_abs):  # a difference beyond float64 is compared in halves
             size = np.where(np.isinf(magnitude), 0.5, 1.0)
             magnitude, golden = np.abs(block.candidate * size - block.golden * size), golden * size
         if (self.atol, self.rtol) != (None, None):
@@ -148,14 +148,10 @@ class Scan(msgspec.Struct, gc=False):
         if block.masked is not None:
             self.masked += int(np.count_nonzero(block.masked))
             mismatch &= ~block.masked
-        self._find_mismatch(mismatch, block.start)
+        if self.nonfinite_index is None and mismatch.any():
+            self.nonfinite_index = block.start + int(mismatch.argmax())
         self.nonfinite_mismatch += int(np.count_nonzero(mismatch))
         self._count_saturated(np.abs(golden), candidate, pair, block.masked)
-
-    def _find_mismatch(self, mismatch: Array, start: int) -> None:
-        if self.nonfinite_index is None:
-            places = np.flatnonzero(mismatch)
-            self.nonfinite_index = start + int(places[0]) if places.size else None
 
     def _count_saturated(self, golden: Array, candidate: Array, pair: PairOfTensors, masked: Array | None = None) -> None:
         limit = np.float64(pair.candidate_dtype.largest)  # a plain float would be rounded to golden's type
@@ -172,7 +168,7 @@ def _mismatch(golden: Array, candidate: Array) -> Array:
 
 
 def _largest(ratios: Float64) -> float:
-    """The maximum of ratios of numbers that are not negative; 0/0 is set to 0 in place."""
+    """The maximum of ratios of nonnegative numbers; 0/0 is set to 0 in place."""
     most = float(ratios.max())
     if math.isnan(most):
         ratios[np.isnan(ratios)] = 0.0

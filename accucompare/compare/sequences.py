@@ -1,8 +1,8 @@
-"""The operators of two module calls aligned as sequences, so that one more or one less shifts none of the others.
+"""Aligns the operators of two module calls as sequences, so that one operator more or less does not shift the others.
 
-Two operators may be one another's if they have one name, and tensors of the same shapes and kinds go into them. Of all ways to pair such
-ones in order, the one with the most pairs is taken; of those with about as many, the one in which most are given the same numbers and
-strings, then values most alike, then stand on the same source lines. The calls that a module makes are aligned with its operators.
+Two operators may be paired if they have the same name and take tensors of the same shapes and kinds. Of all ways to pair them in order, the
+one with the most pairs is taken. Of those with about as many, it is the one in which most pairs have the same numbers and strings, then
+the most similar values, then the same source lines. The calls that a module makes are aligned together with its operators.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role
 from accucompare.compare.align import Pair, Renaming, Signatures, align, rename
 from accucompare.numbers.dtypes import DTYPES
 
-#: What a pair counts, and what it counts more if numbers and strings are the same, as its values are alike, and if the lines are.
+#: The worth of a pair, and what is added for equal numbers and strings, for similar values, and for equal source lines.
 _PAIR, _OPTIONS, _LIKE, _LINE = 1000, 100, 40, 10
 
-#: Relative difference of norms and extrema up to which values are alike enough for sequences to begin, or end, with that pair.
+#: Two sequences may begin or end with a pair whose norms and extrema differ by no more than this, relatively.
 _ALIKE = 0.1
 
-#: Operators of a call that are aligned at a time. The best way takes time and memory proportional to the square; of longer sequences a
-#: good one is found, as long as no more than about half as many follow each other on one side only.
+#: Operators of a call that are aligned at a time. The best alignment takes time and memory proportional to the square. Longer sequences
+#: are aligned well if no more than about half as many operators follow each other on one side only.
 WINDOW = 1 << 12
 
 #: (rank, step, name, call index).
@@ -47,15 +47,15 @@ class _Step:
 
     @property
     def key(self) -> Hashable:
-        """What both sides' must have the same of."""
+        """What two steps must have in common to be paired."""
         return self.name, tuple((each.part, each.shape, _kind(each)) for each in self.tensors)
 
     @property
     def sizes(self) -> list[float]:
-        """Norm and extrema of each tensor; where they are not known, zeros."""
+        """Norm and extrema of each tensor; zeros if they are unknown."""
         known = [each.statistics for each in self.tensors]
-        found = [(each.l2, each.min, each.max) if each else (None, None, None) for each in known]
-        return [0.0 if value is None else float(value) for each in found for value in each]
+        sizes = [(each.l2, each.min, each.max) if each else (None, None, None) for each in known]
+        return [0.0 if value is None else float(value) for each in sizes for value in each]
 
 
 def align_operators(
@@ -64,7 +64,7 @@ def align_operators(
     renamings: Sequence[Renaming] = (),
     signatures: tuple[Signatures, Signatures] = ({}, {}),
 ) -> list[Pair]:
-    """As ``align``, for captures that are free-running: operators are paired in sequence, not by their numbers."""
+    """``align`` for free-running captures: operators are paired in sequence, not by their numbers."""
     numbered = numbered_as(golden, candidate, renamings)
     own = {id(new): old for new, old in zip(numbered, candidate, strict=True) if new is not old}
     pairs = align(golden, numbered, renamings, signatures)
@@ -72,7 +72,7 @@ def align_operators(
 
 
 def numbered_as(golden: Iterable[Record], candidate: Iterable[Record], renamings: Sequence[Renaming] = ()) -> list[Record]:
-    """A capture's records with its operators numbered as those of golden's that they are, and all others behind golden's last.
+    """A capture's records with operators numbered as golden's that they are paired with; all others get higher numbers.
 
     A fed capture numbers them so itself.
     """
@@ -101,39 +101,39 @@ def _numbered(record: Record, numbers: dict[tuple[_Call, str, int], int]) -> Rec
 
 def _numbers(golden: list[_Step], candidate: list[_Step]) -> dict[tuple[str, int], int]:
     """The new number of each of the candidate's operators."""
-    found = {(candidate[theirs].name, candidate[theirs].number): golden[ours].number for ours, theirs in aligned(golden, candidate)}
+    numbers = {(candidate[theirs].name, candidate[theirs].number): golden[ours].number for ours, theirs in aligned(golden, candidate)}
     after = Counter[str]()
     for each in golden:
         after[each.name] = max(after[each.name], each.number + 1)
     for each in candidate:
-        if (each.name, each.number) not in found:
-            found[each.name, each.number] = after[each.name]
+        if (each.name, each.number) not in numbers:
+            numbers[each.name, each.number] = after[each.name]
             after[each.name] += 1
-    return found
+    return numbers
 
 
 def _sequences(records: Iterable[Record]) -> dict[_Call, list[_Step]]:
     """What each module call that ran operators did, in its order."""
-    found: dict[_Call, dict[tuple[str, int], _Step]] = {}
+    sequences: dict[_Call, dict[tuple[str, int], _Step]] = {}
     calls: set[_Call] = set()
     for record in records:
         place = record.rank, record.step
         if record.role in OPERATOR_ROLES:
             call = (*place, record.name, record.call)
             calls.add(call)
-            step = found.setdefault(call, {}).setdefault(record.operator, _Step(*record.operator, record.source_line))
+            step = sequences.setdefault(call, {}).setdefault(record.operator, _Step(*record.operator, record.source_line))
             if record.role is Role.OP_INPUT and record.layout in (Layout.SCALAR, Layout.OPAQUE):
                 step.options += (record.part, record.digest)
             elif record.role is Role.OP_INPUT:
                 step.tensors.append(record)
         elif record.parent is not None:
             made = _Step(f"call of {record.type}", record.call, options=(record.name,))
-            found.setdefault((*place, *record.parent), {}).setdefault((record.name, record.call), made)
-    return {call: list(steps.values()) for call, steps in found.items() if call in calls}
+            sequences.setdefault((*place, *record.parent), {}).setdefault((record.name, record.call), made)
+    return {call: list(steps.values()) for call, steps in sequences.items() if call in calls}
 
 
 def aligned(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[int, int]]:
-    """The places of golden's and of the candidate's steps that are one another's, in order."""
+    """The places of golden's and of the candidate's steps that are paired, in order."""
     first = 0
     while first < min(len(golden), len(candidate)) and _is_same(golden[first], candidate[first]):
         first += 1
@@ -154,8 +154,8 @@ def _is_same(golden: _Step, candidate: _Step) -> bool:
 
 
 def _in_windows(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[int, int]]:
-    """The best pairs; of long sequences window by window: of each, what lies far from its end is kept."""
-    found: list[tuple[int, int]] = []
+    """The best pairs. Long sequences are aligned window by window; of each window the pairs far from its end are kept."""
+    aligned_pairs: list[tuple[int, int]] = []
     ours = theirs = 0
     while ours < len(golden) and theirs < len(candidate):
         pairs = _best(golden[ours : ours + WINDOW], candidate[theirs : theirs + WINDOW])
@@ -164,16 +164,16 @@ def _in_windows(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tup
             after = (pairs[-1][0] + 1, pairs[-1][1] + 1) if pairs else (WINDOW // 2, WINDOW // 2)
         else:
             after = WINDOW, WINDOW
-        found += [(ours + one, theirs + other) for one, other in pairs]
+        aligned_pairs += [(ours + one, theirs + other) for one, other in pairs]
         ours, theirs = ours + after[0], theirs + after[1]
-    return found
+    return aligned_pairs
 
 
 def _best(golden: Sequence[_Step], candidate: Sequence[_Step]) -> list[tuple[int, int]]:
-    """The pairs that count most together, found as a longest common subsequence is; of equal ones those that come first."""
+    """The pairs of the largest total worth, as for a longest common subsequence; of equal ones the first."""
     alike = _Alike.by_key(candidate)
-    best: _Integers = np.zeros(len(candidate) + 1, np.int64)  # of golden's first so many and each number of the candidate's
-    alone = []  # for each of golden's, packed: where it counts nothing; and where the candidate's last counts nothing
+    best: _Integers = np.zeros(len(candidate) + 1, np.int64)  # the worth of golden's steps until now and each first part of the candidate's
+    alone = []  # for each of golden's, packed: where it adds nothing; and where the candidate's last adds nothing
     for step in golden:
         row = best.copy()
         others = alike.get(step.key)
@@ -225,15 +225,15 @@ class _Alike:
         }
 
     def worth(self, step: _Step) -> _Integers:
-        """What a pair of golden's step with each of these counts."""
+        """The worth of a pair of golden's step with each of these."""
         options, lines = self.options == hash(step.options), self.lines == hash(_short(step.line))
         values = _LIKE * (1.0 - np.minimum(_distances(step.sizes, self.sizes), 1.0))
-        found: _Integers = _PAIR + _OPTIONS * options + _LINE * lines + values.astype(np.int64)
-        return found
+        worth: _Integers = _PAIR + _OPTIONS * options + _LINE * lines + values.astype(np.int64)
+        return worth
 
 
 def _distances(golden: list[float], candidates: _Floats) -> _Floats:
-    """How far apart norms and extrema are in the mean, relative to the larger of the two; without tensors 0."""
+    """The mean distance of norms and extrema, relative to the larger of the two; 0 without tensors."""
     if not golden:
         return np.zeros(len(candidates))
     ours = np.array(golden)
@@ -248,5 +248,5 @@ def _kind(record: Record) -> Hashable:
 
 
 def _short(line: str) -> str:
-    """A source line without its folder, which older bundles do not name."""
+    """A source line without its folder, which older bundles lack."""
     return line.rpartition("/")[2]

@@ -18,7 +18,7 @@ class Stage(str, Enum):
     UPDATE = "update"
 
 
-#: What an update's culprit shows, by the role of its row; of all others the update itself.
+#: What an update's culprit shows, by the role of its row; for all other roles the update itself.
 _UPDATE_WORDS = {Role.PARAM_GRAD: "the sum of the gradients", Role.STATE_BEFORE: "what the update is given"}
 
 
@@ -30,17 +30,17 @@ class Culprit:
         name, call: the module call; of glue, the call in whose own code it is.
         site: ``"module"``, or ``"glue"`` for code of the module's own between, before or after its children; ``"operator"``; or
             ``"buffer"`` for one that the model computes itself.
-        before: for glue, the child that was given the wrong value (``""`` at the module's end).
+        before: for glue, the child that got the wrong value (``""`` at the module's end).
         row: the row that shows it.
-        size: how many times as large as expected its error is, by which culprits are ranked: its excess, or else its ``over_limit``.
-        reason: why it is one.
-        jump: free-running, the excess as a multiple of that of what went in; ``None`` where nothing is to be told from.
-        operator: of an operator: ``aten.bmm call 1 (bert/modeling_bert.py:187)``.
-        difference: what the two sides run or give there that is not the same, as far as that explains the error.
-        seen: in how many calls, all steps and ranks together, the site shows an error; ``row`` is of the largest.
-        words: the shape of its error, one finding each: "concentrated in channels 17 and 700 of dimension -1".
+        size: how many times as large as expected the error is, by which culprits are ranked: its excess, or else its ``over_limit``.
+        reason: why it is a culprit.
+        jump: free-running, the excess as a multiple of that of what went in; ``None`` if there is no baseline.
+        operator: for an operator: ``aten.bmm call 1 (bert/modeling_bert.py:187)``.
+        difference: what the two sides run or give differently there, if that explains the error.
+        seen: the number of calls, in all steps and ranks, in which the site shows an error; ``row`` is of the largest.
+        words: the shape of its error, one statement each: "concentrated in channels 17 and 700 of dimension -1".
         hints: what such an error often comes from.
-        configured: the numbers and strings that the module itself keeps and that are not golden's: ``approximate``.
+        configured: the module's own numbers and strings that differ from golden's, such as ``approximate``.
     """
 
     name: str
@@ -60,12 +60,12 @@ class Culprit:
 
     @property
     def excess(self) -> float | None:
-        """The relative L2 error as a multiple of the baseline's, as rounding makes it; ``None`` where no baseline says."""
+        """The relative L2 error as a multiple of the baseline's; ``None`` without a baseline."""
         return self.row.verdict.excess
 
     @property
     def over_limit(self) -> float | None:
-        """The error as a multiple of its limit, whichever judged it (``row.verdict.used``); ``None`` where there is none."""
+        """The error as a multiple of the limit that judged it (``row.verdict.used``); ``None`` if there is none."""
         return self.row.verdict.used
 
     @property
@@ -80,7 +80,7 @@ class Culprit:
 
     @property
     def buffer(self) -> str:
-        """Of a computed buffer, its qualified name; else ``""``."""
+        """The qualified name of a computed buffer; ``""`` for any other site."""
         if self.site != "buffer" or self.row.record is None:
             return ""
         return ".".join(part for part in (self.name, self.row.record.path) if part)
@@ -110,10 +110,7 @@ class Culprit:
         call = f" call {self.call}" if self.call else ""
         if self.stage is Stage.UPDATE:
             owner = f"{self.name}." if self.name else ""
-            what = {Role.PARAM_GRAD: "the sum of the gradients", Role.STATE_BEFORE: "what the update is given"}.get(
-                record.role, "the update"
-            )
-            return f"{what} of {owner}{record.path}"
+            return f"{_UPDATE_WORDS.get(record.role, 'the update')} of {owner}{record.path}"
         name = self.name or "(root)"
         if record.role is Role.CALL_GRAD:
             own = " (glue)" if self.site == "glue" else ""

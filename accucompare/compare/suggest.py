@@ -1,4 +1,4 @@
-"""Which baseline would tell rounding from a bug, as the command that makes it; and in how many digits a capture multiplied."""
+"""The command that captures a suitable baseline; and the formats that a capture's products were rounded to."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def product_formats(manifest: Manifest) -> tuple[str, str]:
     """The formats (see ``bundle.flags``) that a capture's float32 matrix products and convolutions were rounded to, or ``""``."""
     emulated = manifest.options.emulate or ""
     values = manifest.flags
-    found = [(flag.products, flag.rounds_to(values.get(flag.name))) for flag in _BY_DEVICE]
-    matmul, conv = (emulated or next((to for products, to in found if to and products == kind), "") for kind in ("matmul", "conv"))
+    formats = [(flag.products, flag.rounds_to(values.get(flag.name))) for flag in _BY_DEVICE]
+    matmul, conv = (emulated or next((to for products, to in formats if to and products == kind), "") for kind in ("matmul", "conv"))
     return matmul, conv
 
 
@@ -27,7 +27,7 @@ _BY_DEVICE = sorted(FLAGS, key=lambda flag: "cpu" in flag.types)
 
 
 def float_dtype(manifest: Manifest) -> str:
-    """The floating dtype that a capture computed in: what it was cast to, or else that of most of its parameters; ``""`` if unknown."""
+    """The floating dtype that a capture computed in: its cast, or else the dtype of most parameters; ``""`` if unknown."""
     if cast := manifest.options.dtype:
         return cast
     dtypes = [entry["dtype"] for entry in (manifest.model.get("parameters") or {}).values() if entry["dtype"] in _SHORT]
@@ -38,8 +38,8 @@ def suggest_baseline(golden: str | Path, candidate: str | Path) -> str:
     """The command that captures the baseline for two bundles.
 
     Returns:
-        A line such as ``accucompare capture model.py --device cpu --dtype bfloat16 --feed golden --out cpu-bf16-fed``; ``CASE`` stands
-        for a case that golden's manifest does not name, as of a capture by the Python API.
+        A line such as ``accucompare capture model.py --device cpu --dtype bfloat16 --feed golden --out cpu-bf16-fed``. ``CASE`` stands
+        for a case that golden's manifest does not name, for example after a capture by the Python API.
 
     Raises:
         BundleError: if one of the bundles is missing, damaged, or of a newer format.
@@ -53,7 +53,7 @@ def suggest_baseline(golden: str | Path, candidate: str | Path) -> str:
 
 
 def baseline_command(golden: Bundle, candidate: Bundle) -> str:
-    """The same for bundles that are open."""
+    """``suggest_baseline`` for open bundles."""
     return suggested(golden, candidate)[0]
 
 
@@ -67,14 +67,14 @@ def suggested(golden: Bundle, candidate: Bundle) -> tuple[str, str]:
         name = lowered
         command += ["--dtype", dtypes[1]] if dtypes[0] != dtypes[1] else []
         command += ["--emulate", lowered]
-    else:  # of golden's own dtype, the CPU might give golden itself: float64 shows golden's rounding
+    else:  # in golden's own dtype the CPU may give golden itself; float64 shows golden's rounding
         dtype = dtypes[1] if dtypes[0] != dtypes[1] and dtypes[1] else "float64"
         name = _SHORT.get(dtype, dtype)
         command += ["--dtype", dtype]
     fed = theirs.fed
     made = ours.options
     like = golden.path if ours.state is not None else made.like
-    if fed:  # which takes over how golden's weights were rounded
+    if fed:  # then golden's rounding of weights is taken over
         command += ["--feed", str(golden.path)]
     elif made.round_weights:
         command += ["--round-weights", made.round_weights]

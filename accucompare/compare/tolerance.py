@@ -1,4 +1,4 @@
-"""What difference passes: what the user gave, a file of rules by layer, or a table by dtype."""
+"""Limits: the user's own, those of a file of rules by layer, or a table by dtype."""
 
 from __future__ import annotations
 
@@ -15,14 +15,9 @@ from accucompare.errors import UsageError
 from accucompare.files import bounded
 from accucompare.numbers.dtypes import DTYPES
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-#: Without any tolerance given: the largest relative L2 error that passes, by the coarsest dtype that either side has held so far in
-#: the step: what comes after a bfloat16 layer carries its rounding, whatever its own dtype. Rounding through a deep model stays
-#: well below (12 transformer layers: 6e-7 in float32, 7e-4 in float16, 6e-3 in bfloat16), most bugs do not.
+#: The default: the largest relative L2 error that passes, by the coarsest dtype that either side has held so far in the step. Values
+#: after a bfloat16 layer carry its rounding, whatever their own dtype. Rounding through a deep model stays well below (12 transformer
+#: layers: 6e-7 in float32, 7e-4 in float16, 6e-3 in bfloat16), most bugs do not.
 DEFAULT_REL_L2 = {
     "float64": 1e-10,
     "float32": 1e-4,
@@ -39,15 +34,15 @@ DEFAULT_REL_L2 = {
 }
 
 
-#: Of a fed candidate, where no error is passed on: the largest relative L2 error that passes, in units of its rounding. Where that is
-#: coarse, nearly all of a module's error is the rounding of its operands and results; where it is fine, that of a long sum, which
-#: depends on the order (4 units were too few for 71 of 144 correct float32 captures, mostly of wide linear layers).
+#: The default of a fed candidate, in which no error is passed on: the largest relative L2 error that passes, in units of its rounding.
+#: If that is coarse, nearly all of a module's error is the rounding of its operands and results. If it is fine, most of the error is that
+#: of long sums, which depends on their order (4 units were too few for 71 of 144 correct float32 captures, mostly of wide linear layers).
 FED_ROUNDINGS, COARSE = 4, 2.0**-12
 FED_ROUNDINGS_OF_SUMS = 32
 
-#: Whatever the baseline: the largest relative L2 error that may be called rounding, of a fed and of a free-running candidate. Rounding
-#: alone stays far below (fed: 7 roundings in float32, 2.5 in half types, on twelve architectures; products in HF32 or TF32 as float16), so
-#: that a baseline which needs more may have the fault itself. Modules that only copy values are held to their own rounding.
+#: The largest relative L2 error that may be called rounding, whatever the baseline, of a fed and of a free-running candidate. Rounding
+#: alone stays far below (fed: 7 roundings in float32, 2.5 in half types, on twelve architectures; products in HF32 or TF32 as float16).
+#: A baseline that needs more may have the fault itself. Modules that only copy values have a limit of their own.
 CEILING = {
     "float64": (1e-9, 1e-6),
     "float32": (1e-3, 1e-2),
@@ -77,22 +72,22 @@ COPIES = (
 )
 ROUNDINGS_OF_COPIES = 4
 
-#: No cosine similarity below this is taken as a limit: most likely 1 - cosine was meant.
+#: A smaller cosine similarity is refused as a limit, since 1 - cosine was probably meant.
 SMALLEST_COSINE = 0.5
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Limits that a pair of records must all keep; ``None`` is no limit.
+    """The limits of a pair of records, all of which must be kept; ``None`` is no limit.
 
     Attributes:
-        atol, rtol: every element has |candidate - golden| <= atol + rtol * |golden| (one given alone takes the other as 0).
+        atol, rtol: every element has |candidate - golden| <= atol + rtol * |golden|; if only one is given, the other is 0.
         rel_l2: largest relative L2 error.
         cosine: smallest cosine similarity.
         source: where the limits come from, as the report names it.
-        by_default: whether nobody asked for them, so that a baseline judges instead, if there is one.
-        ceiling: the largest relative L2 error that is rounding whatever the baseline; ``None`` where the user's limits judge.
-        fed: whether the candidate was fed, so that an error over the ceiling was made in this very record.
+        by_default: whether these are defaults, so that a baseline judges instead, if there is one.
+        ceiling: the largest relative L2 error that is rounding, whatever the baseline; ``None`` if the user's limits judge.
+        fed: whether the candidate was fed, so that an error over the ceiling was made in this record.
     """
 
     atol: float | None = None
@@ -123,7 +118,7 @@ class Tolerance:
         return (self.atol, self.rtol, self.rel_l2, self.cosine) != (None, None, None, None)
 
     def scaled(self, factor: float) -> Tolerance:
-        """The same with a relative limit, and a ceiling, so many times as large; what the user gave stays as it is."""
+        """The same with relative limit and ceiling multiplied by a factor; the user's own limits stay as they are."""
         if factor == 1.0 or not self.by_default:
             return self
         rel_l2, ceiling = (None if each is None else each * factor for each in (self.rel_l2, self.ceiling))
@@ -139,7 +134,7 @@ class Tolerance:
 
 
 def _exact(value: float) -> str:
-    """A number in as few digits as tell it from every other."""
+    """A number in six digits, or in as many as it needs to be exact."""
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
 
@@ -149,7 +144,7 @@ EXACT = Tolerance(source="integers and booleans are compared exactly")
 
 @dataclass(frozen=True)
 class Rule:
-    """One ``[[rule]]`` of a tolerance ``file``: what it applies to, and the limits there."""
+    """One ``[[rule]]`` of a tolerance ``file``: globs of the records that it applies to, and the limits."""
 
     tolerance: Tolerance
     file: str
@@ -169,13 +164,13 @@ class Rule:
 
 @dataclass(frozen=True)
 class Tolerances:
-    """All the rules in force, asked record by record.
+    """All limits in force.
 
     Attributes:
         rules: from a file; the first that applies to the candidate's record wins.
-        otherwise: what the user gave for all other layers; the table by dtype if that holds no limit.
-        fed: whether the candidate was fed, which takes the place of that table.
-        copies: of the classes in ``COPIES``, those that are torch's own in this model.
+        otherwise: the user's limits for all other layers; the table by dtype if there are none.
+        fed: whether the candidate was fed; then a multiple of the rounding takes the table's place.
+        copies: the classes in ``COPIES`` that are torch's own in this model.
         rounding, conv_rounding: the unit roundoff of its float32 matrix products and convolutions, if their
             operands are rounded.
     """
@@ -192,7 +187,7 @@ class Tolerances:
 
         Args:
             golden, candidate: the pair.
-            coarsest: the dtype with the fewest digits so far in its step; that of the pair, if not given.
+            coarsest: the dtype with the fewest digits so far in its step; by default that of the pair.
         """
         for rule in self.rules:
             if rule.applies_to(candidate):
@@ -238,14 +233,14 @@ def _fed(rounding: float, ceiling: float) -> Tolerance:
 
 @cache
 def _ceiling(coarsest: str, products: float, copies: bool, fed: bool = True) -> float:
-    """By the coarsest type, or by what the products were rounded to, and by whether a fed module only copies values."""
+    """The ceiling, by the coarsest type, or the format of rounded products, and by whether a fed module only copies values."""
     if copies:
         return ROUNDINGS_OF_COPIES * DTYPES[coarsest].rounding
     formats = [name for name in ("bfloat16", "float16") if products >= DTYPES[name].rounding / 2]
     return max(CEILING[name][0 if fed else 1] for name in (coarsest, *formats[:1]))
 
 
-_MOST_BYTES = 16 << 20  # of a file of rules, which has a few lines for a layer
+_MOST_BYTES = 16 << 20  # of a file of rules, which has a few lines per layer
 _RULE_KEYS = ["layer", "type", "role", "dtype"]
 _LIMIT_KEYS = ["atol", "rtol", "rel_l2", "cosine"]
 
@@ -260,6 +255,10 @@ def read_rules(path: str | Path) -> tuple[Rule, ...]:
     Raises:
         UsageError: if it cannot be read, or holds anything else.
     """
+    if sys.version_info >= (3, 11):  # here, for few diffs have such a file
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         content = tomllib.loads(bounded(Path(path), _MOST_BYTES).decode())
     except (ValueError, RecursionError) as error:

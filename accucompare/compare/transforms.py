@@ -249,7 +249,7 @@ def _softmax_again(pair: Tensors, sums: Sums) -> Iterator[Description]:
     powers = np.exp(golden)
     for kept in (powers, np.where(golden > 0, powers, 0.0)):
         guess = kept / kept.sum(-1, keepdims=True)
-        words = "the candidate is the softmax of golden, which is one already"
+        words = "the candidate is the softmax of golden, which already is a softmax"
         yield Description("softmax", words, _left_of_both(pair, guess), 1, sums.carriers, of_all=True)
 
 

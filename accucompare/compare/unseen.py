@@ -1,17 +1,16 @@
-"""What could not be compared and may hide an error, so that no all-clear covers it.
+"""Rows that could not be compared and may hide an error, so that there is no all-clear.
 
-**On the way.** What a call gives is judged by the rows of its outputs. An output that holds values without data to compare (nested,
-sparse, quantized, inside vmap, unreadable) is judged by nothing, and what follows it may make its error small: a normalisation, a
-wide limit. An object that cannot be looked into may hold such values; it counts where the call gives nothing that is compared, and
-something after it is: a cache beside the hidden states, or an object that the whole model gives at its end, hides no step between
-compared ones. What is handed *to* a call shows in what the call gives.
+**On the way.** A call is judged by the rows of its outputs. An output without data to compare (nested, sparse, quantized, inside vmap,
+unreadable) is not judged, and later code may make its error small: a normalisation, a wide limit. An opaque object may hold such
+values. It counts if nothing else that the call returns is compared, and something after the call is. So a cache beside the hidden states
+hides nothing, nor does an object that the whole model returns at its end. Inputs do not count, since their errors show in the outputs.
 
-**Chosen.** Where rounding changes a shape or how often a call is made, as the baseline shows, there is nothing to judge by.
+**Chosen.** If rounding alone changes a shape or the number of calls, as the baseline shows, nothing can judge the row.
 
-**Many.** Where more than half of the tensors could not be compared, whatever they are, too little was.
+**Many.** If more than half of the tensors could not be compared, of whatever kind, too little was compared.
 
-**Unless it is proven.** Where a call gives bit for bit what golden gives, nothing inside it can have gone wrong; fed, only if all that
-was compared inside it is golden's, too: what is off there was replaced by golden's and went no further.
+**Unless proven.** If a call's outputs are bit for bit golden's, nothing inside it went wrong. For a fed candidate everything compared
+inside it must be golden's too, since an error there was replaced by golden's values and went no further.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from accucompare.bundle.records import Layout, Record, Role
+from accucompare.bundle.records import Layout, Role
 from accucompare.compare.operator_rows import is_operator
-from accucompare.compare.reasons import Call
+from accucompare.compare.reasons import Call, call_of, caller_of
 from accucompare.compare.rows import Reason, Row, Status
 
-#: How tensors are held that are listed without data. A meta tensor has no values to be wrong.
+#: Layouts of tensors that are listed without data. A meta tensor is not among them: it has no values that could be wrong.
 _WITHOUT_DATA = (Layout.NESTED, Layout.SPARSE, Layout.QUANTIZED, Layout.BATCHED, Layout.UNREADABLE)
 
-#: More than one tensor in so many that could not be compared are too many.
+#: It is too many if more than one tensor in so many could not be compared.
 _TOO_MANY = 2
 
 
 @dataclass(frozen=True)
 class Unseen:
-    """Rows, in execution order, that could not be compared and may hide an error; ``count``: all those that may hold values."""
+    """The first row that could not be compared and may hide an error, and the number of rows that may hold uncompared values."""
 
     first: Row
     count: int
 
 
 def unseen(rows: Sequence[Row], fed: bool) -> Unseen | None:
-    """What may hide an error; ``None`` if nothing does. ``fed``: whether the candidate was."""
+    """What may hide an error; ``None`` if nothing does. ``fed``: whether the candidate was fed."""
     suspects = [row for row in rows if _holds_values(row)]
     if not suspects:
         return None
@@ -57,7 +56,7 @@ def unseen(rows: Sequence[Row], fed: bool) -> Unseen | None:
 
 
 def _holds_values(row: Row) -> bool:
-    """Whether a row without data to compare may hold what was computed: not what is there on one side only, nor an object given."""
+    """Whether a row without data to compare may hold computed values. A row of one side only does not, nor an object that is an input."""
     ours, theirs = row.golden, row.candidate
     if row.verdict.chosen:
         return True
@@ -71,40 +70,42 @@ def _holds_values(row: Row) -> bool:
 
 
 def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
-    """The outputs that no row judges."""
-    judged = {_call(row.record) for row in rows if row.status is Status.PASS and row.record is not None and row.record.role is Role.OUTPUT}
+    """The rows of outputs that nothing judges."""
+    judged = {
+        call_of(row.record) for row in rows if row.status is Status.PASS and row.record is not None and row.record.role is Role.OUTPUT
+    }
     last: dict[tuple[int, int], int] = {}  # the order of the last row that was compared, by rank and step
     for row in rows:
         if row.status is Status.PASS and row.golden is not None:
             step = row.golden.rank, row.golden.step
             last[step] = max(last.get(step, 0), row.golden.order)
-    found = []
+    hiding = []
     for row in suspects:
         record = row.record
         assert record is not None
         if row.verdict.chosen:
-            found.append(row)
+            hiding.append(row)
             continue
         between = record.order < last.get((record.rank, record.step), -1)
-        alone = record.layout is Layout.OPAQUE and between and _call(record) not in judged
+        alone = record.layout is Layout.OPAQUE and between and call_of(record) not in judged
         if record.role is Role.OUTPUT and (record.layout in _WITHOUT_DATA or alone):
-            found.append(row)
-    return found
+            hiding.append(row)
+    return hiding
 
 
 class _Proven:
-    """Whether the call that a row is of, or one around it, gives nothing but what golden gives, bit for bit."""
+    """Whether the outputs of a row's call, or of a call around it, are bit for bit golden's."""
 
     def __init__(self, rows: Iterable[Row], fed: bool) -> None:
-        others: set[Call] = set()  # that made something else, which was not passed on
+        others: set[Call] = set()  # fed calls with other values, which were not passed on
         self.parents: dict[Call, Call | None] = {}
         self.same: dict[Call, bool] = {}
         for row in rows:
             record = row.record
             if record is None:
                 continue
-            call = _call(record)
-            self.parents[call] = None if record.parent is None else (record.rank, record.step, *record.parent)
+            call = call_of(record)
+            self.parents[call] = caller_of(record)
             if record.role is Role.OUTPUT and record.layout is not Layout.OPAQUE:
                 self.same[call] = self.same.get(call, True) and row.reason is Reason.IDENTICAL
             if fed and row.reason not in (Reason.IDENTICAL, Reason.NOT_COMPARABLE) and not is_operator(record):
@@ -116,14 +117,10 @@ class _Proven:
                 above = self.parents.get(above)
 
     def __call__(self, row: Row) -> bool:
-        call: Call | None = _call(row.record)  # whose own output that was not compared makes it unproven
+        assert row.record is not None
+        call: Call | None = call_of(row.record)  # unproven if its own output was not compared
         while call is not None:
             if self.same.get(call):
                 return True
             call = self.parents.get(call)
         return False
-
-
-def _call(record: Record | None) -> Call:
-    assert record is not None
-    return record.rank, record.step, record.name, record.call

@@ -145,8 +145,8 @@ def measure_whole(
         ValueError: as ``Measurement.add`` does.
     """
     types = _number(golden, golden_dtype), _number(candidate, candidate_dtype)
-    found, chunks = _kernel.measure_whole(golden, candidate, *types, sums.CHUNK, *_limits(candidate_dtype, atol, rtol))
-    return Measured._make(found), chunks
+    measured, chunks = _kernel.measure_whole(golden, candidate, *types, sums.CHUNK, *_limits(candidate_dtype, atol, rtol))
+    return Measured._make(measured), chunks
 
 
 def _limits(candidate: DType, atol: float | None, rtol: float | None) -> tuple[float, float, float]:

@@ -60,7 +60,7 @@ def test_a_softmax_applied_twice_is_named(tmp_path: Path) -> None:
     torch.manual_seed(0)
     found = culprit(tmp_path, Attention(1), Attention(2), 3 * torch.randn(2, 48, 64))
     assert found.place == "(root) (glue, before drop)"
-    assert found.words == ("the candidate is the softmax of golden, which is one already",)
+    assert found.words == ("the candidate is the softmax of golden, which already is a softmax",)
     assert found.hints == (HINTS["softmax"],)
 
 
