@@ -46,7 +46,7 @@ def _fields(each: StepSeries) -> dict[str, Any]:
 
 
 def run(path: Path, series: list[StepSeries], *items: Any, model: Any = None, **manifest: Any) -> Path:
-    return write(path, items, steps=len(series), series=series, model=model or FLOAT32, **manifest)
+    return write(path, items, series=series, model=model or FLOAT32, **manifest)
 
 
 def compared(folder: Path, golden: list[StepSeries], candidate: list[StepSeries], **options: Any) -> ac.Comparison:
