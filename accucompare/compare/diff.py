@@ -16,7 +16,7 @@ from accucompare.compare.align import Pair, Renaming, align, unused
 from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
 from accucompare.compare.brought import own_baseline
 from accucompare.compare.choices import Calls, given_otherwise, judged_by_limits
-from accucompare.compare.culprits import described, find_culprits
+from accucompare.compare.culprits import described, find_culprits, scaled_first
 from accucompare.compare.ladder import climb
 from accucompare.compare.models import other_model
 from accucompare.compare.one_sided import never_called, not_run, not_trained, untrained
@@ -112,7 +112,7 @@ def compare(
         findings += _unused_rules(rules, candidate_records) + _on_maps(renamings, proposed, auto, models)
         findings += _on_baseline(golden_bundle, candidate_bundle, judge, renamings, alone, compared)
         findings += [Finding("model", str(different))] if different is not None else []
-        culprits = find_culprits(rows, fed, judge.bundle is not None) if different is None else []
+        culprits = scaled_first(find_culprits(rows, fed, judge.bundle is not None), rows, fed) if different is None else []
         training = climb(
             golden_bundle.manifests,
             candidate_bundle.manifests,

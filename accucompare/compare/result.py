@@ -362,7 +362,7 @@ def _concluded(result: Result) -> tuple[Answer, str]:
         return Answer.NOT_SURE, f"no place shows an error of its own ({reasons})"
     culprit = result.culprits[0]
     first = _named(result, culprit)
-    if not result.fed and result.baseline is None:
+    if not result.fed and result.baseline is None and culprit.scaled is None:
         return Answer.NOT_SURE, f"{first} is the first over tolerance; {TRUST['free']}"
     if culprit.reason in STRUCTURAL and is_of_glue(culprit):
         return Answer.NOT_SURE, f"{first}; no value after it shows an error of its own"
@@ -433,6 +433,8 @@ def _named(result: Result, culprit: Culprit) -> str:
     several = any(len(side.manifest.steps) > 1 for side in (result.golden, result.candidate))
     step = f" in step {record.step}" if several else ""
     metrics = culprit.row.metrics
+    if culprit.scaled is not None:
+        return f"{culprit.place}{step} are {culprit.scaled.words}"
     if culprit.buffer and metrics is not None and metrics.max_rel is not None:
         return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
     if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):

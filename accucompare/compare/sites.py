@@ -7,6 +7,7 @@ from enum import Enum
 
 from accucompare.bundle.records import TRAINING_ROLES, UPDATE_ROLES, Role
 from accucompare.compare.rows import Difference, Option, Reason, Row
+from accucompare.compare.scaled import ScaledGradients
 
 
 class Stage(str, Enum):
@@ -41,6 +42,7 @@ class Culprit:
         words: the shape of its error, one finding each: "concentrated in channels 17 and 700 of dimension -1".
         hints: what such an error often comes from.
         configured: the numbers and strings that the module itself keeps and that are not golden's: ``approximate``.
+        scaled: if it is that all gradients are golden's times one number, which.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Culprit:
     operator: str = ""
     difference: Difference | None = None
     configured: tuple[Option, ...] = ()
+    scaled: ScaledGradients | None = None
 
     @property
     def excess(self) -> float | None:
@@ -71,6 +74,8 @@ class Culprit:
     @property
     def stage(self) -> Stage:
         """The part of a step that its error is made in."""
+        if self.scaled is not None and self.scaled.of_loss is not None:
+            return Stage.LOSS if self.scaled.of_loss else Stage.UPDATE
         record = self.row.record
         if record is None or record.role not in TRAINING_ROLES:
             return Stage.FORWARD
@@ -88,6 +93,8 @@ class Culprit:
     @property
     def place(self) -> str:
         """``encoder.layers.5.attention.self call 1 (glue, before output.dense)``."""
+        if self.scaled is not None:
+            return self.scaled.place
         call = f" call {self.call}" if self.call else ""
         if self.site == "operator":
             parts = [part for part in (self.operator, str(self.difference or "")) if part]
