@@ -19,7 +19,7 @@ from accucompare.compare.choices import Calls, given_otherwise, judged_by_limits
 from accucompare.compare.culprits import described, find_culprits, scaled_first
 from accucompare.compare.ladder import climb
 from accucompare.compare.models import other_model
-from accucompare.compare.one_sided import never_called, not_run, not_trained, untrained
+from accucompare.compare.one_sided import never_called, not_run, not_trained, other_classes, other_state, untrained
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Outcome, Progress, Sides, Task, same_bits, with_baseline
 from accucompare.compare.preflight import preflight, preflight_baseline
@@ -104,6 +104,8 @@ def compare(
             outcomes = [not_run(pair, run) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
         without_gradients = untrained(golden_bundle, candidate_bundle)
         outcomes = [not_trained(pair, without_gradients) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
+        classes = other_classes(golden_bundle, candidate_bundle)
+        outcomes = [other_state(pair, classes) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
         rows = with_options(rows) + never_called(golden_bundle, candidate_bundle, selection)
         alone, compared = _without_baseline(rows, found)

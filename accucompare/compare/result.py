@@ -434,12 +434,14 @@ def _named(result: Result, culprit: Culprit) -> str:
     step = f" in step {record.step}" if several else ""
     metrics = culprit.row.metrics
     if culprit.scaled is not None:
-        return f"{culprit.place}{step} are {culprit.scaled.words}"
+        return f"{culprit.place}{step}: {culprit.scaled.words}"
     if culprit.buffer and metrics is not None and metrics.max_rel is not None:
         return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
     if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):
         return f"{culprit.place}{step}, {culprit.reason.value}"
     if different := different_values(culprit.row):
         return f"{culprit.place}{step}, {different}"
+    if record.role is Role.STATE_BEFORE and metrics is not None and metrics.elements == 1:  # a number of a parameter group
+        return f"{culprit.place}{step}: {metrics.golden_at_max:g} in golden, {metrics.candidate_at_max:g} in the candidate"
     beyond = "excess" if culprit.excess is not None else "x limit"
     return f"{culprit.place}{step}, {beyond} {culprit.size:.3g}"

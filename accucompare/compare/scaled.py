@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accucompare.bundle.records import Role
 from accucompare.compare.rows import Row, Status
@@ -58,13 +58,16 @@ class ScaledGradients:
 
     @property
     def place(self) -> str:
-        return f"all {self.count} gradients of {'parameters' if self.of_parameters else 'the loss'}"
+        if self.of_parameters:
+            return f"all {self.count} gradients of parameters"
+        return f"all {self.count} gradients of the loss" if self.count > 1 else "the gradient of the loss"
 
     @property
     def words(self) -> str:
         """``0.5000 of golden's (spread 1e-07): normalisation, …``."""
         factor = f"{self.factor:.4f}" if 0.01 <= abs(self.factor) < 1000 else f"{self.factor:.6g}"
         begins = {True: "; the loss gives them so", False: "; what the loss gives is right", None: ""}[self.of_loss]
+        begins = begins if self.of_parameters else ""
         causes = "normalisation, reduction, clipping or loss scale, not rounding"
         return f"{factor} of golden's (spread {self.spread:.0e}): {causes}{begins}"
 
@@ -92,20 +95,19 @@ def find_scaled(rows: Iterable[Row]) -> ScaledGradients | None:
         elif record.parent is None:
             of_loss.append(row)
     for (step, rank), (own, of_loss) in sorted(steps.items()):
-        found = _common(own or of_loss)
-        if found is not None:
-            factor, spread, largest = found
-            scaled = ScaledGradients(factor, spread, len(own or of_loss), rank, step, largest, of_parameters=bool(own))
-            return ScaledGradients(**{**vars(scaled), "of_loss": _any_holds(scaled, of_loss)}) if own and of_loss else scaled
+        if (found := _common(own, _FEWEST)) is not None:
+            scaled = ScaledGradients(found[0], found[1], len(own), rank, step, found[2])
+            return replace(scaled, of_loss=any(map(scaled.holds, of_loss)) if of_loss else None)
+        if (found := _common(of_loss, 1)) is not None:  # fed, or without gradients of parameters
+            return ScaledGradients(found[0], found[1], len(of_loss), rank, step, found[2], True, of_parameters=False)
     return None
 
 
-def _any_holds(scaled: ScaledGradients, rows: Sequence[Row]) -> bool:
-    return any(map(scaled.holds, rows))
+def _common(rows: Sequence[Row], fewest: int) -> tuple[float, float, Row] | None:
+    """The factor that all have in common, its spread, and the row of the largest gradient.
 
-
-def _common(rows: Sequence[Row]) -> tuple[float, float, Row] | None:
-    """The factor that all have in common, its spread, and the row of the largest gradient."""
+    Of fewer gradients than tell of all, the values of each must have it as exactly.
+    """
     if not any(row.status is Status.FAIL for row in rows):
         return None
     measured = []
@@ -118,7 +120,7 @@ def _common(rows: Sequence[Row]) -> tuple[float, float, Row] | None:
                 return None
             continue
         measured.append((row, *found, _norm(row)))
-    if len(measured) < _FEWEST:
+    if len(measured) < fewest:
         return None
     total = math.fsum(norm * norm for *_, norm in measured)
     factor = math.fsum(own * norm * norm for _, own, _, norm in measured) / total
@@ -131,7 +133,9 @@ def _common(rows: Sequence[Row]) -> tuple[float, float, Row] | None:
     single = all(abs(own / factor - 1) <= max(allowed, 3 * rest) for _, own, rest, _ in measured)
     if spread > allowed or left > most or not single:
         return None
-    return factor, spread, max(measured, key=lambda each: each[-1])[0]
+    if len(measured) < _FEWEST and (left > allowed or measured[0][0].metrics is None or measured[0][0].metrics.compared < _FEWEST):
+        return None
+    return factor, max(spread, left) if len(measured) < _FEWEST else spread, max(measured, key=lambda each: each[-1])[0]
 
 
 def _norm(row: Row) -> float:

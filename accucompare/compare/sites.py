@@ -117,9 +117,10 @@ class Culprit:
         call = f" call {self.call}" if self.call else ""
         if self.stage is Stage.UPDATE:
             owner = f"{self.name}." if self.name else ""
-            what = {Role.PARAM_GRAD: "the sum of the gradients", Role.STATE_BEFORE: "what the update is given"}.get(
-                record.role, "the update"
-            )
+            what = _UPDATE_WORDS.get(record.role, "the update")
+            if record.role is Role.STATE_AFTER:
+                parameter, _, state = record.path.partition(".")
+                return f"{what} of {owner}{parameter}, {state}"
             return f"{what} of {owner}{record.path}"
         name = self.name or "(root)"
         if record.role is Role.CALL_GRAD:

@@ -277,3 +277,10 @@ def test_neighbouring_steps_that_are_alike_count_as_fewer() -> None:
     found = Wander.of(list(walk))
     assert abs(np.mean(walk)) > 4 * np.std(walk, ddof=1) / 20
     assert not found.biased
+
+
+def test_an_optimizer_of_another_class_has_the_same_learning_rate_under_its_own_name(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, steps(), steps(lr={"NpuFusedAdamW.0": 1e-3}))
+    assert not comparison.training.settings
+    other = compared(tmp_path / "2", steps(), steps(lr={"NpuFusedAdamW.0": 1e-2}))
+    assert [setting.name for setting in other.training.settings] == ["AdamW.0"]

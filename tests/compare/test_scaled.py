@@ -97,3 +97,10 @@ def test_the_json_has_the_factor(tmp_path: Path) -> None:
     comparison = compare(tmp_path, gradients(), gradients(0.5))
     found: Any = json.loads(comparison.to_json(tmp_path / "x.json").read_text())["culprits"][0]["scaled"]
     assert (found["factor"], found["count"]) == (0.5, 3)
+
+
+def test_fed_it_is_the_gradient_of_the_loss_alone_that_shows_it(tmp_path: Path) -> None:
+    """Parameters' gradients are golden's then."""
+    (culprit,) = compare(tmp_path, gradients(loss=1.0), gradients(loss=0.25)).culprits
+    assert (culprit.place, culprit.stage) == ("the gradient of the loss", Stage.LOSS)
+    assert culprit.scaled.factor == pytest.approx(0.25)
