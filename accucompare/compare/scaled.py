@@ -69,7 +69,11 @@ class ScaledGradients:
         begins = {True: "; the loss gives them so", False: "; what the loss gives is right", None: ""}[self.of_loss]
         begins = begins if self.of_parameters else ""
         causes = "normalisation, reduction, clipping or loss scale, not rounding"
-        return f"{factor} of golden's (spread {self.spread:.0e}): {causes}{begins}"
+        return f"{factor} of golden's (spread {self._spread}): {causes}{begins}"
+
+    @property
+    def _spread(self) -> str:
+        return f"{self.spread:.0e}" if self.spread else "0"
 
     @property
     def hint(self) -> str:
