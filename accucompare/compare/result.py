@@ -19,7 +19,6 @@ from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.provenance import OtherCode
 from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, RefusedBaseline, Row, Status
 from accucompare.compare.sites import Culprit
-from accucompare.compare.step_pairs import percent
 from accucompare.compare.tolerance import Tolerances
 from accucompare.compare.unseen import unseen
 
@@ -178,7 +177,7 @@ class Result:
     @property
     def trouble(self) -> str:
         """Why there is no verdict to rely on, in a few words; ``""`` if there is one."""
-        return self.trouble_of_rows if self.acceptance is None else _trouble_of_standard(self, self.acceptance)
+        return self.trouble_of_rows if self.acceptance is None else self.acceptance.trouble_of(self.training, self.incomplete)
 
     @property
     def trouble_of_rows(self) -> str:
@@ -196,8 +195,8 @@ class Result:
             return ""
         if self.poor_baseline:
             return self.poor_baseline
-        if self.training is not None and (unclear := _unclear_steps(self.training)):
-            return unclear
+        if self.training is not None and self.training.unclear:
+            return self.training.unclear
         if 2 * self.without_baseline > self.compared:
             return f"the baseline judges {self.compared - self.without_baseline} of {self.compared} compared rows only"
         beyond = [row for row in self.rows if row.verdict.beyond]
@@ -378,13 +377,11 @@ def _without_failure(result: Result) -> tuple[Answer, str]:
     precise = [row for row in result.rows if row.reason is Reason.OVER_PRECISE]
     if not result.compared - counts[Reason.IDENTICAL] and same_steps and (result.compared or (training is not None and training.identical)):
         return Answer.IDENTICAL, "identical"
-    told = result.baseline is not None or (result.series_only and training is not None and training.judged_by in _TOLD)
+    told = result.baseline is not None or (
+        result.series_only and training is not None and training.judged_by in (JudgedBy.BASELINE, JudgedBy.REPEAT)
+    )
     words = "rounding" if told else "rounding, as far as fixed limits tell"
     return Answer.ROUNDING, words + (f"; {len(precise)} over-precise, the first {result.place(precise[0])}" if precise else "")
-
-
-#: What says how far runs may be apart, and is no fixed limit.
-_TOLD = (JudgedBy.BASELINE, JudgedBy.REPEAT)
 
 
 def _parted(training: TrainingResult, parting: Parting) -> tuple[Answer, str]:
@@ -392,34 +389,6 @@ def _parted(training: TrainingResult, parting: Parting) -> tuple[Answer, str]:
     if training.judged_by is JudgedBy.DEFAULT and parting.quantity is not None:
         return Answer.NOT_SURE, f"{parting}; by fixed limits: a baseline, or a second golden run, tells how far such runs wander"
     return (Answer.BUG if parting.quantity is not None else Answer.NOT_SURE), str(parting)
-
-
-def _unclear_steps(training: TrainingResult) -> str:
-    """Why steps that are within their limits prove nothing; ``""`` if they do."""
-    if training.judged_by is JudgedBy.NOTHING:
-        return ""
-    if training.beyond is not None:
-        pair, quantity, apart = training.beyond
-        found = f"the {quantity.value} at step {pair.step} is {percent(abs(apart.relative))} off"
-        return f"{found}, far beyond rounding, and so is the run that judges"
-    if missing := training.alone[0]:
-        return f"what there is agrees, but the candidate lacks {missing} of golden's {len(training.pairs) - training.alone[1]} steps"
-    return ""
-
-
-def _trouble_of_standard(result: Result, acceptance: Acceptance) -> str:
-    """Why it cannot be said whether a standard is met."""
-    if result.training is None or not result.training.compared:
-        return (
-            f"there are no losses to judge by the standard {acceptance.standard.value}: capture both sides with --roles series, of a case "
-            "with a loss"
-        )
-    if result.incomplete and not acceptance.failed:
-        return f"the standard is met as far as it goes, but the capture of {' and of '.join(result.incomplete)} did not run to its end"
-    missing = result.training.alone[0]
-    if missing and not acceptance.failed:
-        return f"the standard is met as far as it goes, but the candidate lacks {missing} of golden's steps"
-    return acceptance.trouble
 
 
 def _given_differently(findings: Iterable[Finding]) -> str:

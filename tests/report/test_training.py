@@ -43,7 +43,7 @@ def test_the_terminal_says_what_was_told_otherwise_and_then_where_the_runs_part(
     other = "learning rate of AdamW.0 from step 15 on: 0.001 in golden, 0.002 in the candidate, in 5 steps"
     assert 0 < out.index(other) < out.index(SENTENCE)
     assert "mean gradient norm 13.3 % <= 10 % FAIL" in " ".join(out.split())
-    assert "capture both sides with --steps 12-12 and compare those" in out
+    assert "capture golden with --backward --steps 12-12 --save-state, and give that bundle to locate --golden" in out
 
 
 @pytest.mark.parametrize("title", ["Summary", "Training"])
