@@ -377,9 +377,8 @@ def _without_failure(result: Result) -> tuple[Answer, str]:
     precise = [row for row in result.rows if row.reason is Reason.OVER_PRECISE]
     if not result.compared - counts[Reason.IDENTICAL] and same_steps and (result.compared or (training is not None and training.identical)):
         return Answer.IDENTICAL, "identical"
-    told = result.baseline is not None or (
-        result.series_only and training is not None and training.judged_by in (JudgedBy.BASELINE, JudgedBy.REPEAT)
-    )
+    by_run = training is not None and training.judged_by in (JudgedBy.BASELINE, JudgedBy.REPEAT)
+    told = result.baseline is not None or (result.series_only and by_run)
     words = "rounding" if told else "rounding, as far as fixed limits tell"
     return Answer.ROUNDING, words + (f"; {len(precise)} over-precise, the first {result.place(precise[0])}" if precise else "")
 
