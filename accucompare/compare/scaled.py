@@ -60,7 +60,9 @@ class ScaledGradients:
     def place(self) -> str:
         if self.of_parameters:
             return f"all {self.count} gradients of parameters"
-        return f"all {self.count} gradients of the loss" if self.count > 1 else "the gradient of the loss"
+        if self.count > 1 or self.row.record is None:
+            return f"all {self.count} gradients of the loss"
+        return f"the backward of the loss, gradient of {self.row.record.path or 'the output'}"
 
     @property
     def words(self) -> str:

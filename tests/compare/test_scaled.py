@@ -102,5 +102,5 @@ def test_the_json_has_the_factor(tmp_path: Path) -> None:
 def test_fed_it_is_the_gradient_of_the_loss_alone_that_shows_it(tmp_path: Path) -> None:
     """Parameters' gradients are golden's then."""
     (culprit,) = compare(tmp_path, gradients(loss=1.0), gradients(loss=0.25)).culprits
-    assert (culprit.place, culprit.stage) == ("the gradient of the loss", Stage.LOSS)
+    assert (culprit.place, culprit.stage) == ("the backward of the loss, gradient of logits", Stage.LOSS)
     assert culprit.scaled.factor == pytest.approx(0.25)
