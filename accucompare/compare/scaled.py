@@ -42,7 +42,7 @@ class ScaledGradients:
         spread: the root mean square of how far single factors are from it, relatively, weighed by the squared norms.
         count: how many gradients.
         rank, step: of what step, the first.
-        row: of the largest of them.
+        row: where it is seen first: of the loss, or else of the largest gradient.
         of_loss: whether what comes out of the loss has the factor already; ``None`` if that was not recorded.
         of_parameters: whether the gradients are those of parameters; else those that come out of the loss.
     """
@@ -103,7 +103,8 @@ def find_scaled(rows: Iterable[Row]) -> ScaledGradients | None:
     for (step, rank), (own, of_loss) in sorted(steps.items()):
         if (found := _common(own, _FEWEST)) is not None:
             scaled = ScaledGradients(found[0], found[1], len(own), rank, step, found[2])
-            return replace(scaled, of_loss=any(map(scaled.holds, of_loss)) if of_loss else None)
+            made = next(filter(scaled.holds, of_loss), None)  # by the loss, if its gradient has the factor already
+            return replace(scaled, row=made or scaled.row, of_loss=made is not None if of_loss else None)
         if (found := _common(of_loss, 1)) is not None:  # fed, or without gradients of parameters
             return ScaledGradients(found[0], found[1], len(of_loss), rank, step, found[2], True, of_parameters=False)
     return None

@@ -77,6 +77,7 @@ def test_in_bfloat16_factors_are_as_close_as_its_rounding(tmp_path: Path) -> Non
 def test_it_is_said_whether_the_loss_gives_the_factor_already(tmp_path: Path, loss: float, stage: Stage, words: str) -> None:
     (culprit,) = compare(tmp_path, gradients(loss=1.0), gradients(0.5, loss=loss)).culprits
     assert culprit.stage is stage
+    assert culprit.row.record.role.value == ("grad_output" if stage is Stage.LOSS else "param_grad")
     assert words in culprit.words[0]
 
 
