@@ -37,7 +37,12 @@ def not_trained(pair: Pair, untrained: str) -> Outcome | None:
 def other_state(pair: Pair, classes: tuple[str, str] | None) -> Outcome | None:
     """The outcome for state of an optimizer that one side alone has, since the other's is of another class: ``other_classes``."""
     record = pair.golden or pair.candidate
-    if classes is None or record is None or record.role not in (Role.STATE_BEFORE, Role.STATE_AFTER) or None not in pair[:2]:
+    if (
+        classes is None
+        or record is None
+        or record.role not in (Role.STATE_BEFORE, Role.STATE_AFTER)
+        or None not in (pair.golden, pair.candidate)
+    ):
         return None
     return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"golden's optimizer is {classes[0]}, the candidate's {classes[1]}"))
 
