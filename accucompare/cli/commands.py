@@ -157,6 +157,9 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
     Words in the output: a row is a pair of records, or a record without partner. A culprit is the place where an error is made: a layer, or
     glue (a layer's own code between its children). x limit is the error as a multiple of its limit, excess as a multiple of the baseline's
     error. A fed candidate was captured with --feed: each layer ran on golden's inputs, so each error is the layer's own.
+
+    Two free-running runs of training are also compared step by step, by what --roles series records. With --accept, a standard for
+    losses and gradient norms gives the exit code, and rows that fail are shown only.
     """
     from accucompare.api import diff as compare
     from accucompare.report.console import progress_bar

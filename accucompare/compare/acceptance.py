@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from accucompare.compare.ladder import TrainingResult
 from accucompare.compare.step_pairs import StepPair
 from accucompare.compare.wander import Apart
 from accucompare.selection import Standard
@@ -131,9 +132,25 @@ class Acceptance:
     def failed(self) -> bool:
         return any(rule.judged and not rule.passed for rule in self.rules)
 
+    def trouble_of(self, training: TrainingResult | None, incomplete: Sequence[str]) -> str:
+        """Why it cannot be said whether the standard is met; ``""`` if it can.
+
+        Args:
+            training: the steps that were judged.
+            incomplete: the sides whose capture did not run to its end.
+        """
+        if training is None or not training.compared:
+            how = "capture both sides with --roles series, of a case with a loss"
+            return f"there are no losses to judge by the standard {self.standard.value}: {how}"
+        if incomplete and not self.failed:
+            return f"the standard is met as far as it goes, but the capture of {' and of '.join(incomplete)} did not run to its end"
+        if training.alone[0] and not self.failed:
+            return f"the standard is met as far as it goes, but the candidate lacks {training.alone[0]} of golden's steps"
+        return self.trouble
+
     @property
     def trouble(self) -> str:
-        """Why there is no verdict, in words; ``""`` if there is one. What fails, fails whatever could not be measured."""
+        """Which rules could not be judged, in words; ``""`` if all could. What fails, fails whatever could not be measured."""
         missing = [f"{rule.rule.measure.value}: {rule.why_not}" for rule in self.rules if not rule.judged]
         return f"the standard {self.standard.value} could not be judged ({'; '.join(missing)})" if missing and not self.failed else ""
 

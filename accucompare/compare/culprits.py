@@ -29,6 +29,7 @@ from accucompare.compare.provenance import other_configuration
 from accucompare.compare.reasons import Call, call_of, caller_of
 from accucompare.compare.rows import UNMATCHED, Option, Reason, Row, Status
 from accucompare.compare.sample import Sample
+from accucompare.compare.scaled import find_scaled
 from accucompare.compare.sites import Culprit, Stage
 from accucompare.compare.training import parameter_of
 from accucompare.numbers.dtypes import DTYPES, Kind, widen
@@ -275,6 +276,26 @@ def _jump(row: Row, before: float) -> float | None:
     return jump if jump >= SMALLEST_JUMP else None
 
 
+def scaled_first(culprits: list[Culprit], rows: Iterable[Row], fed: bool) -> list[Culprit]:
+    """The same, but where all gradients are golden's times one number, that once, in place of each gradient that shows it.
+
+    Free-running, what comes after that step has it from there.
+    """
+    scaled = find_scaled(rows)
+    if scaled is None:
+        return culprits
+    row = scaled.row
+    first = Culprit("", 0, "module", "", row, _excess(row), row.reason, (scaled.words,), (scaled.hint,), scaled=scaled)
+
+    def shows_it(culprit: Culprit) -> bool:
+        record = culprit.row.record
+        if record is None or record.role not in TRAINING_ROLES:
+            return False
+        return scaled.holds(culprit.row) or (not fed and record.step >= scaled.step)
+
+    return [first, *(culprit for culprit in culprits if not shows_it(culprit))]
+
+
 def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
     """Each site once, with its first culprit and the number of calls that show it."""
     first: dict[tuple[str, ...], Culprit] = {}
@@ -302,6 +323,8 @@ def described(culprits: list[Culprit], golden: Bundle, candidate: Bundle, renami
 
 def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
     ours, theirs = culprit.row.golden, culprit.row.candidate
+    if culprit.scaled is not None:
+        return culprit
     if different := different_values(culprit.row):
         return replace(culprit, words=(different,))
     if ours is None or theirs is None or None in (ours.member, theirs.member) or ours.shape != theirs.shape:

@@ -20,10 +20,10 @@ from accucompare.compare.asked import not_asked
 from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
 from accucompare.compare.brought import own_baseline
 from accucompare.compare.choices import Calls, given_otherwise, judged_by_limits
-from accucompare.compare.culprits import described, find_culprits
+from accucompare.compare.culprits import described, find_culprits, scaled_first
 from accucompare.compare.ladder import climb
 from accucompare.compare.models import other_model
-from accucompare.compare.one_sided import never_called, not_run, not_trained, untrained
+from accucompare.compare.one_sided import never_called, not_run, not_trained, other_classes, other_state, untrained
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Outcome, Progress, Sides, Task, same_bits, with_baseline
 from accucompare.compare.preflight import preflight, preflight_baseline
@@ -113,7 +113,7 @@ def compare(
         findings += _unused_rules(rules, candidate_records) + _on_maps(renamings, proposed, auto, models)
         findings += _on_baseline(golden_bundle, candidate_bundle, judge, renamings, alone, len(compared))
         findings += [Finding("model", str(different))] if different is not None else []
-        culprits = find_culprits(rows, fed, judge.bundle is not None) if different is None else []
+        culprits = scaled_first(find_culprits(rows, fed, judge.bundle is not None), rows, fed) if different is None else []
         training = climb(
             golden_bundle.manifests,
             candidate_bundle.manifests,
@@ -282,6 +282,8 @@ def _outcomes(sides: Sides, tasks: list[Task], workers: int | None, progress: Pr
         outcomes = [not_run(task.pair, steps) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
     if side := untrained(sides.golden, sides.candidate):
         outcomes = [not_trained(task.pair, side) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
+    classes = other_classes(sides.golden, sides.candidate)
+    outcomes = [other_state(task.pair, classes) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
     asked = sides.golden.manifest.options, sides.candidate.manifest.options
     return [not_asked(task.pair, *asked) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
 

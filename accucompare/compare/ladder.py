@@ -163,6 +163,19 @@ class TrainingResult:
         found = ((pair, quantity, apart) for pair in self.pairs for quantity, apart in pair.numbers if apart.beyond)
         return next(found, None)
 
+    @property
+    def unclear(self) -> str:
+        """Why steps that are within their limits prove nothing; ``""`` if they do."""
+        if self.judged_by is JudgedBy.NOTHING:
+            return ""
+        if self.beyond is not None:
+            pair, quantity, apart = self.beyond
+            found = f"the {quantity.value} at step {pair.step} is {percent(abs(apart.relative))} off"
+            return f"{found}, far beyond rounding, and so is the run that judges"
+        if missing := self.alone[0]:
+            return f"what there is agrees, but the candidate lacks {missing} of golden's {len(self.pairs) - self.alone[1]} steps"
+        return ""
+
 
 def climb(
     golden: Manifests, candidate: Manifests, *, baseline: Manifests, repeat: Manifests, given: Tolerance, rows: Sequence[Row]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import TRAINING_ROLES
+from accucompare.bundle.records import TRAINING_ROLES, Role
 from accucompare.compare.align import Pair
 from accucompare.compare.outcomes import Outcome
 from accucompare.compare.rows import Reason, Row, Verdict
@@ -31,6 +31,25 @@ def not_trained(pair: Pair, side: str) -> Outcome | None:
     if pair.record.role not in TRAINING_ROLES or None not in (pair.golden, pair.candidate):
         return None
     return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"{side} was captured without gradients"))
+
+
+def other_state(pair: Pair, classes: tuple[str, str] | None) -> Outcome | None:
+    """The outcome for state of an optimizer that one side alone has, since the other's is of another class: ``other_classes``."""
+    record = pair.golden or pair.candidate
+    if (
+        classes is None
+        or record is None
+        or record.role not in (Role.STATE_BEFORE, Role.STATE_AFTER)
+        or None not in (pair.golden, pair.candidate)
+    ):
+        return None
+    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"golden's optimizer is {classes[0]}, the candidate's {classes[1]}"))
+
+
+def other_classes(golden: Bundle, candidate: Bundle) -> tuple[str, str] | None:
+    """The names of the classes of the two optimizers, if they differ."""
+    ours, theirs = ((bundle.manifest.options.optimizer or "").partition(" of ")[0].rpartition(".")[2] for bundle in (golden, candidate))
+    return (ours, theirs) if ours and theirs and ours != theirs else None
 
 
 def never_called(golden: Bundle, candidate: Bundle, selection: Selection) -> list[Row]:

@@ -148,7 +148,7 @@ def _some(names: Sequence[str | int]) -> str:
 def _settings(pair: Pairing) -> Iterator[Finding]:
     for section, key, words, serious, about in _SETTINGS:
         ours, theirs = (_get(bundle.manifest, section, key) for bundle in (pair.golden, pair.candidate))
-        if ours != theirs and not (key == "random" and None in (ours, theirs)):  # a killed capture could not say
+        if ours != theirs and not (key in ("random", "optimizer") and None in (ours, theirs)):  # a killed, or older, capture could not say
             yield Finding(words, f"{words}: golden {_shown(ours)}, {pair.name} {_shown(theirs)}", serious, about=about)
 
 
@@ -160,6 +160,7 @@ _SETTINGS = (
     ("capture", "seed", "seed", True, About.SEED),
     ("environment", "autocast", "autocast", True, About.OTHER),
     ("capture", "emulate", "emulated precision", True, About.OTHER),
+    ("capture", "optimizer", "optimizer", True, About.OTHER),
     ("capture", "only", "--only", False, About.OTHER),
     ("capture", "skip", "--skip", False, About.OTHER),
     ("environment", "random", "random operations", True, About.MODE),

@@ -19,7 +19,6 @@ from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.provenance import OtherCode
 from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, RefusedBaseline, Row, Status
 from accucompare.compare.sites import Culprit
-from accucompare.compare.step_pairs import percent
 from accucompare.compare.tolerance import Tolerances
 from accucompare.compare.unseen import unseen
 
@@ -178,7 +177,7 @@ class Result:
     @property
     def trouble(self) -> str:
         """Why there is no verdict to rely on, in a few words; ``""`` if there is one."""
-        return self.trouble_of_rows if self.acceptance is None else _trouble_of_standard(self, self.acceptance)
+        return self.trouble_of_rows if self.acceptance is None else self.acceptance.trouble_of(self.training, self.incomplete)
 
     @property
     def trouble_of_rows(self) -> str:
@@ -198,8 +197,8 @@ class Result:
             return ""
         if self.poor_baseline:
             return self.poor_baseline
-        if self.training is not None and (unclear := _unclear_steps(self.training)):
-            return unclear
+        if self.training is not None and self.training.unclear:
+            return self.training.unclear
         if 2 * self.without_baseline > self.compared:
             return f"the baseline judges {self.compared - self.without_baseline} of {self.compared} compared rows only"
         beyond = [row for row in self.rows if row.verdict.beyond]
@@ -329,7 +328,7 @@ def _not_looked_at(result: Result) -> Iterator[str]:
     if replaced := result.candidate.manifest.options.replaced:
         more = ", …" if len(replaced) > 1 else ""
         yield f"{len(replaced)} of the case's own weights were not golden's, and were replaced by them ({replaced[0]}{more})"
-    counts = [len(manifest.steps) for manifest in sides]
+    counts = [len(manifest.series if result.series_only else manifest.steps) for manifest in sides]
     if result.training is not None and (bad := result.training.not_finite) is not None:
         yield f"NaN or Inf on both sides from step {bad.step} on"
     if counts[0] != counts[1]:
@@ -364,7 +363,7 @@ def _concluded(result: Result) -> tuple[Answer, str]:
         return Answer.NOT_SURE, f"no place shows an error of its own ({reasons})"
     culprit = result.culprits[0]
     first = _named(result, culprit)
-    if not result.fed and result.baseline is None:
+    if not result.fed and result.baseline is None and culprit.scaled is None:
         return Answer.NOT_SURE, f"{first} is the first over tolerance; {TRUST['free']}"
     if culprit.reason in STRUCTURAL and is_of_glue(culprit):
         return Answer.NOT_SURE, f"{first}; no value after it shows an error of its own"
@@ -380,13 +379,10 @@ def _without_failure(result: Result) -> tuple[Answer, str]:
     precise = [row for row in result.rows if row.reason is Reason.OVER_PRECISE]
     if not result.compared - counts[Reason.IDENTICAL] and same_steps and (result.compared or (training is not None and training.identical)):
         return Answer.IDENTICAL, "identical"
-    told = result.baseline is not None or (result.series_only and training is not None and training.judged_by in _TOLD)
+    by_run = training is not None and training.judged_by in (JudgedBy.BASELINE, JudgedBy.REPEAT)
+    told = result.baseline is not None or (result.series_only and by_run)
     words = "rounding" if told else "rounding, as far as fixed limits tell"
     return Answer.ROUNDING, words + (f"; {len(precise)} over-precise, the first {result.place(precise[0])}" if precise else "")
-
-
-#: What says how far runs may be apart, and is no fixed limit.
-_TOLD = (JudgedBy.BASELINE, JudgedBy.REPEAT)
 
 
 def _parted(training: TrainingResult, parting: Parting) -> tuple[Answer, str]:
@@ -394,34 +390,6 @@ def _parted(training: TrainingResult, parting: Parting) -> tuple[Answer, str]:
     if training.judged_by is JudgedBy.DEFAULT and parting.quantity is not None:
         return Answer.NOT_SURE, f"{parting}; by fixed limits: a baseline, or a second golden run, tells how far such runs wander"
     return (Answer.BUG if parting.quantity is not None else Answer.NOT_SURE), str(parting)
-
-
-def _unclear_steps(training: TrainingResult) -> str:
-    """Why steps that are within their limits prove nothing; ``""`` if they do."""
-    if training.judged_by is JudgedBy.NOTHING:
-        return ""
-    if training.beyond is not None:
-        pair, quantity, apart = training.beyond
-        found = f"the {quantity.value} at step {pair.step} is {percent(abs(apart.relative))} off"
-        return f"{found}, far beyond rounding, and so is the run that judges"
-    if missing := training.alone[0]:
-        return f"what there is agrees, but the candidate lacks {missing} of golden's {len(training.pairs) - training.alone[1]} steps"
-    return ""
-
-
-def _trouble_of_standard(result: Result, acceptance: Acceptance) -> str:
-    """Why it cannot be said whether a standard is met."""
-    if result.training is None or not result.training.compared:
-        return (
-            f"there are no losses to judge by the standard {acceptance.standard.value}: capture both sides with --roles series, of a case "
-            "with a loss"
-        )
-    if result.incomplete and not acceptance.failed:
-        return f"the standard is met as far as it goes, but the capture of {' and of '.join(result.incomplete)} did not run to its end"
-    missing = result.training.alone[0]
-    if missing and not acceptance.failed:
-        return f"the standard is met as far as it goes, but the candidate lacks {missing} of golden's steps"
-    return acceptance.trouble
 
 
 def _given_differently(findings: Iterable[Finding]) -> str:
@@ -435,11 +403,15 @@ def _named(result: Result, culprit: Culprit) -> str:
     several = any(len(side.manifest.steps) > 1 for side in (result.golden, result.candidate))
     step = f" in step {record.step}" if several else ""
     metrics = culprit.row.metrics
+    if culprit.scaled is not None:
+        return f"{culprit.place}{step}: {culprit.scaled.words}"
     if culprit.buffer and metrics is not None and metrics.max_rel is not None:
         return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
     if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):
         return f"{culprit.place}{step}, {culprit.reason.value}"
     if different := different_values(culprit.row):
         return f"{culprit.place}{step}, {different}"
+    if record.role is Role.STATE_BEFORE and metrics is not None and metrics.elements == 1:  # a number of a parameter group
+        return f"{culprit.place}{step}: {metrics.golden_at_max:g} in golden, {metrics.candidate_at_max:g} in the candidate"
     beyond = "excess" if culprit.excess is not None else "x limit"
     return f"{culprit.place}{step}, {beyond} {culprit.size:.3g}"

@@ -7,6 +7,7 @@ from enum import Enum
 
 from accucompare.bundle.records import TRAINING_ROLES, UPDATE_ROLES, Role
 from accucompare.compare.rows import Difference, Option, Reason, Row
+from accucompare.compare.scaled import ScaledGradients
 
 
 class Stage(str, Enum):
@@ -41,6 +42,7 @@ class Culprit:
         words: the shape of its error, one statement each: "concentrated in channels 17 and 700 of dimension -1".
         hints: what such an error often comes from.
         configured: the module's own numbers and strings that differ from golden's, such as ``approximate``.
+        scaled: if all gradients are golden's times one number: that number and what is known of it.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Culprit:
     operator: str = ""
     difference: Difference | None = None
     configured: tuple[Option, ...] = ()
+    scaled: ScaledGradients | None = None
 
     @property
     def excess(self) -> float | None:
@@ -71,6 +74,8 @@ class Culprit:
     @property
     def stage(self) -> Stage:
         """The part of a step that its error is made in."""
+        if self.scaled is not None and self.scaled.of_loss is not None:
+            return Stage.LOSS if self.scaled.of_loss else Stage.UPDATE
         record = self.row.record
         if record is None or record.role not in TRAINING_ROLES:
             return Stage.FORWARD
@@ -88,6 +93,8 @@ class Culprit:
     @property
     def place(self) -> str:
         """``encoder.layers.5.attention.self call 1 (glue, before output.dense)``."""
+        if self.scaled is not None:
+            return self.scaled.place
         call = f" call {self.call}" if self.call else ""
         if self.site == "operator":
             parts = [part for part in (self.operator, str(self.difference or "")) if part]
@@ -110,7 +117,11 @@ class Culprit:
         call = f" call {self.call}" if self.call else ""
         if self.stage is Stage.UPDATE:
             owner = f"{self.name}." if self.name else ""
-            return f"{_UPDATE_WORDS.get(record.role, 'the update')} of {owner}{record.path}"
+            what = _UPDATE_WORDS.get(record.role, "the update")
+            if record.role is Role.STATE_AFTER:
+                parameter, _, state = record.path.partition(".")
+                return f"{what} of {owner}{parameter}, {state}"
+            return f"{what} of {owner}{record.path}"
         name = self.name or "(root)"
         if record.role is Role.CALL_GRAD:
             own = " (glue)" if self.site == "glue" else ""

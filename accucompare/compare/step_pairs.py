@@ -94,10 +94,13 @@ def _told(pair: StepPair) -> Iterator[tuple[Setting, str, float | None, float | 
     ours, theirs = pair.golden, pair.candidate
     if ours is None or theirs is None:
         return
-    for name in [*ours.lr, *(name for name in theirs.lr if name not in ours.lr)]:
-        rates = ours.lr.get(name), theirs.lr.get(name)
-        if None in rates or not math.isclose(rates[0] or 0.0, rates[1] or 0.0, rel_tol=_SAME_RATE):
-            yield Setting.LR, name, *rates
+    rates = theirs.lr
+    if len(ours.lr) == len(rates) and ours.lr.keys().isdisjoint(rates):  # an optimizer of another class, as a device's own fused one
+        rates = dict(zip(ours.lr, rates.values(), strict=True))
+    for name in [*ours.lr, *(name for name in rates if name not in ours.lr)]:
+        both = ours.lr.get(name), rates.get(name)
+        if None in both or not math.isclose(both[0] or 0.0, both[1] or 0.0, rel_tol=_SAME_RATE):
+            yield Setting.LR, name, *both
     if ours.loss_scale != theirs.loss_scale:
         yield Setting.LOSS_SCALE, "", ours.loss_scale, theirs.loss_scale
     if ours.skipped != theirs.skipped:

@@ -141,7 +141,7 @@ def _training(comparison: Result) -> Iterator[Line]:
         yield _fact("told otherwise", line, _ALARM._replace(line=""), per_line=140)
     look = looks.BOLD._replace(wrap=True, vertical="top", color=looks.DARK_RED if found.parting is not None else looks.INK)
     if sentence:
-        yield _fact("steps", sentence, look, "'Training'!A1", per_line=140)
+        yield _fact("steps", sentence, look, per_line=120)
     for line in training_words.details(comparison, found):
         yield _fact("", line, looks.WRAPPED, per_line=140)
     if comparison.acceptance is not None:

@@ -21,6 +21,9 @@ _MARKED = 60  # points of a chart, up to which each of them is marked
 _GOLDEN, _CANDIDATE, _LIMIT, _PARTING = "1B5FAA", "E07B00", "9CA3AF", "C62828"
 _PARTS = "parts here"
 
+#: Six digits, as losses are printed.
+_SIX = "[=0]0;[<0.001]0.00000E+00;0.000000"
+
 #: What of a step a chart shows.
 _Get = Callable[[StepPair], Value]
 
@@ -120,15 +123,16 @@ def _columns(found: TrainingResult) -> list[Column]:
     if found.several_ranks:
         columns.append(Column("rank", lambda pair: pair.rank, COUNT, 7))
     for name, quantity in (("loss", Quantity.LOSS), ("norm", Quantity.NORM), ("clipped", Quantity.CLIPPED)):
+        what = "clipped norm" if quantity is Quantity.CLIPPED else name
         columns += [
-            Column(f"golden {quantity.value}", _side("golden", quantity), GENERAL, 13, "golden", sparse=True),
-            Column(f"candidate {quantity.value}", _side("candidate", quantity), GENERAL, 13, "candidate", sparse=True),
-            Column(f"relative difference, {quantity.value}", _apart(name, "relative"), SCIENTIFIC, 13, "difference", sparse=True),
-            Column(f"its limit, {quantity.value}", _apart(name, "limit"), SCIENTIFIC, 12, "judgement", sparse=True),
+            Column(f"golden {what}", _side("golden", quantity), _SIX, 12, "golden", sparse=True),
+            Column(f"candidate {what}", _side("candidate", quantity), _SIX, 12, "candidate", sparse=True),
+            Column(f"{what} difference", _apart(name, "relative"), SCIENTIFIC, 12, "difference", sparse=True),
+            Column(f"{what} limit", _apart(name, "limit"), SCIENTIFIC, 11, "judgement", sparse=True),
         ]
     for side in ("golden", "candidate"):
         columns += [
-            Column(f"{side} learning rate", _rate(side), GENERAL, 12, side, sparse=True),
+            Column(f"{side} learning rate", _rate(side), SCIENTIFIC, 11, side, sparse=True),
             Column(f"{side} loss scale", _field(side, "loss_scale"), GENERAL, 11, side, sparse=True),
             Column(f"{side} updates", _field(side, "updates"), COUNT, 10, side, sparse=True),
             Column(f"{side} skipped", _skipped(side), TEXT, 10, side),

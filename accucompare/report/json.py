@@ -68,6 +68,8 @@ def _culprit(comparison: Result, culprit: Culprit, number: int) -> dict[str, Any
     shown = {name: getattr(culprit, name) for name in ("name", "call", "stage", "site", "before", "reason", "excess", "over_limit")}
     more = {name: getattr(culprit, name) for name in ("jump", "seen", "words", "hints")}
     more["configured"] = [asdict(option) for option in culprit.configured]
+    if (scaled := culprit.scaled) is not None:
+        more["scaled"] = {name: getattr(scaled, name) for name in ("factor", "spread", "count", "rank", "step", "of_loss", "of_parameters")}
     difference = {} if culprit.difference is None else {"difference": asdict(culprit.difference)}
     return {"place": place(comparison, culprit), "row": number, **shown, "limit": culprit.row.verdict.excess_limit, **more, **difference}
 

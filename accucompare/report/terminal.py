@@ -96,7 +96,7 @@ def _verdict_line(comparison: Result) -> Text:
         return Text.assemble(("TROUBLE", "bold red"), _text(f"  {sides}: {comparison.trouble}"))
     if comparison.acceptance is not None:
         failed = comparison.counts_by_status()[Status.FAIL]
-        rows = f"; {failed} of {len(comparison.rows)} rows fail, which does not decide" if comparison.rows else ""
+        rows = f"; {failed} of {len(comparison.rows)} rows fail, which does not decide" if comparison.compared else ""
         word, style = ("PASS", "bold green") if comparison.passed else ("FAIL", "bold red")
         return Text.assemble((word, style), _text(f"  {sides}: {training.acceptance_sentence(comparison.acceptance)}{rows}"))
     if comparison.series_only or (comparison.parting is not None and not comparison.counts_by_status()[Status.FAIL]):

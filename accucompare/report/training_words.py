@@ -59,7 +59,7 @@ def details(comparison: Result, training: TrainingResult) -> Iterator[str]:
             yield f"{name}: {_wander(found)}" + (f"; of what judges: {_wander(expected)}" if expected is not None else "")
     if training.parting is not None and comparison.series_only:
         step = training.parting.step
-        yield f"which layer: capture both sides with --steps {step}-{step} and compare those"
+        yield f"which layer: capture golden with --backward --steps {step}-{step} --save-state, and give that bundle to locate --golden"
     for side, count in zip(("golden", "the candidate"), training.alone, strict=True):
         if count:
             yield f"{_steps(count)} only {side} has, not compared"

@@ -46,7 +46,7 @@ def _fields(each: StepSeries) -> dict[str, Any]:
 
 
 def run(path: Path, series: list[StepSeries], *items: Any, model: Any = None, **manifest: Any) -> Path:
-    return write(path, items, steps=len(series), series=series, model=model or FLOAT32, **manifest)
+    return write(path, items, series=series, model=model or FLOAT32, **manifest)
 
 
 def compared(folder: Path, golden: list[StepSeries], candidate: list[StepSeries], **options: Any) -> ac.Comparison:
@@ -277,3 +277,10 @@ def test_neighbouring_steps_that_are_alike_count_as_fewer() -> None:
     found = Wander.of(list(walk))
     assert abs(np.mean(walk)) > 4 * np.std(walk, ddof=1) / 20
     assert not found.biased
+
+
+def test_an_optimizer_of_another_class_has_the_same_learning_rate_under_its_own_name(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, steps(), steps(lr={"NpuFusedAdamW.0": 1e-3}))
+    assert not comparison.training.settings
+    other = compared(tmp_path / "2", steps(), steps(lr={"NpuFusedAdamW.0": 1e-2}))
+    assert [setting.name for setting in other.training.settings] == ["AdamW.0"]

@@ -116,3 +116,54 @@ def test_gradients_that_never_came_though_they_were_asked_for_are_missing(tmp_pa
     golden = write(tmp_path / "golden", [ours, item("a", X, role="grad_output")], capture={"backward": True})
     comparison = ac.diff(golden, write(tmp_path / "asked", [theirs], capture={"no_backward": False}))
     assert (reasons(comparison), comparison.passed) == (["ok", "missing"], False)
+
+
+def with_optimizer(folder: Path, name: str, optimizer: str, **fields: Any) -> Path:
+    """A bundle with one value of its optimizer's state and an update."""
+    items = [item("a", X, role="param_update", path="w", parent=None), item("a", X, role="state_after", path=f"w.{name}", parent=None)]
+    return write(folder / name, items, capture={"backward": True, "no_backward": False, "optimizer": f"torch.optim.{optimizer}"}, **fields)
+
+
+def test_state_of_an_optimizer_of_another_class_is_told_once(tmp_path: Path) -> None:
+    """Its updates are compared, and here are the same."""
+    comparison = ac.diff(with_optimizer(tmp_path, "exp_avg", "adamw.AdamW"), with_optimizer(tmp_path, "momentum", "sgd.SGD"))
+    assert reasons(comparison) == ["identical", "not comparable", "not comparable"]
+    told = [finding.message for finding in comparison.preflight if finding.topic == "optimizer"]
+    assert told == ["optimizer: golden torch.optim.adamw.AdamW, candidate torch.optim.sgd.SGD"]
+    assert comparison.passed
+
+
+def test_state_that_one_side_lacks_of_the_same_optimizer_is_missing(tmp_path: Path) -> None:
+    comparison = ac.diff(with_optimizer(tmp_path, "exp_avg", "adamw.AdamW"), with_optimizer(tmp_path, "momentum", "adamw.AdamW"))
+    assert (reasons(comparison), comparison.passed) == (["identical", "extra", "missing"], False)
+
+
+@pytest.mark.parametrize(
+    ("role", "path", "place"),
+    [
+        ("call_grad", "weight", "the backward of a, gradient of weight"),
+        ("param_update", "weight", "the update of a.weight"),
+        ("state_after", "weight.exp_avg_sq", "the update of a.weight, exp_avg_sq"),
+    ],
+)
+def test_the_place_of_a_culprit_says_what_of_the_parameter_it_is(tmp_path: Path, role: str, path: str, place: str) -> None:
+    comparison = compared(tmp_path, pair("a", "output", 0.0), pair("a", role, 0.1, path=path))
+    assert [culprit.place for culprit in comparison.culprits] == [place]
+
+
+def test_nan_gradients_on_both_sides_agree_and_are_counted(tmp_path: Path) -> None:
+    bad = X.copy()
+    bad[3] = np.nan
+    gradient = item("a", bad, role="param_grad", path="w", parent=None)
+    comparison = compare(tmp_path, [item("a", X), gradient], [item("a", X), gradient])
+    assert (comparison.passed, comparison.nonfinite_on_both) == (True, 1)
+
+
+def test_a_number_of_a_parameter_group_is_told_by_its_two_values(tmp_path: Path) -> None:
+    sides = [[item("a", X), item("", np.array(value), role="state_before", path="AdamW.0.lr", parent=None)] for value in (1e-3, 1e-4)]
+    folder = tmp_path / "golden"
+    golden = write(folder, sides[0])
+    with ac.open_bundle(golden) as opened:
+        feed = {"feed": {"identity": opened.identity(), "not_fed": [], "golden": ""}}
+    comparison = ac.diff(golden, write(tmp_path / "npu", sides[1], capture=feed))
+    assert comparison.conclusion == "bug: what the update is given of AdamW.0.lr: 0.001 in golden, 0.0001 in the candidate"
