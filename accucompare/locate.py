@@ -43,8 +43,8 @@ class Setup:
             is not given) in a process of its own, so that they run golden's code.
         out: directory for the bundles that are made: ``golden``, ``candidate`` and ``baseline``, and the same of operators in ``ops``.
         dtype: what the candidate computes in; its own type, if not given.
-        hf32, tf32: let the device round the operands of float32 products; otherwise it is forbidden while this runs, for what it does to
-            every layer would hide small faults.
+        hf32, tf32: let the device round the operands of float32 products. It is forbidden otherwise, since that rounding in every layer
+            would hide small faults.
         backward: make golden with its gradients and updates, which are then judged, too; a golden that is given has them or not.
         deterministic, overwrite, force: as for ``accucompare.capture``.
         announce: called with each thing that is done.
@@ -96,7 +96,7 @@ def locate(
     maps = [map] if isinstance(map, str) else list(map)
     read_maps(maps)
     if maps and golden is None:
-        raise UsageError("--map: renames the layers of golden, which would be made from the same case; name the bundle with --golden")
+        raise UsageError("--map: needs --golden BUNDLE; without it golden is made from the same case and has the same names")
     trusted = _Trusted(setup.golden_python, setup.golden_case if golden is not None else setup.golden_case or setup.case)
     trusted.check()
     if golden is not None:
@@ -123,7 +123,7 @@ def locate(
         raise UsageError(f"{golden}: holds no gradients; capture it with --backward, of a case with a loss")
     of_golden = CaptureOptions(feed=golden, seed=seed, steps=steps, backward=backward, force=setup.force, overwrite=setup.overwrite)
     of_candidate = replace(of_golden, map=maps)
-    return _compared(setup, trusted, setup.out, of_golden, of_candidate, repeat, only=only, skip=skip)
+    return _capture_and_compare(setup, trusted, setup.out, of_golden, of_candidate, repeat, only=only, skip=skip)
 
 
 def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
@@ -183,7 +183,7 @@ def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
     pairs = ((row.golden, row.candidate) for row in comparison.rows)
     theirs = next((theirs.name for ours, theirs in pairs if ours is not None and theirs is not None and ours.name == name), name)
     of_candidate = replace(of_golden, map=comparison.maps, only=glob.escape(theirs))
-    return _compared(setup, trusted, folder, of_golden, of_candidate)
+    return _capture_and_compare(setup, trusted, folder, of_golden, of_candidate)
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class _Trusted:
         return out
 
 
-def _compared(
+def _capture_and_compare(
     setup: Setup,
     trusted: _Trusted,
     folder: Path,
@@ -263,7 +263,7 @@ def _compared(
         setup: the candidate's case, device and numerics.
         trusted: what runs golden's code.
         folder: for the bundles that are made.
-        of_golden, of_candidate: how the case is captured, fed with golden, under golden's names of layers and under the candidate's.
+        of_golden, of_candidate: options of the fed capture: with golden's layer names, for the baseline; with the candidate's.
         repeat: how often to run the candidate.
         compared: of ``diff``.
     """

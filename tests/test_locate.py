@@ -263,7 +263,7 @@ def test_the_maps_to_give_are_in_the_message(cli: Run, folder: Path) -> None:
 def test_a_map_without_golden_is_refused(cli: Run, folder: Path) -> None:
     found = located(cli, folder, "net.py", "--map", "blocks.*=layers.*")
     assert found["code"] == 2
-    assert "--map: renames the layers of golden, which would be made from the same case; name the bundle with --golden" in found["stderr"]
+    assert "--map: needs --golden BUNDLE; without it golden is made from the same case and has the same names" in found["stderr"]
 
 
 def test_a_fault_of_one_layers_backward_is_named_in_one_command(cli: Run, folder: Path) -> None:
