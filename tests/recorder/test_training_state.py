@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.bundle.training_state import Component
+from accucompare.bundle.training_state import Component, Missing
 from accucompare.compare.result import Answer
 from accucompare.compare.rows import Reason
 from tests.conftest import Run
@@ -122,6 +122,22 @@ CANNOT_BE_SAVED: dict[str, tuple[Callable[[Loop], None], Component, str]] = {
     "sparse": (sparse_gradient, Component.GRADIENTS, "gradients, 'first.weight': a tensor that is sparse_coo"),
     "generator": (generator_of_its_own, Component.RANDOM, "generator: a generator of the model's own cannot be saved"),
 }
+
+
+def test_a_scaler_without_a_state_is_listed(tmp_path: Path) -> None:
+    class Constant:
+        def scale(self, loss: torch.Tensor) -> torch.Tensor:
+            return loss * 8
+
+        def step(self, optimizer: torch.optim.Optimizer) -> None:
+            optimizer.step()
+
+    with ac.capture(nn.Linear(1, 1), tmp_path / "golden", save_state=True, scaler=Constant()):
+        pass
+    with ac.open_bundle(tmp_path / "golden") as bundle:
+        state = bundle.manifest.training.training_state
+    assert state is not None
+    assert Missing(Component.SCALER, "a Constant has no state_dict and load_state_dict") in state.missing
 
 
 @pytest.mark.parametrize("what", CANNOT_BE_SAVED)
