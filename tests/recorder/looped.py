@@ -70,7 +70,7 @@ class Loop:
 
 
 def run(loop: Loop, out: Path, steps: range, recorded: str | None = None, **options: Any) -> Loop:
-    with ac.capture(loop.model, out, backward=True, steps=recorded, **options) as session:
+    with ac.capture(loop.model, out, **{"backward": True, "steps": recorded, **options}) as session:
         for number in steps:
             loop.step(number)
             session.step()

@@ -16,6 +16,7 @@ import accucompare as ac
 from accucompare.bundle.training_state import Component, Missing
 from accucompare.compare.result import Answer
 from accucompare.compare.rows import Reason
+from accucompare.compare.unverified import unverified
 from tests.conftest import Run
 from tests.recorder.looped import Loop, edited, interrupted, run
 
@@ -187,6 +188,22 @@ def test_other_batches_than_goldens_are_unverified_in_a_loop_of_ones_own(golden:
     comparison = ac.diff(golden[0], tmp_path / "out")
     assert "without the data loader of that state: the batches come from a loop of your own" in comparison.trouble
     assert comparison.trouble.startswith("unverified")
+
+
+def test_series_without_records_need_the_state_too(tmp_path: Path) -> None:
+    """Losses of 1,000 steps depend on what the first began with, though none of its tensors is kept."""
+    first, again, other = Loop.new(), Loop.new(), Loop.new()
+    series = {"backward": False, "roles": "series"}
+    run(first, tmp_path / "golden", range(6), "3-5", save_state=True, **series, **first.parts)
+    run(again, tmp_path / "again", range(3, 6), like=tmp_path / "golden", **series, **again.parts)
+    run(other, tmp_path / "other", range(4, 7), like=tmp_path / "golden", **series, optimizer=other.optimizer)
+    with ac.open_bundle(tmp_path / "golden") as golden, ac.open_bundle(tmp_path / "again") as same:
+        assert same.manifest.series == golden.manifest.series
+        assert not list(unverified([("candidate", same)], golden))
+        with ac.open_bundle(tmp_path / "other") as differs:
+            found = [finding.message for finding in unverified([("candidate", differs)], golden)]
+    for component in ("data loader", "scheduler", "gradient scaler"):
+        assert any(f"without the {component} of that state" in message for message in found)
 
 
 class Seeded(nn.Module):
