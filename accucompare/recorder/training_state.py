@@ -122,6 +122,8 @@ class StateSaver:
         state, more = self._state(step, draws)
         writer.write_state([*records, *more])
         writer.manifest.capture["training_state"] = msgspec.to_builtins(state)
+        lost = [entry for entry in state.missing if entry.component is not Component.DATA]  # whose digests are compared
+        writer.manifest.notes += [f"--save-state: not all of the {entry.component} could be saved: {entry.reason}" for entry in lost]
         if step:
             writer.manifest.model.update(describe_tensors(self._modules))
 

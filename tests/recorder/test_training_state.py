@@ -151,8 +151,10 @@ def test_what_cannot_be_saved_is_listed_with_its_reason(what: str, tmp_path: Pat
         session.step()
     with ac.open_bundle(tmp_path / "golden") as bundle:
         state = bundle.manifest.training.training_state
+        notes = bundle.manifest.notes
     assert state is not None
     assert [entry.reason for entry in state.missing if entry.component is component and entry.reason.startswith(reason)]
+    assert any(note.startswith(f"--save-state: not all of the {component} could be saved: {reason}") for note in notes)
 
 
 def test_a_component_that_there_is_none_of_is_listed_with_the_reason(tmp_path: Path) -> None:
