@@ -86,6 +86,8 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
     "gradients": lambda state: state.update(gradients={"dict": [["first.weight", {"value": 1}]]}),
     "no gradients": lambda state: state.update(gradients={"value": 1}),
     "attributes": lambda state: state.update(attributes={"": {"calls": [1]}}),
+    "a method": lambda state: state.update(attributes={"": {"forward": "x"}}),
+    "a table": lambda state: state.update(attributes={"": {"_modules": 1}}),
     "component": lambda state: state.update(missing=[{"component": "nothing", "reason": ""}]),
 }
 
