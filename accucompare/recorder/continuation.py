@@ -270,7 +270,7 @@ class Continuation:
             module = self.modules.named[new]
             for name, value in self.state.attributes[old].items():
                 now = vars(module).get(name, getattr(type(module), name, 0))
-                if not isinstance(now, (int, float, str)):
+                if now is not None and not isinstance(now, (int, float, str)):
                     raise BundleError(f"{self.bundle.path}: the saved state is damaged in {Component.ATTRIBUTES}: {name!r} of {new!r}")
                 vars(module)[name] = value
 

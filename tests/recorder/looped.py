@@ -22,12 +22,14 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.size: int | None = None
         self.first, self.norm, self.drop, self.last = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)
         self.register_buffer("mean", torch.zeros(8), persistent=False)
         self.register_buffer("table", torch.arange(8.0), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
+        self.size = len(x)
         hidden = self.drop(self.norm(self.first(x)))
         self.mean = 0.9 * self.mean + 0.1 * hidden.detach().mean(0)
         out: torch.Tensor = self.last(hidden + self.mean) * (1 + self.calls / 10)
