@@ -27,6 +27,7 @@ _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _UNKNOWN_TO_NUMPY = {name for name, dtype in DTYPES.items() if dtype.ml_dtype or name == "complex32"}
 _SMALL = 4 << 10  # bytes; a block of memory to use again takes longer to find than one of them to copy
 _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
+_SHARED = 4 << 20  # bytes; the same of summarizing one
 
 
 class HostValue(NamedTuple):
@@ -102,10 +103,12 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
                 array = _in_place(tensor)
                 if array is None:
                     return _copied(tensor, writer)
-        if writer is None or (bits is Bits.OURS and writer.tensors):
+        if writer is None or bits is Bits.OURS:
             return HostValue(array, shape, dtype, layout)
         if bits is Bits.NEW and writer.tensors:
             return _kept(array, dtype, shape, layout, None, writer)
+        if bits is Bits.NEW and not needed and array.nbytes >= _SHARED:
+            return HostValue(None, shape, dtype, layout, **_digested_and_summarized(array, DTYPES[dtype]))
         checksum = digest(array)
         if writer.has(dtype, shape, checksum):
             return HostValue(None, shape, dtype, layout, digest=checksum)
@@ -114,6 +117,16 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
         return _kept(array, dtype, shape, layout, checksum, writer)
     except Exception as error:  # a tensor subclass may raise anything; the record then says so, and the model runs on
         return HostValue(None, (), dtype, Layout.UNREADABLE, f"{type(error).__name__}: {error}"[:200])
+
+
+def _digested_and_summarized(array: Array, dtype: DType) -> dict[str, Any]:
+    """The digest and the statistics of an array, by two threads."""
+    found: list[Statistics] = []
+    helper = threading.Thread(target=lambda: found.append(summarize(array, dtype)), daemon=True)
+    helper.start()
+    checksum = digest(array)
+    helper.join()
+    return {"digest": checksum, "statistics": found[0] if found else summarize(array, dtype)}
 
 
 def _kept(array: Array, dtype: str, shape: tuple[int, ...], layout: Layout, checksum: str | None, writer: BundleWriter) -> HostValue:

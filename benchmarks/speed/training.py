@@ -38,6 +38,7 @@ def measure(plan: Plan) -> Iterator[Figure]:
     plan.need(10 * 10**9)
     plan.say("training: steps")
     answer = _in_child(plan, plan.rounds, [_PLAIN, *_ARMS])
+    dropping = _in_child(plan, plan.rounds, [_PLAIN, "not chosen"], dropout=True)["samples"]
     samples = answer["samples"]
     alone = {key: column(samples[_PLAIN], key) for key in ("step", "busy")}
     yield Figure(_SECTION, "plain step (forward, backward, AdamW)", "s", alone["step"])
@@ -45,6 +46,8 @@ def measure(plan: Plan) -> Iterator[Figure]:
         for name, (_, target) in _ARMS.items():
             taken = ratios(column(samples[name], key), alone[key])
             yield Figure(_SECTION, f"{name}: {what} / plain step's", "x", taken, target)
+        taken = ratios(column(dropping["not chosen"], key), column(dropping[_PLAIN], key))
+        yield Figure(_SECTION, f"not chosen, dropout drawn on the CPU: {what} / plain step's", "x", taken)
     for name in ("tensors", "stats", "series"):
         yield Figure(_SECTION, f"{name}: after the step, until closed", "s", column(samples[name], "after"))
         yield Figure(_SECTION, f"{name}: on disk", "MB", [value / 1e6 for value in column(samples[name], "bytes")])
@@ -59,10 +62,10 @@ def measure(plan: Plan) -> Iterator[Figure]:
 _BYTES = "bytes", "distinct"
 
 
-def _in_child(plan: Plan, rounds: int, names: list[str]) -> Sample:
+def _in_child(plan: Plan, rounds: int, names: list[str], dropout: bool = False) -> Sample:
     sizes = {"batch": plan.sizes.batch, "length": plan.sizes.length, "layers": plan.sizes.layers, "rounds": rounds}
     options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-    return child("benchmarks.speed.training", plan.folder / "training", *options, *names)
+    return child("benchmarks.speed.training", plan.folder / "training", *options, *(["--dropout"] if dropout else []), *names)
 
 
 @dataclass
@@ -106,12 +109,13 @@ def _child() -> None:
     parser.add_argument("arms", nargs="+")
     for name in ("rounds", "batch", "length", "layers"):
         parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--dropout", action="store_true", help="matching its random numbers costs time of its own, in every step")
     options = parser.parse_args()
 
     import torch
 
     torch.set_num_threads(1)  # the other core is the writer's
-    model = build(options.layers).train()
+    model = build(options.layers).train(options.dropout)
     training = _Training(model, torch.optim.AdamW(model.parameters(), lr=1e-5), tokens(options.batch, options.length))
     options.folder.mkdir(parents=True, exist_ok=True)
     known: dict[str, Callable[[], Sample]] = {_PLAIN: training.plain}

@@ -398,3 +398,21 @@ def test_no_gradient_is_held_longer_than_plain_training_holds_it(tmp_path: Path)
         optimizer.zero_grad()
         assert len(gradients) == 5
         assert all(gradient() is None for gradient in gradients)  # those of the parameters
+
+
+def test_an_update_has_the_same_digests_and_statistics_with_and_without_its_tensors(tmp_path: Path, opened: Opened) -> None:
+    def once(out: Path, mode: str) -> dict[Any, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(1024, 1024)  # so large that two threads share it
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        with ac.capture(model, out, mode=mode, roles="grads,update") as session:
+            for _ in range(2):
+                model(torch.ones(1, 1024)).square().sum().backward()
+                optimizer.step()
+                session.step()
+        return {record.key: (record.digest, record.statistics) for record in opened(out).records()}
+
+    with_tensors, without = once(tmp_path / "tensors", "tensors"), once(tmp_path / "stats", "stats")
+    assert with_tensors == without
+    assert sum(key.path == "weight.exp_avg" for key in without) == 3
+    assert all(digest and statistics for digest, statistics in without.values())
