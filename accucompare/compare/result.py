@@ -184,10 +184,10 @@ class Result:
         """The same whatever standard was asked for."""
         if not self.compared and not self.steps_judged:
             return "nothing could be compared"
-        if self.damage:
-            return f"{len(self.damage)} record(s) could not be read"
         if unverified := [finding.message for finding in self.preflight if finding.about is About.UNVERIFIED]:
             return unverified[0] + (f"; and {len(unverified) - 1} more" if len(unverified) > 1 else "")
+        if self.damage:
+            return f"{len(self.damage)} record(s) could not be read"
         if self.incomplete and not self.failed:
             return f"what there is agrees, but the capture of {' and of '.join(self.incomplete)} did not run to its end"
         unsteady = [row for row in self.rows if row.reason is Reason.NOT_DETERMINISTIC]

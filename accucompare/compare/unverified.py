@@ -32,8 +32,15 @@ def unverified(sides: Iterable[tuple[str, Bundle]], golden: Bundle) -> Iterator[
 def _needs(manifest: Manifest, component: Component, golden: Manifest | None) -> bool:
     """Whether what a capture recorded depends on a component of the state that it started from."""
     if component is Component.DATA:
-        return golden is None or not all(_same_inputs(golden.inputs.get(step, {}), table) for step, table in manifest.inputs.items())
-    return component is Component.RANDOM or len(manifest.steps) > 1 or bool(manifest.options.backward)
+        return golden is None or not _same_batches(golden, manifest)
+    return component is Component.RANDOM or max(len(manifest.steps), len(manifest.series)) > 1 or bool(manifest.options.backward)
+
+
+def _same_batches(golden: Manifest, candidate: Manifest) -> bool:
+    """Whether the digests show that each step of the candidate was given golden's inputs."""
+    batches = {entry.step: entry.batch for entry in golden.series}
+    same = all(entry.batch == batches.get(entry.step, entry.batch) for entry in candidate.series)
+    return same and all(_same_inputs(golden.inputs.get(step, {}), table) for step, table in candidate.inputs.items())
 
 
 def _same_inputs(golden: dict[str, dict[str, str]], candidate: dict[str, dict[str, str]]) -> bool:

@@ -64,8 +64,32 @@ def intercepting() -> Iterator[None]:
             _switched_on.pop(thread)[0].__exit__(None, None, None)
 
 
+class Inside:
+    """Lets a mode see what an operator does inside; and autocast and ``matched_randomness``, too, if they would without a mode.
+
+    Autocast would not if it knows the operator itself: then it has decided already.
+    """
+
+    def __init__(self, *devices: str) -> None:
+        """``devices``: those whose autocast is meant, as dispatch keys call them, such as ``CPU``."""
+        self._autocast = [f"Autocast{device}" for device in devices]
+        self._decided = False
+
+    @contextlib.contextmanager
+    def of(self, op: Any, mode: TorchDispatchMode) -> Iterator[None]:
+        """From within the mode's handling of this operator."""
+        outer = self._decided
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        self._decided = outer or any(has_kernel(op.name(), key) for key in self._autocast)
+        try:
+            with _seeing_inside(mode, [_KEY] if self._decided else [_KEY, *self._autocast]):
+                yield
+        finally:
+            self._decided = outer
+
+
 @contextlib.contextmanager
-def seeing_inside(mode: TorchDispatchMode, names: Iterable[str]) -> Iterator[None]:
+def _seeing_inside(mode: TorchDispatchMode, names: Iterable[str]) -> Iterator[None]:
     """From within a mode's handling of an operator, let the mode, and these dispatch keys, see what the operator calls.
 
     A key that was switched off where Python called the operator stays so; one that this torch does not know is left out.

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accucompare.bundle.flags import MANTISSA
-from accucompare.live.dispatch import seeing_inside
+from accucompare.live.dispatch import Inside
 from accucompare.selection import Precision
 
 _CASTS = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
@@ -134,7 +134,7 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.emulation = emulation
         self._seen = 0  # products, rounded or not
-        self._autocast_decided = False
+        self._inside = Inside("CPU")
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -151,7 +151,7 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             way: Callable[..., Any] = _WAYS.get(known.name, _product)
             result = way(self, op, *args, **kwargs)
         elif known.inside is not None and _NOT_PLAIN not in kinds:
-            with self._inside(op):
+            with self._inside.of(op, self):
                 result = op._op_dk(known.inside, *args, **kwargs)
         else:
             result = op(*args, **kwargs)
@@ -159,21 +159,6 @@ class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.emulation.untouched.add(f"{known.name} of {', '.join(sorted(kinds))}")
             self._seen += 1
         return result
-
-    @contextlib.contextmanager
-    def _inside(self, op: Any) -> Iterator[None]:
-        """Let the mode see what an operator does inside; and autocast and ``matched_randomness``, too, if they would without a mode.
-
-        Autocast would not if it knows the operator itself: then it has decided already.
-        """
-        outer = self._autocast_decided
-        self._autocast_decided = outer or _has_kernel(op.name(), "AutocastCPU")
-        names = ["TESTING_ONLY_GenericMode"] + ["AutocastCPU"] * (not self._autocast_decided)
-        try:
-            with seeing_inside(self, names):
-                yield
-        finally:
-            self._autocast_decided = outer
 
 
 class _Operator(NamedTuple):

@@ -13,7 +13,7 @@ from accucompare.live import randomness
 
 #: Files that call models: what called them is no code of a model's.
 CALLERS = tuple(
-    str(Path(__file__).parents[1] / name) for name in ("recorder/capture_case.py", "reproduce/reproducer.py", "watcher/second_run.py")
+    str(Path(__file__).parents[1] / name) for name in ("recorder/training.py", "reproduce/reproducer.py", "watcher/second_run.py")
 )
 _PACKAGES = ("torch", "torch_npu", "accucompare")
 

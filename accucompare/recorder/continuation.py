@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from accucompare.live.names import Modules
 from accucompare.live.random_state import RandomState
 from accucompare.live.randomness import Draws
 from accucompare.live.state import put_together
-from accucompare.live.tensors import from_bits
+from accucompare.live.tensors import dtype_name, from_bits
 from accucompare.recorder.training import Part, Training
 from accucompare.recorder.training_state import OF_NO_PARAMETER, Frozen, names_of
 
@@ -36,7 +37,6 @@ class Continuation:
 
     Attributes:
         step: the step to begin with.
-        buffers: the buffers that the model computes itself which belong to the state.
         missing: what the training does not get of it.
         notes: sentences for the manifest.
         own_rank: whether the state is that of the same rank; it is rank 0's, if the bundle has no such rank.
@@ -52,6 +52,7 @@ class Continuation:
     notes: list[str] = field(default_factory=list)
     own_rank: bool = True
     _records: dict[str, Record] = field(default_factory=dict)
+    _dtypes: dict[str, str] = field(default_factory=dict)  # of the saved parameters
 
     @property
     def step(self) -> int:
@@ -85,7 +86,11 @@ class Continuation:
                 )
             return None
         found = cls(bundle, state, training, modules, renamings, device, list(state.missing), own_rank=own == rank)
-        found._records = {record.name: record for record in bundle.state(own) if record.role is Role.TRAINING_STATE}
+        for record in bundle.state(own):
+            if record.role is Role.TRAINING_STATE:
+                found._records[record.name] = record
+            elif record.role is Role.PARAM:
+                found._dtypes[record.name] = record.dtype
         for part, saved in found._pairs():
             if part.component is not Component.SCALER and saved.kind != part.kind:
                 raise CaptureError(f"--like: {part.place} is a {part.kind} here, but a {saved.kind} in {bundle.path}")
@@ -105,12 +110,11 @@ class Continuation:
             CaptureError: if an optimizer or a scheduler refuses it.
         """
         for part, saved in self._pairs():
-            with_state = part.component is Component.OPTIMIZER
-            self._guarded(part.place, self._put_optimizer_state if with_state else self._nothing, part, saved)
-            self._guarded(part.place, self._put_options, part, saved)
+            if part.component is Component.OPTIMIZER:
+                self._guarded(self._put_optimizer_state, part, saved)
+            self._guarded(self._put_options, part, saved)
         self._put_gradients()
-        for old, new in counterparts(self.state.attributes, self.modules.named.keys(), self.renamings).items():
-            vars(self.modules.named[new]).update(self.state.attributes[old])
+        self._put_attributes()
         same_seed = (seed or 0) == (self.bundle.manifest.capture.get("seed") or 0)
         if same_seed and self.own_rank:
             self._put_random(draws)
@@ -182,17 +186,14 @@ class Continuation:
             what = f"it has no record {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
             raise BundleError(f"{self.bundle.path}: the saved state is damaged in {component}, {place} ({what[:200]})") from None
 
-    def _guarded(self, place: str, put: Callable[[Part, SavedObject], None], part: Part, saved: SavedObject) -> None:
+    def _guarded(self, put: Callable[[Part, SavedObject], None], part: Part, saved: SavedObject) -> None:
         try:
             put(part, saved)
         except (BundleError, CaptureError):
             raise
         except Exception as error:  # a class of the user's may refuse in any way
             reason = f"{type(error).__name__}: {str(error)[:200]}"
-            raise CaptureError(f"--like: the state of {place} in {self.bundle.path} does not fit a {part.kind} ({reason})") from error
-
-    def _nothing(self, part: Part, saved: SavedObject) -> None:
-        """A scheduler and a scaler have nothing but options."""
+            raise CaptureError(f"--like: the state of {part.place} in {self.bundle.path} does not fit a {part.kind} ({reason})") from error
 
     def _put_optimizer_state(self, part: Part, saved: SavedObject) -> None:
         own = names_of(self.modules)
@@ -200,7 +201,6 @@ class Continuation:
         numbers = {name: number for number, name in enumerate(own.get(id(each), "") for group in part.parameters() for each in group)}
         state: dict[Any, Any] = {}
         kept_wide: list[tuple[torch.Tensor, str, torch.Tensor]] = []
-        saved_dtypes = {record.name: record.dtype for record in self.bundle.state() if record.role is Role.PARAM}
         for old, name in self._parameter_names(name for name in saved.state if name != OF_NO_PARAMETER).items():
             try:
                 values = self._load(part.component, f"{part.place} {old}", saved.state[old])
@@ -211,10 +211,11 @@ class Continuation:
             state[numbers[name]] = values
             for key, value in values.items():
                 other = isinstance(value, torch.Tensor) and value.is_floating_point() and key != "step"
-                if other and str(value.dtype).removeprefix("torch.") != saved_dtypes.get(old):
+                if other and dtype_name(value.dtype) != self._dtypes.get(old):
                     kept_wide.append((tensors[name], key, value))
         if OF_NO_PARAMETER in saved.state:
-            state.update(self._load(part.component, f"{part.place} {OF_NO_PARAMETER}", saved.state[OF_NO_PARAMETER]))
+            with contextlib.suppress(_NotSavedError):
+                state.update(self._load(part.component, f"{part.place} {OF_NO_PARAMETER}", saved.state[OF_NO_PARAMETER]))
         if not state and not part.live.state:
             return
         part.live.load_state_dict({**part.live.state_dict(), "state": state})
@@ -254,11 +255,24 @@ class Continuation:
             return
         if not isinstance(gradients, dict):
             raise BundleError(f"{self.bundle.path}: the saved state is damaged in {Component.GRADIENTS}")
-        for old, name in self._parameter_names(gradients).items():
+        names = self._parameter_names(gradients)
+        for name in parameters.keys() - names.values():
+            parameters[name].grad = None
+        for old, name in names.items():
             gradient, parameter = gradients[old], parameters.get(name)
             if parameter is None or not isinstance(gradient, torch.Tensor) or gradient.shape != parameter.shape:
                 raise BundleError(f"{self.bundle.path}: the saved state is damaged: the gradient of {old!r} fits no parameter")
             parameter.grad = gradient.to(parameter.device, parameter.dtype)
+
+    def _put_attributes(self) -> None:
+        """Numbers and strings of modules; nothing else of theirs is replaced."""
+        for old, new in counterparts(self.state.attributes, self.modules.named.keys(), self.renamings).items():
+            module = self.modules.named[new]
+            for name, value in self.state.attributes[old].items():
+                now = vars(module).get(name, getattr(type(module), name, 0))
+                if now is not None and not isinstance(now, (int, float, str)):
+                    raise BundleError(f"{self.bundle.path}: the saved state is damaged in {Component.ATTRIBUTES}: {name!r} of {new!r}")
+                vars(module)[name] = value
 
     def _put_random(self, draws: Draws | None) -> None:
         state = self.state

@@ -12,7 +12,6 @@ shows in what the next operator is given.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,15 +21,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from accucompare.bundle.records import Role
-from accucompare.live.dispatch import seeing_inside
+from accucompare.live.dispatch import Inside
 from accucompare.live.operator_calls import CallMode, source_line
 from accucompare.live.schemas import LEFT_OUT, NO_VALUES, WRITTEN_SILENTLY, Blank, Known, is_plain, known_of
 from accucompare.live.values import Scalar, leaves, replaced
 from accucompare.recorder.feeding import Memory
 from accucompare.recorder.operator_feed import OperatorFeed
-
-_SEEN_BY_CALLERS = ("TESTING_ONLY_GenericMode", "AutocastCPU", "AutocastCUDA", "AutocastPrivateUse1")
-_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
 class Sink(Protocol):
@@ -47,7 +43,10 @@ class Sink(Protocol):
 
 
 class Operators(CallMode):  # type: ignore[no-untyped-call]
-    """Sees the operators of one module call: below autograd and autocast, above emulation."""
+    """Sees the operators of one module call: below autograd and autocast, above emulation.
+
+    Without autograd, as in inference mode, composite operators arrive whole: then it sees what they are composed of.
+    """
 
     def __init__(self, sink: Sink, feed: OperatorFeed | None) -> None:
         super().__init__()
@@ -55,12 +54,12 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
         self._feed = feed
         self._counts: Counter[str] = Counter()
         self._blank = Blank()
-        self._autocast_decided = False
+        self._inside = Inside("CPU", "CUDA", "PrivateUse1")
 
     def see(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = known_of(op)
         if known.inside is not None and known.is_composed(op, pytree.tree_leaves((args, kwargs))):
-            with self._inside(op):
+            with self._inside.of(op, self):
                 return op._op_dk(known.inside, *args, **kwargs)
         if LEFT_OUT.get(known.name) == NO_VALUES:
             result = op(*args, **kwargs)
@@ -151,21 +150,6 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
             elif found is not None:
                 by_path[path] = found
         return replaced(result, by_path)
-
-    @contextlib.contextmanager
-    def _inside(self, op: Any) -> Iterator[None]:
-        """See what a composite operator is composed of, as autocast and ``matched_randomness`` do if they would without a mode.
-
-        Without autograd, as in inference mode, such operators arrive whole.
-        """
-        outer = self._autocast_decided
-        self._autocast_decided = outer or any(_has_kernel(op.name(), key) for key in _SEEN_BY_CALLERS[1:])
-        names = _SEEN_BY_CALLERS[: 1 if self._autocast_decided else None]
-        try:
-            with seeing_inside(self, names):
-                yield
-        finally:
-            self._autocast_decided = outer
 
 
 @dataclass

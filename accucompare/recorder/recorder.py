@@ -26,10 +26,10 @@ from accucompare.live.tensors import Bits, HostValue, other_to_host, scalar_to_h
 from accucompare.live.values import Scalar, leaves
 from accucompare.recorder.backward import Backward
 from accucompare.recorder.feeding import Feed, Place
-from accucompare.recorder.given import NOTHING_GIVEN, Given
 from accucompare.recorder.lending import Lent
 from accucompare.recorder.operator_feed import OperatorFeed, storages
 from accucompare.recorder.operators import Operators
+from accucompare.recorder.training import NOTHING, Training
 from accucompare.recorder.updates import PLAINLY, How, Updates
 from accucompare.selection import RoleGroup, Selection, Steps
 
@@ -63,7 +63,7 @@ class Recorder(Listener[_Call]):
         feed: Feed | None = None,
         operators: bool = False,
         groups: Collection[RoleGroup] = (RoleGroup.FORWARD,),
-        given: Given = NOTHING_GIVEN,
+        training: Training = NOTHING,
     ) -> None:
         """What to record.
 
@@ -71,7 +71,7 @@ class Recorder(Listener[_Call]):
             started: called when an outermost call begins.
             operators: record those of the selected modules, too.
             groups: which records to make, where there is what they are of.
-            given: what the user has told of a training loop.
+            training: what the loop has beside the model, as far as it is known.
         """
         super().__init__(modules, _Call)
         self.records = 0
@@ -88,7 +88,7 @@ class Recorder(Listener[_Call]):
         self._functions = FunctionsRun()
         self._roles = frozenset(role for group in groups for role in ROLES_OF[group])
         golden = _GoldenState(feed, self) if feed is not None and feed.updates else None
-        self._updates = Updates(modules, self, golden, given)
+        self._updates = Updates(modules, self, golden, training)
         follows = RoleGroup.BACKWARD in groups or (feed is not None and feed.backward)
         self._backward = Backward(modules, self, self._record_gradient) if follows else None
         self._called = False  # whether an outermost call has begun in this step

@@ -25,7 +25,6 @@ from accucompare.live.numerics import Numerics
 from accucompare.live.randomness import Draws, matched_randomness
 from accucompare.live.sources import digests_of, modules_in, versions_of
 from accucompare.recorder.feeding import Feed
-from accucompare.recorder.given import Given
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.recorder import Recorder
 from accucompare.recorder.start import Start
@@ -317,7 +316,7 @@ def recording(
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
     modules = name_modules(model)
-    told = Given.of(training.optimizers or None, training.scaler, modules)
+    training.check(modules)
     device, rank, ranks = device or device_of(model), *rank_and_ranks()
     notes_on_it = notes_on(modules)  # before it is given the weights and the mode of another
     numerics = Numerics(device, deterministic=options.deterministic, hf32=options.hf32, tf32=options.tf32, emulate=options.emulate)
@@ -344,7 +343,7 @@ def recording(
                 stack.enter_context(eager_stance())
             on_first_call = _on_first_call(manifest, model, device)
             level = options.level == Level.OP
-            recorder = Recorder(modules, start.selection, writer, on_first_call, start.feed, level, start.groups, told)
+            recorder = Recorder(modules, start.selection, writer, on_first_call, start.feed, level, start.groups, training)
             stack.callback(recorder.remove)
             recorder.step = start.step
             recorder.install(start.steps)

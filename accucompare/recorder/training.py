@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from accucompare.bundle.training_state import Component
 from accucompare.errors import CaseError, UsageError
+from accucompare.live.names import Modules
 
 #: What each part of a training loop must have.
 _METHODS = {
     "optimizer": ("an optimizer, or a list of them", ("step", "zero_grad", "param_groups")),
-    "scheduler": ("a learning rate scheduler, or a list of them", ("step", "state_dict", "load_state_dict")),
-    "scaler": ("a GradScaler", ("scale", "step", "update", "state_dict", "load_state_dict")),
+    "scheduler": ("a learning rate scheduler, or a list of them", ("step",)),
+    "scaler": ("a GradScaler", ("scale", "step")),
 }
 
 
@@ -36,10 +37,7 @@ class Training:
         Raises:
             UsageError: if one of them is something else.
         """
-        lists = {
-            name: tuple(value) if isinstance(value, (list, tuple)) else () if value is None else (value,)
-            for name, value in (("optimizer", optimizer), ("scheduler", scheduler))
-        }
+        lists = {name: tuple(_listed(value)) for name, value in (("optimizer", optimizer), ("scheduler", scheduler))}
         for name, values in {**lists, "scaler": () if scaler is None else (scaler,)}.items():
             what, methods = _METHODS[name]
             for value in values:
@@ -47,6 +45,16 @@ class Training:
                     found = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
                     raise UsageError(f"{name} must be {what}, but is {found}")
         return cls(lists["optimizer"], lists["scheduler"], scaler)
+
+    def check(self, modules: Modules) -> None:
+        """Raise UsageError if an optimizer holds no parameter of the model."""
+        own = {id(tensor) for _, _, tensor in modules.tensors()}
+        for each in self.optimizers:
+            if not any(id(tensor) in own for group in each.param_groups for tensor in group["params"]):
+                raise UsageError(
+                    f"optimizer: the {type(each).__name__} holds no parameter of the model; make it of model.parameters() after the model "
+                    "has its final parameters"
+                )
 
     @property
     def parts(self) -> list[Part]:
@@ -62,7 +70,7 @@ class Training:
                 optimizer.step()
             else:
                 self.scaler.step(optimizer)
-        if self.scaler is not None and self.optimizers:
+        if self.optimizers and hasattr(self.scaler, "update"):
             self.scaler.update()
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -97,16 +105,27 @@ class Part:
     def kind(self) -> str:
         return f"{type(self.live).__module__}.{type(self.live).__qualname__}"
 
+    @property
+    def has_state(self) -> bool:
+        """Whether its state can be asked for and put back."""
+        return all(callable(getattr(self.live, method, None)) for method in ("state_dict", "load_state_dict"))
+
     def options(self) -> dict[str, Any]:
         """What it holds by name; of an optimizer the options of its parameter groups, such as ``0.lr``."""
         if self.component is not Component.OPTIMIZER:
-            return {str(name): value for name, value in self.live.state_dict().items()}
+            return {str(name): value for name, value in self.live.state_dict().items()} if self.has_state else {}
         groups = enumerate(getattr(self.live, "param_groups", ()))
         return {f"{number}.{name}": value for number, group in groups for name, value in group.items() if name != "params"}
 
     def parameters(self) -> list[list[torch.Tensor]]:
         """Of an optimizer: the parameters of each group."""
         return [list(group["params"]) for group in getattr(self.live, "param_groups", ())]
+
+
+def _listed(value: Any) -> Iterable[Any]:
+    """One, several or none as a list. A step makes it one, and a dict of them is none."""
+    several = isinstance(value, Iterable) and not hasattr(value, "step") and not isinstance(value, (str, Mapping))
+    return value if several else () if value is None else (value,)
 
 
 def run_step(

@@ -122,6 +122,8 @@ class StateSaver:
         state, more = self._state(step, draws)
         writer.write_state([*records, *more])
         writer.manifest.capture["training_state"] = msgspec.to_builtins(state)
+        lost = [entry for entry in state.missing if entry.component is not Component.DATA]  # whose digests are compared
+        writer.manifest.notes += [f"--save-state: not all of the {entry.component} could be saved: {entry.reason}" for entry in lost]
         if step:
             writer.manifest.model.update(describe_tensors(self._modules))
 
@@ -152,6 +154,8 @@ class StateSaver:
         changed = [name for name, value in options.items() if name not in first or not first[name].same(Frozen.of(value))]
         taken = {name: parts.take(part.component, f"{part.place} {name}", value) for name, value in options.items()}
         if part.component is not Component.OPTIMIZER:
+            if not part.has_state:
+                parts.missing.append(Missing(part.component, f"a {part.kind.rpartition('.')[2]} has no state_dict and load_state_dict"))
             return SavedObject(part.kind, taken, tuple(changed))
         names, groups, unknown = names_of(self._modules), [], 0
         for group in part.parameters():
@@ -164,7 +168,7 @@ class StateSaver:
 
     def _optimizer_state(self, part: Part, parts: _Parts, groups: list[tuple[str, ...]]) -> dict[str, Any]:
         """An optimizer's state by parameter, taken apart."""
-        table = part.live.state_dict() if callable(getattr(part.live, "state_dict", None)) else None
+        table = part.live.state_dict() if part.has_state else None
         if not isinstance(table, Mapping) or not isinstance(table.get("state"), Mapping) or "param_groups" not in table:
             parts.missing.append(Missing(part.component, f"{part.place}: its state_dict is not that of a torch.optim.Optimizer"))
             return {}

@@ -20,8 +20,8 @@ from accucompare.live.hooks import in_backward
 from accucompare.live.names import Modules
 from accucompare.live.tensors import Bits
 from accucompare.live.values import Scalar, leaves
-from accucompare.recorder.given import Given
 from accucompare.recorder.series import Series
+from accucompare.recorder.training import Training
 
 #: What is recorded in place of a gradient where a trainable parameter has none, and where nothing steps it either.
 NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
@@ -106,10 +106,9 @@ class Updates:
     its parameter groups; it makes ``param_update`` (after minus before) and ``state_after``. With golden, the update is given golden's.
     """
 
-    def __init__(self, modules: Modules, sink: Sink, golden: Golden | None, given: Given) -> None:
+    def __init__(self, modules: Modules, sink: Sink, golden: Golden | None, training: Training) -> None:
         self._sink = sink
         self._golden = golden
-        self._given = given
         self._series = Series()
         self._parameters: dict[int, Parameter] = {}
         self._root = modules.named[""]
@@ -123,7 +122,7 @@ class Updates:
         self._told: set[int] = set()  # ids of parameters whose gradient was recorded in this step
         self._clipped: set[int] = set()  # ids of parameters whose gradient was clipped for the next update
         self._before: dict[int, torch.Tensor] = {}
-        self._held = {id(each.tensor) for optimizer in given.optimizers for each in self._of(optimizer)}
+        self._held = {id(each.tensor) for optimizer in training.optimizers for each in self._of(optimizer)}
         self._updated: set[int] = set()
         self._begun: Counter[int] = Counter()  # steps of each optimizer, by its id
         self._any_update = False  # whether an optimizer stepped in this step, also one of other parameters
@@ -133,7 +132,7 @@ class Updates:
         self._observed: list[tuple[Any, str, entrances.Before]] = [
             (*place, functools.partial(self._clipping, callers)) for place, callers in entrances.CLIPPING.items()
         ]
-        for kind in entrances.scalers(given.scaler):
+        for kind in entrances.scalers(training.scaler):
             self._observed += [(kind, "scale", self._scaling), (kind, "step", self._stepping)]
 
     @property
