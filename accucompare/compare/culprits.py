@@ -235,20 +235,7 @@ def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
             # after another choice values may be altogether different, which is no error of what computed them
             given[receiver] = math.inf if is_choice(row) else max(given.get(receiver, 0.0), _excess(row))
     found.sort(key=lambda culprit: (culprit.reason in STRUCTURAL, culprit.site != "buffer", -(culprit.jump or 0.0)))
-    backward = sorted(_by_jump_backwards(rows, children), key=lambda culprit: (_step(culprit), -(culprit.jump or 0.0), _behind(culprit)))
-    begun = _step(backward[0]) if backward else math.inf
-    # a step after that has weights which wrong gradients made
-    return [culprit for culprit in found if _step(culprit) <= begun] or backward
-
-
-def _step(culprit: Culprit) -> int:
-    assert culprit.row.record is not None
-    return culprit.row.record.step
-
-
-def _behind(culprit: Culprit) -> bool:
-    """Whether a backward has the loss before it: the gradient that arrives from there may be that of the last module inside, too."""
-    return culprit.stage is not Stage.LOSS
+    return found or sorted(_by_jump_backwards(rows, children), key=lambda culprit: -(culprit.jump or 0.0))
 
 
 def _by_jump_backwards(rows: Iterable[Row], children: set[Call | None]) -> Iterator[Culprit]:
