@@ -118,7 +118,12 @@ mode = click.option(
     show_default=True,
     help="Keep every distinct tensor, or only digests and statistics, a few kilobytes.",
 )
-backward = click.option("--backward", is_flag=True, help="Record gradients and updates, too, if the case has a loss.")
+backward = click.option(
+    "--backward/--no-backward",
+    default=True,
+    show_default=True,
+    help="Record gradients and updates, too, if the case has a loss.",
+)
 save_state = click.option("--save-state", is_flag=True, help="Save weights and inputs too, for --like.")
 with_baseline = click.option(
     "--with-baseline",

@@ -12,18 +12,22 @@ import torch
 
 from accucompare.bundle.records import Role
 from accucompare.live.backward import (
+    OPEN,
     WRITES_INTO_VIEW,
     Cut,
     Edge,
     GradientHook,
+    Graph,
     Span,
     Spans,
     Sum,
+    backward_of,
     cast_parameter,
     edge_of,
     edge_to,
     edges_of,
     hook_arriving,
+    made_by_backward,
     seeded,
 )
 from accucompare.live.graph import Observer, observe, observe_no_more, reachable
@@ -109,6 +113,7 @@ class _Running:
     """A backward that is running: what is to be ended with it."""
 
     spans: Spans[Any]  # of the calls that it goes through
+    graph: Graph[Any] | None  # that it goes through, if it makes one itself
     handles: list[Any] = field(default_factory=list)
     parts: list[Sum] = field(default_factory=list)  # which are added to those in sums
     sums: dict[tuple[int, Role, str], Sum] = field(default_factory=dict)  # by a call's id, role and path
@@ -124,7 +129,8 @@ class Backward(Generic[C]):
 
     Attributes:
         count: how many backwards there were.
-        other_threads: whether calls were made in other threads than the first one's, whose gradients are not recorded.
+        other_threads: whether calls of one step were made in several threads; gradients of such steps are not recorded, since autograd
+            numbers the nodes of each thread for itself.
         late: how many gradients arrived at calls of a step that had ended, and are not recorded.
     """
 
@@ -140,7 +146,8 @@ class Backward(Generic[C]):
         self._record = record
         self._spans: Spans[C] = Spans()
         self._again: dict[int, Spans[C]] = {}  # by thread: of calls that are run again, until the backward through them begins
-        self._thread: int | None = None
+        self._threads: set[int] = set()  # in which calls of this step were made
+        self._second = False  # whether a backward has made a graph, which another may go through
         self._running: list[_Running] = []  # one inside the other, as a reentrant checkpoint's is
         self._handles: list[Any] = []
         self._observer = Observer(self._begins, self._ends)
@@ -162,6 +169,7 @@ class Backward(Generic[C]):
     def next_step(self) -> None:
         self._spans.clear()
         self._again.clear()
+        self._threads.clear()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -172,8 +180,8 @@ class Backward(Generic[C]):
             return None
         if self._again and (again := self._again.get(threading.get_ident())) is not None:
             return again.begin(call, outer, parts)
-        self._thread = self._thread or threading.get_ident()
-        if self._thread != threading.get_ident():
+        self._threads.add(threading.get_ident())
+        if len(self._threads) > 1:
             self.other_threads = True
             return None
         return self._spans.begin(call, outer, parts)
@@ -193,9 +201,7 @@ class Backward(Generic[C]):
 
     def notes(self) -> list[str]:
         """What is not recorded, one sentence each."""
-        if not self.count:
-            return ["no backward ran (a case needs a loss, and golden of --feed gradients), so no gradient is recorded"]
-        found = ["calls were made in several threads; the gradients of the first one's are recorded"] if self.other_threads else []
+        found = ["calls of one step were made in several threads; gradients of such steps are not recorded"] if self.other_threads else []
         return found + ([f"{self.late} gradient(s) arrived after session.step(), and are not recorded"] if self.late else [])
 
     def gave(self, span: Span[C], parts: Iterable[tuple[str, Any]], exchange: Callable[[str, torch.Tensor], torch.Tensor] | None) -> None:
@@ -248,6 +254,8 @@ class Backward(Generic[C]):
         if running is None:
             self.late += bool(self._running)
             return None
+        if len(self._threads) > 1:
+            return None
         if grad is None or (id(span), edge) in running.used_inside:
             return None
         self._record(span.call, Role.GRAD_OUTPUT, path, grad)
@@ -255,8 +263,9 @@ class Backward(Generic[C]):
 
     def _begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
         again = self._again.pop(threading.get_ident(), None) if torch._C._current_graph_task_id() >= 0 else None
-        running = _Running(self._spans if again is None else again)
+        running = _Running(self._spans if again is None else again, Graph() if makes_graph else None)
         self._running.append(running)
+        self._second = self._second or makes_graph
         if self._guard.listening:
             self.count += 1
             self._on_begin()
@@ -264,21 +273,22 @@ class Backward(Generic[C]):
 
     def _follow(self, roots: Any, seeds: Any, running: _Running) -> None:
         """Put hooks on the nodes that give something to an input or a parameter of the call that made them."""
+        if len(self._threads) > 1:
+            return
         uses: dict[_Output, _Uses[C]] = {}  # of outputs, after the calls that gave them
         casts: dict[int, _Cast[C]] = {}  # by the number of the node
         for edge, seed in seeded(roots, seeds):
             for giver in running.spans.giving(edge):
                 uses.setdefault((id(giver), edge), _Uses(giver)).seeds.append(seed)
         for node in reachable(roots):
-            made = node._sequence_nr()
-            span = running.spans.of(made)
+            made, span = self._made(node, running)
             gifts: list[_Gift] = []
             for index, (following, number) in enumerate(node.next_functions):
-                if following is None:
+                if following is None or (self._second and made_by_backward(following)):  # no gradient of such a one is recorded
                     continue
                 edge = edge_to(following, number)
                 for giver in running.spans.giving(edge):
-                    if made < giver.last:
+                    if made < giver.last or (made == OPEN and span is not None and any(each is giver for each in span.chain())):
                         running.used_inside.add((id(giver), edge))
                     else:
                         uses.setdefault((id(giver), edge), _Uses(giver)).nodes.append((node, index))
@@ -291,6 +301,23 @@ class Backward(Generic[C]):
             self._cast(cast, running)
         for key in running.used_inside & uses.keys():  # what arrives there is not all from outside
             self._outside(uses[key], key[1], running)
+
+    def _made(self, node: Any, running: _Running) -> tuple[int, Span[C] | None]:
+        """The number of a node, and the span of the innermost call that made it; of one that a backward has made, after all numbers."""
+        if self._second and made_by_backward(node):
+            made, span = OPEN, backward_of(node)
+        else:
+            made = node._sequence_nr()
+            span = running.spans.of(made)
+        if running.graph is not None:
+            running.graph.add(node)
+            tell = functools.partial(self._tell, running.graph, span)
+            running.handles.append(node.register_hook(functools.partial(self._guarded, tell, "a backward")))
+        return made, span
+
+    def _tell(self, graph: Graph[C], span: Span[C] | None, given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
+        graph.tell(None, arrived)  # sums, which autograd makes itself
+        graph.tell(span, given)
 
     def _hook(self, node: Any, name: str, gifts: list[_Gift], running: _Running) -> None:
         """When a node has run, a module's of this name, add what it gives."""
@@ -372,10 +399,12 @@ class Backward(Generic[C]):
         if total is not None:
             self._record(call, role, path, total)
 
-    def _ends(self) -> None:
+    def _ends(self, given: Sequence[Any]) -> None:
         if not self._running:
             return
         running = self._running.pop()
+        if running.graph is not None and self._guard.listening:
+            running.graph.tell(None, given)
         for handle in running.handles:
             handle.remove()
         if self._guard.listening:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,19 @@ def test_a_fault_behind_an_output_that_its_call_uses_as_well_is_seen(tmp_path: P
     assert ac.diff(golden, once(tmp_path / "same", 1.0, feed=golden)).passed
     comparison = ac.diff(golden, once(tmp_path / "fed", 1.02, feed=golden))
     assert [culprit.stage for culprit in comparison.culprits] == [Stage.LOSS]
+
+
+def test_of_a_step_with_calls_in_several_threads_no_gradient_is_recorded_and_that_is_told(tmp_path: Path, opened: Opened) -> None:
+    def in_threads(model: Any, x: torch.Tensor) -> torch.Tensor:
+        found: dict[int, torch.Tensor] = {}
+        threads = [threading.Thread(target=lambda each=each: found.update({each: model.first(x * each)})) for each in (1, 2)]
+        for thread in threads:
+            thread.start()
+            thread.join()
+        return model.last(found[1] + found[2])  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    train(Habit(in_threads), tmp_path / "golden", steps=1)
+    bundle = opened(tmp_path / "golden")
+    assert not gradients(bundle)
+    assert any("several threads" in note for note in bundle.manifest.notes)
