@@ -64,8 +64,9 @@ bench: $(INSTALLED)  ## the speed targets: about 20 minutes, and 9 GB of disk wh
 bench-peers: $(INSTALLED)  ## the same, and msprobe beside it in a virtual environment of its own
 	$(BIN)/python -m benchmarks.speed.bench --peers
 
-bench-faults: $(INSTALLED)  ## plants hundreds of faults in twelve models: how often is the right module named, and is there a false alarm
+bench-faults: $(INSTALLED)  ## plants hundreds of faults of a forward in twelve models, of a training in eight: how often is the right place named first
 	$(BIN)/python -m benchmarks.faults
+	$(BIN)/python -m benchmarks.faults --training
 
 bench-origins: $(INSTALLED)  ## plants NaN, Inf and overflow in four models: does the watch name where each begins, and what does its neighbour say
 	$(BIN)/python -m benchmarks.origins

@@ -13,7 +13,7 @@ from accucompare.compare.renames import read_maps
 from accucompare.compare.result import Result
 from accucompare.compare.tolerance import Tolerance, read_rules
 from accucompare.errors import UsageError
-from accucompare.selection import Selection
+from accucompare.selection import Selection, Standard
 
 if TYPE_CHECKING:
     import pandas
@@ -64,6 +64,7 @@ def diff(
     skip: str | Iterable[str] = (),
     verify: bool = False,
     keep_going: bool = False,
+    accept: str | Standard | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -86,6 +87,8 @@ def diff(
         only, skip: globs of the layers to compare and to leave out (golden's names).
         verify: read and verify tensors with equal digests too, instead of taking them for equal; what is read is always verified.
         keep_going: list records that cannot be read in ``Comparison.damage`` instead of raising at the first.
+        accept: a standard that two runs of training must meet, such as ``"mindformers"``: it decides, in place of the rows, by the losses
+            and gradient norms of the steps (``Comparison.acceptance``).
         workers: threads that read and measure, by default as many as there are processors; they change no result.
         progress: called now and then.
 
@@ -115,5 +118,13 @@ def diff(
         keep_going=keep_going,
         workers=workers,
         progress=progress,
+        standard=None if accept is None else _standard(accept),
     )
     return Comparison(**{field.name: getattr(result, field.name) for field in fields(result)})
+
+
+def _standard(name: str) -> Standard:
+    try:
+        return Standard(name)
+    except ValueError:
+        raise UsageError(f"accept must be one of {', '.join(Standard)}, but is {name!r}") from None

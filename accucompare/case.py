@@ -29,7 +29,9 @@ class Case:
         inputs: a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list of those, one a step. May be
             ``None`` if the capture starts from a saved state (``--like``).
         loss: called with the model's output; its result is sent backward.
-        optimizer: stepped after each backward.
+        optimizer: stepped after each backward; one, or a list of them.
+        scheduler: of learning rates, stepped after the optimizer; one, or a list of them. ``ReduceLROnPlateau`` is given the loss.
+        scaler: a ``GradScaler``: the loss is scaled by it before the backward, and it steps the optimizer.
 
     Example:
         >>> def case():                                                 # doctest: +SKIP
@@ -40,6 +42,8 @@ class Case:
     inputs: Any = None
     loss: Callable[[Any], Any] | None = None
     optimizer: Any = None
+    scheduler: Any = None
+    scaler: Any = None
 
 
 def load_case(target: str | None) -> tuple[Case, str]:

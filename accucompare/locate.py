@@ -18,12 +18,14 @@ from accucompare.case import is_here
 from accucompare.compare.brought import own_baseline
 from accucompare.compare.provenance import OtherCode, other_code
 from accucompare.compare.renames import read_maps
-from accucompare.compare.rows import RefusedBaseline, Stage
+from accucompare.compare.rows import RefusedBaseline
+from accucompare.compare.sites import Stage
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, UsageError
+from accucompare.recorder.golden_checks import held_steps
 from accucompare.recorder.options import CaptureOptions
-from accucompare.selection import FloatType, Level, RoundedType
+from accucompare.selection import FloatType, Level, RoundedType, Steps
 
 #: Called with what is being done now, before it begins.
 Announce = Callable[[str], None]
@@ -42,8 +44,8 @@ class Setup:
             is not given) in a process of its own, so that they run golden's code.
         out: directory for the bundles that are made: ``golden``, ``candidate`` and ``baseline``, and the same of operators in ``ops``.
         dtype: what the candidate computes in; its own type, if not given.
-        hf32, tf32: let the device round the operands of float32 products; otherwise it is forbidden while this runs, for what it does to
-            every layer would hide small faults.
+        hf32, tf32: let the device round the operands of float32 products. It is forbidden otherwise, since that rounding in every layer
+            would hide small faults.
         backward: judge the gradients and updates of a case with a loss, too; a golden that is given may have been captured without.
         deterministic, overwrite, force: as for ``accucompare.capture``.
         announce: called with each thing that is done.
@@ -70,7 +72,7 @@ def locate(
     golden: str | Path | None = None,
     map: str | Iterable[str] = (),
     seed: int | None = None,
-    steps: int | None = None,
+    steps: int | str | Iterable[int] | Steps | None = None,
     repeat: int = 1,
     only: str | Iterable[str] = (),
     skip: str | Iterable[str] = (),
@@ -95,7 +97,7 @@ def locate(
     maps = [map] if isinstance(map, str) else list(map)
     read_maps(maps)
     if maps and golden is None:
-        raise UsageError("--map: renames the layers of golden, which would be made from the same case; name the bundle with --golden")
+        raise UsageError("--map: needs --golden BUNDLE; without it golden is made from the same case and has the same names")
     trusted = _Trusted(setup.golden_python, setup.golden_case if golden is not None else setup.golden_case or setup.case)
     trusted.check()
     if golden is not None:
@@ -123,7 +125,7 @@ def locate(
         setup.announce(f"{golden}: was captured without gradients, so only the forward is judged; capture it anew for the training")
     of_golden = CaptureOptions(feed=golden, seed=seed, steps=steps, backward=backward, force=setup.force, overwrite=setup.overwrite)
     of_candidate = replace(of_golden, map=maps)
-    return _compared(setup, trusted, setup.out, of_golden, of_candidate, repeat, only=only, skip=skip)
+    return _capture_and_compare(setup, trusted, setup.out, of_golden, of_candidate, repeat, only=only, skip=skip)
 
 
 def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
@@ -154,7 +156,7 @@ def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
         level=Level.OP,
         backward=False,
         seed=made.get("seed"),
-        steps=len(manifest.steps),
+        steps=held_steps(manifest),
         only=glob.escape(name),
         overwrite=setup.overwrite,
         like=first if manifest.state is not None else made.get("like"),
@@ -184,7 +186,7 @@ def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
     pairs = ((row.golden, row.candidate) for row in comparison.rows)
     theirs = next((theirs.name for ours, theirs in pairs if ours is not None and theirs is not None and ours.name == name), name)
     of_candidate = replace(of_golden, map=comparison.maps, only=glob.escape(theirs))
-    return _compared(setup, trusted, folder, of_golden, of_candidate)
+    return _capture_and_compare(setup, trusted, folder, of_golden, of_candidate)
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,7 @@ class _Trusted:
         return out
 
 
-def _compared(
+def _capture_and_compare(
     setup: Setup,
     trusted: _Trusted,
     folder: Path,
@@ -264,7 +266,7 @@ def _compared(
         setup: the candidate's case, device and numerics.
         trusted: what runs golden's code.
         folder: for the bundles that are made.
-        of_golden, of_candidate: how the case is captured, fed with golden, under golden's names of layers and under the candidate's.
+        of_golden, of_candidate: options of the fed capture: with golden's layer names, for the baseline; with the candidate's.
         repeat: how often to run the candidate.
         compared: of ``diff``.
     """

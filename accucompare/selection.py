@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -26,6 +28,35 @@ class Level(_Value):
 
     MODULE = "module"
     OP = "op"
+
+
+class RoleGroup(_Value):
+    """What ``roles`` can hold: which records a capture makes.
+
+    ``FORWARD``: inputs and outputs of every layer, and operators. ``BACKWARD``: the gradients at them, and what each call adds to a
+    parameter's. ``GRADS``: each parameter's gradient when the update begins. ``UPDATE``: parameters, the optimizer's state, and what the
+    update makes of them. ``SERIES``: no record; the losses, norms and learning rates of each step, which are there in any case.
+    """
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    GRADS = "grads"
+    UPDATE = "update"
+    SERIES = "series"
+
+    @classmethod
+    def parse(cls, given: str | Iterable[str]) -> tuple[RoleGroup, ...]:
+        """Those that a list names, such as ``grads,series``, each once and in the order above.
+
+        Raises:
+            ValueError: if it names none, or one that there is not.
+        """
+        names = [name.strip() for name in (given.split(",") if isinstance(given, str) else given)]
+        known = [each.value for each in cls]
+        for name in names or [""]:
+            if name not in known:
+                raise ValueError(f"{name!r} is none of {', '.join(known)}; write for example grads,update")
+        return tuple(each for each in cls if each.value in names)
 
 
 class FloatType(_Value):
@@ -64,6 +95,102 @@ class OnFinding(_Value):
     RAISE = "raise"
     WARN = "warn"
     SNAPSHOT = "snapshot"
+
+
+class Standard(_Value):
+    """What ``accept`` can be: a standard of others that a run of training must meet (``accucompare.compare.acceptance``)."""
+
+    MINDFORMERS = "mindformers"
+
+
+#: A list of steps has at most so many.
+_MOST_STEPS = 1_000_000
+_TOO_MANY = f"a list can have {_MOST_STEPS:,} steps; for more, give a number of steps"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Which steps of a run are recorded.
+
+    Attributes:
+        count: how many steps are run, the first one being 0.
+        chosen: the numbers of those that are recorded, in order; ``None`` if all are.
+        first: the first one that is run, and with ``chosen`` None recorded; those before were run elsewhere.
+    """
+
+    count: int
+    chosen: tuple[int, ...] | None = None
+    first: int = 0
+
+    @classmethod
+    def of(cls, given: int | str | Iterable[int]) -> Steps:
+        """What a user gives: a number of steps, or a list of step numbers, as text such as ``0,10,100-102`` (``10-10`` is step 10 alone).
+
+        Raises:
+            ValueError: if it is neither.
+        """
+        if isinstance(given, str):
+            given = int(given) if re.fullmatch(r"\s*\d{1,18}\s*", given) else cls._listed(given)
+        if isinstance(given, int):
+            if given < 1:
+                raise ValueError(f"must be at least 1, but is {given}")
+            return cls(given)
+        numbers = list(given)
+        if not numbers or not all(isinstance(number, int) and number >= 0 for number in numbers):
+            raise ValueError(f"must be a number of steps, or a list of step numbers from 0 on, but is {str(numbers)[:80]}")
+        if len(numbers) > _MOST_STEPS:
+            raise ValueError(_TOO_MANY)
+        chosen = tuple(sorted(set(numbers)))
+        return cls(chosen[-1] + 1, chosen)
+
+    @classmethod
+    def held(cls, numbers: Iterable[int]) -> Steps | None:
+        """Those that a bundle holds, by their numbers; ``None`` if it holds none."""
+        held = tuple(sorted(set(numbers)))
+        if not held:
+            return None
+        return cls(len(held)) if held[-1] == len(held) - 1 else cls(held[-1] + 1, held)
+
+    @staticmethod
+    def _listed(text: str) -> list[int]:
+        numbers: list[int] = []
+        for part in text.split(","):
+            found = re.fullmatch(r"\s*(\d{1,18})(?:\s*-\s*(\d{1,18}))?\s*", part)
+            if found is None:
+                cure = "a number of steps (3: the first three) or a list of steps (0,10,100-102; 10-10 is step 10 alone)"
+                raise ValueError(f"{part.strip()!r} is no step; write {cure}")
+            first, last = int(found[1]), int(found[2] or found[1])
+            if last < first:
+                raise ValueError(f"{part.strip()} goes down; write {last}-{first}")
+            if last - first >= _MOST_STEPS - len(numbers):
+                raise ValueError(_TOO_MANY)
+            numbers += range(first, last + 1)
+        return numbers
+
+    def has(self, step: int) -> bool:
+        """Whether a step is recorded."""
+        if self.chosen is None:
+            return self.first <= step < self.count
+        place = bisect_left(self.chosen, step)
+        return place < len(self.chosen) and self.chosen[place] == step
+
+    @property
+    def numbers(self) -> Iterable[int]:
+        """The steps that are recorded."""
+        return range(self.first, self.count) if self.chosen is None else self.chosen
+
+    def __str__(self) -> str:
+        """As a user writes it."""
+        if self.chosen is None:
+            return str(self.count - self.first)
+        runs: list[list[int]] = []
+        for number in self.chosen:
+            if runs and runs[-1][-1] == number - 1:
+                runs[-1][-1:] = [runs[-1][-1], number] if len(runs[-1]) == 1 else [number]
+            else:
+                runs.append([number])
+        text = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+        return f"{text}-{text}" if text.isdigit() else text
 
 
 @dataclass(frozen=True)

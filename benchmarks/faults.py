@@ -7,83 +7,159 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from dataclasses import dataclass
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
-from benchmarks.faults_report import judge, missed, tables
-from benchmarks.faults_trial import METHODS, SETUPS, run
+from benchmarks import faults_report, faults_trial, training_report, training_trial
 from planted.faults_models import ARCHITECTURES
+from planted.training_models import TRAININGS
 
-_ABOUT = """A candidate computes in another order than its baseline, and has one fault; golden, candidate and baseline have the same
+_Found = dict[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One part of the benchmark.
+
+    Attributes:
+        models, setups: all that there are.
+        methods: those that are compared.
+        best: the one whose misses are listed.
+        each: how many faults of each kind, in each model and setup.
+        run: everything about one model in one setup: ``run(model, setup, each, pairs)``.
+        tables, missed, judge: of all that was found.
+        about: what the tables count.
+    """
+
+    models: Iterable[str]
+    setups: Iterable[str]
+    methods: tuple[str, ...]
+    best: str
+    each: int
+    run: Callable[[str, str, int, bool], _Found]
+    tables: Callable[[_Found], Iterator[Table]]
+    missed: Callable[[_Found, str], Iterator[str]]
+    judge: Callable[[_Found], list[str]]
+    about: str
+
+
+_FORWARD = _Part(
+    ARCHITECTURES,
+    faults_trial.SETUPS,
+    faults_trial.METHODS,
+    faults_trial.METHODS[-1],
+    2,
+    faults_trial.run,
+    faults_report.tables,
+    faults_report.missed,
+    faults_report.judge,
+    """A candidate computes in another order than its baseline, and has one fault; golden, candidate and baseline have the same
 weights. Right: the culprit is the module that the fault was planted in, and its site (module or glue) is. A fault counts if it changes
-what its module makes by at least 4 times the module's own rounding error, both measured on the module alone, on golden's inputs."""
+what its module makes by at least 4 times the module's own rounding error, both measured on the module alone, on golden's inputs.""",
+)
+_TRAINING = _Part(
+    TRAININGS,
+    training_trial.SETUPS,
+    training_trial.METHODS,
+    training_trial.METHODS[0],
+    1,
+    training_trial.run,
+    training_report.tables,
+    training_report.missed,
+    training_report.judge,
+    """Two steps of training with AdamW; a candidate computes in another order than its baseline, and has one fault, of a
+backward, the loss, the loop or the update. Right: the first culprit is the module and the gradient that the fault was planted in, or
+the glue of that module, or the loss, or the part of the update. A fault counts as visible if it changes what shows it by more than
+rounding does there: each record of the faulty call beside that of a fed candidate without the fault, and the change beside the
+baseline's error, or half a unit roundoff if that is more.""",
+)
 
 
 def main() -> int:
     options = _options()
+    part: _Part = options.part
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the workers end, and remove their bundles
-    progress, console = Console(stderr=True), Console() if sys.stdout.isatty() else Console(width=140)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    console = Console() if sys.stdout.isatty() else Console(width=140)
     began = time.monotonic()
     tasks = [(name, setup, options.each, not options.no_pairs) for name in options.models for setup in options.setups]
-    found: dict[str, list[dict[str, Any]]] = {"trials": [], "doubles": [], "pairs": []}
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(run, *task): task for task in tasks}
-        for count, done in enumerate(as_completed(waiting), 1):
-            for part, entries in done.result().items():
-                found[part] += entries
-            name, setup, *_ = waiting[done]
-            progress.print(f"{time.monotonic() - began:4.0f} s  {count}/{len(tasks)}  {name}, {setup}", style="dim", highlight=False)
-            if options.json:  # after each: what took minutes must not be lost
-                text = json.dumps({"seconds": time.monotonic() - began, **found}, indent=1)
-                options.json.write_text(text + "\n", encoding="utf-8")
-    for table in tables(found):
+    with tempfile.TemporaryDirectory(prefix="accucompare-faults-") as folder:
+        os.environ["TMPDIR"] = folder  # of the workers, which are ended in the middle of their work
+        found = _tried(part, tasks, options)
+    for table in part.tables(found):
         console.print(table)
-    for method in METHODS[-1:] if not options.missed else METHODS:
+    for method in [part.best] if not options.missed else part.methods:
         console.print(f"Not named first by {method}:", style="bold", highlight=False)
-        console.print("\n".join(missed(found, method)) or "none", highlight=False, markup=False)
-    console.print(_ABOUT, style="dim", highlight=False)
-    short = judge(found)
+        console.print("\n".join(part.missed(found, method)) or "none", highlight=False, markup=False)
+    console.print(part.about, style="dim", highlight=False)
+    short = part.judge(found)
     for line in short:
         console.print(f"Target missed: {line}", style="red", highlight=False, markup=False)
     console.print(f"{time.monotonic() - began:.0f} s on {options.workers} workers", style="dim", highlight=False)
     return 1 if short else 0
 
 
+def _tried(part: _Part, tasks: list[tuple[str, str, int, bool]], options: argparse.Namespace) -> _Found:
+    """What all tasks find; where this is interrupted, the workers are, too."""
+    progress, began = Console(stderr=True), time.monotonic()
+    found: _Found = {}
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        try:
+            waiting = {pool.submit(part.run, *task): task for task in tasks}
+            for count, done in enumerate(as_completed(waiting), 1):
+                for key, entries in done.result().items():
+                    found.setdefault(key, []).extend(entries)
+                name, setup, *_ = waiting[done]
+                progress.print(f"{time.monotonic() - began:4.0f} s  {count}/{len(tasks)}  {name}, {setup}", style="dim", highlight=False)
+                if options.json:  # after each: what took minutes must not be lost
+                    text = json.dumps({"seconds": time.monotonic() - began, **found}, indent=1)
+                    options.json.write_text(text + "\n", encoding="utf-8")
+        except BaseException:
+            for worker in active_children():
+                worker.kill()
+            raise
+    return found
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
+    parser.add_argument("--training", action="store_true", help="faults of a backward and of an update, in place of those of a forward")
     parser.add_argument("--quick", action="store_true", help="one fault of each kind and model, in bfloat16 and float32")
-    parser.add_argument(
-        "--models", type=_among(ARCHITECTURES), default=list(ARCHITECTURES), metavar="MODEL,…", help=", ".join(ARCHITECTURES)
-    )
-    parser.add_argument("--setups", type=_among(SETUPS), metavar="SETUP,…", help="; ".join(SETUPS).replace("%", "%%"))
-    parser.add_argument("--each", type=int, metavar="N", help="faults of each kind, model and setup; default: 2")
+    parser.add_argument("--models", metavar="MODEL,…", help=f"{', '.join(ARCHITECTURES)}; with --training: {', '.join(TRAININGS)}")
+    parser.add_argument("--setups", metavar="SETUP,…", help="; ".join(faults_trial.SETUPS).replace("%", "%%"))
+    parser.add_argument("--each", type=int, metavar="N", help="faults of each kind, model and setup; default: 2, with --training 1")
     parser.add_argument("--no-pairs", action="store_true", help="leave out the fault-free pairs")
     parser.add_argument("--missed", action="store_true", help="list what each method missed, not only the best one")
     parser.add_argument("--workers", type=int, default=2, help="processes; default: 2")
     parser.add_argument("--json", type=Path, help="save every trial there")
     options = parser.parse_args()
-    options.each = options.each or (1 if options.quick else 2)
-    options.setups = options.setups or [setup for setup in SETUPS if not options.quick or setup in ("bfloat16", "float32")]
+    part = options.part = _TRAINING if options.training else _FORWARD
+    quick = [setup for setup in part.setups if not options.quick or setup in ("bfloat16", "float32")]
+    try:
+        options.models = _among(part.models, options.models) if options.models else list(part.models)
+        options.setups = _among(part.setups, options.setups) if options.setups else quick
+    except ValueError as error:
+        parser.error(str(error))
+    options.each = options.each or (1 if options.quick else part.each)
     if options.each < 1 or options.workers < 1:
         parser.error("--each and --workers must be at least 1")
     return options
 
 
-def _among(known: Iterable[str]) -> Any:
-    def names(text: str) -> list[str]:
-        chosen = [name.strip() for name in text.split(",")]
-        if unknown := [name for name in chosen if name not in known]:
-            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
-        return chosen
-
-    return names
+def _among(known: Iterable[str], text: str) -> list[str]:
+    chosen = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in chosen if name not in known]:
+        raise ValueError(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
+    return chosen
 
 
 if __name__ == "__main__":

@@ -129,23 +129,35 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 def build(name: str) -> tuple[nn.Module, Inputs]:
     """A model in float32 and eval mode, and its inputs; the same in every process."""
-    torch.manual_seed(sum(map(ord, name)))
-    import transformers
-
-    # it tells of token ids that a small vocabulary lacks, and of kernels that are not installed
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if name == "minilm":
         from fixtures.minilm import case
 
+        _quiet()
         minilm = case()
         return minilm.model, minilm.inputs
     architecture = ARCHITECTURES[name]
+    return made(architecture, name), architecture.inputs()
+
+
+def made(architecture: Architecture, name: str) -> nn.Module:
+    """A model in float32 and eval mode with made-up weights, which depend on its name; the generator goes on from there."""
+    torch.manual_seed(sum(map(ord, name)))
+    _quiet()
+    import transformers
+
     config = getattr(transformers, architecture.classes[1])(**architecture.config)
     config._attn_implementation = architecture.attention
-    model = getattr(transformers, architecture.classes[0])(config).eval()
+    model: nn.Module = getattr(transformers, architecture.classes[0])(config).eval()
     _liven(model)
-    return model, architecture.inputs()
+    return model
+
+
+def _quiet() -> None:
+    """transformers tells of token ids that a small vocabulary lacks, and of kernels that are not installed."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _liven(model: nn.Module) -> None:

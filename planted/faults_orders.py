@@ -97,6 +97,26 @@ def _convolution(order: _Order, op: Any, data: torch.Tensor, weight: torch.Tenso
     return result.to(data.dtype)
 
 
+def _convolution_backward(order: _Order, op: Any, grad: torch.Tensor, data: torch.Tensor, weight: torch.Tensor, *options: Any) -> Any:
+    """Samples and input channels in reversed order; in the accumulator's type where that is float64, or each group has one channel only."""
+    if order.product is _exact or options[-2] > 1:
+        results = op(grad.double(), data.double(), weight.double(), *options)
+    else:
+        of_data, of_weight, of_bias = op(grad.flip(0), data.flip(0, 1), weight.flip(1), *options)
+        results = (of_data if of_data is None else of_data.flip(0, 1), of_weight if of_weight is None else of_weight.flip(1), of_bias)
+    return tuple(None if each is None else each.to(data.dtype) for each in results)
+
+
+def _layer_norm_backward(
+    order: _Order, op: Any, grad: torch.Tensor, data: torch.Tensor, shape: list[int], mean: Any, rstd: Any, *parameters: Any
+) -> Any:
+    """Rows in reversed order, which are summed up to the gradients of weight and bias."""
+    if data.dim() < 2:
+        return op(grad, data, shape, mean, rstd, *parameters)
+    of_data, *of_parameters = op(*(each.flip(0) for each in (grad, data)), shape, *(each.flip(0) for each in (mean, rstd)), *parameters)
+    return (of_data if of_data is None else of_data.flip(0), *of_parameters)
+
+
 def _layer_norm(order: _Order, op: Any, data: torch.Tensor, shape: list[int], weight: Any, bias: Any, eps: float) -> Any:
     axes = list(range(-len(shape), 0))
     wide = order.widen(data).flip(axes)
@@ -117,7 +137,8 @@ def _softmax(order: _Order, op: Any, data: torch.Tensor, axis: int, half_to_floa
 
 def _reduction(order: _Order, op: Any, data: torch.Tensor, axes: Any = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
     every = list(range(data.ndim)) if not axes else list(axes)
-    result: torch.Tensor = op(order.widen(data).flip(every), every, keepdim)
+    given = [every, keepdim] if any(each.name == "dim" for each in op._schema.arguments) else []
+    result: torch.Tensor = op(order.widen(data).flip(every), *given)
     return result.to(dtype or data.dtype)
 
 
@@ -149,7 +170,9 @@ _WAYS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("mm", "bmm", "mv"), _mm),
     **dict.fromkeys(("addmm", "baddbmm"), _addmm),
     "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
     "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _layer_norm_backward,
     "_softmax": _softmax,
     **dict.fromkeys(("mean", "sum"), _reduction),
     **dict.fromkeys(("exp", "tanh", "gelu", "silu", "sigmoid", "erf", "rsqrt", "softplus", "pow"), _elementwise),

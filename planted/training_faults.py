@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
+
+from accucompare.bundle.records import Role
 
 #: Makes a wrong gradient of a right one.
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -85,15 +86,28 @@ class TrainingFault:
         site: ``"module"``, ``"glue"`` (of the module's own code), ``"loss"``, or ``"update"``.
         kind: what is wrong.
         plant: puts it into a model that holds the module.
+        roles: the records that can show it.
+        path: of these records, where it is only some.
+        update: of ``UPDATE_FAULTS``, the fault that the optimizer has.
+        loop: what the loop does otherwise, by the attributes of ``planted.training_models.Loop``.
     """
 
     name: str
     site: str
     kind: str
-    plant: Callable[[nn.Module], None]
+    plant: Callable[[nn.Module], None] = lambda model: None
+    roles: tuple[Role, ...] = ()
+    path: str = ""
+    update: str = ""
+    loop: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        where = {"module": self.name or "(root)", "glue": f"{self.name or '(root)'} (glue)"}.get(self.site, f"the {self.site}")
+        return f"{self.kind} in {where}"
 
 
-def _wrap(module: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def wrap(module: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Give a module another forward, made of its own."""
     module.forward = around(module.forward)
 
 
@@ -110,9 +124,9 @@ def of_input(name: str, kind: str) -> TrainingFault:
 
             return wrong
 
-        _wrap(model.get_submodule(name), around)
+        wrap(model.get_submodule(name), around)
 
-    return TrainingFault(name, "module", f"gradient of the input, {kind}", plant)
+    return TrainingFault(name, "module", f"gradient of the input, {kind}", plant, (Role.GRAD_INPUT,))
 
 
 def of_parameter(name: str, own: str, kind: str, change: Change) -> TrainingFault:
@@ -123,45 +137,35 @@ def of_parameter(name: str, own: str, kind: str, change: Change) -> TrainingFaul
 
         def around(forward: Callable[..., Any]) -> Callable[..., Any]:
             def wrong(*args: Any, **kwargs: Any) -> Any:
-                parameter = module._parameters[own]
-                module._parameters[own] = changed(parameter, change)
-                try:
+                with given_as(module, own, lambda parameter: changed(parameter, change)):
                     return forward(*args, **kwargs)
-                finally:
-                    module._parameters[own] = parameter
 
             return wrong
 
-        _wrap(module, around)
+        wrap(module, around)
 
-    return TrainingFault(name, "module", f"gradient of {own}, {kind}", plant)
-
-
-class _NormWithoutProjection(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, data: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
-        ctx.save_for_backward(data)
-        ctx.norm = norm
-        return functional.layer_norm(data, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (data,) = ctx.saved_tensors
-        wide = data.double()
-        deviation = (wide.var(-1, keepdim=True, unbiased=False) + ctx.norm.eps).rsqrt()
-        scaled = grads[0].double() * ctx.norm.weight.double()
-        return (deviation * (scaled - scaled.mean(-1, keepdim=True))).to(data.dtype), None
+    return TrainingFault(name, "module", f"gradient of the {_sort(own)}, {kind}", plant, (Role.CALL_GRAD,), own)
 
 
-def of_norm(name: str) -> TrainingFault:
-    """A layer norm whose backward leaves out the projection on the normalised values."""
+def _sort(own: str) -> str:
+    """``weight`` or ``bias``, also of a recurrent module, which has several of each."""
+    return "bias" if own.startswith("bias") else "weight"
 
-    def plant(model: nn.Module) -> None:
-        norm = model.get_submodule(name)
-        assert isinstance(norm, nn.LayerNorm)
-        norm.forward = lambda data: _NormWithoutProjection.apply(data, norm)  # type: ignore
 
-    return TrainingFault(name, "module", "norm without its projection term", plant)
+@contextlib.contextmanager
+def given_as(module: nn.Module, own: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """While it lasts, a module computes with something made of one of its parameters."""
+    parameter = module._parameters[own]
+    assert parameter is not None
+    held: Any
+    held, key = module._parameters, own
+    if isinstance(module, nn.RNNBase):  # which computes with a list of its own
+        held, key = module._flat_weights, module._flat_weights_names.index(own)  # type: ignore[assignment]
+    held[key] = change(parameter)
+    try:
+        yield
+    finally:
+        held[key] = parameter
 
 
 def of_glue(parent: str, child: str, kind: str, factor: float) -> TrainingFault:
@@ -182,7 +186,7 @@ def of_glue(parent: str, child: str, kind: str, factor: float) -> TrainingFault:
 
         model.get_submodule(child).register_forward_pre_hook(before, with_kwargs=True)
 
-    return TrainingFault(parent, "glue", kind, plant)
+    return TrainingFault(parent, "glue", kind, plant, (Role.GRAD_OUTPUT, Role.GRAD_INPUT))
 
 
 #: Faults of an update that ``torch.optim.AdamW`` is told nothing of: what its kernel is called with in place of what it was given.
@@ -194,7 +198,10 @@ UPDATE_FAULTS: dict[str, dict[str, Any]] = {
     "L2 for decoupled decay": {"decoupled_weight_decay": False},
     "lr x 1.01": {"lr": 1.01},  # a factor
     "step counter off by one": {"steps": 1},
-    "second moment in bfloat16": {"rounded": True},
+    "no bias correction": {"uncorrected": True},
+    "biases decayed": {"weight_decay_of_others": 0.1},
+    "first moment in bfloat16": {"rounded": "first"},
+    "second moment in bfloat16": {"rounded": "second"},
 }
 
 
@@ -210,40 +217,19 @@ def wrong_update(kind: str) -> Iterator[None]:
             if name in fault:
                 kwargs[name] = fault[name]
         kwargs["lr"] = kwargs["lr"] * fault.get("lr", 1.0)
+        if not kwargs["weight_decay"]:
+            kwargs["weight_decay"] = fault.get("weight_decay_of_others", 0.0)
         for step in steps:
             step += fault.get("steps", 0)
-        original(params, grads, exp_avgs, exp_avg_sqs, maxima, steps, *args, **kwargs)
-        if fault.get("rounded"):
-            for each in exp_avg_sqs:
-                each.copy_(each.bfloat16())
+        counted = [torch.full_like(step, 1e6) for step in steps] if "uncorrected" in fault else steps  # 1 - beta ** 1e6 is 1
+        original(params, grads, exp_avgs, exp_avg_sqs, maxima, counted, *args, **kwargs)
+        for step in steps if "uncorrected" in fault else ():
+            step += 1
+        for each in {"first": exp_avgs, "second": exp_avg_sqs}.get(fault.get("rounded", ""), ()):
+            each.copy_(each.bfloat16())
 
     home.adam = wrong  # type: ignore[assignment]
     try:
         yield
     finally:
         home.adam = original
-
-
-def faults_of(model: nn.Module) -> list[TrainingFault]:
-    """Faults that a model can have, of every kind, in the order of its modules."""
-    found = []
-    children: dict[str, list[str]] = {}
-    for name, _ in model.named_modules():
-        if name:
-            children.setdefault(name.rpartition(".")[0], []).append(name)
-    for name, module in model.named_modules():
-        if children.get(name) or not name:
-            continue
-        own = dict(module.named_parameters(recurse=False))
-        if isinstance(module, (nn.Linear, nn.LayerNorm, nn.Conv2d)) or type(module).__name__ in ("Conv1D", "NewGELUActivation"):
-            found += [of_input(name, kind) for kind in OF_INPUT]
-        if "weight" in own and own["weight"].dim() > 1:
-            found += [of_parameter(name, "weight", kind, change) for kind, change in OF_WEIGHT.items()]
-        if own.get("bias") is not None:
-            found.append(of_parameter(name, "bias", "zero", torch.zeros_like))
-        if isinstance(module, nn.LayerNorm):
-            found.append(of_norm(name))
-        parent = name.rpartition(".")[0]
-        if isinstance(module, (nn.LayerNorm, nn.Linear)) and children.get(parent, [""])[0] == name:
-            found += [of_glue(parent, name, "gradient behind a child x 0.9", 0.9), of_glue(parent, name, "a use forgotten in a sum", 0.0)]
-    return found

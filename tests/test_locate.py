@@ -263,7 +263,7 @@ def test_the_maps_to_give_are_in_the_message(cli: Run, folder: Path) -> None:
 def test_a_map_without_golden_is_refused(cli: Run, folder: Path) -> None:
     found = located(cli, folder, "net.py", "--map", "blocks.*=layers.*")
     assert found["code"] == 2
-    assert "--map: renames the layers of golden, which would be made from the same case; name the bundle with --golden" in found["stderr"]
+    assert "--map: needs --golden BUNDLE; without it golden is made from the same case and has the same names" in found["stderr"]
 
 
 def test_a_fault_of_one_layers_backward_is_named_in_one_command(cli: Run, folder: Path) -> None:
@@ -276,6 +276,71 @@ def test_a_fault_of_one_layers_backward_is_named_in_one_command(cli: Run, folder
     assert found["conclusion"].startswith("bug: the backward of transformer.h.1.mlp.c_fc, gradient of input 0")
     sound = located(cli, folder, f"{case}:training", "--golden", "golden", "--dtype", "bfloat16")
     assert (sound["code"], sound["conclusion"]) == (0, "rounding")
+
+
+LATER = """
+import torch
+from torch import nn
+from accucompare import Case
+
+class Doubtful(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.view_as(x)
+    @staticmethod
+    def backward(ctx, grad): return grad * 1.02
+
+def sound():
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 10)
+    return Case(model, [torch.randn(3, 8) for _ in range(3)], lambda y: y.square().mean(), optimizer, scheduler)
+
+def faulty():
+    case = sound()
+    layer = case.model[3]
+    forward = layer.forward
+    layer.forward = lambda x: forward(Doubtful.apply(x))
+    return case
+
+def decayed():
+    case = sound()
+    case.optimizer.param_groups[0]["weight_decay"] = 0.5
+    return case
+"""
+
+
+@pytest.fixture(scope="module")
+def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with ``later.py`` and a golden of its step 7."""
+    from accucompare.devices import DeviceName
+    from accucompare.recorder.capture_case import capture_case
+    from accucompare.recorder.options import CaptureOptions
+
+    folder = tmp_path_factory.mktemp("later")
+    (folder / "later.py").write_text(LATER)
+    options = CaptureOptions(backward=True, steps="7-7", save_state=True)
+    capture_case(f"{folder}/later.py:sound", folder / "golden", DeviceName("cpu"), options)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("case", "conclusion"),
+    [
+        ("sound", "identical"),
+        ("faulty", "bug: the backward of 3, gradient of input 0"),
+        ("decayed", "bug: what the update is given of AdamW.0.weight_decay"),
+    ],
+)
+def test_a_fault_is_named_at_a_later_step_from_goldens_state(case: str, conclusion: str, later: Path, cli: Run, folder: Path) -> None:
+    """Both sides begin with the state before that step: no step is run again to get there."""
+    found = located(cli, folder, f"{later}/later.py:{case}", "--golden", later / "golden")
+    assert found["conclusion"].startswith(conclusion)
+    for name in ("candidate", "baseline"):
+        with open_bundle(folder / "locate" / name) as bundle:
+            assert [entry.step for _, entry in bundle.steps()] == [7]
+            started = bundle.manifest.training.started
+        assert started is not None
+        assert (started.step, started.missing) == (7, ())
 
 
 def test_a_golden_of_training_without_gradients_is_told_and_its_forward_judged(cli: Run, folder: Path) -> None:

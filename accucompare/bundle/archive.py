@@ -13,6 +13,7 @@ import re
 import stat
 import struct
 import sys
+import threading
 import weakref
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +38,7 @@ _END = struct.Struct("<4s4H2LH")  # signature, 2 disks, 2 counts, size and offse
 _ZIP64_END = struct.Struct("<4sQ2H2L4Q")  # signature, its length, 2 versions, 2 disks, 2 counts, size and offset of the directory
 _ZIP64_LOCATOR = struct.Struct("<4sLQL")  # signature, disk, offset of the ZIP64 end record, number of disks
 _ENTRY_LENGTHS = struct.Struct("<4s24x3H")  # of an entry: signature, lengths of name, extra and comment
+_ENTRY_PLACE = struct.Struct("<8x2H8x2L2H10xL")  # of an entry: flags, method, 2 sizes, lengths of name and extra, offset
 _FIELD = struct.Struct("<2H")  # an extra field's number and length
 _ZIP64_FIELD = 1
 _PADDING_FIELD = 0xD935  # the extra field that Android's zipalign pads with
@@ -57,6 +59,7 @@ _NPY_PREFIX = 10  # bytes of magic, version and length
 _NPY_HEADER_LIMIT = 4096  # one of ours takes 128 bytes; a longer one than this is no honest header
 _HEAD = 512  # so much is read of a member to find its data: both headers of any member of ours
 _HEAD_LIMIT = 1 << 18  # both headers of any member
+_SMALL = 1 << 14  # the data of a member up to this size is read with its headers
 _MAX_DIMENSIONS = 64  # NumPy's
 _STORAGE = {f"'{dtype.storage.str}'": dtype.storage for dtype in DTYPES.values()}
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
@@ -173,6 +176,13 @@ def _zip64_field(values: list[int]) -> bytes:
     return struct.pack(f"<2H{len(values)}Q", _ZIP64_FIELD, 8 * len(values), *values) if values else b""
 
 
+class _LastRead(threading.local):
+    """What this thread read last of a file when it looked for a member's data: for a small member, the data too."""
+
+    offset = 0
+    content = b""
+
+
 class Archive:
     """A ``.npz`` opened for reading, one of ours or ``numpy.savez``'s: an index of its members, and positional reads of their data.
 
@@ -194,6 +204,7 @@ class Archive:
         except OSError as error:
             raise BundleError(f"{path}: cannot be read ({error.strerror})") from None
         weakref.finalize(self, self._file.close)  # without a ResourceWarning when nobody closes the bundle
+        self._last = _LastRead()
         self._stamp = _stamp(status)
         self._size = status.st_size
         try:
@@ -230,7 +241,7 @@ class Archive:
             raise RecordError(f"{self.path}: has no member {name!r}")
         try:
             offset, size = _place(self._directory, position)
-            start, header = self._read_headers(offset, encoded)
+            start, header = self._read_headers(offset, encoded, size)
             dtype, shape, nbytes = _parse_npy_header(header)
             if len(header) + nbytes != size or start + size > self._size:
                 raise _DamageError("is damaged (its header and its length disagree)")
@@ -244,7 +255,11 @@ class Archive:
         Raises:
             BundleError: if the file ends before the buffer is full, or cannot be read.
         """
-        done = 0
+        last, done = self._last, 0
+        start = offset - last.offset
+        if 0 <= start <= len(last.content) - len(buffer):
+            buffer[:] = last.content[start : start + len(buffer)]
+            return
         while done < len(buffer):
             try:
                 count = os.preadv(self._file.fileno(), [buffer[done:] if done else buffer], offset + done)
@@ -279,14 +294,15 @@ class Archive:
             raise _DamageError("its directory is out of bounds")
         return self._read(size, offset), count
 
-    def _read_headers(self, offset: int, encoded: bytes) -> tuple[int, bytes]:
-        """The ``.npy`` header of the member whose local header is at an offset, and its own offset."""
-        head = self._read(_HEAD, offset)
+    def _read_headers(self, offset: int, encoded: bytes, size: int) -> tuple[int, bytes]:
+        """The ``.npy`` header of the member of a size whose local header is at an offset, and its own offset."""
+        head = self._read(_HEAD + size if size <= _SMALL else _HEAD, offset)
+        self._last.offset, self._last.content = offset, head
         start, end = _npy_header_place(head)
         if end > len(head):
             head = self._read(_HEAD_LIMIT, offset)
             start, end = _npy_header_place(head)
-        if head[_LOCAL_HEADER.size :][: len(encoded)] != encoded:
+        if not head.startswith(encoded, _LOCAL_HEADER.size):
             raise _DamageError("is damaged (its local header has another name)")
         if end > len(head) or end - start > _NPY_HEADER_LIMIT:
             raise _DamageError("has no valid .npy header")
@@ -332,7 +348,7 @@ def _index(directory: bytes, count: int) -> dict[bytes, int]:
 
 def _place(directory: bytes, position: int) -> tuple[int, int]:
     """The offset of a member's local header and the length of its content, by its entry in the directory."""
-    *_, flags, method, _, _, _, stored, size, name, extra, _, _, _, _, offset = _ENTRY.unpack_from(directory, position)
+    flags, method, stored, size, name, extra, offset = _ENTRY_PLACE.unpack_from(directory, position)
     if method or flags & _ENCRYPTED:
         raise _DamageError("is compressed or encrypted; accucompare stores members plain")
     if _IN_ZIP64 in (size, stored, offset):
@@ -358,7 +374,7 @@ def _zip64_values(extra: bytes) -> tuple[int, ...]:
 
 def _npy_header_place(head: bytes) -> tuple[int, int]:
     """Where the ``.npy`` header after a local header begins and ends; the end is further than ``head`` if that is too short to tell."""
-    if len(head) < _LOCAL_HEADER.size or head[:4] != b"PK\x03\x04":
+    if len(head) < _LOCAL_HEADER.size or not head.startswith(b"PK\x03\x04"):
         raise _DamageError("is damaged (no local header)")
     name, extra = _FIELD.unpack_from(head, _LOCAL_HEADER.size - _FIELD.size)
     start = _LOCAL_HEADER.size + name + extra

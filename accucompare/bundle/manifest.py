@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from accucompare.bundle.records import count
+from accucompare.bundle.training_state import SavedAndStarted
 from accucompare.errors import BundleError
 from accucompare.files import replace_whole
 from accucompare.numbers.statistics import Count
+from accucompare.selection import RoleGroup
 from accucompare.version import __version__
 
 FORMAT = "accucompare bundle"
@@ -66,6 +68,36 @@ class StepEntry:
     partial: bool = False
 
 
+class StepSeries(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a step of training came to, in a few numbers.
+
+    Attributes:
+        step: its number, from 0.
+        losses: the value of each backward's scalar root, in order; divided by the loss scale where a ``GradScaler`` multiplied it.
+        lr: learning rates, by the optimizer's class and the number of the parameter group: ``AdamW.0``; of a second optimizer of that
+            class ``AdamW#2.0``.
+        grad_norm: L2 norm, in float64, of all gradients that the step's updates are given, unscaled and before they are clipped;
+            ``None`` if there was no update, or a gradient that cannot be read.
+        clipped_norm: the same of the gradients as the updates used them; ``None`` if none was clipped.
+        loss_scale: of a ``GradScaler``, by which the step's losses were multiplied.
+        skipped: whether a ``GradScaler`` left an update out, for its gradients were not finite.
+        updates: how many updates were made.
+        batch: a digest over those of the tensors that the model is called with in this step.
+        weights: a digest over those of all parameters when the step's first update begins; ``None`` if updates are not recorded.
+    """
+
+    step: Count
+    losses: tuple[float, ...] = ()
+    lr: dict[str, float] = msgspec.field(default_factory=dict)
+    grad_norm: float | None = None
+    clipped_norm: float | None = None
+    loss_scale: float | None = None
+    skipped: bool = False
+    updates: Count = 0
+    batch: str | None = None
+    weights: str | None = None
+
+
 class Unfed(msgspec.Struct, frozen=True):
     """A value of golden that a call of a fed capture was not given, or did not pass on, and why."""
 
@@ -105,6 +137,8 @@ class Options(msgspec.Struct, frozen=True):
         loss: whether its case has a loss.
         backward: whether it holds gradients.
         no_backward: whether it was asked to hold none.
+        roles: the groups of records that it was asked to hold; ``None`` in older bundles, which hold all of what ``backward`` says.
+        chosen_steps: the steps that it was asked to hold, of a longer run; ``None`` if all were.
         optimizer: the class of the case's optimizer, if it has one.
         fallback: which modules ran in another type than the capture's.
         replaced: the weights that held other values than golden's before those were copied into the model.
@@ -123,9 +157,17 @@ class Options(msgspec.Struct, frozen=True):
     loss: bool | None = None
     backward: bool | None = None
     no_backward: bool | None = None
+    roles: tuple[RoleGroup, ...] | None = None
+    chosen_steps: tuple[Count, ...] | None = None
     optimizer: str | None = None
     fallback: Fallback | None = None
     replaced: tuple[str, ...] = ()
+
+    def holds(self, group: RoleGroup) -> bool:
+        """Whether it was asked to hold the records of a group, and there were such."""
+        if group is not RoleGroup.FORWARD and not self.backward:
+            return False
+        return self.roles is None or group in self.roles
 
 
 class Code(msgspec.Struct, frozen=True):
@@ -165,6 +207,7 @@ class Manifest:
         stopped: where and why it ended early: ``{"step", "module", "error"}``; ``None`` if it did not.
         ranks: how many processes captured together.
         steps: this rank's finished steps.
+        series: of a capture of training, what each of this rank's steps came to, in order; none in older bundles.
         state: digest and number of records of the state that ``--like`` starts from; ``None`` if not saved.
         capture: options of the capture: seed, only, skip, steps.
         environment: where it ran: device, versions, flags, command line, git commit, time.
@@ -177,6 +220,7 @@ class Manifest:
     stopped: dict[str, Any] | None = None
     ranks: int = 1
     steps: list[StepEntry] = field(default_factory=list)
+    series: list[StepSeries] = field(default_factory=list)
     state: dict[str, Any] | None = None
     capture: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
@@ -198,6 +242,19 @@ class Manifest:
     def options(self) -> Options:
         """Options of the capture. Errors as ``check``."""
         return _typed(self.capture, Options)
+
+    @property
+    def training(self) -> SavedAndStarted:
+        """The state of a training that it saved, and that it started from. Errors as ``check``."""
+        return _typed(self.capture, SavedAndStarted)
+
+    @property
+    def described_at(self) -> int:
+        """The step before which the model was described: where its state was saved, or where it started. Errors as ``check``."""
+        state, started = self.training.training_state, self.training.started
+        if self.state is not None and state is not None:
+            return state.step
+        return 0 if started is None else started.step
 
     @property
     def code(self) -> Code:
@@ -225,7 +282,9 @@ class Manifest:
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "accucompare": __version__,
-            **asdict(self),
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "steps": [asdict(entry) for entry in self.steps],
+            "series": msgspec.to_builtins(self.series),
         }
         text = json.dumps(content, indent=1, ensure_ascii=False, default=str)
         encoded = text.encode("utf-8", "backslashreplace")  # lone surrogates, as of file names, become JSON's \udc80
@@ -265,6 +324,7 @@ class Manifest:
         try:
             _expect(known.get("steps", []), list, "steps")
             known["steps"] = [StepEntry(**entry) for entry in known.get("steps", [])]
+            known["series"] = _typed(known.get("series", []), list[StepSeries])
             manifest = cls(**known)
             manifest.check()
         except (TypeError, ValueError, KeyError, RecursionError) as error:
@@ -284,6 +344,9 @@ class Manifest:
             _expect(entry.partial, bool, "partial of a step")
         if len({entry.step for entry in self.steps}) < len(self.steps):
             raise ValueError("steps holds one step twice")
+        numbers = [entry.step for entry in self.series]
+        if numbers != sorted(set(numbers)):
+            raise ValueError("the steps of series are not in order")
         if self.state is not None:
             _expect(StepEntry(0, **self.state).digest, str, "the digest of the state")
             count(self.state["records"])
@@ -295,7 +358,7 @@ class Manifest:
         _expect(self.model.get("signatures", {}), dict, "signatures")
         _expect_all(self.model.get("signatures", {}).values(), list, "signatures")
         _expect_all((name for names in self.model.get("signatures", {}).values() for name in names), str, "signatures")
-        _ = self.feed, self.options, self.code, self.flags  # each is checked when it is read
+        _ = self.feed, self.options, self.training, self.code, self.flags  # each is checked when it is read
         for place, table in (
             ("parameters", self.model.get("parameters", {})),
             ("buffers", self.model.get("buffers", {})),
@@ -325,8 +388,8 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 _T = TypeVar("_T")
 
 
-def _typed(table: dict[str, Any], kind: type[_T]) -> _T:
-    """What of a table a struct has; TypeError if a value is of the wrong type, or missing."""
+def _typed(table: Any, kind: type[_T]) -> _T:
+    """What of JSON a struct has; TypeError if a value is of the wrong type, or missing."""
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:

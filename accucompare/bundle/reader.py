@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -95,18 +96,18 @@ class Bundle:
 
     def step_records(self, rank: int, entry: StepEntry) -> list[Record]:
         """The records of one finished step, in execution order. Errors as ``records``."""
-        return sorted(self._read_lines(rank, f"step{entry.step}", entry), key=lambda record: record.order)
+        return sorted(self._read_lines(rank, f"step{entry.step}", entry), key=attrgetter("order"))
 
-    def state(self) -> Iterator[Record]:
-        """The records of the state saved by ``--save-state``: parameters, buffers and case inputs.
+    def state(self, rank: int = 0) -> Iterator[Record]:
+        """The records of the state that a rank saved with ``--save-state``: parameters, buffers, case inputs, and that of the training.
 
         Raises:
             BundleError: if the bundle was captured without it, or it is damaged.
         """
-        state = self.manifest.state
+        state = self.manifests[rank].state if rank in self.manifests else None
         if state is None:
             raise BundleError(f"{self.path}: holds no model state; capture it with --save-state")
-        yield from self._read_lines(0, "state", StepEntry(0, **state))
+        yield from self._read_lines(rank, "state", StepEntry(0, **state))
 
     def load(self, name: str, *, call: int = 0, role: str = "output", path: str | None = None, step: int = 0, rank: int = 0) -> Array:
         """Load one record's values.
@@ -220,7 +221,7 @@ class Bundle:
         path = self.path / f"rank{rank}" / f"{stem}.jsonl"
         hasher = xxhash.xxh3_128()
         records: list[Record] = []
-        keys: set[Key] = set()
+        places: set[tuple[str, int, Role, str]] = set()
         try:
             if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for its writer
                 raise BundleError(f"{path}: is not a regular file; refused")
@@ -233,8 +234,8 @@ class Bundle:
                     records.append(record)
                     if (record.role in STATE_ROLES) != (stem == "state"):
                         raise BundleError(f"{path}, line {len(records)}: damaged ({record.key} does not belong there)")
-                    keys.add(record.key)
-                    if len(keys) < len(records):
+                    places.add((record.name, record.call, record.role, record.path))
+                    if len(places) < len(records):
                         raise BundleError(f"{path}, line {len(records)}: damaged ({record.key} is there twice)")
         except OSError as error:
             raise BundleError(f"{path}: cannot be read ({error.strerror}), but the manifest lists it") from None
@@ -360,7 +361,7 @@ class StoredTensor:
         Raises:
             RecordError: if the bytes do not match the record's digest.
         """
-        self._bundle.verify(self._record, digest_of_segments(self._digests[start] for start in sorted(self._digests)))
+        self._bundle.verify(self._record, digest_of_segments([self._digests[start] for start in sorted(self._digests)]))
 
 
 def open_bundle(path: str | Path) -> Bundle:

@@ -11,6 +11,7 @@ import msgspec
 from accucompare.errors import BundleError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.numbers.statistics import Count, Statistics
+from accucompare.selection import RoleGroup
 from accucompare.text import printable
 
 
@@ -37,16 +38,27 @@ class Role(str, Enum):
     PARAM = "param"
     BUFFER = "buffer"
     CASE_INPUT = "case_input"
+    TRAINING_STATE = "training_state"  # of an optimizer, a scheduler, a random generator, …
     # Of the operators called in a module's own code, in a bundle captured with level op:
     OP_INPUT = "op_input"
     OP_OUTPUT = "op_output"
 
 
-STATE_ROLES = (Role.PARAM, Role.BUFFER, Role.CASE_INPUT)
+STATE_ROLES = (Role.PARAM, Role.BUFFER, Role.CASE_INPUT, Role.TRAINING_STATE)
 GRADIENT_ROLES = (Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD)
 UPDATE_ROLES = (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER)
 TRAINING_ROLES = (*GRADIENT_ROLES, *UPDATE_ROLES)
 OPERATOR_ROLES = (Role.OP_INPUT, Role.OP_OUTPUT)
+
+#: What ``--roles`` chooses.
+ROLES_OF = {
+    RoleGroup.FORWARD: (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, *OPERATOR_ROLES),
+    RoleGroup.BACKWARD: GRADIENT_ROLES,
+    RoleGroup.GRADS: (Role.PARAM_GRAD,),
+    RoleGroup.UPDATE: (Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER),
+    RoleGroup.SERIES: (),
+}
+GROUP_OF = {role: group for group, roles in ROLES_OF.items() for role in roles}
 
 
 class Layout(str, Enum):
@@ -210,7 +222,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         if record.member is not None and record.dtype not in DTYPES:
             raise BundleError(f"record {record.key} has the unknown dtype {record.dtype!r}")
         most = _MOST_ELEMENTS if record.member is None else _MOST_ELEMENTS // 16
-        if len(record.shape) > _MOST_DIMENSIONS or math.prod(length or 1 for length in record.shape) > most:
+        if len(record.shape) > _MOST_DIMENSIONS or math.prod(filter(None, record.shape)) > most:
             raise BundleError(f"record {record.key} has the impossible shape {str(list(record.shape))[:80]}")
         return record
 

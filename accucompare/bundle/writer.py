@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from accucompare.bundle.manifest import Manifest, StepEntry
+from accucompare.bundle.manifest import Manifest, StepEntry, StepSeries
 from accucompare.bundle.memory import Allocate, HostMemory, Lease
 from accucompare.bundle.record_file import Content, RecordFile
 from accucompare.bundle.records import Record
@@ -20,6 +21,8 @@ from accucompare.numbers.dtypes import DTYPES, Array
 QUEUE_BYTES = 1 << 30
 #: How many records, or bytes of tensors, wake the thread that writes: each time, it and the model wait for one interpreter.
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 1 << 20
+#: Seconds between two manifests, where a step writes nothing else.
+_BETWEEN_MANIFESTS = 1.0
 
 
 class _Tensor(NamedTuple):
@@ -28,11 +31,14 @@ class _Tensor(NamedTuple):
     case_input: bool
     lease: Lease | None
     ready: Callable[[], None] | None
+    written: Callable[[Record], None] | None
 
 
 class _EndStep(NamedTuple):
     step: int
     partial: bool
+    series: Callable[[], StepSeries] | None
+    holds_records: bool
 
 
 class BundleWriter:
@@ -52,6 +58,7 @@ class BundleWriter:
         self._manifest_path = (self._folder if rank else directory) / "manifest.json"
         self.tensors = tensors
         self._queue: deque[_Tensor | _EndStep | None] = deque()
+        self._manifest_due = 0.0  # when it may be written again, if nothing else is
         self._changed = threading.Condition()
         self._due = False  # whether what is queued is to be written now
         self._queued_bytes = 0  # since it was due last
@@ -79,6 +86,7 @@ class BundleWriter:
         case_input: bool = False,
         lease: Lease | None = None,
         ready: Callable[[], None] | None = None,
+        written: Callable[[Record], None] | None = None,
     ) -> None:
         """Queue one record of the current step.
 
@@ -88,6 +96,7 @@ class BundleWriter:
             case_input: whether it is an input of the root module: its fingerprint goes into the manifest.
             lease: the memory that the array is in, if it was taken from here; else this blocks until there is room for it.
             ready: to be called before the array is read: waits until a device has filled it in.
+            written: called with the record as it was written, with its digest and statistics, by the thread that writes.
         """
         if array is not None and lease is None:
             lease = self.memory.take(array.nbytes)
@@ -98,16 +107,25 @@ class BundleWriter:
                 return
             if record.digest is not None and (array is not None or record.statistics is not None):
                 self._announced.add((record.dtype, record.shape, record.digest))
-            self._queue.append(_Tensor(record, array, case_input, lease, ready))
+            self._queue.append(_Tensor(record, array, case_input, lease, ready, written))
             self._queued_bytes += 0 if array is None else array.nbytes
             if self._queued_bytes >= _BATCH_BYTES or len(self._queue) >= _BATCH_RECORDS:
                 self._write_now()
 
-    def end_step(self, step: int, partial: bool = False) -> None:
-        """Queue the end of a step: what was added since the last end is renamed whole to ``step<step>``."""
+    def end_step(
+        self, step: int, partial: bool = False, series: Callable[[], StepSeries] | None = None, holds_records: bool = True
+    ) -> None:
+        """Queue the end of a step: what was added since the last end is renamed whole to ``step<step>``.
+
+        Args:
+            step: its number.
+            partial: whether the capture was stopped inside it.
+            series: gives the step's entry in the manifest's series; called by the thread that writes, when all records are written.
+            holds_records: without, no file is written: the step is in the series only.
+        """
         with self._changed:
             self._announced.clear()
-            self._queue.append(_EndStep(step, partial))
+            self._queue.append(_EndStep(step, partial, series, holds_records))
             self._write_now()
 
     def write_state(self, records: list[tuple[Record, Callable[[], Array]]]) -> None:
@@ -176,6 +194,8 @@ class BundleWriter:
         record = self._file.add(item.record, item.array)
         if item.case_input:
             self._note_input(record, item.array)
+        if item.written is not None:
+            item.written(record)
 
     def _take(self) -> _Tensor | _EndStep | None:
         with self._changed:
@@ -197,6 +217,16 @@ class BundleWriter:
         return self._thread.is_alive()
 
     def _finish_step(self, end: _EndStep) -> None:
+        if end.series is not None:
+            self.manifest.series.append(end.series())
+        if end.holds_records:
+            self._finish_file(end)
+        elif time.monotonic() < self._manifest_due:
+            return
+        self.manifest.write(self._manifest_path)
+        self._manifest_due = time.monotonic() + _BETWEEN_MANIFESTS
+
+    def _finish_file(self, end: _EndStep) -> None:
         file = self._file or RecordFile(self._folder / f"step{end.step}", self.tensors)
         self._file = None
         self._fingerprints.clear()
@@ -206,7 +236,6 @@ class BundleWriter:
             file.discard()
             raise
         self.manifest.steps.append(StepEntry(end.step, file.records, checksum, end.partial))
-        self.manifest.write(self._manifest_path)
 
     def _note_input(self, record: Record, array: Array | None) -> None:
         content = (record.dtype, record.shape, record.digest)

@@ -16,7 +16,7 @@ from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.options import examples, refuse_other_than_xlsx, refuse_places, stem
 from accucompare.errors import CaptureError, UsageError
 from accucompare.files import is_stdout, is_stream
-from accucompare.selection import FloatType, Mode, RoundedType
+from accucompare.selection import FloatType, Mode, RoleGroup, RoundedType, Steps
 from accucompare.text import printable
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 @option.like
 @option.feed
 @option.backward
+@option.roles
 @option.maps
 @option.force("Feed even from a golden with other weights, or of another model class.")
 @option.repeat("Number of captures, each from scratch, into DIR, DIR/repeat1, …: does the device agree with itself?")
@@ -124,6 +125,7 @@ def capture(
         "accucompare diff golden/ npu/ --baseline cpu-bf16/           # rounding, or a bug?",
         "accucompare diff golden/ npu/ --rel-l2 1e-2 --cosine 0.999 --report reports/npu.xlsx",
         "accucompare diff golden/ npu/ --tolerances limits.toml --json npu.json",
+        "accucompare diff golden/ npu/ --accept mindformers           # do two runs of training meet that standard?",
         "accucompare diff golden/ npu/ --map 'encoder.layers.*=blocks.*' --skip '*.dropout'",
         "",
         "Exit code: 0 within tolerance, 1 differences, 2 trouble (nothing compared is trouble).",
@@ -137,6 +139,7 @@ def capture(
 @option.rel_l2
 @option.cosine
 @option.tolerances
+@option.accept
 @option.maps
 @option.only()
 @option.skip
@@ -207,7 +210,7 @@ def locate(
     golden: Path | None,
     map: tuple[str, ...],
     seed: int | None,
-    steps: int | None,
+    steps: Steps | None,
     repeat: int,
     only: tuple[str, ...],
     skip: tuple[str, ...],
@@ -348,6 +351,8 @@ def _precisions(with_baseline: str | None, tensors: bool, options: dict[str, Any
     for name in ("feed", "mode"):
         if options[name] not in (None, Mode.TENSORS):
             raise UsageError(f"--with-baseline: the baselines are fed with this capture, which --{name} {options[name]} does not allow")
+    if options["roles"] is not None and RoleGroup.FORWARD not in options["roles"]:
+        raise UsageError("--with-baseline: the baselines are fed with this capture's forward; add forward to --roles")
     from accucompare.compare.brought import parse_precisions
 
     return parse_precisions(with_baseline)

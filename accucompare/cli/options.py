@@ -13,7 +13,7 @@ import click
 
 from accucompare.errors import ReportError, UsageError
 from accucompare.files import is_stream, same_place
-from accucompare.selection import FloatType, Level, Mode, OnFinding, Precision, RoundedType
+from accucompare.selection import FloatType, Level, Mode, OnFinding, Precision, RoleGroup, RoundedType, Standard, Steps
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,6 +48,20 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
         return int(float(match[1]) * 1024 ** " kmgt".index(match[2] or " "))
 
 
+class _Read(click.ParamType):  # type: ignore[type-arg]
+    """What a function makes of the text; ValueError says what is wrong with it."""
+
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._read(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 _PATH = click.Path(path_type=Path)
 _HF32 = "Let an NPU round the operands of float32 products to HF32.  [default: its own setting]"
 
@@ -68,8 +82,11 @@ def seed(default: str = "0") -> Callable[[F], F]:
     return click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), help=text)
 
 
-def steps(default: str = "one for each of the case's inputs") -> Callable[[F], F]:
-    return click.option("--steps", type=click.IntRange(1), help=f"Steps to run.  [default: {default}]")
+def steps(default: str = "one for each of the case's inputs", may_choose: bool = True) -> Callable[[F], F]:
+    """``may_choose``: a list of the steps to record may be given, too."""
+    what = "Steps to run; or a list of those to record, as 0,10,100-102: the run goes on to the last." if may_choose else "Steps to run."
+    kind = _Read("LIST", Steps.of) if may_choose else click.IntRange(1)
+    return click.option("--steps", type=kind, metavar="N|LIST" if may_choose else None, help=f"{what}  [default: {default}]")
 
 
 def repeat(help: str) -> Callable[[F], F]:
@@ -118,13 +135,24 @@ mode = click.option(
     show_default=True,
     help="Keep every distinct tensor, or only digests and statistics, a few kilobytes.",
 )
+roles = click.option(
+    "--roles",
+    type=_Read("roles", RoleGroup.parse),
+    metavar="LIST",
+    help="What to record, of forward, backward, grads (of parameters) and update; series alone keeps only each step's loss and norms, "
+    "kilobytes for 1,000 steps.  [default: all that the case has]",
+)
 backward = click.option(
     "--backward/--no-backward",
     default=True,
     show_default=True,
     help="Record gradients and updates, too, if the case has a loss.",
 )
-save_state = click.option("--save-state", is_flag=True, help="Save weights and inputs too, for --like.")
+save_state = click.option(
+    "--save-state",
+    is_flag=True,
+    help="Save weights, inputs, and what else a training step starts from, for --like; as they are before the first recorded step.",
+)
 with_baseline = click.option(
     "--with-baseline",
     is_flag=False,
@@ -140,7 +168,8 @@ like = click.option(
     "--like",
     type=_PATH,
     metavar="BUNDLE",
-    help="Start from a bundle captured with --save-state: its weights, inputs, seed, selection and mode.",
+    help="Start from a bundle captured with --save-state: its weights, inputs, seed, selection and mode; of a training its step, "
+    "optimizer, scheduler, gradient scaler and random numbers, too.",
 )
 feed = click.option(
     "--feed",
@@ -185,6 +214,11 @@ rtol = click.option("--rtol", type=float, help="Largest |candidate - golden| / |
 rel_l2 = click.option("--rel-l2", type=float, help="Largest relative L2 error of a tensor.")
 cosine = click.option("--cosine", type=float, help="Smallest cosine similarity of a tensor, such as 0.999.")
 tolerances = click.option("--tolerances", type=_PATH, metavar="TOML", help="Limits by layer, type, role and dtype.")
+accept = click.option(
+    "--accept",
+    type=_OneOf(Standard),
+    help="Judge two runs of training by a standard instead: losses and gradient norms decide the exit code, rows are shown only.",
+)
 verify = click.option("--verify", is_flag=True, help="Also read tensors whose digests are equal; by default they count as equal.")
 workers = click.option("--workers", type=click.IntRange(1), help="Threads that read and measure.  [default: one per processor]")
 keep_going = click.option(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @option.case
 @option.device()
 @option.dtype()
-@option.steps()
+@option.steps(may_choose=False)
 @option.seed()
 @option.out("Directory to write.", "watch")
 @option.on_finding

@@ -1,25 +1,27 @@
-"""Which record of golden belongs to which of the candidate. Never raises: what finds no partner is listed with a hint."""
+"""Pairs golden's records with the candidate's. Never raises: a record without partner is listed with the nearest name."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from accucompare.bundle.records import Key, Record, Role
 from accucompare.errors import UsageError
 
-#: Seconds that a pattern may take for one name; one that goes back again and again would take years.
+#: Seconds that a pattern may take for one name. A pattern that backtracks without end would take years.
 PATIENCE = 1.0
-#: For how many unmatched names a nearest one is looked for.
+#: The most unmatched names for which the nearest name is searched.
 HINTS = 500
 
 #: The names of the positional parameters of each class's ``forward``, by class name; a manifest's ``model["signatures"]``.
 Signatures = Mapping[str, Sequence[str]]
 
 
-class Pair(NamedTuple):
+class Pair(msgspec.Struct, frozen=True, gc=False):
     """A record of golden and its partner; one of the two may be ``None``."""
 
     golden: Record | None
@@ -32,7 +34,7 @@ class Renaming:
     """One ``--map OLD=NEW``: golden's names that match OLD are looked for under NEW in the candidate.
 
     Attributes:
-        itself: whether ``a.*=b.*`` was given, which renames ``a``, too.
+        itself: whether ``a.*=b.*`` was given, which renames ``a`` too.
     """
 
     text: str
@@ -45,13 +47,13 @@ class Renaming:
         """Read ``OLD=NEW``.
 
         OLD and NEW are globs, the n-th ``*`` of NEW standing for what the n-th ``*`` of OLD matched
-        (``encoder.layers.*=blocks.*``, which renames ``encoder.layers``, too); or, with ``re:`` in front, a regular expression for
-        the whole name and its replacement (``re:h\\.(\\d+)\\.(.*)=layers.\\1.\\2``). No glob renames the root.
+        (``encoder.layers.*=blocks.*``, which renames ``encoder.layers`` too). With ``re:`` in front, OLD is a regular expression for
+        the whole name and NEW its replacement (``re:h\\.(\\d+)\\.(.*)=layers.\\1.\\2``). No glob renames the root.
 
         Raises:
             UsageError: if it is neither.
         """
-        import regex  # here, for few need it; what re takes, it takes too, and it can be given a time
+        import regex  # here, since few need it; it accepts all that re does, and has a time limit
 
         old, equals, new = text.partition("=")
         if not equals or not old:
@@ -100,7 +102,7 @@ def align(
 ) -> list[Pair]:
     """Pair the records of two bundles by rank, step, name, call, role and path.
 
-    Inputs that find no partner so, because only one side is given them by position, are paired by their names in the signature.
+    An input that one side passes by position and the other by name is paired by its name in the signature.
 
     Args:
         golden, candidate: their records, in execution order.
@@ -108,21 +110,21 @@ def align(
         signatures: golden's and the candidate's.
 
     Returns:
-        One pair per record of either side, in golden's order; a candidate's record without partner follows the one that it
-        came after in the candidate.
+        One pair per record of either side, in golden's order. A candidate's record without partner comes after the pair of the record
+        before it in the candidate.
     """
     by_key, candidate, renamings = {record.key: record for record in golden}, list(candidate), list(renamings)
     unmatched = {record.key: record for record in candidate}
     partners: dict[Key, Record] = {}
     renamed = {key: _renamed(key, renamings) for key in by_key} if renamings else {}
-    for key, new in [*renamed.items(), *((key, key) for key in by_key)]:  # what is renamed has the first choice
-        if new is not None and key not in partners and new in unmatched:
+    for key, new in [*renamed.items(), *zip(by_key, by_key, strict=True)]:  # renamed records choose first
+        if new in unmatched and key not in partners:
             partners[key] = unmatched.pop(new)
-    left = [record for key, record in by_key.items() if key not in partners]
-    for key, found in by_argument(left, unmatched.values(), renamings, signatures).items():
-        partners[key] = unmatched.pop(found.key)
+    left = [record for key, record in by_key.items() if key not in partners] if len(partners) < len(by_key) else []
+    for key, argument in by_argument(left, unmatched.values(), renamings, signatures).items():
+        partners[key] = unmatched.pop(argument.key)
     extras = _extras_by_predecessor(candidate, unmatched) if unmatched else {}
-    nearest = _nearest_names({key.name for key in by_key if key not in partners}, {key.name for key in unmatched})
+    nearest = _nearest_names({record.name for record in left if record.key not in partners}, {key.name for key in unmatched})
     pairs = [Pair(None, record, nearest.get(record.name, "")) for record in extras.get(None, ())]
     for key, record in by_key.items():
         partner = partners.get(key)
@@ -135,7 +137,7 @@ def align(
 def by_argument(
     golden: Iterable[Record], candidate: Iterable[Record], renamings: Sequence[Renaming], signatures: tuple[Signatures, Signatures]
 ) -> dict[Key, Record]:
-    """Pair inputs of the same call that are the same argument of ``forward``: the one at ``0``, the other at ``hidden_states``.
+    """Pair inputs of one call that are the same argument of ``forward``: one side has it at ``0``, the other at ``hidden_states``.
 
     Args:
         golden, candidate: the records that have no partner of the same path.
@@ -145,25 +147,25 @@ def by_argument(
         The candidate's record by golden's key.
     """
     theirs = {_by_name(record, signatures[1], signatures[0]): record for record in candidate if record.role is Role.INPUT}
-    found: dict[Key, Record] = {}
+    partners: dict[Key, Record] = {}
     for record in golden:
         if not theirs or record.role is not Role.INPUT:
             continue
         key = _by_name(record, *signatures)
         for place in (_renamed(key, renamings), key):
             if place in theirs:
-                found[record.key] = theirs.pop(place)
+                partners[record.key] = theirs.pop(place)
                 break
-    return found
+    return partners
 
 
 def _by_name(record: Record, own: Signatures, other: Signatures) -> Key:
-    """An input's key with the argument's name in its path; by the other side's signature, if the bundle tells none."""
+    """An input's key with the argument's name in its path. The other side's signature is used if the bundle has none."""
     return record.key._replace(path=argument_path(record.path, own.get(record.type) or other.get(record.type) or ()))
 
 
 def argument_path(path: str, names: Sequence[str]) -> str:
-    """The path of an input with its argument's name in place of its position: ``hidden_states.1`` for ``0.1``, if that is the first."""
+    """An input's path with its argument's name instead of its position: ``0.1`` becomes ``hidden_states.1``."""
     position, dot, rest = path.partition(".")
     if not position.isdecimal() or int(position) >= len(names):
         return path
@@ -182,7 +184,7 @@ def rename(name: str, renamings: Iterable[Renaming]) -> str | None:
 
 
 def rename_parameter(name: str, renamings: Iterable[Renaming]) -> str | None:
-    """What becomes of a parameter or buffer: renamed with its layer, or by its own whole name; ``None`` if no renaming matches."""
+    """The new name of a parameter or buffer, by its layer's renaming or its own; ``None`` if no renaming matches."""
     layer, _, own = name.rpartition(".")
     for renaming in renamings:
         if (new := renaming.apply(layer)) is not None:
@@ -197,33 +199,33 @@ Rename = Callable[[str, Iterable[Renaming]], str | None]
 
 
 def claims(names: Iterable[str], own: Collection[str], renamings: Sequence[Renaming], new_name: Rename = rename) -> dict[str, list[str]]:
-    """Which of golden's names mean which of a model's: what is renamed to one, and then what is called so itself.
+    """Which of golden's names stand for each name of a model: those renamed to it first, then the equal one.
 
     Args:
         names: golden's.
-        own: the model's; a name that would become none of these is kept.
+        own: the model's. A renaming that leads to none of these is not applied.
         renamings: of golden's names.
         new_name: how they apply.
 
     Returns:
-        Golden's names by the model's name. More than one is a clash, which the first wins.
+        Golden's names by the model's name. Several are a clash, which the first wins.
     """
-    found: dict[str, list[str]] = {}
+    claimants: dict[str, list[str]] = {}
     kept = []
     for name in names:
         new = new_name(name, renamings) if renamings else None
         if new is not None and new in own:
-            found.setdefault(new, []).append(name)
+            claimants.setdefault(new, []).append(name)
         else:
             kept.append(name)
     for name in kept:
-        if name in own and not (name == "" and name in found):  # a layer that was mapped to the root takes its place
-            found.setdefault(name, []).append(name)
-    return found
+        if name in own and not (name == "" and name in claimants):  # a layer that was mapped to the root takes its place
+            claimants.setdefault(name, []).append(name)
+    return claimants
 
 
 def counterparts(names: Iterable[str], own: Collection[str], renamings: Sequence[Renaming], new_name: Rename = rename) -> dict[str, str]:
-    """The model's name for each of golden's that it has; arguments as for ``claims``."""
+    """The model's name for each of golden's names that it has. Arguments as for ``claims``."""
     return {claimants[0]: name for name, claimants in claims(names, own, renamings, new_name).items()}
 
 
@@ -251,7 +253,7 @@ def _nearest_names(golden: set[str], candidate: set[str]) -> dict[str, str]:
     nearest: dict[str, str] = {}
     for names, others in ((sorted(golden), sorted(candidate)), (sorted(candidate), sorted(golden))):
         for name in names[:HINTS]:
-            found = process.extractOne(name, others, scorer=fuzz.ratio, score_cutoff=50)
-            if found is not None:
-                nearest.setdefault(name, found[0])
+            best = process.extractOne(name, others, scorer=fuzz.ratio, score_cutoff=50)
+            if best is not None:
+                nearest.setdefault(name, best[0])
     return nearest

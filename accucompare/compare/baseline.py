@@ -1,13 +1,13 @@
-"""How large an error rounding alone makes: what a baseline, a capture in the candidate's precision on a trusted device, shows.
+"""How large an error rounding alone makes, as a baseline shows: a capture in the candidate's precision on a trusted device.
 
-**Excess.** The candidate's relative L2 error as a multiple of the baseline's, or of the dtype's floor where the baseline happens to
-be closer to golden than rounding lets one expect.
+**Excess.** The candidate's relative L2 error as a multiple of the baseline's. If the baseline happens to be closer to golden than
+rounding usually is, the dtype's floor takes its place.
 
-**Limit.** Rounding errors are as good as random, so the ratio of two root mean squares of n of them is itself random: were they n
-independent normal numbers each, its square would be F-distributed with n and n degrees of freedom. The limit is the point that such a
-ratio exceeds once in a thousand, times a slack for what is not so in the real world. With equal degrees of freedom there is
-no need of F's quantiles: sinh(ln(F) / 2) * sqrt(n) follows Student's t with n degrees of freedom (P. Cacoullos, "A relation between
-t and F-distributions", JASA 60, 1965).
+**Limit.** Rounding errors are nearly random, so the ratio of two root mean squares of n of them is itself random. If they were
+independent normal numbers, its square would be F-distributed with n and n degrees of freedom. The limit is the point that such a ratio
+exceeds once in a thousand, times a slack, since real errors are not independent. With equal degrees of freedom no quantiles of F are
+needed: sinh(ln(F) / 2) * sqrt(n) follows Student's t with n degrees of freedom (P. Cacoullos, "A relation between t and
+F-distributions", JASA 60, 1965).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Precision:
     slack: float
 
 
-#: Up to 11 digits nearly all of a module's error is the rounding of its inputs, weights and outputs, which every device does alike:
-#: half a unit roundoff is about the root mean square of rounding once, and a factor of 2 is room for accumulation in another order or
-#: precision. With more digits accumulation order is most of the error, and elementary functions differ between devices by a
-#: few units in the last place; both vary more from one device to another.
+#: Up to 11 digits nearly all of a module's error is the rounding of its inputs, weights and outputs, which is the same on every device.
+#: Half a unit roundoff is about the root mean square of rounding once, and a factor of 2 is room for accumulation in another order or
+#: precision. With more digits most of the error comes from the order of accumulation, and elementary functions differ between devices
+#: by a few units in the last place. Both vary more from one device to another.
 HALF = Precision(floor=0.5, slack=2.0)
 SINGLE = Precision(floor=2.0, slack=4.0)
 _HALF_DIGITS = 11
@@ -64,7 +64,7 @@ class Expected:
         rel_l2: relative L2 error; inf where golden is all zeros and the baseline is not.
         rmse: root mean square error, for where golden is all zeros.
         different: of integers and booleans, how many differ.
-        missing_cast: in words, if the candidate computes in a wider type than the baseline.
+        missing_cast: words for it, if the candidate computes in a wider type than the baseline.
         dtype: the type whose rounding is expected: the baseline's, if the candidate's is wider; ``""`` for the candidate's.
     """
 
@@ -76,7 +76,7 @@ class Expected:
 
     @classmethod
     def kept(cls, error: Error, candidate: Record, baseline: Record) -> Expected:
-        """The same of a baseline that keeps its errors in place of tensors."""
+        """From a baseline that keeps its errors instead of tensors."""
         return cls(math.inf if error.rel_l2 is None else error.rel_l2, error.rmse, error.different)._cast(candidate, baseline)
 
     @classmethod
@@ -84,14 +84,14 @@ class Expected:
         return cls(metrics.rel_l2, metrics.rmse, differing(metrics))._cast(candidate, baseline)
 
     def _cast(self, candidate: Record, baseline: Record) -> Expected:
-        """The same, with what it means if the candidate computes in a wider type."""
+        """The same, with ``missing_cast`` and ``dtype`` set if the candidate computes in a wider type."""
         if not is_wider(candidate, baseline):
             return self
         return replace(self, missing_cast=f"{candidate.dtype}, where the baseline computes in {baseline.dtype}", dtype=baseline.dtype)
 
 
 def differing(metrics: Metrics) -> int:
-    """How many integers or booleans of a pair differ, which is measured without any tolerance; 0 where only statistics were compared."""
+    """How many integers or booleans of a pair differ; 0 where only statistics were compared."""
     return round((metrics.over_tolerance or 0.0) * metrics.compared)
 
 
@@ -106,14 +106,14 @@ def is_half(dtype: str) -> bool:
 
 
 def floor(dtype: str) -> float:
-    """The smallest relative L2 error that is expected of a type, whatever the baseline's."""
+    """The smallest relative L2 error that is expected of a type, even if the baseline's is smaller."""
     return precision_of(dtype).floor * DTYPES[dtype].rounding
 
 
 def excess(metrics: Metrics, expected: Expected, dtype: str) -> float:
     """The candidate's error as a multiple of the baseline's, or of the floor of the candidate's dtype if that is larger.
 
-    Where golden is all zeros, relative errors tell nothing: there it is the ratio of the two root mean square errors.
+    If golden is all zeros, relative errors mean nothing; then it is the ratio of the two root mean square errors.
     """
     if math.isfinite(metrics.rel_l2) and math.isfinite(expected.rel_l2):
         return metrics.rel_l2 / max(expected.rel_l2, floor(dtype))
@@ -129,7 +129,7 @@ def limit(elements: int, dtype: str) -> float:
 
 @cache
 def ratio_limit(elements: int) -> float:
-    """What the ratio of the root mean squares of twice n normal numbers exceeds once in a thousand: sqrt(F.999(n, n))."""
+    """The value that the ratio of two root mean squares of n normal numbers exceeds once in a thousand: sqrt(F.999(n, n))."""
     n = max(elements, 1)
     return math.exp(math.asinh(_student(n) / math.sqrt(n)))
 
@@ -149,13 +149,13 @@ def _student(n: int) -> float:
 
 
 def matches(golden: Record, candidate: Record, baseline: Record) -> bool:
-    """Whether a baseline's dtype tells what to expect of a candidate's: the same; or float64, where golden has the candidate's."""
+    """Whether a baseline's dtype can judge a candidate's: both are the same, or the baseline is float64 and golden is as the candidate."""
     exact = baseline.dtype in ("float64", "complex128") and golden.dtype == candidate.dtype
     return candidate.dtype == baseline.dtype or (exact and DTYPES[golden.dtype].kind is DTYPES[baseline.dtype].kind)
 
 
 def is_wider(candidate: Record, baseline: Record) -> bool:
-    """Whether the candidate has a type that holds all that the baseline's does, and more: it may lack a cast."""
+    """Whether the candidate's type holds everything that the baseline's does, and more, so that a cast may be missing."""
     ours, theirs = DTYPES[candidate.dtype], DTYPES[baseline.dtype]
     return ours.kind is theirs.kind and ours.digits > theirs.digits and ours.largest >= theirs.largest
 
@@ -180,15 +180,15 @@ def partners(
     signatures: tuple[Signatures, Signatures] = ({}, {}),
     narrowed: Iterable[str] = (),
 ) -> dict[Key, Record]:
-    """The baseline's record for each of golden's: under golden's own name, or else its new one.
+    """The baseline's record for each of golden's, under golden's own name or else its new one.
 
     Args:
         golden, baseline: the records of both.
         renamings: of golden's layers.
         signatures: as for ``align``.
-        narrowed: modules that did not run in the baseline's type and ran in golden's own: what they gave shows no rounding.
+        narrowed: modules that could not run in the baseline's type and ran in golden's. Their outputs show no rounding.
     """
-    found: dict[Key, Record] = {}
+    pairs: dict[Key, Record] = {}
     inside = tuple(f"{name}." for name in narrowed)
     baseline = [
         record
@@ -202,10 +202,10 @@ def partners(
             new = rename(record.name, renamings)
             partner = None if new is None else by_key.get(record.key._replace(name=new))
         if partner is not None:
-            found[record.key] = partner
-    taken = {partner.key for partner in found.values()}
-    left = [record for record in golden if record.key not in found], [record for record in baseline if record.key not in taken]
-    return {**found, **by_argument(*left, renamings, signatures)}
+            pairs[record.key] = partner
+    taken = {partner.key for partner in pairs.values()}
+    left = [record for record in golden if record.key not in pairs], [record for record in baseline if record.key not in taken]
+    return {**pairs, **by_argument(*left, renamings, signatures)}
 
 
 def check_feed(golden: Bundle, candidate: Bundle) -> None:
@@ -221,7 +221,7 @@ def check_feed(golden: Bundle, candidate: Bundle) -> None:
 
 
 def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
-    """Refuse a baseline that cannot tell what to expect of the candidate.
+    """Refuse a baseline that cannot judge the candidate.
 
     Raises:
         UsageError: if it holds statistics only, is incomplete, was not fed as the candidate was, or is the candidate or golden itself.
@@ -245,7 +245,7 @@ def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
 
 
 def check_dtypes(pairs: Iterable[Pair], baselines: dict[Key, Record], path: Path) -> None:
-    """Refuse a baseline most of whose records have another dtype than the candidate's.
+    """Refuse a baseline if most of its records have another dtype than the candidate's.
 
     Args:
         pairs: golden and the candidate.
@@ -253,7 +253,7 @@ def check_dtypes(pairs: Iterable[Pair], baselines: dict[Key, Record], path: Path
         path: of the baseline.
 
     Raises:
-        UsageError: if it is of another dtype. (Where a few records are, each is judged without it, or as ``is_wider`` says.)
+        UsageError: if it is of another dtype. If only a few records are, each is judged without it, or as ``is_wider`` says.
     """
     wrong: Counter[tuple[str, str, str]] = Counter()
     right = 0

@@ -1,4 +1,4 @@
-"""Two tensors walked in step, block by block, as float64 values that can be subtracted."""
+"""Two tensors read in step, block by block, as float64 values that can be subtracted."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def scratch(which: int, length: int) -> Float64:
 
 
 class PairOfTensors:
-    """Two tensors of one shape and kind, walked in step; masks are looked for only where both may hold some."""
+    """Two tensors of one shape and kind, read in step. Masks are looked for only if ``masks`` says so."""
 
     def __init__(
         self, golden: Blocks, candidate: Blocks, golden_dtype: DType, candidate_dtype: DType, elements: int, masks: bool = False
@@ -77,20 +77,22 @@ class PairOfTensors:
 
     @property
     def compiled(self) -> bool:
-        """Whether the compiled kernel can measure it, which knows nothing of masks."""
+        """Whether the compiled kernel can measure it; the kernel does not look for masks."""
         return not self.masks and kernel.can_measure(self.golden_dtype, self.candidate_dtype)
 
     def segments(self) -> list[Segment]:
-        """The whole, in parts that can be measured apart."""
+        """The whole, in parts that can be measured separately."""
         size = chunked.SEGMENT
-        return [Segment(start, min(start + size, self.elements)) for start in range(0, self.elements or 1, size)]
+        if self.elements <= size:
+            return [Segment(0, self.elements)]
+        return [Segment(start, min(start + size, self.elements)) for start in range(0, self.elements, size)]
 
     def raw_blocks(self, segment: Segment) -> Iterator[tuple[Array, Array]]:
         """Both tensors' stored bits."""
         return zip(self._golden(segment.start, segment.stop), self._candidate(segment.start, segment.stop), strict=True)
 
     def blocks(self, segment: Segment) -> Iterator[Block]:
-        """Every block, ``diff`` computed, values that are not finite on both sides, or masked on both, set to 0 in all three."""
+        """Every block with its ``diff``. Positions not finite on both sides, or masked on both, are 0 in golden, candidate and diff."""
         start = segment.start * self.reals
         for golden_raw, candidate_raw in self.raw_blocks(segment):
             golden_values = as_reals(widen(golden_raw, self.golden_dtype))
@@ -123,7 +125,7 @@ def _set_aside_nonfinite(block: Block) -> None:
 
 
 def _integer_difference(golden: Array, candidate: Array) -> Float64:
-    """candidate - golden of 64-bit integers, rounded once: subtracted as integers, never as rounded float64 values."""
+    """candidate - golden of 64-bit integers, subtracted as integers and rounded once."""
     if golden.dtype.kind != candidate.dtype.kind:  # int64 against uint64: split off the negative values
         signed, unsigned, sign = (golden, candidate, 1.0) if golden.dtype.kind == "i" else (candidate, golden, -1.0)
         negative = signed < 0

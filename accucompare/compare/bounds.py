@@ -1,8 +1,8 @@
-"""What statistics alone prove of a pair whose values were not recorded: that it differs by at least so much.
+"""What statistics alone prove about a pair whose values were not recorded: by how much it differs at least.
 
 A bundle captured with ``--mode stats`` keeps each tensor's digest, extrema, mean and L2 norm. Equal digests prove that two tensors
-are the same; everything else here is a *lower* bound on what ``compare.measure`` would have found. None is an upper one: reordering
-a tensor's values changes none of its statistics.
+are the same. Everything else here is a *lower* bound on what ``compare.measure`` would have measured. There are no upper bounds:
+reordering a tensor's values changes none of its statistics.
 
 **The bounds.** Let g and c be golden's and the candidate's n finite values (complex ones as pairs of reals) and d = c - g. Any tensor
 x has a mean m(x), and a spread s(x) with n s² = ‖x - m‖² = ‖x‖² - n m². Since d - m(d) = (c - m(c)) - (g - m(g)), of which the
@@ -25,12 +25,12 @@ Anal. Appl. 34, 2013); the exact sum of the chunks, the division and the root ad
 and a mean to CHUNK u of mean |x|, which is at most the root mean square and at most the largest magnitude. Each is taken to lie
 anywhere within twice that (2e-12 relative), which leaves room for rounding here, and every bound holds wherever they lie.
 
-**NaN and Inf.** Statistics are of finite values only. Where both sides hold as many NaN and as many Inf, they are taken to be in the same
-places: if they are not, the pair fails for that reason instead, so a failure that is reported stays certain. Where the counts differ,
-that is certain, and nothing is said of the finite values.
+**NaN and Inf.** Statistics are of finite values only. If both sides hold equally many NaN and equally many Inf, these are assumed to be in
+the same places. If they are not, the pair fails for that reason anyway, so a reported failure stays certain. If the counts differ, the
+pair fails for certain, and nothing is said about the finite values.
 
-**Masks.** Where both sides may hold other numbers as masks (``compare.masks``), these may be most of a sum, and statistics do not tell
-how many there are. All that is certain then is another count of NaN; else nothing can be told.
+**Masks.** If both sides may hold different numbers as masks (``compare.masks``), these may be most of a sum, and statistics do not tell
+how many there are. Then only a different count of NaN is certain, and nothing else can be told.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from accucompare.numbers.dtypes import DTYPES, Kind
 from accucompare.numbers.statistics import Statistics
 from accucompare.numbers.sums import CHUNK
 
-#: Largest relative error of a mean or norm, with as much again for the arithmetic here; and the same near 0, where floats are coarse.
+#: Largest relative error of a mean or norm, doubled for the arithmetic here; and the absolute error near 0, where floats are coarse.
 _ERROR = CHUNK * 2.0**-52
 _TINY = 4 * math.ulp(0.0)
-#: What an angle between 0 and pi loses to rounding, at most.
+#: The most that an angle between 0 and pi loses to rounding.
 _ANGLE_ERROR = 4 * math.ulp(math.pi)
 
 
@@ -66,16 +66,16 @@ def can_bound(golden: Record, candidate: Record) -> bool:
 
 
 def lower_bounds(golden: Record, candidate: Record) -> Metrics:
-    """What the statistics of a pair prove about the metrics that its values would have.
+    """Lower bounds on a pair's metrics, from its statistics.
 
     Args:
         golden, candidate: records that ``can_bound``, of one shape and of dtypes of one kind.
 
     Returns:
-        Metrics of which ``elements`` and the counts of NaN and Inf are exact; ``bias`` is the difference of the means, brought
-        nearer to 0 by what it may be wrong; ``rel_l2``, ``one_minus_cosine``, ``max_abs``, ``mean_abs``, ``rmse`` and
-        ``nonfinite_mismatch`` are lower bounds; all else is ``None``. Where the counts of NaN or Inf
-        differ, or masks may explain any difference, ``compared`` is 0, and nothing is said of the finite values.
+        Metrics of which ``elements`` and the counts of NaN and Inf are exact. ``bias`` is the difference of the means, moved
+        towards 0 by its possible error. ``rel_l2``, ``one_minus_cosine``, ``max_abs``, ``mean_abs``, ``rmse`` and
+        ``nonfinite_mismatch`` are lower bounds; all else is ``None``. If the counts of NaN or Inf differ, or masks may explain any
+        difference, ``compared`` is 0, and nothing is said about the finite values.
     """
     ours, theirs = golden.statistics, candidate.statistics
     assert ours is not None
@@ -122,7 +122,7 @@ def lower_bounds(golden: Record, candidate: Record) -> Metrics:
 
 
 class _Range(NamedTuple):
-    """Where a number lies."""
+    """The range that a number lies in."""
 
     least: float
     most: float
@@ -134,7 +134,7 @@ class _Range(NamedTuple):
 
 @dataclass(frozen=True)
 class _Profile:
-    """One tensor's finite values: the extrema, exact, and where mean, root mean square and spread lie."""
+    """One tensor's finite values: the exact extrema, and the ranges of mean, root mean square and spread."""
 
     low: float
     high: float
@@ -149,7 +149,7 @@ class _Profile:
 
 
 def _profile(statistics: Statistics, count: int) -> _Profile | None:
-    """What the statistics say of that many finite values; ``None`` if there is none."""
+    """The profile of that many finite values; ``None`` if there is none."""
     low, high, mean = statistics.min, statistics.max, statistics.mean
     if count <= 0 or low is None or high is None or mean is None:
         return None
@@ -203,11 +203,11 @@ def _angles(profile: _Profile) -> _Range:
 
 
 def judge_bounds(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance) -> Verdict:
-    """The verdict on a pair by statistics alone. Where it fails it is ``OVER``, until ``trace`` says where that came from.
+    """The verdict on a pair by statistics alone. A failure has the reason ``OVER`` until ``trace`` says where it came from.
 
-    A failure is certain: some limit is exceeded whatever the values were. ``identical`` is certain, too. ``ok`` is not: it says that
-    the statistics prove no failure, and its detail says so. ``needed`` is empty, as no limit is known to pass. Where masks may explain
-    any difference, the pair is not comparable.
+    A failure is certain: a limit is exceeded whatever the values were. ``identical`` is certain too. ``ok`` is not: it means that the
+    statistics prove no failure, and its detail says so. ``needed`` is empty, since no limit is known to pass. If masks may explain any
+    difference, the pair is not comparable.
 
     Besides the bounds of ``lower_bounds`` against their limits: if every element kept to atol + rtol |golden|, rmse would be at most
     atol + rtol * (root mean square of golden), by Minkowski's inequality.
@@ -241,7 +241,7 @@ def judge_bounds(golden: Record, candidate: Record, metrics: Metrics, tolerance:
 
 
 def _shares(golden: Record, metrics: Metrics, tolerance: Tolerance) -> Iterator[float]:
-    """How much of each limit is used, at least."""
+    """How much of each limit is used at least."""
     if tolerance.atol is not None or tolerance.rtol is not None:
         atol, rtol = tolerance.atol or 0.0, tolerance.rtol or 0.0
         assert golden.statistics is not None

@@ -1,7 +1,7 @@
-"""The baselines that golden brings along: captured where its code is, kept as one error a record, in ``golden/baselines/<precision>/``.
+"""The baselines that golden brings along in ``golden/baselines/<precision>/``: captured with golden's code, one error per record.
 
 The machine under test then needs neither golden's code nor the time for a baseline. Such a bundle is a fed capture like any other, but each
-record has its distance from golden (``Record.error``) in place of the tensor: a few kilobytes.
+record has its distance from golden (``Record.error``) instead of the tensor, which takes a few kilobytes in all.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parse_precisions(text: str) -> tuple[str, ...]:
     """Read ``float32,bfloat16``.
 
     Raises:
-        UsageError: if one of them is not known.
+        UsageError: if one of them is unknown, or there is none.
     """
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     unknown = [name for name in names if name not in PRECISIONS]
@@ -50,7 +50,7 @@ def parse_precisions(text: str) -> tuple[str, ...]:
 
 
 def precision_of(candidate: Manifest) -> str:
-    """The precision that a capture computed in, by its name in ``PRECISIONS``; ``""`` if it is none of them."""
+    """The name in ``PRECISIONS`` of the precision that a capture computed in; ``""`` if it is none of them."""
     dtype = float_dtype(candidate)
     lowered = next((name for name in product_formats(candidate) if name), None) if dtype == "float32" else None
     return next((name for name, computed in PRECISIONS.items() if computed == (dtype, lowered)), "")
@@ -89,7 +89,7 @@ def keep_errors(golden: Path, baseline: Path, out: Path) -> Path:
                         writer.add(record, None)
                     writer.end_step(entry.step)
                 kept.complete = True
-            finally:  # if it is stopped, it says that it is incomplete, and judges nothing
+            finally:  # if this is interrupted, the bundle is marked incomplete, and does not judge
                 writer.close()
     return out
 
@@ -109,7 +109,7 @@ def _error(golden: Bundle, ours: Record, baseline: Bundle, theirs: Record) -> Er
     if dtypes[0].kind is not dtypes[1].kind:
         return None
     stored = golden.stored(ours), baseline.stored(theirs)
-    exact = 0.0 if not dtypes[0].digits else None  # counts integers and booleans that differ
+    exact = 0.0 if not dtypes[0].digits else None  # so that integers and booleans that differ are counted
     masks = may_hold_masks(dtypes[0], ours.statistics) and may_hold_masks(dtypes[1], theirs.statistics)
     metrics = measure(stored[0].blocks, stored[1].blocks, *dtypes, ours.shape, atol=exact, masks=masks)
     for each in stored:

@@ -1,8 +1,8 @@
-"""Shapes and numbers of calls that rounding itself changes: boxes that are kept, an equation solver's steps.
+"""Shapes and numbers of calls that rounding alone can change: boxes that are kept, an equation solver's steps.
 
-The baseline shows it: where its shape is not golden's, or it makes another number of calls, then so may the candidate, and neither its
-shape nor its values there tell of a bug. How far it may be off is judged as a choice among nearly equal values is (``judge``): such
-counts are as good as Poisson variables. What is not judged is no pass either.
+The baseline shows where. If its shape or its number of calls is not golden's, the candidate's may differ too, and neither its shape
+nor its values there show a bug. How far they may differ is judged as for a choice among nearly equal values (``judge``): such counts
+are about Poisson variables. Such a row is not comparable, so it does not pass either.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _Call = tuple[int, int, str, int]
 
 
 def most_changed(different: int) -> float:
-    """How many of a kind rounding may change, where it changed so many in the baseline: hardly ever more."""
+    """The most that rounding may change if it changed ``different`` in the baseline."""
     return different + 3.0 * math.sqrt(2.0 * different) + 1.0
 
 
 def _may_be(golden: int, candidate: int, baseline: int) -> bool:
-    """Whether rounding may change a count so, as far as the baseline tells."""
+    """Whether the baseline shows that rounding may change golden's count to the candidate's."""
     return golden == candidate or (golden != baseline and abs(candidate - golden) <= most_changed(abs(baseline - golden)))
 
 
 def chosen_shape(golden: Record, candidate: Record, baseline: Record | None) -> str:
-    """How rounding changes the shape of a value, in words; ``""`` if it does not, or not so far."""
+    """How rounding changes the shape of a value, in words; ``""`` if it does not, or not by so much."""
     if baseline is None or baseline.shape == golden.shape or len({len(each.shape) for each in (golden, candidate, baseline)}) > 1:
         return ""
     if not all(map(_may_be, golden.shape, candidate.shape, baseline.shape)):
@@ -39,7 +39,7 @@ def chosen_shape(golden: Record, candidate: Record, baseline: Record | None) -> 
 
 
 def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -> set[_Call]:
-    """The calls that were given another shape in the baseline, so that it could not be fed there: it shows nothing of the call itself.
+    """The calls that got inputs of another shape in the baseline. It could not be fed there, so it shows nothing about the call itself.
 
     Args:
         golden: the records.
@@ -50,7 +50,7 @@ def given_otherwise(golden: Iterable[Record], baselines: Mapping[Key, Record]) -
 
 
 def judged_by_limits(pair: Pair, given: Collection[_Call]) -> bool:
-    """Whether a fed candidate's call was fed where the baseline's was not, and so gave golden's shape: its error is its own."""
+    """Whether limits must judge an output: the candidate's call was fed and gave golden's shape, the baseline's was not fed."""
     golden, candidate = pair.golden, pair.candidate
     if golden is None or candidate is None or golden.role is not Role.OUTPUT:
         return False
@@ -63,7 +63,7 @@ def _call(record: Record) -> _Call:
 
 @dataclass(frozen=True)
 class Calls:
-    """How often each module is called in a step, on the three sides.
+    """How often each module is called in a step, in golden, candidate and baseline.
 
     Attributes:
         golden, candidate, baseline: the number of calls by rank, step and name.
@@ -80,7 +80,7 @@ class Calls:
         return cls(_counted(golden), _counted(candidate), _counted(baseline), renamings)
 
     def chosen(self, pair: Pair) -> str:
-        """How rounding changes the number of calls, in words, of a record that one side alone has for that; else ``""``."""
+        """How rounding changes the number of calls, in words, if that is why one side alone has a record; else ``""``."""
         record = pair.golden or pair.candidate
         if record is None or None not in (pair.golden, pair.candidate) or record.role in OPERATOR_ROLES:
             return ""

@@ -26,8 +26,9 @@ from accucompare.compare.masks import is_masked, may_hold_masks
 from accucompare.compare.operator_rows import blame, is_operator
 from accucompare.compare.provenance import other_configuration
 from accucompare.compare.reasons import Call
-from accucompare.compare.rows import UNMATCHED, Culprit, Option, Reason, Row, Stage, Status
+from accucompare.compare.rows import UNMATCHED, Option, Reason, Row, Status
 from accucompare.compare.sample import Sample
+from accucompare.compare.sites import Culprit, Stage
 from accucompare.compare.training import parameter_of
 from accucompare.numbers.dtypes import DTYPES, Kind, widen
 from accucompare.numbers.sums import Float64
@@ -63,7 +64,7 @@ def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool) -> list[Cu
     """
     rows = [row for row in all_rows if not is_operator(row.record)]
     children = {_parent(row.record) for row in rows if row.record is not None and row.record.parent is not None}
-    operators = _operators(all_rows)
+    operators = _operators(all_rows) if len(rows) < len(all_rows) else []
     if fed:
         found = _ranked([*operators, *(_culprit(row, children) for row in rows if _own_error(row))], _off(rows))
     elif has_baseline:
@@ -235,7 +236,20 @@ def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
             # after another choice values may be altogether different, which is no error of what computed them
             given[receiver] = math.inf if is_choice(row) else max(given.get(receiver, 0.0), _excess(row))
     found.sort(key=lambda culprit: (culprit.reason in STRUCTURAL, culprit.site != "buffer", -(culprit.jump or 0.0)))
-    return found or sorted(_by_jump_backwards(rows, children), key=lambda culprit: -(culprit.jump or 0.0))
+    backward = sorted(_by_jump_backwards(rows, children), key=lambda culprit: (_step(culprit), -(culprit.jump or 0.0), _behind(culprit)))
+    begun = _step(backward[0]) if backward else math.inf
+    # a step after that has weights which wrong gradients made
+    return [culprit for culprit in found if _step(culprit) <= begun] or backward
+
+
+def _step(culprit: Culprit) -> int:
+    assert culprit.row.record is not None
+    return culprit.row.record.step
+
+
+def _behind(culprit: Culprit) -> bool:
+    """Whether a backward has the loss before it: the gradient that arrives from there may be that of the last module inside, too."""
+    return culprit.stage is not Stage.LOSS
 
 
 def _by_jump_backwards(rows: Iterable[Row], children: set[Call | None]) -> Iterator[Culprit]:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
+
+import msgspec
 
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import TRAINING_ROLES, Key, Record, Role
 from accucompare.compare import unsteady
+from accucompare.compare.acceptance import accept
 from accucompare.compare.align import Pair, Renaming, align, unused
+from accucompare.compare.asked import not_asked
 from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
 from accucompare.compare.brought import own_baseline
 from accucompare.compare.choices import Calls, given_otherwise, judged_by_limits
 from accucompare.compare.culprits import described, find_culprits
+from accucompare.compare.ladder import climb
 from accucompare.compare.models import other_model
+from accucompare.compare.one_sided import never_called, not_run, not_trained, untrained
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Outcome, Progress, Sides, Task, same_bits, with_baseline
 from accucompare.compare.preflight import preflight, preflight_baseline
@@ -32,7 +39,7 @@ from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolera
 from accucompare.compare.training import FREE_GRADIENTS, Terms
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.dtypes import DTYPES
-from accucompare.selection import Selection
+from accucompare.selection import Selection, Standard
 
 
 def compare(
@@ -49,6 +56,7 @@ def compare(
     keep_going: bool,
     workers: int | None,
     progress: Progress | None,
+    standard: Standard | None = None,
 ) -> Result:
     """Compare two bundles: see ``accucompare.diff``, which makes these arguments.
 
@@ -58,11 +66,14 @@ def compare(
         renamings: of golden's layers.
         auto: whether to take the renamings that would otherwise be proposed.
         selection: the layers to compare, by golden's names.
+        standard: that decides in place of the rows.
     """
     with contextlib.ExitStack() as stack:
         golden_bundle, candidate_bundle = (stack.enter_context(open_bundle(path)) for path in (golden, candidate))
         repeat_bundle, golden_repeat = (_second_run(stack, path) for path in (candidate, golden))
         check_feed(golden_bundle, candidate_bundle)
+        if standard is not None and candidate_bundle.manifest.fed:
+            raise UsageError(f"--accept: judges free-running runs, but {candidate} was fed with golden's values; capture it without --feed")
         judge = _baseline(stack, golden_bundle, candidate_bundle, baseline)
         tolerances = _rules(rules, limits, candidate_bundle)
         damage: list[str] = []
@@ -77,8 +88,11 @@ def compare(
         precision = _Precision()
         tasks = [Task(pair, precision.tolerance_for(pair, tolerances)) for pair in chosen]
         found: dict[Key, Record] | None = None
+        wanders = judge.bundle
+        records = [] if judge.bundle is None else _records(judge.bundle, keep_going, damage)
+        if tasks and not records:  # a baseline that holds a series alone judges the series alone
+            judge = replace(judge, bundle=None)
         if judge.bundle is not None:
-            records = _records(judge.bundle, keep_going, damage)
             try:
                 tasks, found = _judged(tasks, pairs, (golden_records, candidate_records, records), judge.bundle, models[0], renamings, fed)
             except UsageError as error:
@@ -91,11 +105,13 @@ def compare(
         outcomes = sides.outcomes(tasks, workers, progress or _silent)
         if fed:
             run = {(rank, entry.step) for rank, entry in candidate_bundle.steps()}
-            outcomes = [_not_run(pair, run) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
-        untrained = _untrained(golden_bundle, candidate_bundle)
-        outcomes = [_not_trained(pair, untrained) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
+            outcomes = [not_run(pair, run) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
+        without_gradients = untrained(golden_bundle, candidate_bundle)
+        outcomes = [not_trained(pair, without_gradients) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
+        asked = golden_bundle.manifest.options, candidate_bundle.manifest.options
+        outcomes = [not_asked(pair, *asked) or outcome for pair, outcome in zip(chosen, outcomes, strict=True)]
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
-        rows = with_options(rows) + _never_called(golden_bundle, candidate_bundle, selection)
+        rows = with_options(rows) + never_called(golden_bundle, candidate_bundle, selection)
         alone, compared = _without_baseline(rows, found)
         different = other_model(*models, rows, renamings)
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records, models[0])
@@ -103,6 +119,14 @@ def compare(
         findings += _on_baseline(golden_bundle, candidate_bundle, judge, renamings, alone, compared)
         findings += [Finding("model", str(different))] if different is not None else []
         culprits = find_culprits(rows, fed, judge.bundle is not None) if different is None else []
+        training = climb(
+            golden_bundle.manifests,
+            candidate_bundle.manifests,
+            baseline={} if wanders is None else wanders.manifests,
+            repeat={} if golden_repeat is None else golden_repeat.manifests,
+            given=limits,
+            rows=rows,
+        )
         return Result(
             golden=_side(golden_bundle),
             candidate=_side(candidate_bundle),
@@ -120,6 +144,8 @@ def compare(
             verified=verify,
             other_model=different,
             proposed_maps=[] if auto else proposed,
+            training=training,
+            acceptance=None if standard is None else accept(standard, training.pairs if training is not None else ()),
         )
 
 
@@ -185,9 +211,9 @@ def _judged(
     check_dtypes(pairs, found, baseline.path)
     tasks = [with_baseline(task, found) for task in tasks]
     calls = Calls.of(golden, candidate, own, renamings)
-    tasks = [task._replace(chosen=calls.chosen(task.pair) or task.chosen) for task in tasks]
+    tasks = [msgspec.structs.replace(task, chosen=calls.chosen(task.pair) or task.chosen) for task in tasks]
     odd = given_otherwise(golden, found) if fed else set()
-    return [task._replace(chosen="") if judged_by_limits(task.pair, odd) else task for task in tasks], found
+    return [msgspec.structs.replace(task, chosen="") if judged_by_limits(task.pair, odd) else task for task in tasks], found
 
 
 def _with_second_runs(tasks: list[Task], theirs: Mapping[Key, Record], ours: Mapping[Key, Record]) -> list[Task]:
@@ -195,7 +221,8 @@ def _with_second_runs(tasks: list[Task], theirs: Mapping[Key, Record], ours: Map
     if not theirs and not ours:
         return tasks
     return [
-        task._replace(
+        msgspec.structs.replace(
+            task,
             repeat=task.pair.candidate and theirs.get(task.pair.candidate.key),
             golden_repeat=task.pair.golden and ours.get(task.pair.golden.key),
         )
@@ -326,32 +353,10 @@ def _rows(pairs: list[Pair], outcomes: list[Outcome | BundleError], damage: list
     return rows
 
 
-def _not_run(pair: Pair, run: Collection[tuple[int, int]]) -> Outcome | None:
-    """The outcome for a record of a step that a fed candidate did not run: of a case with an optimizer it runs the first only."""
-    if pair.golden is None or (pair.golden.rank, pair.golden.step) in run:
-        return None
-    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail="a step that was not fed"))
-
-
 def _has_updates(rows: Iterable[Row]) -> bool:
     """Whether what an optimizer makes was compared, so that its code need not be."""
     compared = (row.record for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED)
     return any(record is not None and record.role is Role.PARAM_UPDATE for record in compared)
-
-
-def _untrained(golden: Bundle, candidate: Bundle) -> str:
-    """Which side was captured without gradients, because that was asked or since nothing was sent backward; ``""`` if none was."""
-    if not golden.manifest.options.backward:
-        return "golden"
-    return "" if candidate.manifest.options.no_backward is False else "the candidate"  # an older bundle does not say
-
-
-def _not_trained(pair: Pair, untrained: str) -> Outcome | None:
-    """The outcome for a record of a backward or an update that only one side has, since the other was captured without."""
-    record = pair.golden or pair.candidate
-    if not untrained or record is None or record.role not in TRAINING_ROLES or None not in (pair.golden, pair.candidate):
-        return None
-    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"{untrained} was captured without gradients"))
 
 
 def _without_baseline(rows: list[Row], baselines: dict[Key, Record] | None) -> tuple[list[Row], int]:
@@ -385,35 +390,30 @@ class _Precision:
 
     def tolerance_for(self, pair: Pair, rules: Tolerances) -> Tolerance:
         """The limits for the next pair in execution order."""
-        records = [record for record in (pair.golden, pair.candidate) if record is not None]
-        dtypes = {record.dtype for record in records if DTYPES.get(record.dtype, DTYPES["bool"]).digits}
-        step = (records[0].rank, records[0].step)
-        before = {self._coarsest[step]} if step in self._coarsest else set()
-        if dtypes and not same_bits(pair.golden, pair.candidate):
-            self._coarsest[step] = _coarsest_of(before, dtypes - {"float8_e8m0fnu"}) or "float64"
-        if pair.golden is None or pair.candidate is None or pair.golden.dtype not in dtypes:
+        golden, candidate = pair.golden, pair.candidate
+        record = golden or candidate
+        assert record is not None
+        dtypes = _floating(golden.dtype if golden is not None else "", candidate.dtype if candidate is not None else "")
+        step = record.rank, record.step
+        before = self._coarsest.get(step, "")
+        if dtypes and not same_bits(golden, candidate):
+            self._coarsest[step] = _coarsest_of(before, dtypes, but="float8_e8m0fnu") or "float64"
+        if golden is None or candidate is None or golden.dtype not in dtypes:
             return EXACT
-        tolerance = rules.tolerance_for(pair.golden, pair.candidate, _coarsest_of(before, dtypes))
-        if pair.golden.role not in TRAINING_ROLES:
+        tolerance = rules.tolerance_for(golden, candidate, _coarsest_of(before, dtypes))
+        if golden.role not in TRAINING_ROLES:
             return tolerance
-        return tolerance.scaled(self._terms.larger(pair.golden) * (1.0 if rules.fed else FREE_GRADIENTS))
+        return tolerance.scaled(self._terms.larger(golden) * (1.0 if rules.fed else FREE_GRADIENTS))
 
 
-def _coarsest_of(before: set[str], own: set[str]) -> str:
+@lru_cache
+def _floating(*dtypes: str) -> frozenset[str]:
+    """Those of some dtypes that are floating or complex."""
+    return frozenset(name for name in dtypes if name in DTYPES and DTYPES[name].digits)
+
+
+@lru_cache
+def _coarsest_of(before: str, own: frozenset[str], but: str = "") -> str:
     """The type with the fewest digits; of several, one of the pair's own, and the same in every run."""
-    return min(before | own, key=lambda name: (DTYPES[name].digits, name not in own, name), default="")
-
-
-def _never_called(golden: Bundle, candidate: Bundle, selection: Selection) -> list[Row]:
-    """A row for each module that was registered but never called on both sides, or on the only side that has it."""
-    sides = [bundle.manifest.model for bundle in (golden, candidate)]
-    idle = [set(side.get("not_called") or ()) for side in sides]
-    modules = [side.get("modules") or {} for side in sides]
-    rows = []
-    for name in [*modules[0], *(name for name in modules[1] if name not in modules[0])]:
-        where = [side for side, names in zip(("golden", "candidate"), idle, strict=True) if name in names]
-        if where and selection.allows(name):
-            kind = modules[0].get(name) or modules[1].get(name)
-            detail = f"{kind}, never called" if len(where) == 2 else f"{kind}, never called in {where[0]}"
-            rows.append(Row(None, None, Verdict(Reason.NOT_CALLED, detail=detail), module=name))
-    return rows
+    names = {before} | own - {but} if before else own - {but}
+    return min(names, key=lambda name: (DTYPES[name].digits, name not in own, name), default="")

@@ -87,15 +87,15 @@ def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolera
             return Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0)
         detail = f"{differing(metrics)} of {metrics.compared} differ, and none may"
         return Verdict(Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=detail)
-    limits = _limits(metrics, tolerance)
+    passes, used, smallest = zip(*_limits(metrics, tolerance), strict=True)
     if math.isinf(metrics.rel_l2) and tolerance.rel_l2 is not None:
         detail = f"golden is all zeros, so no relative limit would pass; {SmallestLimit('atol', metrics.max_abs)} would"
     return Verdict(
-        reason=Reason.OK if all(passes for passes, _, _ in limits) else Reason.OVER,
+        reason=Reason.OK if all(passes) else Reason.OVER,
         tolerance=str(tolerance),
         rule=tolerance.source,
-        smallest=tuple([smallest for _, _, smallest in limits]),
-        used=max([used for _, used, _ in limits]),
+        smallest=smallest,
+        used=max(used),
         detail=detail,
         rel_l2_limit=tolerance.rel_l2,
     )

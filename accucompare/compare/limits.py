@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
-from typing import NamedTuple
+
+import msgspec
 
 from accucompare.compare.tolerance import SMALLEST_COSINE
 
 _THREE_DIGITS_UP = Context(prec=3, rounding=ROUND_CEILING)
 
 
-class SmallestLimit(NamedTuple):
+class SmallestLimit(msgspec.Struct, frozen=True, gc=False):
     """What a limit would have to be for a pair to pass. Its words are made when they are shown.
 
     Attributes:

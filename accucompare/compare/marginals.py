@@ -1,10 +1,10 @@
-"""Where an error is: the sums of its squares over each slice of a tensor, and the few slices that hold nearly all of it.
+"""Where an error is: the few slices of a tensor that hold nearly all of the squared error.
 
-Slices are named if they hold nearly all of the squared error (``SHARE``) far beyond what noise does by chance (``CERTAIN``).
-Where n elements carry the error (its participation ratio, (sum d^2)^2 / sum d^4, so that one large element counts as one), chance
-has for a share s of the error in slices where s0 is expected at most exp(-n KL(s || s0)) times the ways to choose the slices
-(Chernoff's bound). Expected is the slices' share of the elements or of golden's squares, the larger: what is just large is no
-culprit, and rounding makes its errors in proportion.
+Slices are named if they hold nearly all of the squared error (``SHARE``), far more than noise gives by chance (``CERTAIN``).
+Let n elements carry the error (its participation ratio, (sum d^2)^2 / sum d^4, so that one large element counts as one). The
+probability that chance puts a share s of the error into slices where s0 is expected is at most exp(-n KL(s || s0)), times the ways to
+choose the slices (Chernoff's bound). Expected is the slices' share of the elements or of golden's squares, whichever is larger: large
+values alone are no fault, since rounding errors are in proportion to them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from accucompare.numbers.sums import Float64
 
 CERTAIN = 20.0  # nats by which a claim must beat chance: 2e-9, so that the dozens of claims tried on a record have 1e-7 together
 SHARE = 0.9  # of the squared error in the slices named: noise of a tenth of the error takes 1 %, the rest is margin
-GAP = 4.0  # times: the faintest slice named above the brightest other, or the line between them is arbitrary
+GAP = 4.0  # how many times as bright the faintest slice named is as the brightest other; with less the line between them is arbitrary
 DARKEST = 1e-4  # of the brightest slice: fainter ones count as this bright
-LONGEST = 1 << 20  # slices along one dimension, the most that are looked at one by one
-LISTED = 8  # slices, the most that are named one by one
+LONGEST = 1 << 20  # the most slices along one dimension that are looked at one by one
+LISTED = 8  # the most slices that are named one by one
 
-#: What a slice along each dimension is called, by the number of dimensions: one, and several.
+#: The name of a slice along each dimension, singular and plural, by the number of dimensions.
 NAMES = {
     1: (("element", "elements"),),
     2: (("row", "rows"), ("channel", "channels")),
@@ -41,7 +41,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """One dimension of a tensor, or some of its slices (``chosen``, in order); of a sample, only one in ``step`` is looked at."""
+    """One dimension of a tensor, or some of its slices (``chosen``, in order). Of a sample only one slice in ``step`` is looked at."""
 
     dim: int
     name: str
@@ -102,7 +102,7 @@ class Sums:
 
 
 def pair_of(golden: Float64, candidate: Float64, sample: Sample | None = None) -> Tensors:
-    """The pair, scaled by a power of two if squares of squares might not fit float64; ``sample``: what of larger ones they are."""
+    """The pair, scaled by a power of two if squares of squares might not fit float64. ``sample``: which part of larger tensors it is."""
     exponent = math.frexp(max(float(np.abs(values).max(initial=0.0)) for values in (golden, candidate)))[1]
     if abs(exponent) > 60:
         golden, candidate = np.ldexp(golden, -exponent), np.ldexp(candidate, -exponent)
@@ -127,43 +127,43 @@ def sums_of(pair: Tensors) -> Sums:
 
 
 def carriers_of(diff: Float64) -> float:
-    """How many elements carry the error: all n alike make n, one alone 1, none 0."""
+    """How many elements carry the error: n if all n are equal, 1 if there is only one, 0 if there is none."""
     squares = diff * diff
     total, fourth = float(squares.sum()), float(np.vdot(squares, squares))
     return min(total * (total / fourth), float(diff.size)) if fourth else 0.0
 
 
 def beyond_chance(share: Float64, expected: Float64, carriers: float) -> Float64:
-    """Nats against a share of the error that is so much larger than expected: carriers times KL(share || expected)."""
+    """Nats against chance for a share of the error that is larger than expected: carriers times KL(share || expected)."""
     share, expected = np.clip(share, 1e-12, 1 - 1e-12), np.clip(expected, 1e-300, 1 - 1e-12)
     divergence: Float64 = share * np.log(share / expected) + (1 - share) * np.log((1 - share) / (1 - expected))
     return np.where(share > expected, carriers * divergence, 0.0)
 
 
 def shares(over: Float64) -> tuple[Float64, Float64]:
-    """Each slice's share of the squared error, and the one expected of it, of the slices' sums."""
+    """Each slice's share of the squared error, and its expected share."""
     return over[1] / over[1].sum(), np.maximum(1 / over.shape[1], over[3] / (over[3].sum() or 1.0))
 
 
 def locate(pair: Tensors, sums: Sums) -> list[tuple[float, Slices]]:
     """The slices along each dimension that hold nearly all of the squared error, and their share of it."""
-    found = []
+    located = []
     for dim, place in enumerate(pair.places):
         over = sums.over((dim,))
         if over is not None and over[1].any():
             share, chosen = _brightest(*shares(over), sums.carriers)
             if len(chosen):
-                found.append((share, replace(place, chosen=place.chosen[chosen])))
-    return found
+                located.append((share, replace(place, chosen=place.chosen[chosen])))
+    return located
 
 
 def _brightest(share: Float64, expected: Float64, carriers: float) -> tuple[float, NDArray[np.intp]]:
-    """The slices before the widest gap in brightness, and their share of the error; none if they are too many or may be chance."""
+    """The slices above the widest gap in brightness, and their share of the error; none if they are too many or may be chance."""
     brightness = share / expected
     order = np.argsort(-brightness, kind="stable")[: len(share) // 2 + 1]
     brightness = np.maximum(brightness[order], brightness[order[0]] * DARKEST)
     together, expected, counts = np.cumsum(share[order])[:-1], np.cumsum(expected[order])[:-1], np.arange(1, len(order))
-    ways = counts * (np.log(len(share) / counts) + 1)  # the logarithm of the ways to choose so many slices, at most
+    ways = counts * (np.log(len(share) / counts) + 1)  # at least the logarithm of the ways to choose so many slices
     certain = beyond_chance(together, np.minimum(expected, 1), carriers) - ways >= CERTAIN
     gaps = np.where(certain & (together >= SHARE), brightness[:-1] / brightness[1:], 0.0)
     if gaps.max(initial=0.0) < GAP:

@@ -1,8 +1,8 @@
-"""What a mask is: a number put where nothing is to be attended to, which two devices or types need not hold alike.
+"""Masks: very low numbers where nothing is to be attended to. Two devices or types may use different ones.
 
-A value is **masked** if it is -Inf, or at most 0.99 times its type's lowest finite number (scores that were added to that one
-come near it), or exactly the lowest finite number of another type, as where a mask made for bfloat16 is used in float32. What is
-masked on both sides is equal. A tensor holds masks only if its smallest value is one, so its statistics tell whether to look.
+A value is **masked** if it is -Inf, or at most 0.99 times its type's lowest finite number (adding scores to that number changes it
+a little), or exactly the lowest finite number of another type, as where a mask made for bfloat16 is used in float32. Positions masked on
+both sides are equal. A tensor holds masks only if its smallest value is one, so its statistics tell whether to look.
 
 A boolean mask says the same as a floating one if it is true where that is 0, and false where that is masked.
 """
@@ -19,7 +19,7 @@ from accucompare.bundle.records import Record
 from accucompare.numbers.dtypes import DTYPES, Array, DType, Kind, round_to, widen
 from accucompare.numbers.statistics import Statistics
 
-#: The types whose lowest number is used as a mask. That of an fp8 type is an ordinary value in all others, and often reached.
+#: The types whose lowest number is used as a mask. An fp8 type's lowest number is an ordinary value in other types.
 _USED = ("float64", "float32", "bfloat16", "float16")
 _NEAR = 0.99
 
@@ -40,7 +40,7 @@ def is_masked(values: Array, dtype: DType) -> NDArray[np.bool_]:
 
 @cache
 def _lowest(name: str) -> tuple[float, tuple[float, ...]]:
-    """The number at and below which a type's values are masked, and the numbers above it that are masks of another type."""
+    """The number at and below which a type's values are masked, and the higher numbers that are another type's masks."""
     if name not in _USED:
         return -math.inf, ()
     dtype = DTYPES[name]
@@ -52,16 +52,16 @@ def _lowest(name: str) -> tuple[float, tuple[float, ...]]:
 
 
 def may_hold_masks(dtype: DType, statistics: Statistics | None) -> bool:
-    """Whether a tensor may hold masks: whether its smallest value may be one, infinities of either sign counting as such."""
+    """Whether a tensor may hold masks. Statistics do not tell the sign of an infinity, so any infinity counts."""
     if dtype.kind is not Kind.FLOAT:
         return False
     return statistics is None or statistics.inf > 0 or _smallest_is_mask(dtype, statistics)
 
 
 def masks_may_explain(golden: Record, candidate: Record) -> bool:
-    """Whether two tensors known by their statistics only may have other numbers as masks in the same places.
+    """Whether two tensors known only by their statistics may hold different mask numbers in the same places.
 
-    Where the only masks are -Inf on both sides, they count among the values that are not finite, and explain nothing.
+    If the only masks are -Inf on both sides, they are counted as values that are not finite, and explain no difference.
     """
     sides = [(DTYPES[record.dtype], record.statistics) for record in (golden, candidate)]
     numbers = any(statistics is not None and _smallest_is_mask(dtype, statistics) for dtype, statistics in sides)
@@ -74,7 +74,7 @@ def _smallest_is_mask(dtype: DType, statistics: Statistics) -> bool:
 
 
 def may_say_the_same(golden: Record, candidate: Record) -> bool:
-    """Whether two records may be a boolean mask and a floating one that say the same, as their values tell."""
+    """Whether two records are a boolean and a floating tensor of one shape, which may be masks that say the same."""
     sides = (golden, candidate)
     if golden.shape != candidate.shape or not golden.shape or any(record.member is None for record in sides):
         return False

@@ -195,7 +195,7 @@ def _measure_compiled(
     if whole is not None:
         return whole
     measurement = measurement or kernel.Measurement(*types, atol, rtol, elements)
-    return measurement.found(), measurement.chunk_sums()
+    return measurement.result(), measurement.chunk_sums()
 
 
 @np.errstate(all="ignore")  # it holds for one thread only

@@ -39,7 +39,8 @@ class Scales(NamedTuple):
     @classmethod
     def of(cls, golden: float, candidate: float, diff: float) -> Scales:
         """The scales for the largest magnitudes of each; 0 stands for one that is not needed."""
-        return cls(power_of_two_near(golden), power_of_two_near(candidate), power_of_two_near(diff))
+        scales = power_of_two_near(golden), power_of_two_near(candidate), power_of_two_near(diff)
+        return UNSCALED if scales == UNSCALED else cls(*scales)
 
 
 UNSCALED = Scales()
@@ -96,7 +97,10 @@ class Sums:
             ours.extend(theirs)
 
     def total(self) -> Totals:
-        golden, candidate, diff, cross, absolute, signed = map(_exact_sum, self.chunks[:6])
+        try:
+            golden, candidate, diff, cross, absolute, signed = map(math.fsum, self.chunks[:6])
+        except (OverflowError, ValueError):  # some are beyond float64
+            golden, candidate, diff, cross, absolute, signed = map(_exact_sum, self.chunks[:6])
         return Totals(self.scales, math.sqrt(golden), math.sqrt(candidate), math.sqrt(diff), cross, absolute, signed)
 
     def parts(self) -> tuple[float, float] | None:

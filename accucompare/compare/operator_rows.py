@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 import msgspec
@@ -50,10 +50,13 @@ def options_differ(option: Option) -> Verdict:
 
 def with_options(rows: list[Row]) -> list[Row]:
     """The rows, where a number or a string that one side alone gives to an operator that both run is told as such."""
-    partners = _partners(row for row in rows if is_operator(row.record))
+    operators = [row for row in rows if is_operator(row.record)]
+    if not operators:
+        return rows
+    partners = _partners(operators)
     shared = set(partners.values())
     return [
-        replace(row, verdict=options_differ(row.verdict.option))
+        msgspec.structs.replace(row, verdict=options_differ(row.verdict.option))
         if row.verdict.option is not None and None in (row.golden, row.candidate) and _giving(row, partners, shared)
         else row
         for row in rows

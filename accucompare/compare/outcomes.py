@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+
+import msgspec
 
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Key, Layout, Record, Role
@@ -37,7 +38,7 @@ BATCH = 8 << 20
 SPLIT = 64 << 20
 
 
-class Task(NamedTuple):
+class Task(msgspec.Struct, frozen=True, gc=False):
     """A pair to compare: the limits, and the records of the baseline and of both sides' second runs that belong to it."""
 
     pair: Pair
@@ -48,7 +49,7 @@ class Task(NamedTuple):
     golden_repeat: Record | None = None
 
 
-class Outcome(NamedTuple):
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """What is found of a pair: the metrics, the verdict as far as the pair alone tells, and the errors of baseline and second run."""
 
     metrics: Metrics | None
@@ -65,9 +66,9 @@ def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
     record = baselines.get(golden.key)
     why = why_not(golden, candidate, record)
     if not why:
-        return task._replace(baseline=record)
-    task = task._replace(chosen=chosen_shape(golden, candidate, record))
-    return task._replace(tolerance=_because(task.tolerance, why))
+        return msgspec.structs.replace(task, baseline=record)
+    chosen = chosen_shape(golden, candidate, record)
+    return msgspec.structs.replace(task, chosen=chosen, tolerance=_because(task.tolerance, why))
 
 
 def _because(tolerance: Tolerance, why: str) -> Tolerance:
@@ -153,7 +154,9 @@ class Sides:
         if task.baseline is not None and expected is None:
             tolerance = _because(tolerance, "the baseline has NaN or Inf where golden has not, or the other way round")
         noise = self._noise(candidate, task.repeat, metrics, run)
-        verdict = settle_noise(judge(golden, candidate, metrics, tolerance, expected), tolerance, metrics, noise)
+        verdict = judge(golden, candidate, metrics, tolerance, expected)
+        if noise is not None:
+            verdict = settle_noise(verdict, tolerance, metrics, noise)
         if verdict.status is Status.FAIL:
             verdict = settle_unsteady(verdict, tolerance, metrics, self._unsteadiness(golden, task.golden_repeat, run))
         return Outcome(metrics, verdict, None if expected is None else expected.rel_l2, noise)
@@ -282,8 +285,8 @@ def same_bits(golden: Record | None, candidate: Record | None) -> bool:
 
 
 def _nbytes(task: Task) -> int:
-    return sum(
-        math.prod(record.shape) * DTYPES[record.dtype].storage.itemsize
-        for record in (task.pair.golden, task.pair.candidate, task.baseline, task.repeat)
-        if record is not None and record.member is not None
-    )
+    size = 0
+    for record in (task.pair.golden, task.pair.candidate, task.baseline, task.repeat):
+        if record is not None and record.member is not None:
+            size += math.prod(record.shape) * DTYPES[record.dtype].storage.itemsize
+    return size

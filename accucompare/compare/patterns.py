@@ -1,8 +1,8 @@
 """The shape of an error in words: where it is, what was done to the values, and what such an error often comes from.
 
-First the slices that hold nearly all of the squared error are looked for (``marginals``); then, among these only, the simplest
-description of the candidate's values (``transforms``), or else what the error goes with, or that no pattern was found. Every claim has to
-explain nearly all of the squared error and to be far beyond what noise does by chance.
+First the slices that hold nearly all of the squared error are located (``marginals``). Among these the simplest description of the
+candidate's values is searched (``transforms``); if there is none, what the error correlates with; else no pattern was found. Every claim
+has to explain nearly all of the squared error, far more than noise does by chance.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from accucompare.compare.transforms import Description, describe, scales_and_off
 from accucompare.numbers.dtypes import DTYPES, Kind, round_to, widen
 from accucompare.numbers.sums import Float64
 
-SIDE = 0.95  # of the squared error, on one side of zero: activation functions differ a little on the other too
-NOISE = 0.1  # of the squared error, the most that any description of "noise" may explain beyond chance
-SLOPE = 0.3  # log d^2 against log golden^2 has slope 0 for an absolute error and 1 for a relative one; within this of either
-SPIKE = 0.1  # of golden's largest magnitude: a single differing element above this is worth a word, and below it is rounding
-UNRELATED = 100.0  # elements that carry the error, below which correlation is not judged: chance may make 4 / sqrt(100)
-FEWEST = 32.0  # elements that carry the error, below which nothing is called noise
-SAMPLE = 1 << 16  # elements looked at where a share is estimated: to 0.4 %
+SIDE = 0.95  # the share of the squared error on one side of zero; activation functions differ a little on the other side too
+NOISE = 0.1  # the largest share of the squared error that any description of "noise" may explain beyond chance
+SLOPE = 0.3  # log d^2 against log golden^2 has slope 0 for an absolute error and 1 for a relative one, give or take this
+SPIKE = 0.1  # of golden's largest magnitude: a single differing element above this is reported, below it is rounding
+UNRELATED = 100.0  # with fewer elements that carry the error, correlation is not judged: chance may make 4 / sqrt(100)
+FEWEST = 32.0  # with fewer elements that carry the error, nothing is called noise
+SAMPLE = 1 << 16  # elements from which a share is estimated, to 0.4 %
 BINS = 64  # of golden's values, to see whether they alone decide the error
 #: sqrt(mean d^2 / mean golden^2) of rounding to p bits is this times 2^-p, for mantissas spread evenly in their logarithm.
 ROUNDING = math.sqrt(2 * math.log(2) / 9)
 
-#: Digits of the types that values are cast to, which is said of errors about as large.
+#: Digits of the types that values may be cast to. An error of about such a rounding is reported as a cast.
 CAST_TO = {known.digits for known in DTYPES.values() if known.kind is Kind.FLOAT and 1 < known.digits <= 24}
 
-#: What slices are called (``marginals.NAMES``) that are made by one row of a weight.
+#: Names (in ``marginals.NAMES``) of slices that one row of a weight computes.
 CHANNELS = ("channels", "channels or heads", "columns or features")
 
 HINTS = {
@@ -78,7 +78,7 @@ HINTS = {
     "unrelated": "often: another random seed, memory that was never written, or a layout taken for another",
 }
 
-#: The hints (their keys) that are others if the error is in one token, in a part of the channels, in a few channels, or elsewhere.
+#: By where the error is (one token, a part of the channels, a few channels, elsewhere): which keys of hints replace which.
 HINTS_THERE = {
     "token": {"zero": "token", "scale": ""},
     "part": {"zero": "zero channel", "scale": ""},
@@ -88,12 +88,12 @@ HINTS_THERE = {
 
 
 class Fact(NamedTuple):
-    """One thing that is found.
+    """One statement about an error.
 
     Attributes:
-        words: it in words.
+        words: the statement.
         hint: the key of a hint, or ``""``.
-        of_all: whether it is said of all values that were looked at, which may be those of one place.
+        of_all: whether it is about all values that were looked at, which may be those of one place.
     """
 
     words: str
@@ -101,16 +101,13 @@ class Fact(NamedTuple):
     of_all: bool = False
 
 
-Found = list[Fact]
-
-
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The shape of an error.
 
     Attributes:
-        words: at most three findings: where (with what is not finite first), then what. Empty if nothing is certain.
-        hints: at most two, what such an error often comes from.
+        words: at most three facts: what is not finite, then where the error is, then what it is. Empty if nothing is certain.
+        hints: at most two: what such an error often comes from.
     """
 
     words: tuple[str, ...] = ()
@@ -118,12 +115,12 @@ class Shape:
 
 
 def describe_error(golden: Float64, candidate: Float64, *, dtype: str = "float32", sample: Sample | None = None) -> Shape:
-    """Say what an error looks like. Scaling both arrays by one factor changes nothing but what concerns the largest value of the type.
+    """Say what an error looks like. Scaling both arrays by one factor changes only facts about the largest value of the type.
 
     Args:
         golden, candidate: float64 values of one shape, of any rank; NaN and Inf are allowed.
         dtype: the candidate's type (a name in ``DTYPES``): its largest value, and its rounding.
-        sample: what of two larger tensors they are, which the words say; ``None``: all.
+        sample: which part of two larger tensors the arrays are, as the words then say; ``None`` if they are whole.
 
     Raises:
         ValueError: if the shapes differ.
@@ -136,18 +133,18 @@ def describe_error(golden: Float64, candidate: Float64, *, dtype: str = "float32
         if not finite.all():
             golden, candidate = np.where(finite, golden, 0.0), np.where(finite, candidate, 0.0)
         pair = pair_of(golden, candidate, sample)
-        found = _findings(pair, golden.shape, dtype, sample) if pair.golden.size > 1 else []
+        others = _where_and_what(pair, golden.shape, dtype, sample) if pair.golden.size > 1 else []
     if any(fact.hint == "saturated" for fact in facts):
-        found = [one for one in found if one.hint != "clip"]  # it says the same
-    told = (*facts, *reversed(found))  # what was done tells more of the cause than where
-    hints = [HINTS[fact.hint] for fact in told if fact.hint in HINTS]
-    words = [fact.words for fact in (*facts, *found)][:3]
+        others = [fact for fact in others if fact.hint != "clip"]  # it says the same
+    by_cause = (*facts, *reversed(others))  # what was done shows the cause better than where it was
+    hints = [HINTS[fact.hint] for fact in by_cause if fact.hint in HINTS]
+    words = [fact.words for fact in (*facts, *others)][:3]
     if sample is not None:
         words[:1] = [f"in {sample.share()}: {first}" for first in words[:1]]
     return Shape(tuple(words), tuple(dict.fromkeys(hints))[:2])
 
 
-def _saturated(golden: Float64, candidate: Float64, dtype: str) -> Found:
+def _saturated(golden: Float64, candidate: Float64, dtype: str) -> list[Fact]:
     largest = DTYPES[dtype].largest
     if not largest or not golden.size or (golden.max() <= largest and golden.min() >= -largest):
         return []
@@ -155,12 +152,12 @@ def _saturated(golden: Float64, candidate: Float64, dtype: str) -> Found:
     return [Fact(f"saturated at {dtype}'s largest value, {largest:.6g}, at {count} element(s)", "saturated")] if count else []
 
 
-def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> Found:
-    """Where one is NaN or infinite and the other is not, or is otherwise."""
+def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> list[Fact]:
+    """Where one side is NaN or infinite and the other side is not, or differs."""
     if np.isfinite(golden).all() and np.isfinite(candidate).all():
         return []
     same = (golden == candidate) | (np.isnan(golden) & np.isnan(candidate))
-    found = []
+    facts = []
     for bad, words, hint in (
         (np.isnan(candidate) & ~same, "NaN where golden is not", "nan"),
         (np.isinf(candidate) & ~same, "infinite where golden is not", "inf"),
@@ -170,18 +167,17 @@ def _not_finite(golden: Float64, candidate: Float64, sample: Sample | None) -> F
             counted = pair_of(np.zeros(bad.shape), bad.astype(np.float64), sample)
             places = [place for _, place in locate(counted, sums_of(counted))] if counted.places else []
             where = " and ".join(map(str, places)) or f"first at index {_index(int(bad.argmax()), bad.shape, sample)}"
-            found.append(Fact(f"{words}, at {count} of {bad.size} element(s), {where}", hint))
-    return found
+            facts.append(Fact(f"{words}, at {count} of {bad.size} element(s), {where}", hint))
+    return facts
 
 
 def _index(flat: int, shape: tuple[int, ...], sample: Sample | None) -> tuple[int, ...]:
-    """The index in the whole tensor of what is looked at there."""
+    """The index in the whole tensor of a flat index into what is looked at."""
     index = np.unravel_index(flat, shape)
     return tuple(int(i) for i in (index if sample is None else (own[i] for own, i in zip(sample.indices(), index, strict=True))))
 
 
-def _findings(whole: Tensors, shape: tuple[int, ...], dtype: str, sample: Sample | None) -> Found:
-    """Where, then what."""
+def _where_and_what(whole: Tensors, shape: tuple[int, ...], dtype: str, sample: Sample | None) -> list[Fact]:
     sums = sums_of(whole)
     if not sums.carriers:
         return []
@@ -190,11 +186,11 @@ def _findings(whole: Tensors, shape: tuple[int, ...], dtype: str, sample: Sample
         return _spike(whole, shape, sample) or _what(whole, sums, dtype)
     chosen, kind = [place for _, place in where], _kind([place for _, place in where])
     share = percent(min(share for share, _ in where))
-    hint = "" if kind == "token" else kind  # what is wrong with a whole row tells of its cause, that it is one does not
-    found = [Fact(f"{share} of the squared error is in {' of '.join(map(str, reversed(chosen)))}", hint if hint in HINTS else "")]
+    hint = "" if kind == "token" else kind  # that one token is wrong shows no cause; what is wrong with it may
+    place = Fact(f"{share} of the squared error is in {' of '.join(map(str, reversed(chosen)))}", hint if hint in HINTS else "")
     part = whole.part(chosen)
     what = _what(part, sums_of(part), dtype)
-    return found + [Fact(fact.words + (" there" if fact.of_all else ""), HINTS_THERE[kind].get(fact.hint, fact.hint)) for fact in what]
+    return [place, *(Fact(fact.words + (" there" if fact.of_all else ""), HINTS_THERE[kind].get(fact.hint, fact.hint)) for fact in what)]
 
 
 def _kind(places: list[Slices]) -> str:
@@ -207,8 +203,8 @@ def _kind(places: list[Slices]) -> str:
     return "channel" if channels else ""
 
 
-def _spike(pair: Tensors, shape: tuple[int, ...], sample: Sample | None) -> Found:
-    """A single element that differs by much: a matter of fact, not of chance."""
+def _spike(pair: Tensors, shape: tuple[int, ...], sample: Sample | None) -> list[Fact]:
+    """A single element that differs by much, which chance does not explain."""
     diff = (pair.candidate - pair.golden).reshape(-1)
     np.abs(diff, out=diff)
     at, total = int(diff.argmax()), float(diff @ diff)
@@ -218,7 +214,7 @@ def _spike(pair: Tensors, shape: tuple[int, ...], sample: Sample | None) -> Foun
     return [Fact(f"{percent(share)} of the squared error is in one element, at {_index(at, shape, sample)}")]
 
 
-def _what(pair: Tensors, sums: Sums, dtype: str) -> Found:
+def _what(pair: Tensors, sums: Sums, dtype: str) -> list[Fact]:
     if best := describe(pair, sums):
         return [Fact(best.words, best.hint, best.of_all)]
     return _steps(pair, dtype) + _by_golden(pair) or _low_rank(pair) or _unrelated(sums) or _noise(pair, sums)
@@ -230,8 +226,8 @@ def _sampled(pair: Tensors) -> tuple[Float64, Float64]:
     return pair.golden.reshape(-1)[flat], pair.candidate.reshape(-1)[flat]
 
 
-def _steps(pair: Tensors, dtype: str) -> Found:
-    """Far fewer distinct values than golden has in the candidate's type."""
+def _steps(pair: Tensors, dtype: str) -> list[Fact]:
+    """Whether there are far fewer distinct values than golden has in the candidate's type."""
     golden, candidate = _sampled(pair)
     known = DTYPES[dtype]
     if known.kind is Kind.FLOAT and known.digits <= 24:
@@ -242,8 +238,11 @@ def _steps(pair: Tensors, dtype: str) -> Found:
     return [Fact(f"the candidate has only {levels} distinct values", "steps", of_all=True)]
 
 
-def _by_golden(pair: Tensors) -> Found:
-    """Whether the error is where golden is negative or positive, far beyond what is there of elements and of golden's squares."""
+def _by_golden(pair: Tensors) -> list[Fact]:
+    """Whether the error is where golden is negative, or positive, or depends on golden's value alone.
+
+    A sign must hold a far larger share of the error than of the elements and of golden's squares.
+    """
     golden, candidate = _sampled(pair)
     diff = candidate - golden
     total, carriers = float(diff @ diff), carriers_of(diff)
@@ -259,9 +258,9 @@ def _by_golden(pair: Tensors) -> Found:
 
 
 def _function_of_golden(golden: Float64, candidate: Float64) -> Description:
-    """Whether d is the same wherever golden is: by the means of d in bins of golden, too wide for the steps of rounding.
+    """Whether d is a function of golden: by the means of d in bins of golden, which are too wide to show the steps of rounding.
 
-    Where the candidate is small beside golden, any d is about -golden: what is left must be small beside what varies in the candidate, too.
+    If the candidate is small beside golden, any d is about -golden. So what is left must also be small beside the candidate's variance.
     """
     diff = candidate - golden
     ordered = diff[np.argsort(golden, kind="stable")]
@@ -282,7 +281,7 @@ def _crop(pair: Tensors) -> Float64:
     return candidate[::rows, ::columns] - golden[::rows, ::columns]
 
 
-def _low_rank(pair: Tensors) -> Found:
+def _low_rank(pair: Tensors) -> list[Fact]:
     diff = _crop(pair)
     total = float(np.vdot(diff, diff))
     if min(diff.shape) < 8 or not total:
@@ -292,8 +291,8 @@ def _low_rank(pair: Tensors) -> Found:
     return [Fact(one.words, one.hint)] if one.certain() else []
 
 
-def _unrelated(sums: Sums) -> Found:
-    """Whether candidate correlates with golden no more than chance has it."""
+def _unrelated(sums: Sums) -> list[Fact]:
+    """Whether the candidate correlates with golden no more than by chance."""
     _, diff, product, golden = sums.leading.reshape(4, -1).sum(1).tolist()
     candidate, both = diff + 2 * product + golden, product + golden
     if sums.carriers < UNRELATED or not golden or not candidate or abs(both) > 4 * math.sqrt(golden * candidate / sums.carriers):
@@ -301,8 +300,8 @@ def _unrelated(sums: Sums) -> Found:
     return [Fact("the candidate does not correlate with golden", "unrelated", of_all=True)]
 
 
-def _noise(pair: Tensors, sums: Sums) -> Found:
-    """Noise: nothing explains more of it than chance lets it; how it goes with golden's magnitude, and how large it is."""
+def _noise(pair: Tensors, sums: Sums) -> list[Fact]:
+    """Whether the error is noise, which nothing explains better than chance; how large it is, and whether in proportion to golden."""
     if sums.carriers < FEWEST or _explained(pair, sums) or _patterned(pair) or _uneven(pair, sums):
         return []
     golden, error = float(sums.leading[3].sum()), float(sums.leading[1].sum())
@@ -315,13 +314,14 @@ def _noise(pair: Tensors, sums: Sums) -> Found:
         known = any(abs(bits - digits) <= 1 for digits in CAST_TO)
         return [Fact(f"no pattern was found, in proportion to |golden|: {size}", "relative" if known else "")]
     alike = ", as large where golden is small" if abs(slope) < SLOPE else ""
-    return [Fact(f"no pattern was found, {ratio:.1e} of golden's RMS{alike}")]  # any error is so behind a product: no hint
+    return [Fact(f"no pattern was found, {ratio:.1e} of golden's RMS{alike}")]  # no hint, since any error looks so after a product
 
 
 def _explained(pair: Tensors, sums: Sums) -> bool:
-    """Whether scales or offsets explain more than they do of noise.
+    """Whether scales or offsets explain more than they would of noise.
 
-    With k free numbers a share of k/n, give or take sqrt(2k)/n: four times that, and the square of four deviations for one.
+    k free numbers explain a share of k/n of noise, give or take sqrt(2k)/n. Allowed is that, four deviations more, and 16/n, the square of
+    four deviations of a single number.
     """
     return any(
         1 - one.left > NOISE + (one.numbers + 6 * math.sqrt(one.numbers) + 16) / sums.carriers for one in scales_and_offsets(pair, sums)
@@ -329,7 +329,7 @@ def _explained(pair: Tensors, sums: Sums) -> bool:
 
 
 def _patterned(pair: Tensors) -> bool:
-    """Whether rows of d are more alike than those of noise, whose largest singular value is at most sqrt(rows) + sqrt(columns)."""
+    """Whether rows of d are more alike than rows of noise, whose largest singular value is at most sqrt(rows) + sqrt(columns)."""
     diff = _crop(pair)
     for axis in (1, 0):
         diff = diff / np.maximum(np.linalg.norm(diff, axis=axis, keepdims=True), np.finfo(float).tiny)
@@ -339,7 +339,7 @@ def _patterned(pair: Tensors) -> bool:
 
 
 def _uneven(pair: Tensors, sums: Sums) -> bool:
-    """Whether half of the slices along a dimension, not too thin to tell, have far more of the error than of golden."""
+    """Whether half of the slices along a dimension hold far more of the error than of golden. Thin slices cannot tell."""
     for dim, place in enumerate(pair.places):
         over = sums.over((dim,))
         if over is None or sums.carriers < 2 * len(place.chosen):
@@ -352,7 +352,7 @@ def _uneven(pair: Tensors, sums: Sums) -> bool:
 
 
 def _slope(pair: Tensors) -> float:
-    """Of log d^2 against log golden^2, between the smallest and the largest third of golden; NaN if these are too near or too few."""
+    """The slope of log d^2 against log golden^2, from golden's smallest to its largest third; NaN if they are too near or too few."""
     golden, candidate = _sampled(pair)
     size, diff = np.abs(golden), candidate - golden
     low, high = np.quantile(size, (1 / 3, 2 / 3))

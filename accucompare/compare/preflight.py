@@ -14,6 +14,7 @@ from accucompare.compare.align import Renaming, counterparts, rename_parameter
 from accucompare.compare.provenance import other_code, other_configuration, place
 from accucompare.compare.rows import About, Finding, RefusedBaseline
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats, suggested
+from accucompare.compare.unverified import unverified
 from accucompare.numbers.digests import same_fingerprint
 
 
@@ -79,6 +80,10 @@ def _steps(pair: Pairing) -> Iterator[Finding]:
 
 def _weights(pair: Pairing) -> Iterator[Finding]:
     for rank, (ours, theirs) in _by_rank(pair.golden, pair.candidate):
+        if ours.described_at != theirs.described_at:
+            steps = f"golden's are those of step {ours.described_at}, the {pair.name}'s those of step {theirs.described_at}"
+            yield Finding("weights", f"weights{rank} cannot be held against each other: {steps}", serious=False)
+            continue
         for kind in ("parameters", "buffers"):
             own, others = ours.model.get(kind) or {}, theirs.model.get(kind) or {}
             found = counterparts(own, others, pair.renamings, rename_parameter)
@@ -100,6 +105,10 @@ def _inputs(pair: Pairing) -> Iterator[Finding]:
     for rank, (ours, theirs) in _by_rank(pair.golden, pair.candidate):
         for step in (step for step in ours.inputs if step in theirs.inputs):
             yield from _digests(f"inputs of step {step}{rank}", ours.inputs[step], theirs.inputs[step], pair.name)
+
+
+def _unverified(pair: Pairing) -> Iterator[Finding]:
+    yield from unverified(pair.sides if pair.name == "candidate" else pair.sides[1:], pair.golden)
 
 
 def _by_rank(golden: Bundle, candidate: Bundle) -> Iterator[tuple[str, tuple[Manifest, Manifest]]]:
@@ -232,6 +241,7 @@ def _shown(value: Any) -> str:
 
 
 _CHECKS: tuple[Check, ...] = (
+    _unverified,
     _completeness,
     _mode,
     _weights,
@@ -247,7 +257,7 @@ _CHECKS: tuple[Check, ...] = (
 )
 
 #: What a baseline must share with golden, as far as it is about anything but ``OTHER``; its precision is the candidate's.
-_BASELINE_CHECKS: tuple[Check, ...] = (_weights, _inputs, _steps, _settings)
+_BASELINE_CHECKS: tuple[Check, ...] = (_unverified, _weights, _inputs, _steps, _settings)
 _HARMLESS = (About.SEED, About.STEPS)  # where weights, inputs and draws agree
 
 

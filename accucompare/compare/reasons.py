@@ -88,8 +88,11 @@ class Origins:
 
     def _state(self, call: Call) -> _CallState:
         """What is known of a call; a buffer that is wrong goes into every call of its module."""
-        rank, _, name, _ = call
-        return self._calls.setdefault(call, _CallState(over=(rank, name) in self._buffers))
+        state = self._calls.get(call)
+        if state is None:
+            rank, _, name, _ = call
+            state = self._calls[call] = _CallState(over=(rank, name) in self._buffers)
+        return state
 
     def _reason(self, record: Record, call: _CallState, parent: _CallState | None) -> Reason:
         if record.role is Role.INPUT:

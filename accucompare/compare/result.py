@@ -11,11 +11,15 @@ from pathlib import Path
 
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import GRADIENT_ROLES, Record, Role
+from accucompare.compare.acceptance import Acceptance
 from accucompare.compare.culprits import STRUCTURAL, different_values, is_of_glue
+from accucompare.compare.ladder import JudgedBy, Parting, TrainingResult
 from accucompare.compare.models import OtherModel
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.provenance import OtherCode
-from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Culprit, Finding, Reason, RefusedBaseline, Row, Status
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, RefusedBaseline, Row, Status
+from accucompare.compare.sites import Culprit
+from accucompare.compare.step_pairs import percent
 from accucompare.compare.tolerance import Tolerances
 from accucompare.compare.unseen import unseen
 
@@ -68,6 +72,8 @@ class Result:
         verified: whether tensors of equal digests were read too.
         other_model: what shows that the two bundles are not of one model, for which no culprit is named; ``None`` if they are.
         proposed_maps: those that would bring more layers together.
+        training: the steps of two runs of training, compared; ``None`` where neither bundle has a series of numbers of them.
+        acceptance: what came of the standard that was asked for, which then decides in place of the rows; ``None`` if none was.
     """
 
     golden: Side
@@ -86,6 +92,8 @@ class Result:
     verified: bool = False
     other_model: OtherModel | None = None
     proposed_maps: list[str] = field(default_factory=list)
+    training: TrainingResult | None = None
+    acceptance: Acceptance | None = None
 
     @property
     def fed(self) -> bool:
@@ -138,26 +146,60 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """Whether something was compared, nothing failed, nothing was unreadable, and both captures ran to their end."""
+        """Whether something was compared, nothing failed, nothing was unreadable, and both captures ran to their end.
+
+        With a standard to meet, whether it is met.
+        """
+        if self.acceptance is not None:
+            return self.acceptance.passed and not self.trouble
         counts = self.counts_by_status()
-        return bool(counts[Status.PASS]) and not counts[Status.FAIL] and not self.trouble
+        return bool(counts[Status.PASS] or self.steps_judged) and not self.failed and not self.trouble
+
+    @property
+    def failed(self) -> bool:
+        """Whether a row fails, or two runs of training part by more than rounding explains."""
+        return bool(self.counts_by_status()[Status.FAIL]) or self.parting is not None
+
+    @property
+    def parting(self) -> Parting | None:
+        """Where two runs of training part; ``None`` if they do not, or nothing tells."""
+        return None if self.training is None else self.training.parting
+
+    @property
+    def steps_judged(self) -> int:
+        """How many steps of training were judged by their losses and gradient norms."""
+        return 0 if self.training is None else self.training.judged
+
+    @property
+    def series_only(self) -> bool:
+        """Whether losses and gradient norms were compared, and no layer."""
+        return bool(self.steps_judged) and not self.compared
 
     @property
     def trouble(self) -> str:
         """Why there is no verdict to rely on, in a few words; ``""`` if there is one."""
-        if not self.compared:
+        return self.trouble_of_rows if self.acceptance is None else _trouble_of_standard(self, self.acceptance)
+
+    @property
+    def trouble_of_rows(self) -> str:
+        """The same whatever standard was asked for."""
+        if not self.compared and not self.steps_judged:
             return "nothing could be compared"
         if self.damage:
             return f"{len(self.damage)} record(s) could not be read"
-        if self.incomplete and not self.counts_by_status()[Status.FAIL]:
+        if unverified := [finding.message for finding in self.preflight if finding.about is About.UNVERIFIED]:
+            return unverified[0] + (f"; and {len(unverified) - 1} more" if len(unverified) > 1 else "")
+        if self.incomplete and not self.failed:
             return f"what there is agrees, but the capture of {' and of '.join(self.incomplete)} did not run to its end"
         unsteady = [row for row in self.rows if row.reason is Reason.NOT_DETERMINISTIC]
         if unsteady and not self.counts_by_status()[Status.FAIL]:
             return f"{len(unsteady)} row(s) are not deterministic, the first {self.place(unsteady[0])}"
-        if self.counts_by_status()[Status.FAIL]:
+        if self.failed:
             return ""
         if self.poor_baseline:
             return self.poor_baseline
+        if self.training is not None and (unclear := _unclear_steps(self.training)):
+            return unclear
         if 2 * self.without_baseline > self.compared:
             return f"the baseline judges {self.compared - self.without_baseline} of {self.compared} compared rows only"
         beyond = [row for row in self.rows if row.verdict.beyond]
@@ -260,8 +302,8 @@ def _badness(row: Row) -> tuple[int, float, float]:
 
 def _conclude(result: Result) -> tuple[Answer, str]:
     """The answer, and the conclusion in words; see ``Result.conclusion``."""
-    if result.trouble or result.poor_baseline:
-        return Answer.NOT_SURE, result.trouble or result.poor_baseline
+    if result.trouble_of_rows or result.poor_baseline:
+        return Answer.NOT_SURE, result.trouble_of_rows or result.poor_baseline
     if 2 * result.without_baseline > result.compared:
         judged = result.compared - result.without_baseline
         return Answer.NOT_SURE, f"the baseline judges {judged} of {result.compared} compared rows only"
@@ -280,12 +322,16 @@ def _not_looked_at(result: Result) -> Iterator[str]:
     """What an all-clear does not cover."""
     sides = result.golden.manifest, result.candidate.manifest
     gradients = (row.record is not None and row.record.role in GRADIENT_ROLES and row.golden and row.candidate for row in result.rows)
-    if any(manifest.options.loss for manifest in sides) and not any(gradients):
+    if result.series_only:
+        yield f"by the losses and gradient norms of {result.steps_judged:,} steps alone: no layer was compared"
+    elif any(manifest.options.loss for manifest in sides) and not any(gradients):
         yield "forward only: the case has a loss, of which no gradient was compared"
     if replaced := result.candidate.manifest.options.replaced:
         more = ", …" if len(replaced) > 1 else ""
         yield f"{len(replaced)} of the case's own weights were not golden's, and were replaced by them ({replaced[0]}{more})"
     counts = [len(manifest.steps) for manifest in sides]
+    if result.training is not None and (bad := result.training.not_finite) is not None:
+        yield f"NaN or Inf on both sides from step {bad.step} on"
     if counts[0] != counts[1]:
         yield f"{min(counts)} of {max(counts)} steps"
     not_compared = (row.reason is Reason.NOT_COMPARABLE and not is_operator(row.record) for row in result.rows)
@@ -302,7 +348,7 @@ def _not_looked_at(result: Result) -> Iterator[str]:
 def _concluded(result: Result) -> tuple[Answer, str]:
     counts = result.counts()
     if not result.counts_by_status()[Status.FAIL]:
-        return _without_failure(result)
+        return _without_failure(result) if result.training is None or result.parting is None else _parted(result.training, result.parting)
     if result.other_model is not None:
         return Answer.NOT_SURE, str(result.other_model)
     different = _given_differently(result.preflight) or (counts[Reason.INPUTS_DIFFER] and "the two models were given different inputs")
@@ -329,12 +375,53 @@ def _concluded(result: Result) -> tuple[Answer, str]:
 
 
 def _without_failure(result: Result) -> tuple[Answer, str]:
-    counts = result.counts()
+    counts, training = result.counts(), result.training
+    same_steps = training is None or training.other_bits is None or not training.judged
     precise = [row for row in result.rows if row.reason is Reason.OVER_PRECISE]
-    if not result.compared - counts[Reason.IDENTICAL]:
+    if not result.compared - counts[Reason.IDENTICAL] and same_steps and (result.compared or (training is not None and training.identical)):
         return Answer.IDENTICAL, "identical"
-    words = "rounding" if result.baseline is not None else "rounding, as far as fixed limits tell"
+    told = result.baseline is not None or (result.series_only and training is not None and training.judged_by in _TOLD)
+    words = "rounding" if told else "rounding, as far as fixed limits tell"
     return Answer.ROUNDING, words + (f"; {len(precise)} over-precise, the first {result.place(precise[0])}" if precise else "")
+
+
+#: What says how far runs may be apart, and is no fixed limit.
+_TOLD = (JudgedBy.BASELINE, JudgedBy.REPEAT)
+
+
+def _parted(training: TrainingResult, parting: Parting) -> tuple[Answer, str]:
+    """The conclusion where no row fails, but the runs part."""
+    if training.judged_by is JudgedBy.DEFAULT and parting.quantity is not None:
+        return Answer.NOT_SURE, f"{parting}; by fixed limits: a baseline, or a second golden run, tells how far such runs wander"
+    return (Answer.BUG if parting.quantity is not None else Answer.NOT_SURE), str(parting)
+
+
+def _unclear_steps(training: TrainingResult) -> str:
+    """Why steps that are within their limits prove nothing; ``""`` if they do."""
+    if training.judged_by is JudgedBy.NOTHING:
+        return ""
+    if training.beyond is not None:
+        pair, quantity, apart = training.beyond
+        found = f"the {quantity.value} at step {pair.step} is {percent(abs(apart.relative))} off"
+        return f"{found}, far beyond rounding, and so is the run that judges"
+    if missing := training.alone[0]:
+        return f"what there is agrees, but the candidate lacks {missing} of golden's {len(training.pairs) - training.alone[1]} steps"
+    return ""
+
+
+def _trouble_of_standard(result: Result, acceptance: Acceptance) -> str:
+    """Why it cannot be said whether a standard is met."""
+    if result.training is None or not result.training.compared:
+        return (
+            f"there are no losses to judge by the standard {acceptance.standard.value}: capture both sides with --roles series, of a case "
+            "with a loss"
+        )
+    if result.incomplete and not acceptance.failed:
+        return f"the standard is met as far as it goes, but the capture of {' and of '.join(result.incomplete)} did not run to its end"
+    missing = result.training.alone[0]
+    if missing and not acceptance.failed:
+        return f"the standard is met as far as it goes, but the candidate lacks {missing} of golden's steps"
+    return acceptance.trouble
 
 
 def _given_differently(findings: Iterable[Finding]) -> str:

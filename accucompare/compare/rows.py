@@ -1,4 +1,4 @@
-"""What a diff is made of: rows, each a pair of records or one without partner, with verdicts; what pre-flight finds; culprits."""
+"""What a diff is made of: rows, each a pair of records or one without partner, with verdicts; and what pre-flight finds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from accucompare.bundle.records import TRAINING_ROLES, UPDATE_ROLES, Record, Role
+from accucompare.bundle.records import Record
 from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measure import Metrics
 from accucompare.compare.provenance import OtherCode
@@ -196,9 +196,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
         return f"{self.detail}; {words}" if self.detail else words
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Row:
-    """One line of the report: a pair of records, or one that has no partner.
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """One line of the report: a pair of records, or one that has no partner. ``msgspec.structs.replace`` changes one.
 
     Attributes:
         golden, candidate: the records; at least one of them is there, but for a module never called on both sides.
@@ -231,7 +230,7 @@ class Row:
 
     @property
     def status(self) -> Status:
-        return self.verdict.status
+        return STATUS_OF[self.verdict.reason]
 
     @property
     def reason(self) -> Reason:
@@ -263,15 +262,6 @@ class Row:
         return f"{self.module or '(root)'}{call} {record.role.value}{path}"
 
 
-class Stage(str, Enum):
-    """The part of a step that an error is made in."""
-
-    FORWARD = "forward"
-    LOSS = "loss"  # in the backward of what comes after the model
-    BACKWARD = "backward"
-    UPDATE = "update"
-
-
 class About(str, Enum):
     """What a finding is about, as far as anything is decided by that."""
 
@@ -280,6 +270,7 @@ class About(str, Enum):
     SEED = "seed"
     MODE = "mode"  # train mode, dropout, random numbers
     CONFIGURATION = "configuration"  # attributes of modules
+    UNVERIFIED = "unverified"  # a part of the state that a capture started from, which it lacked
     OTHER = "other"
 
 
@@ -299,112 +290,6 @@ class Finding:
     serious: bool = True
     of_baseline: bool = False
     about: About = About.OTHER
-
-
-#: What an update's culprit shows, by the role of its row; of all others the update itself.
-_UPDATE_WORDS = {Role.PARAM_GRAD: "the sum of the gradients", Role.STATE_BEFORE: "what the update is given"}
-
-
-@dataclass(frozen=True, slots=True)
-class Culprit:
-    """Where an error is made.
-
-    Attributes:
-        name, call: the module call; of glue, the call in whose own code it is.
-        site: ``"module"``, or ``"glue"`` for code of the module's own between, before or after its children; ``"operator"``; or
-            ``"buffer"`` for one that the model computes itself.
-        before: for glue, the child that was given the wrong value (``""`` at the module's end).
-        row: the row that shows it.
-        size: how many times as large as expected its error is, by which culprits are ranked: its excess, or else its ``over_limit``.
-        reason: why it is one.
-        jump: free-running, the excess as a multiple of that of what went in; ``None`` where nothing is to be told from.
-        operator: of an operator: ``aten.bmm call 1 (bert/modeling_bert.py:187)``.
-        difference: what the two sides run or give there that is not the same, as far as that explains the error.
-        seen: in how many calls, all steps and ranks together, the site shows an error; ``row`` is of the largest.
-        words: the shape of its error, one finding each: "concentrated in channels 17 and 700 of dimension -1".
-        hints: what such an error often comes from.
-        configured: the numbers and strings that the module itself keeps and that are not golden's: ``approximate``.
-    """
-
-    name: str
-    call: int
-    site: str
-    before: str
-    row: Row
-    size: float
-    reason: Reason
-    words: tuple[str, ...] = ()
-    hints: tuple[str, ...] = ()
-    jump: float | None = None
-    seen: int = 1
-    operator: str = ""
-    difference: Difference | None = None
-    configured: tuple[Option, ...] = ()
-
-    @property
-    def excess(self) -> float | None:
-        """The relative L2 error as a multiple of the baseline's, as rounding makes it; ``None`` where no baseline says."""
-        return self.row.verdict.excess
-
-    @property
-    def over_limit(self) -> float | None:
-        """The error as a multiple of its limit, whichever judged it (``row.verdict.used``); ``None`` where there is none."""
-        return self.row.verdict.used
-
-    @property
-    def stage(self) -> Stage:
-        """The part of a step that its error is made in."""
-        record = self.row.record
-        if record is None or record.role not in TRAINING_ROLES:
-            return Stage.FORWARD
-        if record.role in UPDATE_ROLES:
-            return Stage.UPDATE
-        return Stage.LOSS if record.role is Role.GRAD_OUTPUT and record.parent is None else Stage.BACKWARD
-
-    @property
-    def buffer(self) -> str:
-        """Of a computed buffer, its qualified name; else ``""``."""
-        if self.site != "buffer" or self.row.record is None:
-            return ""
-        return ".".join(part for part in (self.name, self.row.record.path) if part)
-
-    @property
-    def place(self) -> str:
-        """``encoder.layers.5.attention.self call 1 (glue, before output.dense)``."""
-        call = f" call {self.call}" if self.call else ""
-        if self.site == "operator":
-            parts = [part for part in (self.operator, str(self.difference or "")) if part]
-            return f"{self.name or '(root)'}{call}: {': '.join(parts)}"
-        if self.buffer:
-            return f"{self.buffer} (computed buffer)"
-        if self.stage is not Stage.FORWARD:
-            return self._place_in_training
-        own = self.before.removeprefix(f"{self.name}.") if self.name else self.before
-        own += f" call {self.row.record.call}" if own and self.row.record is not None and self.row.record.call else ""
-        where = {"module": "", "glue": f" (glue, before {own})" if own else " (glue, at its end)"}[self.site]
-        return f"{self.name or '(root)'}{call}{where}"
-
-    @property
-    def _place_in_training(self) -> str:
-        record = self.row.record
-        assert record is not None
-        if self.stage is Stage.LOSS:
-            return f"the backward of the loss, gradient of {record.path or 'the output'}"
-        call = f" call {self.call}" if self.call else ""
-        if self.stage is Stage.UPDATE:
-            owner = f"{self.name}." if self.name else ""
-            what = {Role.PARAM_GRAD: "the sum of the gradients", Role.STATE_BEFORE: "what the update is given"}.get(
-                record.role, "the update"
-            )
-            return f"{what} of {owner}{record.path}"
-        name = self.name or "(root)"
-        if record.role is Role.CALL_GRAD:
-            own = " (glue)" if self.site == "glue" else ""
-            return f"the backward of {name}{call}{own}, gradient of {record.path.removeprefix('/')}"
-        if self.site == "glue":
-            behind = self.before.removeprefix(f"{self.name}.") if self.name else self.before
-            return f"the backward of {name}{call} (glue, {f'behind {behind}' if behind else 'at its beginning'})"
-        return f"the backward of {name}{call}, gradient of input {record.path or '0'}"
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,8 +18,7 @@ from accucompare.numbers.sums import Float64, as_reals
 _EXACT: dict[Kind, type] = {Kind.INT: int, Kind.BOOL: bool}
 
 
-@dataclass(slots=True)
-class Scan:
+class Scan(msgspec.Struct, gc=False):
     """Extrema and counts over some blocks."""
 
     atol: float | None

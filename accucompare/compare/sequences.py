@@ -68,7 +68,7 @@ def align_operators(
     numbered = numbered_as(golden, candidate, renamings)
     own = {id(new): old for new, old in zip(numbered, candidate, strict=True) if new is not old}
     pairs = align(golden, numbered, renamings, signatures)
-    return [pair._replace(candidate=own.get(id(pair.candidate), pair.candidate)) for pair in pairs] if own else pairs
+    return [msgspec.structs.replace(pair, candidate=own.get(id(pair.candidate), pair.candidate)) for pair in pairs] if own else pairs
 
 
 def numbered_as(golden: Iterable[Record], candidate: Iterable[Record], renamings: Sequence[Renaming] = ()) -> list[Record]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from accucompare.bundle.flags import FLAGS
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
+from accucompare.selection import Steps
 
 _SHORT = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -78,7 +79,8 @@ def suggested(golden: Bundle, candidate: Bundle) -> tuple[str, str]:
     elif made.round_weights:
         command += ["--round-weights", made.round_weights]
     command += ["--like", str(like)] if like else []
-    for option, number in (("--seed", made.seed), ("--steps", made.steps)):
+    steps = made.steps if made.chosen_steps is None else Steps.held(made.chosen_steps)
+    for option, number in (("--seed", made.seed), ("--steps", steps)):
         command += [option, str(number)] if number else []
     command += ["--level", "op"] if theirs.options.level == "op" else []
     for option, globs in (("--only", theirs.options.only), ("--skip", theirs.options.skip)):

@@ -1,7 +1,7 @@
-"""What was done to golden's values to give the candidate's: the simplest descriptions, each with what it leaves of the error.
+"""Simple descriptions of what turned golden's values into the candidate's, each with the share of the error that it leaves unexplained.
 
 A description with k free numbers that leaves a share r of the error of n carriers has a log-likelihood ratio against chance of
--n/2 log r, less k/2 log n (Schwarz's criterion, BIC). It may be said if that is beyond ``CERTAIN`` and r at most ``LEFT``.
+-n/2 log r, less k/2 log n (Schwarz's criterion, BIC). It is reported if that exceeds ``CERTAIN`` and r is at most ``LEFT``.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from numpy.typing import NDArray
 from accucompare.compare.marginals import CERTAIN, LISTED, LONGEST, Sums, Tensors, carriers_of, percent
 from accucompare.numbers.sums import Float64
 
-LEFT = 0.1  # of the squared error, the most that a description may leave: noise of a tenth of the error takes 1 %, the rest is margin
-FLOOR = 1e-4  # of the squared error left counts as all explained: among exact descriptions the shortest wins
-NEAR = 0.05  # a scale this near 1 is a slip, this near 0 or -1 is that
-SLIGHT = 1e-3  # factors of slices nearer to 1 may come from anything: wrong weights and scales are further off
+LEFT = 0.1  # the largest share of the squared error that a description may leave: noise of a tenth of the error takes 1 %
+FLOOR = 1e-4  # a smaller share left counts as none: among exact descriptions the shortest wins
+NEAR = 0.05  # a scale this near to 1 is a slip; this near to 0 or -1 it counts as that
+SLIGHT = 1e-3  # factors of slices nearer to 1 may have any cause; wrong weights and scales are further off
 SLIP = 0.5  # a factor of each row further from 1 is no slip
-FAINT = 0.05  # of golden's RMS: a channel with less counts as this large, or its noise would count for more than others' errors
-TURNS = 4  # of fitting rows' factors and channels' biases in turn: after 2, what is left of a wrong eps changes no more
-FITTED = 1 << 22  # elements, the most that rows' factors are fitted to
-NEARLY_ZERO = "nearly zero"  # of which there is no hint: much makes values small
-ROW = "each row of the tensor"  # along the last dimension: a token, where this holds channels
+FAINT = 0.05  # of golden's RMS: a fainter channel counts as this large, or its noise would outweigh the errors of others
+TURNS = 4  # of fitting rows' factors and channels' biases in turn; after 2, a wrong eps is fitted as well as it can be
+FITTED = 1 << 22  # the most elements that rows' factors are fitted to
+NEARLY_ZERO = "nearly zero"  # it has no hint, since many causes make values small
+ROW = "each row of the tensor"  # along the last dimension: a token, if that dimension holds channels
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What may have been done to golden's values to give the candidate's.
+    """One description of what may have turned golden's values into the candidate's.
 
     Attributes:
         hint: its key in ``patterns.HINTS``.
-        words: it in words.
+        words: the description.
         left: share of the squared error that it does not explain.
         numbers: how many free numbers it has.
         carriers: how many elements carry the error that it explains.
-        of_all: whether it is said of all values that were looked at, not of rows, of slices or of some elements.
+        of_all: whether it describes all values that were looked at, not rows, slices or some elements.
     """
 
     hint: str
@@ -50,16 +50,16 @@ class Description:
     of_all: bool = False
 
     def evidence(self) -> float:
-        """Nats for it and against chance."""
+        """Nats for the description and against chance."""
         return -0.5 * self.carriers * math.log(max(self.left, FLOOR)) - 0.5 * self.numbers * math.log(self.carriers + 1)
 
     def certain(self) -> bool:
-        """Whether it may be said: it explains enough, has two elements or more to each free number, and chance does not do so."""
+        """Whether it may be reported: it explains enough, has at least two elements per free number, and is not chance."""
         return self.left <= LEFT and self.numbers <= self.carriers / 2 and self.evidence() >= CERTAIN
 
 
 def describe(pair: Tensors, sums: Sums) -> Description | None:
-    """The description that has most for it, if one is certain."""
+    """The certain description with the most evidence; ``None`` if none is certain."""
     all_of_them = itertools.chain(
         _zero(pair, sums),
         scales_and_offsets(pair, sums),
@@ -73,13 +73,13 @@ def describe(pair: Tensors, sums: Sums) -> Description | None:
 
 
 def _left(pair: Tensors, guess: Float64) -> float:
-    """The share of the squared error left, if candidate is guessed to be so."""
+    """The share of the squared error left if ``guess`` stands for the candidate."""
     missed, diff = (pair.candidate - guess).reshape(-1), (pair.candidate - pair.golden).reshape(-1)
     return float(missed @ missed) / float(diff @ diff)
 
 
 def _left_of_both(pair: Tensors, guess: Float64) -> float:
-    """The larger share that is left of the error and of what varies in the candidate: where that is small, nearly any guess explains d."""
+    """The larger of the shares left of the error and of the candidate's variance. If that is small, nearly any guess explains d."""
     missed = (pair.candidate - guess).reshape(-1)
     varies = float(np.var(pair.candidate)) * missed.size
     return max(_left(pair, guess), float(missed @ missed) / varies if varies else 1.0)
@@ -105,7 +105,7 @@ def scales_and_offsets(pair: Tensors, sums: Sums) -> Iterator[Description]:
             continue
         diff, _, product, squares = over
         groups = over.shape[1]
-        excess, offsets = _ratio(product, squares), diff * groups / size  # those that leave the least: scales are 1 + excess
+        excess, offsets = _ratio(product, squares), diff * groups / size  # the least squares fit; scales are 1 + excess
         scaled, moved = (_unexplained(float(part.sum()) / error) for part in (product * excess, diff * offsets))
         hint, words = _scales_in_words(1 + excess, each)
         if hint != NEARLY_ZERO:
@@ -117,18 +117,18 @@ def scales_and_offsets(pair: Tensors, sums: Sums) -> Iterator[Description]:
 def _not_golden(missed: float, candidate: float) -> float:
     """The share of the candidate's own squares that a multiple of golden misses.
 
-    What is small beside golden is nearly all error, of which nearly any multiple of golden explains nearly all.
+    A candidate that is small beside golden is nearly all error, and nearly any multiple of golden explains nearly all of that.
     """
     return missed / candidate if candidate else 1.0
 
 
 def _unexplained(share: float) -> float:
-    """The rest of a share explained; all, if it is above 1 or NaN, as float64 was left."""
+    """1 less the share explained. A share above 1, or NaN, comes from overflow and explains nothing."""
     return max(0.0, 1 - share) if share <= 1 + FLOOR else 1.0
 
 
 def _groupings(pair: Tensors) -> Iterator[tuple[tuple[int, ...], str]]:
-    """The dimensions of which each slice, or each combination of slices, has a number of its own, and what that is called."""
+    """Sets of dimensions, of which each combination of slices gets a number of its own, and what such a combination is called."""
     rows = tuple(range(len(pair.places) - 1))
     yield (), ""
     if rows:
@@ -147,14 +147,14 @@ def _range(values: Float64) -> tuple[float, float]:
 
 
 def _factor(scale: float) -> str:
-    """To three digits; near 1, to two digits of the difference from it."""
+    """A factor in three digits; near 1, in two digits of its difference from 1."""
     if 0 < abs(scale - 1) < NEAR:
         return str(round(scale, 1 + math.ceil(-math.log10(abs(scale - 1)))))
     return f"{scale:.3g}"
 
 
 def _scales_in_words(scales: Float64, each: str) -> tuple[str, str]:
-    """The key of the hint, and the words."""
+    """The key of the hint, and the words, for scales."""
     low, high = _range(scales)
     if each:
         one_sided = 0 < low <= high < 1 or low > 1  # an eps that is too large shrinks every row, one that is too small grows it
@@ -180,10 +180,10 @@ def _offset_in_words(offsets: Float64, each: str, rms: float) -> str:
 
 
 def _row_scales(pair: Tensors) -> Iterator[Description]:
-    """Every row scaled, alike or not, or about a bias of each channel as by a wrong eps: candidate = factor * (golden - bias) + bias.
+    """Every row scaled by one factor, or by its own, or about a bias of each channel: candidate = factor * (golden - bias) + bias.
 
-    Channels are divided by golden's RMS in them first: rounding's errors are in proportion, so that all channels tell as much,
-    and a few large ones do not hide what the others have in common.
+    The last is what a wrong eps does. Channels are divided by golden's RMS in them first. Rounding errors are in proportion to it, so
+    that all channels count alike, and a few large ones do not hide what the others have in common.
     """
     length, step = pair.golden.shape[-1], -(-pair.golden.size // FITTED)
     golden = pair.golden.reshape(-1, length)[::step]
@@ -208,7 +208,7 @@ def _row_scales(pair: Tensors) -> Iterator[Description]:
             left = max(left, _not_golden(left * error, candidate))
         yield Description(hint, words, left, len(excess), carriers, of_all=not each)
 
-    excess, bias = apart, np.zeros(length)  # the bias's sign is changed: d = excess * (golden + bias)
+    excess, bias = apart, np.zeros(length)  # this bias has the opposite sign: d = excess * (golden + bias)
     for _ in range(TURNS):
         bias = np.nan_to_num((excess @ diff - excess**2 @ golden) / (excess @ excess)).clip(-1, 1)  # none is above golden's RMS
         excess = _ratio(product + diff @ bias, squares + 2 * (golden @ bias) + bias @ bias)
@@ -242,7 +242,7 @@ def _clipped(pair: Tensors, sums: Sums) -> Iterator[Description]:
 
 
 def _softmax_again(pair: Tensors, sums: Sums) -> Iterator[Description]:
-    """The softmax of what is one already along the last dimension; where golden has zeros, which were masked, they may be masked again."""
+    """A second softmax along the last dimension. Where golden is zero, it was masked, and may be masked again."""
     golden, last = pair.golden, pair.places[-1]
     if len(last.chosen) != last.size or golden.min() < 0 or np.abs(golden.sum(-1) - 1).max() > NEAR:
         return
@@ -265,7 +265,7 @@ def _moved_slices(pair: Tensors, sums: Sums) -> Iterator[Description]:
 
 
 def _matched(pair: Tensors, dim: int, squares: Float64) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The candidate's slices of the largest errors, in order, and the slice of golden that is nearest to each, by 64 elements of it."""
+    """The candidate's slices with the largest errors, in order, and golden's nearest slice to each, by 64 of its elements."""
     size, random = pair.golden.shape[dim], np.random.default_rng(0)
     looked = np.sort(np.argsort(-squares, kind="stable")[: max(16, min(512, (1 << 22) // size))])
     others = tuple(random.integers(n, size=64) for axis, n in enumerate(pair.golden.shape) if axis != dim)
@@ -304,7 +304,7 @@ def _permuted(pair: Tensors, sums: Sums, dim: int, looked: NDArray[np.intp], mat
 
 
 def _layouts(pair: Tensors, sums: Sums) -> Iterator[Description]:
-    """Values laid out with the dimensions in another order, and read as if in this one; a plain transposition if the sizes agree."""
+    """Values laid out with the dimensions in another order and read as if in this one; a plain transposition if the sizes agree."""
     ndim, shape = pair.golden.ndim, pair.golden.shape
     if not 2 <= ndim <= 4 or any(place.step > 1 for place in pair.places):
         return

@@ -7,11 +7,11 @@ its children gave back. A kind that turns up beyond that was made there:
   after the last of them (``glue``);
 - in what a child is given: made in the caller's own code before that child (``glue``).
 
-What the model was given, or a caller's own code made, is legal until it does harm, since masks are made of Inf, and a NaN may be
-taken out again: it is reported only when a child turns it into NaN, or a +Inf comes out again. A -Inf that was given and becomes NaN is the
-fault of the module in which it does (a mask that hides a whole row), not of who made it.
+An Inf or a NaN that the model is given, or that a caller's own code makes, is not reported at once: it may be a mask, or be removed again.
+It is reported when a child turns it into NaN, or when a +Inf comes out. A -Inf that a module is given and turns into NaN is that module's
+fault (a mask that hides a whole row), not its maker's.
 
-Backward, the first gradient that is not finite is the origin, and what comes after it is what it spoilt.
+Backward, the first gradient that is not finite is the origin; later ones are its consequences.
 """
 
 from __future__ import annotations
@@ -64,10 +64,11 @@ class _OpenCall:
         arrived: the kinds that it was given.
         known: those, and what its children gave and its own code was seen to make.
         bad: of the known, those that come from a finding.
-        pending: an Inf that its own code has made and that has done no harm yet.
+        pending: by kind, findings that are held back until the value does harm: it was made by this call's own code or, outside of all
+            calls, given to the model.
         makers: the operators that made each kind, if operators were seen.
-        sources: those that made it of a number in the code, such as a mask of -Inf.
-        brought: those that were given it by a tensor that is neither an input nor made here.
+        sources: operators that gave a kind which no tensor given to them had, such as a mask of -Inf made of a number.
+        brought: operators that were given a kind by a tensor that is neither an input of the call nor made in it.
         last: the child that ended last.
     """
 
@@ -161,9 +162,9 @@ class _Judge:
     def _judge(self, call: _OpenCall, caller: _OpenCall, observation: Observation, kinds: frozenset[str]) -> None:
         """Say where the kinds in a call's output come from."""
         made = NAN not in call.known and (NAN in kinds or bool(kinds - call.known))
-        pending = self._pending(call, caller, kinds)
-        if pending is not None:
-            self._report(pending, caller, call)
+        harmful = self._take_harmful(call, caller, kinds)
+        if harmful is not None:
+            self._report(harmful, caller, call)
             self._pass_on(call, caller, observation, kinds)
         elif call.arrived & call.bad:
             self._pass_on(call, caller, observation, kinds)
@@ -177,8 +178,8 @@ class _Judge:
             tensors = [*self._inputs_of(call), *observation.tensors]
             self._report(self._finding(observation, Site.GLUE if glue else Site.MODULE, tensors, call, near), caller, call)
 
-    def _pending(self, call: _OpenCall, caller: _OpenCall, kinds: frozenset[str]) -> Finding | None:
-        """What, of that which callers' own code made or the model was given, does harm in this call."""
+    def _take_harmful(self, call: _OpenCall, caller: _OpenCall, kinds: frozenset[str]) -> Finding | None:
+        """Take the pending finding that does harm in this call, if there is one, from the caller that holds it."""
         for kind in (NAN,) if NAN in call.arrived else (*_HARMFUL, MINUS):
             around = self._around(kind, caller)
             maker = around[-1]
@@ -394,7 +395,7 @@ class _Judge:
         return near_the_limit(tensor.dtype, float(tensor.low), float(tensor.high), self._limits.near)
 
 
-def judge(observation: Iterable[Observation], step: int, limits: Limits) -> list[Finding]:
+def judge(observations: Iterable[Observation], step: int, limits: Limits) -> list[Finding]:
     """Find where values that are not finite began.
 
     Args:
@@ -406,7 +407,7 @@ def judge(observation: Iterable[Observation], step: int, limits: Limits) -> list
         Findings in the order of the step: origins, and the calls that passed on what came from one.
     """
     judge = _Judge(step, limits)
-    for each in observation:
+    for each in observations:
         judge.add(each)
     return judge.findings()
 

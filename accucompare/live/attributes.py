@@ -52,6 +52,11 @@ def numbers_of(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE and isinstance(value, (int, float, str))}
 
 
+def generators_of(module: nn.Module) -> list[str]:
+    """The names of a module's own random generators."""
+    return [name for name, value in vars(module).items() if isinstance(value, (torch.Generator, *_RANDOM))]
+
+
 class _GeneratorState:
     """The state of a random generator."""
 

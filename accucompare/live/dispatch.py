@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 _KEY = "TESTING_ONLY_GenericMode"
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_switched_on: dict[int, list[Any]] = {}  # by thread: what switches the key off again, and how many contexts have not ended
 _libraries: list[Library] = []  # as long as they live, so do the kernels
 
 
@@ -41,7 +42,7 @@ def register(kernels: Iterable[tuple[str, Callable[..., Any]]]) -> None:
 
 @contextlib.contextmanager
 def intercepting() -> Iterator[None]:
-    """Catch operators on this thread while the context lasts.
+    """Catch operators on this thread until the last of its contexts has ended, in whatever order they end.
 
     Raises:
         AttributeError, RuntimeError, TypeError: where this version of torch does not let operators be caught.
@@ -49,8 +50,18 @@ def intercepting() -> Iterator[None]:
     key = _key()
     for operator in torch._ops._higher_order_ops.values():  # torch.cond, flex_attention: they know no fall through for all
         operator.fallthrough(key)  # type: ignore[no-untyped-call]
-    with torch._C._IncludeDispatchKeyGuard(key):
+    thread = threading.get_ident()
+    if thread not in _switched_on:
+        guard = torch._C._IncludeDispatchKeyGuard(key)
+        guard.__enter__()  # type: ignore[no-untyped-call]
+        _switched_on[thread] = [guard, 0]
+    _switched_on[thread][1] += 1
+    try:
         yield
+    finally:
+        _switched_on[thread][1] -= 1
+        if not _switched_on[thread][1]:
+            _switched_on.pop(thread)[0].__exit__(None, None, None)
 
 
 @contextlib.contextmanager

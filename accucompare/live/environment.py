@@ -45,16 +45,8 @@ def describe_environment(device: torch.device, case: str | None) -> dict[str, An
     }
 
 
-def describe_autocast(device: torch.device) -> dict[str, Any] | None:
-    """The autocast in force: device type and dtype; ``None`` if none is."""
-    for kind in dict.fromkeys((device.type, "cpu")):
-        if torch.is_autocast_enabled(kind):
-            return {"device": kind, "dtype": str(torch.get_autocast_dtype(kind)).removeprefix("torch.")}
-    return None
-
-
-def describe_model(modules: Modules) -> dict[str, Any]:
-    """Class, mode, modules, their code and configuration, and a fingerprint of every parameter and buffer."""
+def describe_tensors(modules: Modules) -> dict[str, dict[str, Any]]:
+    """The tables ``parameters`` and ``buffers`` of a manifest: a fingerprint of each."""
     tables: dict[str, dict[str, Any]] = {"parameters": {}, "buffers": {}}
     described: dict[int, dict[str, Any]] = {}  # tied weights have several names
     for kind, name, tensor in modules.tensors():
@@ -64,6 +56,12 @@ def describe_model(modules: Modules) -> dict[str, Any]:
     for module, buffer, _ in modules.computed():
         name = f"{module}.{buffer}" if module else buffer
         tables["buffers"][name] = {**tables["buffers"][name], "computed": True}
+    return tables
+
+
+def describe_model(modules: Modules) -> dict[str, Any]:
+    """Class, mode, modules, their code and configuration, and a fingerprint of every parameter and buffer."""
+    tables = describe_tensors(modules)
     return {
         **describe_classes(modules),
         "active_dropout": sum(_drops_out(module) for module in modules.named.values()),

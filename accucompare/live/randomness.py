@@ -20,7 +20,9 @@ from typing import Any
 import torch
 import xxhash
 
+from accucompare.bundle.training_state import SavedDraws
 from accucompare.live.dispatch import intercepting, own, plainly, register
+from accucompare.live.random_state import get_state, set_state
 
 _STEPS = {torch.bfloat16: 2.0**8, torch.float16: 2.0**11}  # how many uniform numbers a narrow type has between 0 and 1
 _aten = torch.ops.aten
@@ -34,11 +36,13 @@ class Draws:
         seed: of the capture.
         count: how many draws there were.
         unmatched: operations whose numbers still came from the device.
+        repeated: whether a step drew what the one before had drawn, since the generators were seeded again.
     """
 
     seed: int
     count: int = 0
     unmatched: set[str] = field(default_factory=set)
+    repeated: bool = False
     _numbers: dict[bytes, int] = field(default_factory=dict)
     _earlier: dict[bytes, int] = field(default_factory=dict)
 
@@ -47,7 +51,9 @@ class Draws:
 
         So a loop that seeds again draws the same again, as it would plainly, and so does a recomputation.
         """
-        number = self._numbers.get(state, self._earlier.get(state))
+        number = self._numbers.get(state)
+        if number is None and state in self._earlier:
+            number, self.repeated = self._earlier[state], True
         if number is None:
             number = self.count
             self.count += 1
@@ -57,6 +63,19 @@ class Draws:
     def end_step(self) -> None:
         """Forget the states of the step before the one that ends; this one's backward may be still to come."""
         self._earlier, self._numbers = self._numbers, {}
+
+    def saved(self) -> SavedDraws:
+        """What the draws of the next step depend on; to be asked between two steps."""
+        return SavedDraws(self.count, {state.hex(): number for state, number in self._earlier.items()}, self.repeated)
+
+    def restore(self, saved: SavedDraws) -> None:
+        """Draw on from there.
+
+        Raises:
+            ValueError: if it is damaged.
+        """
+        self.count, self.repeated = saved.count, saved.repeated
+        self._earlier, self._numbers = {bytes.fromhex(state): number for state, number in saved.numbers.items()}, {}
 
 
 _active: list[tuple[int, Draws]] = []
@@ -152,22 +171,6 @@ def _is_plain(tensor: torch.Tensor, draws: Draws) -> bool:
         draws.unmatched.add("an operation inside torch.func")
         return False
     return not (tensor.is_meta or tensor.is_nested)
-
-
-def get_state(device: torch.device) -> torch.Tensor:
-    """The state of a device's own generator."""
-    if device.type == "cpu":
-        return torch.default_generator.get_state()
-    state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
-    return state
-
-
-def set_state(device: torch.device, state: torch.Tensor) -> None:
-    """Put ``get_state`` back."""
-    if device.type == "cpu":
-        torch.default_generator.set_state(state)
-    else:
-        torch.get_device_module(device).set_rng_state(state, device)
 
 
 def _uniform(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:

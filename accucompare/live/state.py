@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ def take_apart(value: Any, tensors: list[torch.Tensor], place: str, lost: Callab
     """A nested value as JSON, its tensors by number: ``put_together``'s inverse.
 
     Args:
-        value: tensors, numbers, strings, dtypes, None, and tuples, lists and dicts of those.
+        value: tensors, numbers, strings, dtypes, None, and tuples, lists, counters and dicts (of strings or integers) of those.
         tensors: those found are added to it; one that is there already keeps its number.
         place: what messages call the value.
         lost: asked of each tensor, and of whatever else cannot be saved, with its place: whether to leave it out.
@@ -32,8 +33,9 @@ def take_apart(value: Any, tensors: list[torch.Tensor], place: str, lost: Callab
         if number == len(tensors):
             tensors.append(value)
         return {"tensor": str(number)}
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"dict": [[key, take_apart(child, tensors, f"{place}, {key!r}", lost)] for key, child in value.items()]}
+    if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
+        kind = "counter" if type(value) is Counter else "dict"
+        return {kind: [[key, take_apart(child, tensors, f"{place}, {key!r}", lost)] for key, child in value.items()]}
     if type(value) in (list, tuple, torch.Size):
         kind = "list" if type(value) is list else "tuple"
         return {kind: [take_apart(child, tensors, f"{place}, {index}", lost) for index, child in enumerate(value)]}
@@ -63,8 +65,8 @@ def put_together(part: Any, load: Callable[[str], Any], lost: Callable[[str], An
     (kind, content), *_ = part.items()
     if kind == "tensor":
         return load(content)
-    if kind == "dict":
-        return {key: put_together(child, load, lost) for key, child in content}
+    if kind in ("dict", "counter"):
+        return {"dict": dict, "counter": Counter}[kind]({key: put_together(child, load, lost) for key, child in content})
     if kind in ("list", "tuple"):
         return {"list": list, "tuple": tuple}[kind](put_together(child, load, lost) for child in content)
     if kind == "dtype":

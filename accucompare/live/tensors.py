@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -58,7 +59,19 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bool = False) -> HostValue:
+class Bits(Enum):
+    """What is known of a tensor's bits.
+
+    ``NEW``: most likely no record of the step has them, so that they need not be digested before they are copied. ``OURS``: nobody writes
+    into them any more, so that they need not be copied either.
+    """
+
+    ANY = "any"
+    NEW = "new"
+    OURS = "ours"
+
+
+def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bool = False, bits: Bits = Bits.ANY) -> HostValue:
     """Bring a tensor's bits to the host; never raises.
 
     Bits that lie there already are digested where they lie, and copied only if the writer does not have them from this step; the
@@ -89,21 +102,28 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
                 array = _in_place(tensor)
                 if array is None:
                     return _copied(tensor, writer)
-        if writer is None:
+        if writer is None or (bits is Bits.OURS and writer.tensors):
             return HostValue(array, shape, dtype, layout)
+        if bits is Bits.NEW and writer.tensors:
+            return _kept(array, dtype, shape, layout, None, writer)
         checksum = digest(array)
         if writer.has(dtype, shape, checksum):
             return HostValue(None, shape, dtype, layout, digest=checksum)
         if not (writer.tensors or needed):
             return HostValue(None, shape, dtype, layout, digest=checksum, statistics=summarize(array, DTYPES[dtype]))
-        if array.nbytes <= _SMALL:
-            return HostValue(array.copy(), shape, dtype, layout, digest=checksum)
-        lease = writer.take(array.nbytes, devices.backend("cpu").host_memory)
-        kept = _as_array(lease.block, dtype, shape)
-        _copy(array, kept)
-        return HostValue(kept, shape, dtype, layout, digest=checksum, lease=lease)
+        return _kept(array, dtype, shape, layout, checksum, writer)
     except Exception as error:  # a tensor subclass may raise anything; the record then says so, and the model runs on
         return HostValue(None, (), dtype, Layout.UNREADABLE, f"{type(error).__name__}: {error}"[:200])
+
+
+def _kept(array: Array, dtype: str, shape: tuple[int, ...], layout: Layout, checksum: str | None, writer: BundleWriter) -> HostValue:
+    """A copy of bits that lie in the host's memory."""
+    if array.nbytes <= _SMALL:
+        return HostValue(array.copy(), shape, dtype, layout, digest=checksum)
+    lease = writer.take(array.nbytes, devices.backend("cpu").host_memory)
+    kept = _as_array(lease.block, dtype, shape)
+    _copy(array, kept)
+    return HostValue(kept, shape, dtype, layout, digest=checksum, lease=lease)
 
 
 def _nested(tensor: torch.Tensor, writer: BundleWriter | None, needed: bool) -> HostValue:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,13 +17,13 @@ from accucompare.numbers.sums import BLOCK
 def digest(raw: Array) -> str:
     """The digest of a contiguous array's bytes: xxh3, 128 bits, as 32 hexadecimal digits.
 
-    That of more than SEGMENT elements is the digest of its segments' digests, so that several threads can verify one tensor.
+    A tensor of more than SEGMENT elements has the digest of its segments' digests, so that several threads can verify it.
     """
     size = sums.SEGMENT
     if raw.size <= size:
         return xxhash.xxh3_128_hexdigest(raw)
     flat = raw.reshape(-1)
-    return digest_of_segments(segment_digest(flat[start : start + size]) for start in range(0, flat.size, size))
+    return digest_of_segments([segment_digest(flat[start : start + size]) for start in range(0, flat.size, size)])
 
 
 def segment_digest(segment: Array) -> bytes:
@@ -31,22 +31,21 @@ def segment_digest(segment: Array) -> bytes:
     return xxhash.xxh3_128_digest(segment.view("u1"))
 
 
-def digest_of_segments(digests: Iterable[bytes]) -> str:
-    """A tensor's digest from those of its segments, in order."""
-    first, *others = digests
-    return (xxhash.xxh3_128_digest(b"".join((first, *others))) if others else first).hex()
+def digest_of_segments(digests: Sequence[bytes]) -> str:
+    """A tensor's digest, from its segments' digests in order."""
+    return (digests[0] if len(digests) == 1 else xxhash.xxh3_128_digest(b"".join(digests))).hex()
 
 
 def fingerprint(raw: Array, dtype: DType, rounded: Callable[[Array, DType], Array] = round_to) -> dict[str, str]:
     """A tensor's digest under its own type and under each type that it may be compared in.
 
-    Two captures in different precision have the same weights exactly if the digests agree under the narrower type, and the same
-    integers if they agree as int64. All NaN count as one.
+    Two captures in different precisions have the same weights exactly if their digests agree under the narrower type, and the same
+    integers if their digests as int64 agree. All NaN count as the same value.
 
     Args:
         raw: contiguous array of ``dtype.storage``, any shape.
         dtype: its true type.
-        rounded: does what ``round_to`` does, perhaps faster.
+        rounded: rounds as ``round_to`` does; a caller may have a faster one.
 
     Returns:
         Digests by dtype name.
@@ -69,7 +68,7 @@ def fingerprint(raw: Array, dtype: DType, rounded: Callable[[Array, DType], Arra
 
 
 def same_fingerprint(golden: dict[str, Any], candidate: dict[str, Any]) -> bool | None:
-    """Whether two tensors of manifests agree, under a type that both were rounded to; ``None`` if there is no such type.
+    """Whether two tensors in manifests agree under a type that both were rounded to; ``None`` if there is no such type.
 
     Args:
         golden, candidate: as in a manifest: ``{"dtype", "shape", "digests"}``, the last from ``fingerprint``.
@@ -81,14 +80,13 @@ def same_fingerprint(golden: dict[str, Any], candidate: dict[str, Any]) -> bool 
     else:
         both = golden["digests"].keys() & candidate["digests"].keys()
         shared = [name for name in (candidate["dtype"], golden["dtype"], "int64") if name in both]
-    found = [golden["digests"].get(name) == candidate["digests"].get(name) for name in shared[:1]]
-    return found[0] if found else None
+    return golden["digests"].get(shared[0]) == candidate["digests"].get(shared[0]) if shared else None
 
 
 def _where_nan(values: Array) -> Array | None:
     """Which values are NaN; ``None`` if none is."""
     with np.errstate(all="ignore"):
-        if values.dtype.kind != "f" or not np.isnan(np.add.reduce(values)):  # cheaper than asking each of them
+        if values.dtype.kind != "f" or not np.isnan(np.add.reduce(values)):  # cheaper than np.isnan of every value
             return None
     return np.isnan(values)
 

@@ -1,4 +1,4 @@
-"""The compiled pass over a block of tensors, where it could be built; every caller has its NumPy form beside it.
+"""The compiled kernel, where it could be built: one pass over a block of tensors. Every caller can do the same with NumPy.
 
 ``ACCUCOMPARE_KERNEL=numpy`` in the environment switches it off.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import Array, DType, Kind
 
-#: Of what the kernel's functions take and give, as in its source.
+#: Version of the kernel's arguments and results; its source has the same number.
 VERSION = 2
 
 _kernel: Any = None
@@ -24,7 +24,7 @@ if os.environ.get("ACCUCOMPARE_KERNEL", "").lower() != "numpy":
     except ImportError as error:
         _why_not = f"not built: {error}"
     else:
-        if getattr(_kernel, "VERSION", 1) != VERSION:  # left from before its source changed: its numbers would be taken for others
+        if getattr(_kernel, "VERSION", 1) != VERSION:  # it was built before its source changed, and would be misread
             _kernel, _why_not = None, "the built one is of another version; install accucompare again"
 
 #: The kernel's numbers for element types, by dtype name; complex types are pairs of their real type.
@@ -40,10 +40,10 @@ def description() -> str:
 
 
 class Measured(NamedTuple):
-    """What is found of a pair; the names are those of ``compare.measure``, the order is that of ``compare.scan``.
+    """What the kernel measures of a pair. The names are those of ``compare.measure``, the order is that of ``compare.scan``.
 
     ``max_abs_index`` and ``nonfinite_index`` are positions from the start of what was measured, ``None`` where there is no difference
-    and no mismatch; ``max_ulp`` tells nothing unless both sides are of one floating type. NaN and Inf are set aside.
+    or no mismatch. ``max_ulp`` means nothing unless both sides have the same floating type. NaN and Inf are left out of all else.
     """
 
     compared: int
@@ -70,29 +70,29 @@ class Measured(NamedTuple):
 
 
 def _number(values: Array, dtype: DType) -> int:
-    """The kernel's number of a type, after a look at whether an array holds it; -1, which the kernel refuses, for one it lacks."""
+    """The kernel's number for a type, or -1, which the kernel refuses. Raises ValueError if the array has another storage type."""
     if values.dtype != dtype.storage:
         raise ValueError(f"a block of {dtype.name} must be an array of {dtype.storage}, not {values.dtype}")
     return _TYPES.get(dtype.name, -1)
 
 
 def can_measure(golden: DType, candidate: DType) -> bool:
-    """Whether the compiled pass is there and knows both types."""
+    """Whether there is a kernel and it knows both types."""
     return _kernel is not None and golden.name in _TYPES and candidate.name in _TYPES
 
 
 class Measurement:
-    """Of a pair, one block after the other: each in one pass, without the interpreter's lock."""
+    """Measures a pair block by block, each in one pass, without the interpreter's lock."""
 
-    #: How many sums there are of each chunk.
+    #: Sums per chunk.
     SUMS = 8
 
     def __init__(self, golden: DType, candidate: DType, atol: float | None, rtol: float | None, elements: int) -> None:
         """
         Args:
-            golden, candidate: the true types, both of one kind, that ``can_measure``.
+            golden, candidate: the true types, both of one kind, for which ``can_measure`` holds.
             atol, rtol: as for ``compare.measure.measure``.
-            elements: how many there will be at most.
+            elements: the most that will be added.
 
         Raises:
             ValueError: if the types are of two kinds.
@@ -113,26 +113,29 @@ class Measurement:
             golden, candidate: stored bits, contiguous and equally long, starting at a chunk's start.
 
         Raises:
-            ValueError: if the blocks are not equally long, not contiguous, not of the types' storage, or more than there were to be.
+            ValueError: if the blocks are not equally long, not contiguous, not of the types' storage, or more than was announced.
         """
         types = _number(golden, self._golden), _number(candidate, self._candidate)
         _kernel.measure_block(golden, candidate, *types, sums.CHUNK, *self._limits, self._result, self._sums)
 
-    def found(self) -> Measured:
-        """What was found in all blocks."""
+    def result(self) -> Measured:
+        """What was measured in all blocks."""
         return Measured._make(_kernel.read_result(self._result))
 
     def chunk_sums(self) -> list[list[float]]:
-        """When all blocks were added: for each chunk the sums of golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d, and how
-        the candidate lies to golden: as (1 + excess) * golden + a rest that is perpendicular to it, excess and the rest's sum of
-        squares. These two are NaN for types that hold more than 24 bits."""
+        """The sums of every chunk, once all blocks were added.
+
+        They are golden^2, candidate^2, d^2, d * (golden + candidate), |d| and d; then ``excess`` and the sum of squares of ``rest``, where
+        the chunk's candidate is (1 + excess) * golden + rest, and rest is perpendicular to golden. These two are NaN for types of more
+        than 24 bits.
+        """
         return self._sums.T.tolist()
 
 
 def measure_whole(
     golden: Array, candidate: Array, golden_dtype: DType, candidate_dtype: DType, atol: float | None, rtol: float | None
 ) -> tuple[Measured, list[list[float]]]:
-    """What a ``Measurement`` of two whole tensors finds, and its chunk sums, in a single call.
+    """What a ``Measurement`` gives of two whole tensors, and its chunk sums, in a single call.
 
     Args:
         golden, candidate: stored bits, contiguous and equally long.
@@ -147,7 +150,7 @@ def measure_whole(
 
 
 def _limits(candidate: DType, atol: float | None, rtol: float | None) -> tuple[float, float, float]:
-    """The tolerances as the kernel takes them, and the candidate type's largest value."""
+    """atol, rtol and the candidate type's largest value, as the kernel takes them."""
     return atol or 0.0, -1.0 if atol is None and rtol is None else rtol or 0.0, candidate.largest
 
 
@@ -176,7 +179,7 @@ def apart_block(
 
 
 def can_summarize(dtype: DType) -> bool:
-    """Whether the compiled pass is there and knows the type."""
+    """Whether there is a kernel and it knows the type."""
     return _kernel is not None and dtype.name in _TYPES
 
 
@@ -185,7 +188,7 @@ def summarize_block(values: Array, dtype: DType) -> tuple[float, float, int, int
 
     Args:
         values: stored bits, contiguous, starting at a chunk's start.
-        dtype: their true type, one that ``can_summarize``.
+        dtype: their true type, for which ``can_summarize`` holds.
 
     Returns:
         Smallest and largest finite value (inf and -inf where there is none), numbers of NaN and Inf, and the chunk sums of the

@@ -1,4 +1,4 @@
-"""What is said of one tensor alone: extrema, mean, L2 norm and how many values are not finite."""
+"""Statistics of one tensor: extrema, mean, L2 norm, and the numbers of NaN and Inf."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from accucompare.numbers import kernel
 from accucompare.numbers.dtypes import Array, DType, Kind, widen
 from accucompare.numbers.sums import BLOCK, as_reals, chunk_dots, chunk_sums, power_of_two_near
 
-#: A number of things, as a record's line may hold it.
+#: A count, as a record's line may hold it.
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-#: A number of any type; integers and booleans stay what they are.
+#: A number of any type; integers and booleans keep their type.
 Number = int | float | bool
 
 

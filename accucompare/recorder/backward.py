@@ -134,15 +134,11 @@ class Backward(Generic[C]):
         late: how many gradients arrived at calls of a step that had ended, and are not recorded.
     """
 
-    def __init__(
-        self, modules: Modules, guard: Guard, record: Callable[[C, Role, str, torch.Tensor], None], on_begin: Callable[[], None]
-    ) -> None:
-        """``on_begin`` is called when a backward begins."""
+    def __init__(self, modules: Modules, guard: Guard, record: Callable[[C, Role, str, torch.Tensor], None]) -> None:
         self.count = 0
         self.other_threads = False
         self.late = 0
         self._guard = guard
-        self._on_begin = on_begin
         self._record = record
         self._spans: Spans[C] = Spans()
         self._again: dict[int, Spans[C]] = {}  # by thread: of calls that are run again, until the backward through them begins
@@ -268,7 +264,6 @@ class Backward(Generic[C]):
         self._second = self._second or makes_graph
         if self._guard.listening:
             self.count += 1
-            self._on_begin()
             self._guard.run(self._follow, "a backward", (roots, seeds, running))
 
     def _follow(self, roots: Any, seeds: Any, running: _Running) -> None:

@@ -21,11 +21,13 @@ from accucompare.case import Case, load_case, steps_of
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, CaseError, DeviceError, UsageError
 from accucompare.live.names import name_modules
-from accucompare.recorder.golden_checks import check_golden
+from accucompare.recorder.golden_checks import check_golden, held_steps
 from accucompare.recorder.options import DEFAULTS, CaptureOptions
 from accucompare.recorder.session import recording
+from accucompare.recorder.start import starting
 from accucompare.recorder.state import Arguments, saved_inputs
-from accucompare.selection import FloatType, RoundedType
+from accucompare.recorder.training import NOTHING, Training, run_step
+from accucompare.selection import FloatType, RoleGroup, RoundedType, Steps
 
 
 class Casting:
@@ -72,10 +74,11 @@ def capture_case(
         out: directory to write the bundle to.
         device: where to run.
         options: as for ``accucompare.capture``, except:
-            steps: how many; as many as the case has inputs if not given, or as ``like`` or ``feed`` has. Inputs are used again from the
-            first if there are fewer.
+            steps: how many, or which; as many as the case has inputs if not given, or those of ``like`` or ``feed``. Inputs are used
+            again from the first if there are fewer.
             feed: with ``dtype`` float64, modules that do not run in it compute in float32, and the manifest lists them (``fallback``).
-            Loss and optimizer are left out; of a case with an optimizer only step 0 is run, since golden's later steps had other weights.
+            Where golden has no gradients, loss and optimizer are left out; where it has no updates, of a case with an optimizer only
+            step 0 is run, since golden's later steps had other weights.
         dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
         round_weights: what to round floating parameters, buffers and inputs to, before they are cast; they keep their types.
         repeat: how many times to run the case from scratch; the runs after the first one go to ``repeat1``, … in its directory.
@@ -122,7 +125,7 @@ def capture_case(
 
 def _taken_over(options: CaptureOptions, out: str | Path, round_weights: RoundedType | None) -> tuple[CaptureOptions, RoundedType | None]:
     """The options, with the seed, the steps and the rounding of ``like`` and ``feed`` where none is given."""
-    seed, steps = options.seed, options.steps
+    seed, steps = options.seed, starting(options.asked, _first_step(options.like), options.like)
     for source in (options.like, options.feed):
         if source is None:
             continue
@@ -131,7 +134,7 @@ def _taken_over(options: CaptureOptions, out: str | Path, round_weights: Rounded
                 check_golden(bundle, out, steps)  # before the model is built
             made = bundle.manifest.capture
             seed = made.get("seed") if seed is None else seed
-            steps = steps or len(bundle.manifest.steps) or None
+            steps = steps or held_steps(bundle.manifest)
             rounded = made.get("round_weights")
             if source is options.like and round_weights not in (None, rounded):
                 raise UsageError(
@@ -160,18 +163,16 @@ def _capture_once(
     """
     built = build(target, place, casting, options.seed or 0, options.like)
     case, name, inputs = built.case, built.name, built.inputs
-    count = options.steps if options.steps is not None else len(inputs)
+    first, trains, notes = _first_step(options.like), options.trains, list[str]()
+    steps = starting(options.asked or Steps(len(inputs)), first, options.like)
     fed = options.feed is not None
-    notes = []
-    trains = options.backward and (options.feed is None or _has_backward(options.feed))
-    if fed and not trains and case.optimizer is not None and count > 1:
-        notes.append(f"fed: only step 0 of {count} was run, since golden's later steps had the weights that its optimizer made")
-        count = 1
+    if options.feed is not None:
+        steps, trains = _fed_steps(options.feed, built.training, steps, first, trains, notes)
     model = built.model
     made: dict[str, Any] = {
         **casting.options,
         "loss": case.loss is not None,
-        "optimizer": None if case.optimizer is None else _name_of(type(case.optimizer)),
+        "optimizer": _name_of(type(built.training.optimizers[0])) if built.training.optimizers else None,
     }
     named = name_modules(model).named
     narrow = [name for name, module in named.items() if _name_of(type(module)) in narrowed]
@@ -181,23 +182,52 @@ def _capture_once(
         made["fallback"] = {"dtype": "float32", "modules": narrow}
         notes.append(f"{len(narrow)} module(s) do not run in float64 and ran in float32: {', '.join(narrow[:3])}")
     saved = inputs if options.save_state else None
-    all_steps = replace(options, steps=None)  # of those that are run here
+    recorded = replace(options, steps=steps if steps.chosen is not None else None)  # of those that are run here
+    training = built.training if trains or not fed else NOTHING
     with (
         _naming_the_model(name, out, place.type, model),
-        recording(model, out, all_steps, device=place, case=name, inputs=saved, made=made, notes=notes) as session,
+        recording(model, out, recorded, device=place, case=name, inputs=saved, training=training, made=made, notes=notes) as session,
     ):
-        for step in range(count):
+        for step in range(first, steps.count):
             args, kwargs = moved(inputs[step % len(inputs)], place, casting)
-            run_step(
-                model, args, kwargs, case.loss if trains or not fed else None, case.optimizer, grad or (fed and torch.is_grad_enabled())
-            )
+            run_step(model, args, kwargs, case.loss if trains or not fed else None, training, grad or (fed and torch.is_grad_enabled()))
             session.step()
-            progress(step + 1, count)
+            progress(step - first + 1, steps.count - first)
 
 
-def _has_backward(golden: str | Path) -> bool:
+def _first_step(like: str | Path | None) -> int:
+    """The step that begins with the state of ``like``."""
+    if like is None:
+        return 0
+    with open_bundle(like) as bundle:
+        state = bundle.manifest.training.training_state
+        return 0 if state is None else state.step
+
+
+def _fed_steps(golden: str | Path, training: Training, steps: Steps, first: int, trains: bool, notes: list[str]) -> tuple[Steps, bool]:
+    """The steps that a fed capture runs from the ``first``, and whether it trains, as golden did; what is otherwise than asked is noted.
+
+    Raises:
+        UsageError: if golden lacks what the steps start from.
+    """
     with open_bundle(golden) as bundle:
-        return bool(bundle.manifest.options.backward)
+        held = bundle.manifest.options
+    trains = trains and held.holds(RoleGroup.BACKWARD)
+    if not training.optimizers:
+        return steps, trains
+    count = steps.count - first
+    if count > 1 and not (trains and held.holds(RoleGroup.UPDATE)):
+        if not steps.has(first):
+            raise UsageError(
+                f"{golden}: has not the weights that golden's optimizer had made for step {next(iter(steps.numbers))}; capture golden with "
+                "its updates (update among --roles)"
+            )
+        notes.append(f"fed: only step {first} of {count} was run, since golden's later steps had the weights that its optimizer made")
+        steps = Steps(first + 1, first=first)
+    own = _name_of(type(training.optimizers[0]))
+    if trains and held.optimizer not in (None, own):
+        notes.append(f"fed: the optimizer is {own}, golden's {held.optimizer}: what only one of them keeps for a parameter is not fed")
+    return steps, trains
 
 
 @dataclass(frozen=True)
@@ -209,12 +239,14 @@ class Built:
         name: the target that it was found under.
         model: cast, and on the device.
         inputs: one entry of positional and keyword arguments a step, on the CPU.
+        training: what it has beside the model.
     """
 
     case: Case
     name: str
     model: nn.Module
     inputs: list[Arguments]
+    training: Training
 
 
 def build(target: str | None, place: torch.device, casting: Casting, seed: int, like: str | Path | None = None) -> Built:
@@ -229,41 +261,41 @@ def build(target: str | None, place: torch.device, casting: Casting, seed: int, 
     model = case.model
     if not isinstance(model, nn.Module):
         raise CaseError(f"{name}: the case's model must be a torch.nn.Module, but is a {type(model).__name__}")
-    if case.optimizer is not None and case.loss is None:
-        raise CaseError(f"{name}: the case has an optimizer but no loss to send backward; give Case(…, loss=…)")
+    training = _training(case, name)
     inputs = _inputs(case.inputs, like, name)
+    named = dict(model.named_parameters())
     if casting.needed:  # model.to(dtype) would also cast complex tensors, and drop their imaginary parts
         model._apply(casting)  # type: ignore[no-untyped-call]
     try:
         model = model.to(device=place)  # cast already: no operator runs on the device before its flags are set
     except RuntimeError as error:
         raise DeviceError(f"{name}: the model cannot be moved to {place}: {explain(place.type, error)}") from error
-    return Built(case, name, model, inputs)
+    for optimizer in training.optimizers:
+        _hold_again(optimizer, named, dict(model.named_parameters()))
+    return Built(case, name, model, inputs, training)
 
 
-def run_step(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Any] | None, optimizer: Any, grad: bool = False
-) -> Any:
-    """One step: the forward, and with a loss its backward, and with an optimizer its update.
+def _training(case: Case, name: str) -> Training:
+    """What a case has beside its model; CaseError if it does not go together."""
+    if case.optimizer is not None and case.loss is None:
+        raise CaseError(f"{name}: the case has an optimizer but no loss to send backward; give Case(…, loss=…)")
+    for word, value in (("scheduler", case.scheduler), ("scaler", case.scaler)):
+        if value is not None and case.optimizer is None:
+            raise CaseError(f"{name}: the case has a {word} but no optimizer; give Case(…, optimizer=…)")
+    try:
+        return Training.of(case.optimizer, case.scheduler, case.scaler)
+    except UsageError as error:
+        raise CaseError(f"{name}: the case's {error}") from None
 
-    Without a loss, gradients are off, unless ``grad``.
 
-    Returns:
-        The loss, a tensor of one element; ``None`` without one.
-    """
-    if loss is None:
-        with torch.set_grad_enabled(grad):
-            model(*args, **kwargs)
-        return None
-    value = loss(model(*args, **kwargs))
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-        raise CaseError(f"the case's loss must return a tensor of one element, but returned {found}")
-    value.backward()  # type: ignore[no-untyped-call]
-    if optimizer is not None:
-        optimizer.step()
-        optimizer.zero_grad()
-    return value.detach()
+def _hold_again(optimizer: Any, before: dict[str, nn.Parameter], after: dict[str, nn.Parameter]) -> None:
+    """Let an optimizer hold the parameters that have taken the place of those that it was made of, as some devices replace them."""
+    new = {parameter: after[name] for name, parameter in before.items() if after.get(name, parameter) is not parameter}
+    if new:
+        for group in optimizer.param_groups:
+            group["params"] = [new.get(parameter, parameter) for parameter in group["params"]]
+        for parameter in [parameter for parameter in optimizer.state if parameter in new]:
+            optimizer.state[new[parameter]] = optimizer.state.pop(parameter)
 
 
 def _inputs(inputs: Any, like: str | Path | None, name: str) -> list[Arguments]:

@@ -22,6 +22,7 @@ from accucompare.live.values import Scalar, describe, leaves, replaced
 from accucompare.numbers.digests import digest
 from accucompare.numbers.dtypes import DTYPES, Kind
 from accucompare.recorder.lending import Exchange, Lent, contents
+from accucompare.selection import RoleGroup
 
 #: Is given the path of an output and a gradient that arrives there, and gives what a backward goes on with.
 Arrives = Callable[[str, torch.Tensor], torch.Tensor]
@@ -55,6 +56,7 @@ class Feed:
         fed: how many values were exchanged.
         not_fed: the values that were passed on as they came, or as copies where the model has one tensor, and why.
         backward: whether golden has gradients to feed.
+        updates: whether it has what updates were given.
     """
 
     def __init__(self, golden: Bundle, rank: int, modules: Modules, renamings: Sequence[Renaming] = ()) -> None:
@@ -62,7 +64,7 @@ class Feed:
         self.fed = 0
         self.not_fed: list[dict[str, Any]] = []
         self._golden = golden
-        self.backward = bool(golden.manifests[rank].options.backward)
+        self.backward, self.updates = map(golden.manifests[rank].options.holds, (RoleGroup.BACKWARD, RoleGroup.UPDATE))
         self._rank = rank
         self._modules = modules
         self._step: int | None = None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Role
 from accucompare.compare.align import Renaming, counterparts
@@ -13,30 +14,40 @@ from accucompare.compare.proposals import propose
 from accucompare.compare.renames import advice, renamed_model
 from accucompare.errors import UsageError
 from accucompare.numbers.digests import same_fingerprint
+from accucompare.selection import RoleGroup, Steps
 
 
-def check_golden(golden: Bundle, out: str | Path, steps: int | None = None, ranks: int | None = None) -> None:
+def held_steps(manifest: Manifest) -> Steps | None:
+    """The steps that a bundle holds, be it in its series only; ``None`` if there are none."""
+    return Steps.held(entry.step for entry in manifest.steps or manifest.series)
+
+
+def check_golden(golden: Bundle, out: str | Path, steps: Steps | None = None, ranks: int | None = None) -> None:
     """Refuse a golden that cannot feed a capture.
 
     Args:
         golden: the bundle.
         out: where the capture writes.
-        steps: how many it is to have, if that was said.
+        steps: those that it is to have, if that was said.
         ranks: how many processes capture, if that is known.
 
     Raises:
         UsageError: if it is what the capture writes, holds no tensors or no inputs, or is of other steps or ranks.
     """
     own, target = golden.path.resolve(), Path(out).resolve()
-    finished = len({entry.step for _, entry in golden.steps()})
+    finished = Steps.held(entry.step for _, entry in golden.steps())
     if target in (own, *own.parents):
         raise UsageError(f"{out}: --feed cannot read what the capture overwrites; choose another --out")
     if golden.manifest.capture.get("mode") == "stats":
         raise UsageError(f"{golden.path}: holds statistics only, which nothing can be fed from; capture it without --mode stats")
-    if not finished:
+    if finished is None:
         raise UsageError(f"{golden.path}: holds no finished step to feed; capture it again")
-    if steps is not None and steps > finished:
-        raise UsageError(f"--steps {steps}: {golden.path} holds only {finished} step(s) to feed")
+    if not golden.manifest.options.holds(RoleGroup.FORWARD):
+        raise UsageError(f"{golden.path}: holds no inputs and outputs to feed (--roles); capture it with forward among its --roles")
+    lacking = [] if steps is None else [number for number in steps.numbers if not finished.has(number)]
+    if lacking:
+        held = f"only {finished.count} step(s) to feed" if finished.chosen is None else f"no step {lacking[0]} to feed, of {finished}"
+        raise UsageError(f"--steps {steps}: {golden.path} holds {held}; give --steps {finished}, or leave it out")
     if ranks is not None and (golden.manifest.ranks != ranks or golden.missing_ranks):
         had = f"{golden.manifest.ranks} rank(s)" + (f" and lacks rank {golden.missing_ranks[0]}" if golden.missing_ranks else "")
         raise UsageError(f"{golden.path}: was captured by {had}, but this capture has {ranks}; a rank is fed from the same rank")
@@ -49,6 +60,7 @@ def check_model(
     force: bool,
     renamings: Sequence[Renaming] = (),
     like: str | Path | None = None,
+    step: int = 0,
 ) -> None:
     """Refuse a golden of another model or of other weights.
 
@@ -59,6 +71,7 @@ def check_model(
         force: feed all the same if only the class or the weights differ.
         renamings: of golden's layers.
         like: the bundle that the model's weights were taken from, if they were.
+        step: the step that the model has its weights of.
 
     Raises:
         UsageError: if it is one.
@@ -79,6 +92,9 @@ def check_model(
         raise UsageError(f"{golden.path}: recorded no module that this model has (--only, --skip); capture it without them")
     if force:
         return
+    if step != (described_at := golden.manifests[rank].described_at):
+        cure = f"give --like {golden.path}" if golden.manifest.state is not None else "use the --like that golden was captured with"
+        raise UsageError(f"{golden.path}: begins with the weights of step {described_at}, and the model has those of step {step}: {cure}")
     classes = [str(table.get("class")).rpartition(".")[2] for table in (theirs, model)]
     if classes[0] != classes[1]:
         raise UsageError(f"{golden.path}: is of another model, a {classes[0]}; this one is a {classes[1]} (--force feeds it all the same)")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from accucompare.bundle.writer import QUEUE_BYTES
 from accucompare.compare.renames import read_maps
 from accucompare.errors import UsageError
-from accucompare.selection import Level, Mode, Selection
+from accucompare.selection import Level, Mode, RoleGroup, Selection, Steps
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class CaptureOptions:
     mode: str = Mode.TENSORS
     level: str = Level.MODULE
     seed: int | None = None
-    steps: int | None = None
+    steps: int | str | Iterable[int] | Steps | None = None  # ``Steps`` when it is checked
+    roles: str | Iterable[str] | None = None  # ``RoleGroup``s when they are checked
     only: str | Iterable[str] = ()
     skip: str | Iterable[str] = ()
     overwrite: bool = False
@@ -43,8 +45,12 @@ class CaptureOptions:
         for name in ("only", "skip", "map"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        if self.steps is not None and self.steps < 1:
-            raise UsageError(f"steps must be at least 1, but is {self.steps}")
+        if self.steps is not None and not isinstance(self.steps, Steps):
+            object.__setattr__(self, "steps", _checked(Steps.of, "steps", self.steps))
+        if self.roles is not None:
+            object.__setattr__(self, "roles", _checked(RoleGroup.parse, "roles", self.roles))
+            if self.level == Level.OP and RoleGroup.FORWARD not in self.groups:
+                raise UsageError("--roles: --level op records operators of the forward; add forward to --roles")
         if self.queue_bytes < 1:
             raise UsageError(f"queue_bytes must be at least 1, but is {self.queue_bytes}")
         if self.mode not in list(Mode):
@@ -56,9 +62,35 @@ class CaptureOptions:
             raise UsageError("--map: renames the layers of the bundle that --like or --feed names; give one of them, or --map to diff")
 
     @property
+    def asked(self) -> Steps | None:
+        """The steps to record; ``None`` for all that there are."""
+        return self.steps if isinstance(self.steps, Steps) else None
+
+    @property
+    def groups(self) -> tuple[RoleGroup, ...]:
+        """The groups of records to make."""
+        if self.roles is not None:
+            return RoleGroup.parse(self.roles)
+        return tuple(RoleGroup) if self.backward else (RoleGroup.FORWARD, RoleGroup.SERIES)
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything of a backward or an update is to be recorded."""
+        return bool({RoleGroup.BACKWARD, RoleGroup.GRADS, RoleGroup.UPDATE} & {*self.groups})
+
+    @property
     def selection(self) -> Selection:
         """The layers that ``only`` and ``skip`` choose."""
         return Selection.of(self.only, self.skip)
+
+
+def _checked(read: Callable[[Any], Any], name: str, given: Any) -> Any:
+    """What is read of an option; what is wrong with it under its name."""
+    try:
+        return read(given)
+    except (TypeError, ValueError) as error:
+        between = " " if str(error).startswith("must") else ": "
+        raise UsageError(f"{name}{between}{error}") from None
 
 
 #: Of a capture that was asked nothing else.

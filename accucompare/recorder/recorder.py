@@ -6,14 +6,15 @@ import contextlib
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from accucompare.bundle.records import Record, Role
+from accucompare.bundle.manifest import StepSeries
+from accucompare.bundle.records import ROLES_OF, TRAINING_ROLES, Record, Role
 from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import AccucompareError, CaptureError
 from accucompare.live.backward import Span
@@ -21,15 +22,16 @@ from accucompare.live.hooks import Call, Listener, Mark, arguments_of, in_backwa
 from accucompare.live.names import Modules
 from accucompare.live.recomputation import Again, Witness, witness, witness_no_more
 from accucompare.live.sources import FunctionsRun
-from accucompare.live.tensors import HostValue, other_to_host, scalar_to_host, to_host
+from accucompare.live.tensors import Bits, HostValue, other_to_host, scalar_to_host, to_host
 from accucompare.live.values import Scalar, leaves
 from accucompare.recorder.backward import Backward
 from accucompare.recorder.feeding import Feed, Place
+from accucompare.recorder.given import NOTHING_GIVEN, Given
 from accucompare.recorder.lending import Lent
 from accucompare.recorder.operator_feed import OperatorFeed, storages
 from accucompare.recorder.operators import Operators
-from accucompare.recorder.updates import Updates
-from accucompare.selection import Selection
+from accucompare.recorder.updates import PLAINLY, How, Updates
+from accucompare.selection import RoleGroup, Selection, Steps
 
 
 @dataclass(eq=False)
@@ -60,14 +62,16 @@ class Recorder(Listener[_Call]):
         started: Callable[[], None],
         feed: Feed | None = None,
         operators: bool = False,
-        backward: bool = False,
+        groups: Collection[RoleGroup] = (RoleGroup.FORWARD,),
+        given: Given = NOTHING_GIVEN,
     ) -> None:
         """What to record.
 
         Args:
             started: called when an outermost call begins.
             operators: record those of the selected modules, too.
-            backward: record gradients and updates, too, where there are such.
+            groups: which records to make, where there is what they are of.
+            given: what the user has told of a training loop.
         """
         super().__init__(modules, _Call)
         self.records = 0
@@ -82,10 +86,13 @@ class Recorder(Listener[_Call]):
         self._state: frozenset[int] = frozenset()  # of operators that are fed: the storages of parameters and buffers
         self._seen: Counter[tuple[str, int, Role, str]] = Counter()
         self._functions = FunctionsRun()
-        golden = _GoldenState(feed, self) if feed is not None and feed.backward else None
-        self._updates = Updates(modules, self, golden) if backward else None
-        began = self._updates.backward_begins if self._updates is not None else None
-        self._backward = Backward(modules, self, self._record_gradient, began) if began is not None else None
+        self._roles = frozenset(role for group in groups for role in ROLES_OF[group])
+        golden = _GoldenState(feed, self) if feed is not None and feed.updates else None
+        self._updates = Updates(modules, self, golden, given)
+        follows = RoleGroup.BACKWARD in groups or (feed is not None and feed.backward)
+        self._backward = Backward(modules, self, self._record_gradient) if follows else None
+        self._called = False  # whether an outermost call has begun in this step
+        self._computed_recorded = False
         self._outermost: set[str] = set()  # modules whose first outermost call has begun
         self._witness = Witness(self._will_run_again)
         self._known_second_runs = 0  # that are running, and need nothing
@@ -108,7 +115,8 @@ class Recorder(Listener[_Call]):
 
     def training_notes(self) -> list[str]:
         """What is not recorded of backwards and updates, one sentence each."""
-        found = [note for part in (self._backward, self._updates) if part is not None for note in part.notes()]
+        trained = self._updates if self._roles & {*TRAINING_ROLES} else None
+        found = [note for part in (self._backward, trained) if part is not None for note in part.notes()]
         if self._ran_in_backward:
             found.append(
                 "modules were called in a backward, and not by torch.utils.checkpoint: those calls are not fed, "
@@ -118,8 +126,20 @@ class Recorder(Listener[_Call]):
 
     @property
     def backwards(self) -> int:
-        """How many backwards were recorded."""
-        return 0 if self._backward is None else self._backward.count
+        """How many backwards there were of which something was to be recorded."""
+        if self._backward is not None:
+            return self._backward.count
+        return self._updates.backwards if self._roles & {*TRAINING_ROLES} else 0
+
+    @property
+    def began_step(self) -> bool:
+        """Whether the model has been called in this step, as far as it is recorded."""
+        return self._called
+
+    @property
+    def holds_records(self) -> bool:
+        """Whether any record is to be made."""
+        return bool(self._roles)
 
     def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
         if self._functions.running != threading.get_ident():
@@ -127,39 +147,45 @@ class Recorder(Listener[_Call]):
         with self._functions.paused():
             return super().run(act, name, arguments)
 
-    def install(self) -> None:
+    def install(self, steps: Steps | None = None) -> None:
+        """Put the hooks on; they listen in the given steps."""
         super().install()
+        self.listening = steps is None or steps.has(self.step)
         witness(self._witness)
         if self._backward is not None:
             self._backward.install()
-        if self._updates is not None:
-            self._updates.install()
+        self._updates.install()
 
     def remove(self) -> None:
         super().remove()
         witness_no_more(self._witness)
         if self._backward is not None:
             self._backward.remove()
-        if self._updates is not None:
-            self._updates.remove()
+        self._updates.remove()
         self._functions.stop()
 
-    def record_computed(self) -> None:
+    def _record_computed(self) -> None:
         """Record the buffers that the model computes itself, before the first call: they are not what ``--like`` brings, nor fed."""
+        self._computed_recorded = True
         for name, buffer, tensor in self._modules.computed():
-            if self._selection.allows(name):
+            if self._selection.allows(name) and Role.COMPUTED_BUFFER in self._roles:
                 call = _Call(self._modules.named[name], name, 0, None, None)
                 self._record_value(call, Role.COMPUTED_BUFFER, buffer, tensor, False)
+
+    def end_step(self) -> Callable[[], StepSeries] | None:
+        """A step is over. Returns what gives its entry in the series, when all its records are written; ``None`` if it did not train."""
+        entry: Callable[[], StepSeries] | None = self.run(self._updates.end_step, "the end of a step", (self.step,))
+        return entry
 
     def next_step(self) -> None:
         """Number calls and records from 0 again."""
         super().next_step()
         self.records = 0
+        self._called = False
         self._seen.clear()
         if self._backward is not None:
             self._backward.next_step()
-        if self._updates is not None:
-            self._updates.next_step()
+        self._updates.next_step()
         if self._feed is not None:
             self._feed.end_step()
 
@@ -167,13 +193,16 @@ class Recorder(Listener[_Call]):
         call.again = self.second_run() is not None
         if call.parent is None and not call.again:
             self._started()
-            if self._updates is not None and self.records == 0:
+            if not self._computed_recorded:
+                self._record_computed()
+            if not self._called:
                 self._updates.start_from_golden()
             if call.name not in self._outermost:
                 self._outermost.add(call.name)
                 self._functions.start()
         if not call.again:
             self._record(call, Role.INPUT, arguments_of(args, kwargs))
+        self._called = True
         if self._feed is None or (self._operators and call.parent is not None and not self._is_selected(call)):
             self._watch(call, args, kwargs)
             return None
@@ -287,25 +316,50 @@ class Recorder(Listener[_Call]):
         if self._writer.failure is None:
             self._record_value(call, role, path, value, False, operator, line)
 
-    def add_update(self, module: nn.Module, name: str, update: int, role: Role, path: str, value: Any) -> None:
-        """Record what an update of this step takes or gives."""
-        if self._writer.failure is None and (self._selection.allows(name) or not name):
-            self._record_value(_Call(module, name, update, None, None), role, path, value, False)
+    def wants(self, name: str, role: Role) -> bool:
+        """Whether what updates take or give is recorded of a module."""
+        return role in self._roles and (self._selection.allows(name) or not name)
+
+    def add_update(self, module: nn.Module, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
+        """Record what an update of this step takes or gives, if that is wanted."""
+        if self._writer.failure is None and self.wants(name, role):
+            self._record_value(_Call(module, name, update, None, None), role, path, value, False, how=how)
 
     def _record_gradient(self, call: _Call, role: Role, path: str, grad: torch.Tensor) -> None:
-        if self._writer.failure is None and self._is_selected(call):
+        if self._writer.failure is None and role in self._roles and self._is_selected(call):
             self._record_value(call, role, path, grad, False)
 
     def _record(self, call: _Call, role: Role, parts: Iterator[tuple[str, Any]]) -> None:
         outermost = role is Role.INPUT and call.parent is None
-        if self._writer.failure is not None or not (outermost or self._is_selected(call)):
+        if self._writer.failure is not None or not (outermost or (role in self._roles and self._is_selected(call))):
             return
-        given = outermost and self.records == 0  # a later call may be given what an earlier one computed
+        if outermost:
+            self._record_given(call, parts)
+            return
         for path, value in parts:
-            self._record_value(call, role, path, value, given)
+            self._record_value(call, role, path, value, False)
 
-    def _record_value(self, call: _Call, role: Role, path: str, value: Any, given: bool, operator: str = "", line: str = "") -> None:
-        host = self._host_value(value, given)
+    def _record_given(self, call: _Call, parts: Iterator[tuple[str, Any]]) -> None:
+        """Record what the model is called with, and digest it for the series."""
+        recorded = Role.INPUT in self._roles
+        self._updates.call_begins()
+        for path, value in parts:
+            how = How(written=self._updates.given(value, recorded)) if isinstance(value, torch.Tensor) else PLAINLY
+            if recorded:  # a later call of the step may be given what an earlier one computed
+                self._record_value(call, Role.INPUT, path, value, not self._called, how=how)
+
+    def _record_value(
+        self,
+        call: _Call,
+        role: Role,
+        path: str,
+        value: Any,
+        given: bool,
+        operator: str = "",
+        line: str = "",
+        how: How = PLAINLY,
+    ) -> None:
+        host = self._host_value(value, given, how.bits)
         place = (call.name, call.index, role, path)
         seen = self._seen[place] = self._seen.get(place, 0) + 1
         if seen > 1:
@@ -325,16 +379,16 @@ class Recorder(Listener[_Call]):
             host.layout,
             digest=host.digest,
             statistics=host.statistics,
-            detail=host.detail,
+            detail=how.detail or host.detail,
             components=host.components,
             source_line=line,
         )
         self.records += 1
-        self._writer.add(record, host.array, given, host.lease, host.ready)
+        self._writer.add(record, host.array, given, host.lease, host.ready, how.written)
 
-    def _host_value(self, value: Any, needed: bool) -> HostValue:
+    def _host_value(self, value: Any, needed: bool, bits: Bits) -> HostValue:
         if isinstance(value, torch.Tensor):
-            return to_host(value, self._writer, needed)
+            return to_host(value, self._writer, needed, bits)
         if isinstance(value, Scalar):
             return scalar_to_host(value)
         return other_to_host(value)

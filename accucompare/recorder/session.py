@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
@@ -17,17 +18,21 @@ from accucompare.bundle.lock import locked
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter
 from accucompare.errors import CaptureError, UsageError
-from accucompare.live.environment import describe_autocast, describe_environment, device_of, notes_on, notes_on_what_ran
+from accucompare.live.autocast import describe_autocast
+from accucompare.live.environment import describe_environment, device_of, notes_on, notes_on_what_ran
 from accucompare.live.names import Modules, name_modules
 from accucompare.live.numerics import Numerics
 from accucompare.live.randomness import Draws, matched_randomness
 from accucompare.live.sources import digests_of, modules_in, versions_of
 from accucompare.recorder.feeding import Feed
+from accucompare.recorder.given import Given
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.recorder import Recorder
 from accucompare.recorder.start import Start
-from accucompare.recorder.state import Arguments, state_records
-from accucompare.selection import Level, Mode
+from accucompare.recorder.state import Arguments
+from accucompare.recorder.training import NOTHING, Training
+from accucompare.recorder.training_state import StateSaver, UnknownOptimizers
+from accucompare.selection import Level, Mode, Steps
 
 
 class Session:
@@ -44,17 +49,21 @@ class Session:
         recorder: Recorder,
         writer: BundleWriter,
         draws: Draws | None,
-        steps: int | None,
+        steps: Steps | None,
         numerics: Numerics,
         modules: Modules,
         eager: bool,
-        sources: Iterable[str] = (),
+        start: Start,
+        saver: StateSaver | None,
+        unknown: UnknownOptimizers | None,
     ) -> None:
         """What the running capture is made of.
 
         Args:
             eager: whether compiled code runs eagerly.
-            sources: Python modules whose files the manifest shall name if they are loaded, whether or not they run.
+            start: what it starts from.
+            saver: of the training's state; ``None`` if that is not to be saved, or no more.
+            unknown: the optimizers that step although they were not given; ``None`` if no state is saved or restored.
         """
         self.path = path
         self._recorder = recorder
@@ -64,7 +73,9 @@ class Session:
         self._numerics = numerics
         self._modules = modules
         self._eager = eager
-        self._sources = sources
+        self._start = start
+        self._saver = saver
+        self._unknown = unknown
 
     @property
     def step_number(self) -> int:
@@ -79,15 +90,30 @@ class Session:
         failure = self._writer.failure or self._recorder.failure
         if failure is not None:
             raise failure
-        if not self._recorder.listening:
+        recorder, steps = self._recorder, self._steps
+        if steps is not None and recorder.step >= steps.count:
             return
-        self._numerics.end_step(self._recorder.step)
-        self._writer.end_step(self._recorder.step)
-        self._recorder.next_step()
-        if self._draws is not None:
+        if recorder.listening:
+            self._numerics.end_step(recorder.step)
+            series = recorder.end_step()
+            self._writer.end_step(recorder.step, series=series, holds_records=recorder.holds_records)
+        recorder.next_step()
+        if self._draws is not None:  # also in steps that are not recorded, whose draws are numbered with the others
             self._draws.end_step()
-        if self._steps is not None and self._recorder.step >= self._steps:
-            self._recorder.listening = False
+        if self._saver is not None and recorder.step == self._start.first_recorded:
+            self._saver.write(self._writer, recorder.step, self._draws)
+        recorder.listening = steps is None or steps.has(recorder.step)
+
+    def _note_unknown_optimizers(self) -> None:
+        """List as missing what the state that was saved, or started from, does not have of them."""
+        if self._unknown is None:
+            return
+        self._unknown.remove()
+        capture = self._writer.manifest.capture
+        for name in ("training_state", "started"):
+            if capture[name] is not None:
+                missing = msgspec.to_builtins(self._unknown.missing(capture[name]["step"]))
+                capture[name] = {**capture[name], "missing": [*capture[name]["missing"], *missing]}
 
     def _check_end(self, feed: Feed | None, golden: str | Path | None) -> None:
         """Raise what the model has caught, and refuse a fed capture in which nothing was fed."""
@@ -101,12 +127,21 @@ class Session:
             if not feed.fed:
                 raise CaptureError(f"{golden}: nothing of it was fed; {'; '.join(feed.notes()) or 'no module was called'}")
 
+    def _not_reached(self) -> list[str]:
+        """The steps that were to be recorded, and that the run did not come to."""
+        recorder, steps = self._recorder, self._steps
+        if steps is None or steps.chosen is None:
+            return []
+        late = [number for number in steps.chosen if number > recorder.step or (number == recorder.step and not recorder.began_step)]
+        return [f"the run ended before step(s) {Steps.of(late)} of --steps {steps}, which are not recorded"] if late else []
+
     def _end(self, error: BaseException | None) -> None:
         """Write the last step and the manifest."""
         recorder, manifest = self._recorder, self._writer.manifest
+        series = recorder.end_step()
         manifest.model["not_called"] = recorder.not_called()
         optimizer = (manifest.capture.get("optimizer") or "").rpartition(".")[0]
-        ran = {*manifest.model["sources"], *modules_in(recorder.files_run), *self._sources, optimizer} - {""}
+        ran = {*manifest.model["sources"], *modules_in(recorder.files_run), *self._start.sources, optimizer} - {""}
         manifest.model["sources"] = digests_of(ran)
         manifest.model["differentiates"] = torch.autograd.__file__ in recorder.files_run
         manifest.capture["backward"] = recorder.backwards > 0
@@ -115,6 +150,7 @@ class Session:
         manifest.environment["random"] = "drawn on the device" if self._draws is None else "drawn on the CPU"
         if self._draws is not None:
             manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]
+        self._note_unknown_optimizers()
         manifest.notes += self._numerics.notes()
         manifest.notes += recorder.training_notes()
         manifest.notes += notes_on_what_ran(self._modules, self._eager and recorder.called_compiled)
@@ -127,8 +163,9 @@ class Session:
                 "error": f"{len(recorder.errors)} module call(s) could not be recorded; the first: {recorder.errors[0]}"
             }
         manifest.complete = manifest.stopped is None
-        if recorder.records:
-            self._writer.end_step(recorder.step, partial=error is not None)
+        manifest.notes += self._not_reached()
+        if recorder.records or series is not None:
+            self._writer.end_step(recorder.step, error is not None, series, recorder.holds_records)
         self._writer.close()
         if recorder.errors:
             warnings.warn(
@@ -145,11 +182,15 @@ def capture(
     mode: str = Mode.TENSORS,
     level: str = Level.MODULE,
     seed: int | None = None,
-    steps: int | None = None,
+    steps: int | str | Iterable[int] | None = None,
+    roles: str | Iterable[str] | None = None,
     only: str | Iterable[str] = (),
     skip: str | Iterable[str] = (),
     overwrite: bool = False,
     save_state: bool = False,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
     like: str | Path | None = None,
     feed: str | Path | None = None,
     map: str | Iterable[str] = (),
@@ -179,13 +220,22 @@ def capture(
         level: ``"op"`` records the operators called in the code of the modules that ``only`` selects, too, with their source lines, and
             the calls that these modules make. With ``feed``, operators are fed as well; golden must be of this level then.
         seed: of the random operations; 0 if not given, or that of ``like``.
-        steps: record this many steps and no more; without it, all.
+        steps: record this many steps and no more; without it, all. Or the numbers of the steps to record, a list of them or text such as
+            ``"0,10,100-102"`` (``"10-10"`` is step 10 alone): the others run as if there were no capture.
+        roles: what to record, of ``"forward"``, ``"backward"`` (gradients at every layer), ``"grads"`` (of parameters) and ``"update"``, as
+            a list or as text with commas; instead of ``backward``. ``"series"`` alone makes no record: of training, each step's losses,
+            learning rates, gradient norm and digests are in the manifest in any case, kilobytes for 1,000 steps.
         only, skip: globs of qualified names to record and to leave out; those of ``like`` if neither is given. The outermost
             call's inputs are always recorded.
         overwrite: replace an earlier bundle in ``out``.
-        save_state: save parameters, buffers and ``inputs`` too, for ``like``.
+        save_state: save parameters, buffers and ``inputs`` too, for ``like``, and what else a training step starts from: ``optimizer``,
+            ``scheduler``, ``scaler``, the states of random generators, gradients and the step's number. What cannot be saved is listed
+            in the manifest. The state is that before the first step that is recorded.
+        optimizer, scheduler, scaler: those of the loop, for ``save_state`` and ``like``; one, or a list of them. What is recorded of
+            updates is recorded without them, too; an optimizer that holds none of the model's parameters is an error.
         like: a bundle captured with ``save_state``: its weights and buffers are copied into the model before it runs, its
-            train or eval mode is set, and its seed and selection are taken over.
+            train or eval mode is set, and its seed and selection are taken over. The capture begins with the step of the state
+            (``session.step_number``), with the optimizer, scheduler, scaler and random generators as they were then.
         feed: a golden bundle: every module call is given golden's inputs in place of those that arrive, and its caller golden's outputs
             in place of those computed (fresh copies in the same dtype and on the same device), after what arrived and what was computed
             is recorded. So each record shows the error of one module, or of the code of one parent before it. Of
@@ -229,6 +279,7 @@ def capture(
         level=level,
         seed=seed,
         steps=steps,
+        roles=roles,
         only=only,
         skip=skip,
         overwrite=overwrite,
@@ -244,7 +295,8 @@ def capture(
         emulate=emulate,
         queue_bytes=queue_bytes,
     )
-    return recording(model, out, options, device=device, case=case, inputs=inputs, made=made, notes=notes)
+    training = Training.of(optimizer, scheduler, scaler)
+    return recording(model, out, options, device=device, case=case, inputs=inputs, made=made, notes=notes, training=training)
 
 
 @contextlib.contextmanager
@@ -258,6 +310,7 @@ def recording(
     inputs: list[Arguments] | None = None,
     made: Mapping[str, Any] | None = None,
     notes: Iterable[str] = (),
+    training: Training = NOTHING,
 ) -> Iterator[Session]:
     """What ``capture`` does, with its options as one object."""
     if options.like is not None and Path(options.like).resolve() == Path(out).resolve():
@@ -265,12 +318,14 @@ def recording(
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
     modules = name_modules(model)
+    told = Given.of(training.optimizers or None, training.scaler, modules)
     device, rank, ranks = device or device_of(model), *rank_and_ranks()
     notes_on_it = notes_on(modules)  # before it is given the weights and the mode of another
     numerics = Numerics(device, deterministic=options.deterministic, hf32=options.hf32, tf32=options.tf32, emulate=options.emulate)
     with contextlib.ExitStack() as stack:
         stack.enter_context(numerics.in_force())
-        start = Start.of(model, modules, out, options, (rank, ranks), stack)
+        saver = StateSaver(modules, training, device, inputs) if options.save_state else None
+        start = Start.of(model, modules, out, options, (rank, ranks), stack, training, device)
         start.notes[:0] = [*notes_on_it, *notes]
         directory = Path(out)
         stack.enter_context(_prepared(directory, options.overwrite, rank, ranks))
@@ -279,25 +334,30 @@ def recording(
         manifest.environment.update({**describe_environment(device, case), "autocast": None, "random": None})
         writer = BundleWriter(directory, manifest, rank, options.queue_bytes, tensors=options.mode == Mode.TENSORS)
         try:
-            if options.save_state:
-                records, manifest.capture["inputs"] = state_records(modules, inputs)
-                writer.write_state(records)
             draws = stack.enter_context(matched_randomness(start.seed or 0))
+            start.restore_training(manifest, draws)
+            if saver is not None and start.first_recorded == start.step:
+                saver.write(writer, start.step, draws)
             if draws is None:
                 manifest.notes.append("this version of torch does not let random operations be matched across devices")
             eager = "torch._dynamo" in sys.modules
             if eager:  # inner hooks of a compiled model stop firing after its first call
                 stack.enter_context(eager_stance())
             on_first_call = _on_first_call(manifest, model, device)
-            recorder = Recorder(modules, start.selection, writer, on_first_call, start.feed, options.level == Level.OP, options.backward)
+            level = options.level == Level.OP
+            recorder = Recorder(modules, start.selection, writer, on_first_call, start.feed, level, start.groups, told)
             stack.callback(recorder.remove)
-            recorder.record_computed()
-            recorder.install()
+            recorder.step = start.step
+            recorder.install(start.steps)
+            unknown = None
+            if options.save_state or options.like is not None:
+                unknown = UnknownOptimizers(modules, training)
+                stack.callback(unknown.remove)
         except BaseException:
             with contextlib.suppress(CaptureError):
                 writer.close()
             raise
-        session = Session(directory, recorder, writer, draws, start.steps, numerics, modules, eager, start.sources)
+        session = Session(directory, recorder, writer, draws, start.steps, numerics, modules, eager, start, saver, unknown)
         try:
             with numerics.emulation():
                 yield session

@@ -6,23 +6,28 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
+import msgspec
 import torch
 from torch import nn
 
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
+from accucompare.bundle.training_state import Started
 from accucompare.compare.align import Renaming, counterparts
 from accucompare.errors import UsageError
 from accucompare.live.environment import describe_model
 from accucompare.live.names import Modules
+from accucompare.live.randomness import Draws
+from accucompare.recorder.continuation import Continuation
 from accucompare.recorder.feeding import Feed
-from accucompare.recorder.golden_checks import check_golden, check_model
+from accucompare.recorder.golden_checks import check_golden, check_model, held_steps
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.renaming import maps_in_force, selection_of
 from accucompare.recorder.state import restore_weights
-from accucompare.selection import Level, Mode, Selection
+from accucompare.recorder.training import Training
+from accucompare.selection import Level, Mode, RoleGroup, Selection, Steps
 
 
 @dataclass
@@ -30,23 +35,26 @@ class Start:
     """What a capture starts from: what was asked, and what ``like`` and ``feed`` add to it.
 
     Attributes:
-        seed, steps, selection: in force.
+        seed, steps, selection, groups: in force.
         renamings: of the layers of ``like`` and ``feed``.
         notes: sentences for the manifest.
         replaced: the weights that held other values before those of ``like`` were copied.
         model: described, with its weights as they are now.
         golden, feed: what it is fed with, if it is.
+        continuation: the training state of ``like``, if it has one.
     """
 
     seed: int | None
-    steps: int | None
+    steps: Steps | None
     selection: Selection
+    groups: tuple[RoleGroup, ...]
     renamings: list[Renaming]
     notes: list[str]
     replaced: list[str] = field(default_factory=list)
     model: dict[str, Any] = field(default_factory=dict)
     golden: Bundle | None = None
     feed: Feed | None = None
+    continuation: Continuation | None = None
 
     @classmethod
     def of(
@@ -57,36 +65,45 @@ class Start:
         options: CaptureOptions,
         ranks: tuple[int, int],
         stack: contextlib.ExitStack,
+        training: Training,
+        device: torch.device,
     ) -> Start:
         """Restore the weights of ``like`` and open the golden of ``feed``, which the stack closes.
 
         Args:
             ranks: this process's, and how many there are.
+            training: what the loop has beside the model.
+            device: where the model computes.
 
         Raises:
             UsageError: if one of them does not fit the model or the options.
         """
         renamings, notes = maps_in_force(options, modules) if options.map else ([], [])
-        start = cls(options.seed, options.steps, options.selection, renamings, notes)
+        start = cls(options.seed, options.asked, options.selection, options.groups, renamings, notes)
         if options.like is not None:
-            with open_bundle(options.like) as source:
-                buffer_notes, start.replaced = restore_weights(source, modules, renamings)
-                notes += buffer_notes
-                if start.replaced:
-                    first = ", ".join(start.replaced[:3]) + (f", and {len(start.replaced) - 3} more" if len(start.replaced) > 3 else "")
-                    notes.append(f"--like: {len(start.replaced)} of the model's weights held other values before: {first}")
-                _set_mode(model, modules, source.manifest.model, renamings)
-                start._take_over(source.manifest, modules)
+            source = stack.enter_context(open_bundle(options.like))
+            start.continuation = Continuation.of(source, ranks[0], training, modules, renamings, device)
+            start.steps = starting(options.asked, start.step, options.like)
+            start._take_weights(source, modules)
+            _set_mode(model, modules, source.manifest.model, renamings)
+            start._take_over(source.manifest, modules)
         start.model = describe_model(modules)
         if options.feed is not None:
             golden = start.golden = stack.enter_context(open_bundle(options.feed))
             check_golden(golden, out, start.steps, ranks[1])
-            check_model(golden, ranks[0], start.model, options.force, renamings, options.like)
+            check_model(golden, ranks[0], start.model, options.force, renamings, options.like, start.step)
             start._take_over(golden.manifest, modules)
-            start.steps = start.steps or len(golden.manifests[ranks[0]].steps)
+            start.steps = start.steps or held_steps(golden.manifests[ranks[0]])
             start.feed = Feed(golden, ranks[0], modules, renamings)
-            start.feed.backward = start.feed.backward and options.backward
+            start.feed.backward = start.feed.backward and options.trains
+            start.feed.updates = start.feed.updates and start.feed.backward
+            held = golden.manifest.options
+            if options.roles is None:  # what golden does not hold has no partner
+                start.groups = tuple(group for group in start.groups if held.roles is None or group in held.roles)
             if not start.feed.backward:
+                if held.backward and options.trains:
+                    notes.append("nothing of the backward and the update was run: golden holds no gradients of layers to feed (--roles)")
+                    start.groups = tuple(group for group in start.groups if group in (RoleGroup.FORWARD, RoleGroup.SERIES))
                 stack.enter_context(torch.set_grad_enabled(_differentiates(golden)))
             if options.level == Level.OP and golden.manifest.capture.get("level") != Level.OP:
                 chosen = f"--only {' --only '.join(start.selection.only) or 'NAME'}"
@@ -99,11 +116,40 @@ class Start:
         _check_selection(start.selection, modules)
         return start
 
+    def _take_weights(self, source: Bundle, modules: Modules) -> None:
+        """Copy the weights of ``like``, and note which held other values."""
+        changed = () if self.continuation is None else self.continuation.state.buffers
+        notes, replaced = restore_weights(source, modules, self.renamings, changed)
+        self.notes += notes
+        if replaced and not self.step:  # at a later step, the model's own are those of step 0, and nobody expects them to be the same
+            self.replaced = replaced
+            first = ", ".join(replaced[:3]) + (f", and {len(replaced) - 3} more" if len(replaced) > 3 else "")
+            self.notes.append(f"--like: {len(replaced)} of the model's weights held other values before: {first}")
+
     def _take_over(self, manifest: Manifest, modules: Modules) -> None:
         """Seed and selection of a bundle, where none was given."""
         self.seed = manifest.capture.get("seed") if self.seed is None else self.seed
         if not (self.selection.only or self.selection.skip):
             self.selection = selection_of(manifest, modules, self.renamings)
+
+    def restore_training(self, manifest: Manifest, draws: Draws | None) -> None:
+        """Put the training state of ``like`` in place, and note in the manifest what it lacks. Errors as ``Continuation.apply``."""
+        if manifest.capture["like"] is None:
+            return
+        if self.continuation is not None:
+            self.continuation.apply(draws, self.seed)
+            self.notes += self.continuation.notes
+        manifest.capture["started"] = msgspec.to_builtins(Started(0) if self.continuation is None else self.continuation.started)
+
+    @property
+    def first_recorded(self) -> int:
+        """The first step that is recorded, which the saved state is that before."""
+        return self.step if self.steps is None else next(iter(self.steps.numbers))
+
+    @property
+    def step(self) -> int:
+        """The step that it begins with: that of the state, or 0."""
+        return 0 if self.continuation is None else self.continuation.step
 
     @property
     def sources(self) -> Iterable[str]:
@@ -121,23 +167,50 @@ class Start:
                 "mode": Mode(options.mode).value,
                 "level": Level(options.level).value,
                 "seed": self.seed,
-                "steps": self.steps,
+                "steps": None if self.steps is None or self.steps.chosen is not None else self.steps.count - self.steps.first,
+                "chosen_steps": None if self.steps is None or self.steps.chosen is None else list(self.steps.chosen),
+                "roles": [group.value for group in self.groups],
                 "only": list(self.selection.only),
                 "skip": list(self.selection.skip),
                 "like": options.like and str(options.like),
                 "replaced": self.replaced,
+                "started": None,
+                "training_state": None,
                 "map": [renaming.text for renaming in self.renamings],
                 "inputs": None,
                 "feed": fed,
                 "grad": None,
                 "backward": False,
-                "no_backward": not options.backward,
+                "no_backward": not options.trains,
                 "dtype": None,
                 "round_weights": None,
             },
             model={**self.model, "not_called": [], "functions_seen": True, "differentiates": False},
             notes=self.notes,
         )
+
+
+@overload
+def starting(steps: Steps, first: int, like: str | Path | None) -> Steps: ...
+
+
+@overload
+def starting(steps: Steps | None, first: int, like: str | Path | None) -> Steps | None: ...
+
+
+def starting(steps: Steps | None, first: int, like: str | Path | None) -> Steps | None:
+    """The steps of a run that begins with the state of ``like``: so many from there, or those of a list.
+
+    Raises:
+        UsageError: if the list has an earlier one.
+    """
+    if steps is None or not first:
+        return steps
+    if steps.chosen is None:
+        return steps if steps.first else Steps(first + steps.count, first=first)
+    if steps.chosen[0] < first:
+        raise UsageError(f"--steps {steps}: the state of {like} is that before step {first}; choose steps from {first} on")
+    return steps
 
 
 def _differentiates(golden: Bundle) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,15 +43,19 @@ def state_records(modules: Modules, steps: list[Arguments] | None) -> tuple[list
     return records, structure
 
 
-def restore_weights(bundle: Bundle, modules: Modules, renamings: Sequence[Renaming] = ()) -> tuple[list[str], list[str]]:
+def restore_weights(
+    bundle: Bundle, modules: Modules, renamings: Sequence[Renaming] = (), changed: Collection[str] = ()
+) -> tuple[list[str], list[str]]:
     """Copy a bundle's saved parameters and buffers into a model, casting to the model's dtypes.
 
-    Buffers that the model computes itself (``persistent=False``) stay its own: they are part of what is under test.
+    Buffers that the model computes itself (``persistent=False``) stay its own: they are part of what is under test. Those that the steps
+    before the state have ``changed`` do not.
 
     Args:
         bundle: it has saved state.
         modules: the model's.
         renamings: of the bundle's layers; what is renamed to a name that the model has goes there.
+        changed: the saved names of computed buffers that are restored all the same.
 
     Returns:
         Notes: buffers that only one of the two has. And the names of the parameters and buffers that held other values before.
@@ -62,7 +66,7 @@ def restore_weights(bundle: Bundle, modules: Modules, renamings: Sequence[Renami
     """
     computed = {f"{module}.{buffer}" if module else buffer for module, buffer, _ in modules.computed()}
     targets = {(_ROLES[kind], name): tensor for kind, name, tensor in modules.tensors()}
-    saved = _under_names_of(targets, [record for record in bundle.state() if record.role is not Role.CASE_INPUT], renamings)
+    saved = _under_names_of(targets, [record for record in bundle.state() if record.role in _ROLES.values()], renamings)
     only_saved = [name for role, name in saved.keys() - targets.keys() if role is Role.PARAM]
     only_model = [name for role, name in targets.keys() - saved.keys() if role is Role.PARAM]
     for names, others, words in (
@@ -75,7 +79,7 @@ def restore_weights(bundle: Bundle, modules: Modules, renamings: Sequence[Renami
             hint = f"; the nearest is {found[0]!r}" if found else ""
             cure = advice(propose(bundle.manifest.model, modules.outline(), renamings, fingerprints=False)) or "; is it the same model?"
             raise CaptureError(f"--like: {words}: {name!r} ({len(names)} in all{hint}){cure}")
-    own = {(Role.BUFFER, name) for name in computed}
+    own = {(Role.BUFFER, name) for name in computed if (Role.BUFFER, name) not in saved or saved[Role.BUFFER, name].name not in changed}
     pairs = [(saved[key], targets[key]) for key in sorted((saved.keys() & targets.keys()) - own)]
     for record, target in pairs:  # all of them before any is copied: a model that does not fit stays as it is
         if tuple(target.shape) != record.shape:

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from accucompare.bundle.records import Role
+from accucompare.bundle.manifest import StepSeries
+from accucompare.bundle.records import Record, Role
+from accucompare.live import entrances
+from accucompare.live.graph import Observer, observe, observe_no_more
+from accucompare.live.hooks import in_backward
 from accucompare.live.names import Modules
+from accucompare.live.tensors import Bits
 from accucompare.live.values import Scalar, leaves
+from accucompare.recorder.given import Given
+from accucompare.recorder.series import Series
 
-#: What ``torch.nn.utils.clip_grad_norm_`` calls first, with the gradients, for their norm. Others call it, too, who clip nothing.
-_NORM, _CLIPS = "_get_total_norm", "clip_grad_norm_"
+#: What is recorded in place of a gradient where a trainable parameter has none, and where nothing steps it either.
+NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
 
-#: What is recorded in place of a gradient where a trainable parameter has none.
-NO_GRADIENT = "no gradient"
+#: Where Megatron keeps gradients that it has taken out of ``grad``.
+MAIN_GRAD = "main_grad"
+
+#: What parameter groups say of how an update is computed, and not of what: a device may compute it otherwise.
+_WAYS = ("foreach", "fused", "capturable", "differentiable")
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,31 @@ class Parameter:
     own: str
     tensor: torch.Tensor
 
+    @property
+    def grad(self) -> tuple[torch.Tensor | None, str]:
+        """Its gradient, and where that is, if it is not in ``grad``."""
+        if self.tensor.grad is not None or not isinstance(getattr(self.tensor, MAIN_GRAD, None), torch.Tensor):
+            return self.tensor.grad, ""
+        return getattr(self.tensor, MAIN_GRAD), MAIN_GRAD
+
+
+@dataclass(frozen=True)
+class How:
+    """How a value is recorded.
+
+    Attributes:
+        detail: of the record.
+        written: called with the record, when it is written.
+        bits: what is known of the value's bits.
+    """
+
+    detail: str = ""
+    written: Callable[[Record], None] | None = None
+    bits: Bits = Bits.ANY
+
+
+PLAINLY = How()
+
 
 class Sink(Protocol):
     """What is asked of the recorder."""
@@ -43,8 +76,14 @@ class Sink(Protocol):
     def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
         """Do what a hook does, one thread at a time."""
 
-    def add_update(self, module: nn.Module, name: str, update: int, role: Role, path: str, value: Any) -> None:
-        """Record what an update of this step, counted from 0, takes or gives."""
+    def running(self) -> Any:
+        """The module call that is running on this thread; ``None`` if none is."""
+
+    def wants(self, name: str, role: Role) -> bool:
+        """Whether what updates take or give is recorded of a module."""
+
+    def add_update(self, module: nn.Module, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
+        """Record what an update of this step, counted from 0, takes or gives, if that is wanted."""
 
 
 class Golden(Protocol):
@@ -63,14 +102,15 @@ class Golden(Protocol):
 class Updates:
     """The optimizers' part of a recorder: any ``torch.optim.Optimizer`` that steps parameters of the model.
 
-    An update is given ``param_before``, ``param_grad`` (before clipping by ``clip_grad_norm_``) and ``state_before``, and the numbers of
+    An update is given ``param_before``, ``param_grad`` (before PyTorch's functions clip it) and ``state_before``, and the numbers of
     its parameter groups; it makes ``param_update`` (after minus before) and ``state_after``. With golden, the update is given golden's.
-
     """
 
-    def __init__(self, modules: Modules, sink: Sink, golden: Golden | None) -> None:
+    def __init__(self, modules: Modules, sink: Sink, golden: Golden | None, given: Given) -> None:
         self._sink = sink
         self._golden = golden
+        self._given = given
+        self._series = Series()
         self._parameters: dict[int, Parameter] = {}
         self._root = modules.named[""]
         for name, module in modules.named.items():
@@ -80,60 +120,84 @@ class Updates:
         self._count = 0  # of updates in this step
         self._recorded: set[int] = set()  # ids of parameters whose gradient was recorded for the next update
         self._times: Counter[int] = Counter()  # how often a parameter's gradient was recorded for the next update
+        self._told: set[int] = set()  # ids of parameters whose gradient was recorded in this step
+        self._clipped: set[int] = set()  # ids of parameters whose gradient was clipped for the next update
         self._before: dict[int, torch.Tensor] = {}
+        self._held = {id(each.tensor) for optimizer in given.optimizers for each in self._of(optimizer)}
         self._updated: set[int] = set()
+        self._begun: Counter[int] = Counter()  # steps of each optimizer, by its id
+        self._any_update = False  # whether an optimizer stepped in this step, also one of other parameters
+        self._others: dict[str, None] = {}  # classes of optimizers that hold no parameter of the model
         self._handles: list[Any] = []
-        self._norm: Any = None
+        self._observer = Observer(self._backward_begins)
+        self._observed: list[tuple[Any, str, entrances.Before]] = [
+            (*place, functools.partial(self._clipping, callers)) for place, callers in entrances.CLIPPING.items()
+        ]
+        for kind in entrances.scalers(given.scaler):
+            self._observed += [(kind, "scale", self._scaling), (kind, "step", self._stepping)]
+
+    @property
+    def backwards(self) -> int:
+        """How many backwards there were."""
+        return self._series.backwards
 
     def notes(self) -> list[str]:
-        """What was not updated though it could be, in one sentence."""
+        """What was not updated though it could be, one sentence each."""
+        kinds = ", ".join(self._others)
+        notes = [f"an optimizer stepped that holds no parameter of the model ({kinds}); its updates are not recorded"] if kinds else []
         idle = [each for key, each in self._parameters.items() if key not in self._updated and each.tensor.requires_grad]
         if not idle or not self._updated:
-            return []
+            return notes
         first = f"{idle[0].name}.{idle[0].own}" if idle[0].name else idle[0].own
-        return [f"{len(idle)} trainable parameter(s) are in no optimizer that stepped, such as {first}"]
+        return [*notes, f"{len(idle)} trainable parameter(s) are in no optimizer that stepped, such as {first}"]
 
     def install(self) -> None:
         self._handles = [
             register_optimizer_step_pre_hook(functools.partial(self._guarded, self._begins)),
             register_optimizer_step_post_hook(functools.partial(self._guarded, self._ends)),
         ]
-        original = self._norm = getattr(clip_grad, _NORM, None)
-        if original is not None:  # before torch 2.6, gradients are recorded as they were clipped
-
-            @functools.wraps(original)
-            def norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-                tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-                if sys._getframe(1).f_code.co_name == _CLIPS:
-                    self._guarded(self._clips, tensors)
-                return original(tensors, *args, **kwargs)
-
-            setattr(clip_grad, _NORM, norm)
+        observe(self._observer)
+        for owner, name, act in self._observed:
+            entrances.observe(owner, name, act)
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if self._norm is not None:
-            setattr(clip_grad, _NORM, self._norm)
-            self._norm = None
+        observe_no_more(self._observer)
+        for owner, name, act in self._observed:
+            entrances.observe_no_more(owner, name, act)
         self._before.clear()
+
+    def end_step(self, step: int) -> Callable[[], StepSeries] | None:
+        """A step ends: tell the gradients that no update was given. Gives what ``Series.end_step`` does."""
+        if self._any_update:
+            for key, each in self._parameters.items():
+                if each.tensor.requires_grad and key not in self._held and key not in self._told:
+                    grad, _ = each.grad
+                    value = IN_NO_OPTIMIZER if grad is None else grad
+                    self._sink.add_update(each.module, each.name, 0, Role.PARAM_GRAD, each.own, value, How(IN_NO_OPTIMIZER))
+        return self._series.end_step(step)
 
     def next_step(self) -> None:
         self._count = 0
-        self._recorded.clear()
-        self._times.clear()
-        self._before.clear()
-
-    def backward_begins(self) -> None:
-        """Gradients that were recorded are no longer those of the next update: they were clipped and added to, or it was skipped."""
-        self._recorded.clear()
+        self._any_update = False
+        for each in (self._recorded, self._times, self._told, self._clipped, self._before):
+            each.clear()
 
     def start_from_golden(self) -> None:
         """A step begins: with golden's weights, where it has recorded them."""
         if self._golden is not None:
             for each in self._parameters.values():
                 self._golden.start(each.name, each.own, each.tensor)
+
+    def call_begins(self) -> None:
+        """The model is called."""
+        self._series.call_begins()
+
+    def given(self, tensor: torch.Tensor, recorded: bool) -> Callable[[Record], None]:
+        """As ``Series.given``."""
+        return self._series.given(tensor, recorded)
 
     def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
         if self._sink.listening:
@@ -145,27 +209,76 @@ class Updates:
                 if id(tensor) in self._parameters:
                     yield self._parameters[id(tensor)]
 
-    def _clips(self, grads: list[torch.Tensor]) -> None:
-        """Gradients are about to be clipped."""
-        clipped = {id(grad) for grad in grads}
-        for each in self._parameters.values():
-            if each.tensor.grad is not None and id(each.tensor.grad) in clipped:
+    def _backward_begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
+        """Gradients that were recorded are no longer those of the next update: they were clipped and added to, or it was skipped."""
+        if self._sink.listening and self._sink.running() is None and not in_backward():
+            self._recorded.clear()
+            self._guarded(self._series.backward_begins, roots)
+
+    def _clipping(self, callers: Collection[str], caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if caller in callers:
+            self._guarded(self._clips, {id(grad) for _, grad in leaves(args)})
+
+    def _clips(self, grads: Collection[int]) -> None:
+        """Gradients are about to be clipped; their ids."""
+        for key, each in self._parameters.items():
+            if each.tensor.grad is not None and id(each.tensor.grad) in grads:
                 self._gradient(each, None)
+                self._clipped.add(key)
+
+    def _scaling(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
+        return functools.partial(self._guarded, self._scaled, args[0]) if self._sink.listening else None
+
+    def _scaled(self, scaler: Any, result: Any) -> None:
+        """A scaler has multiplied losses."""
+        if getattr(scaler, "is_enabled", lambda: True)():
+            scale = getattr(scaler, "_scale", None)
+            self._series.scaled((part for _, part in leaves(result)), scale if isinstance(scale, torch.Tensor) else scaler.get_scale())
+
+    def _stepping(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
+        """A scaler is told to step an optimizer; it does not if a gradient is not finite."""
+        optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
+        if not self._sink.listening or optimizer is None:
+            return None
+        before = self._begun[id(optimizer)]
+
+        def stepped(result: Any) -> None:
+            if self._begun[id(optimizer)] == before and any(self._of(optimizer)):
+                self._series.rates(optimizer)
+                self._series.left_out()
+
+        return functools.partial(self._guarded, stepped)
 
     def _begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         parameters = list(self._of(optimizer))
+        self._begun[id(optimizer)] += 1
+        self._any_update = True
         if not parameters:
+            self._others[type(optimizer).__name__] = None
+            for key, each in self._parameters.items():
+                if key not in self._held and each.grad[1]:  # it steps copies of the parameters
+                    self._gradient(each, None)
             return
+        self._series.rates(optimizer)
         self._groups(optimizer)
         closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))  # the first argument is the optimizer
+        first, scale = self._series.wants_weights, getattr(optimizer, "grad_scale", None)
         for each in parameters:
             self._updated.add(id(each.tensor))
             if not closure:  # which computes gradients only then
-                self._gradient(each, getattr(optimizer, "grad_scale", None))
-            self._take(each, Role.PARAM_BEFORE, each.own, each.tensor)
+                self._gradient(each, scale)
+            self._parameter(each, self._weight(each) if first else None)
             for path, value in self._state(optimizer, each):
-                self._take(each, Role.STATE_BEFORE, path, value)
-            self._before[id(each.tensor)] = each.tensor.detach().clone()
+                self._take(each, Role.STATE_BEFORE, path, value, How(bits=Bits.NEW))
+        self._held |= {id(each.tensor) for each in parameters}
+        if first:
+            held = {id(each.tensor) for each in parameters}
+            for key, each in self._parameters.items():
+                if key not in held:
+                    self._weight(each, recorded=False)
+        if any(id(each.tensor) in self._clipped for each in parameters):
+            grads = (each.grad[0] for each in parameters)
+            self._series.clipped(grad if scale is None else grad / scale for grad in grads if grad is not None)
 
     def _ends(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         parameters = list(self._of(optimizer))
@@ -177,17 +290,27 @@ class Updates:
             before = self._before.pop(id(each.tensor), None)
             if before is not None:
                 wide = torch.float32 if before.itemsize < 4 else before.dtype
-                self._give(each, Role.PARAM_UPDATE, each.own, each.tensor.detach().to(wide) - before.to(wide))
+                self._give(each, Role.PARAM_UPDATE, each.own, each.tensor.detach().to(wide) - before.to(wide), How(bits=Bits.OURS))
+                del before
             for path, value in self._state(optimizer, each):
-                self._give(each, Role.STATE_AFTER, path, value)
-        self._recorded.clear()
-        self._times.clear()
+                self._give(each, Role.STATE_AFTER, path, value, How(bits=Bits.NEW))
+        self._series.updated(getattr(optimizer, "found_inf", None))
+        for record in (self._recorded, self._times, self._clipped):
+            record.clear()
         self._count += 1
+
+    def _weight(self, parameter: Parameter, recorded: bool | None = None) -> Callable[[Record], None] | None:
+        """What is to be called with the record of a parameter before the step's first update, for the digest of all weights."""
+        if not self._sink.wants("", Role.PARAM_BEFORE):
+            return None
+        if recorded is None:
+            recorded = self._sink.wants(parameter.name, Role.PARAM_BEFORE)
+        return self._series.weight(parameter.tensor, recorded)
 
     def _groups(self, optimizer: Any) -> None:
         """Record learning rates, betas and whatever numbers else the parameter groups have."""
         for number, group in enumerate(optimizer.param_groups):
-            options = {name: value for name, value in group.items() if name != "params"}
+            options = {name: value for name, value in group.items() if name not in ("params", *_WAYS)}
             for path, value in leaves(options):
                 if isinstance(value, (torch.Tensor, *Scalar)):
                     path = f"{type(optimizer).__name__}.{number}.{path}"
@@ -201,37 +324,56 @@ class Updates:
             scale: what the gradient is still multiplied by, which a fused optimizer undoes itself.
             late: the update is over, so that golden's gradient comes too late.
         """
-        if id(parameter.tensor) in self._recorded:
+        key = id(parameter.tensor)
+        if key in self._recorded:
             return
-        self._recorded.add(id(parameter.tensor))
-        self._times[id(parameter.tensor)] += 1
-        times = self._times[id(parameter.tensor)]
-        path = parameter.own if times == 1 else f"{parameter.own}#{times}"
-        grad = parameter.tensor.grad
+        self._recorded.add(key)
+        self._told.add(key)
+        self._times[key] += 1
+        path = parameter.own if self._times[key] == 1 else f"{parameter.own}#{self._times[key]}"
+        grad, where = parameter.grad
         if grad is None:
             if parameter.tensor.requires_grad:
                 self._give(parameter, Role.PARAM_GRAD, path, NO_GRADIENT)
-        elif scale is not None:
-            unscaled = grad / scale
-            self._take(parameter, Role.PARAM_GRAD, path, unscaled)
-            if self._golden is not None:
-                grad.copy_(unscaled * scale)
-        elif late:
-            self._give(parameter, Role.PARAM_GRAD, path, grad)
+            return
+        value = grad if scale is None else grad / scale
+        written = self._norm(parameter, value)
+        if late:
+            self._give(parameter, Role.PARAM_GRAD, path, value, How(where, written))
             if self._golden is not None:
                 self._golden.leave(parameter.name, self._count, Role.PARAM_GRAD, path, "the update computed it itself, in its closure")
-        else:
-            self._take(parameter, Role.PARAM_GRAD, path, grad)
+            return
+        self._take(parameter, Role.PARAM_GRAD, path, value, How(where, written))
+        if scale is not None and self._golden is not None:
+            grad.copy_(value * scale)
+
+    def _parameter(self, parameter: Parameter, written: Callable[[Record], None] | None) -> None:
+        """Record a parameter that an update is given, keep it until that is over, and give it golden's."""
+        tensor, wanted = parameter.tensor.detach(), self._sink.wants(parameter.name, Role.PARAM_BEFORE)
+        if self._golden is None and wanted:  # one copy is recorded, and kept
+            tensor = self._before[id(parameter.tensor)] = tensor.clone()
+            self._give(parameter, Role.PARAM_BEFORE, parameter.own, tensor, How(written=written, bits=Bits.OURS))
+        elif self._golden is not None:
+            self._take(parameter, Role.PARAM_BEFORE, parameter.own, parameter.tensor, How(written=written))
+            if wanted:
+                self._before[id(parameter.tensor)] = tensor.clone()
+
+    def _norm(self, parameter: Parameter, grad: torch.Tensor) -> Callable[[Record], None] | None:
+        """What is to be called with the record of a gradient, for its norm; if it is not recorded, or has no plain data, it is read now."""
+        if self._sink.wants(parameter.name, Role.PARAM_GRAD) and grad.layout is torch.strided:
+            return self._series.norm_of(parameter.tensor)
+        self._series.measure(parameter.tensor, grad)
+        return None
 
     def _state(self, optimizer: Any, parameter: Parameter) -> Iterator[tuple[str, Any]]:
         for path, value in leaves(dict(optimizer.state.get(parameter.tensor, {}))):
             yield f"{parameter.own}.{path}", value
 
-    def _take(self, parameter: Parameter, role: Role, path: str, value: Any) -> None:
+    def _take(self, parameter: Parameter, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
         """Record what an update is given, and give it golden's."""
-        self._give(parameter, role, path, value)
+        self._give(parameter, role, path, value, how)
         if self._golden is not None and isinstance(value, torch.Tensor):
             self._golden.put(parameter.name, self._count, role, path, value)
 
-    def _give(self, parameter: Parameter, role: Role, path: str, value: Any) -> None:
-        self._sink.add_update(parameter.module, parameter.name, self._count, role, path, value)
+    def _give(self, parameter: Parameter, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
+        self._sink.add_update(parameter.module, parameter.name, self._count, role, path, value, how)

@@ -7,7 +7,8 @@ import math
 from accucompare.compare.baseline import differing
 from accucompare.compare.culprits import is_choice
 from accucompare.compare.result import Answer, Result
-from accucompare.compare.rows import Culprit, Row
+from accucompare.compare.rows import Row
+from accucompare.compare.sites import Culprit
 from accucompare.numbers.dtypes import DTYPES
 
 #: What a culprit is, and what the two measures of its error mean.

@@ -1,4 +1,4 @@
-"""The Excel report of a comparison: *Summary*, *Layers*, *Divergence*, *Unmatched*, *Environment*."""
+"""The Excel report of a comparison: *Summary*, *Training* if there is any, *Layers*, *Divergence*, *Unmatched*, *Environment*."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from accucompare.report.excel_environment import environment
 from accucompare.report.excel_layers import all_layers, unmatched
 from accucompare.report.excel_sheets import write_workbook
 from accucompare.report.excel_summary import summary
+from accucompare.report.excel_training import training
 from accucompare.report.sheets import Page, Table
 
 
@@ -26,6 +27,7 @@ def write_excel(comparison: Result, path: Path) -> Path:
     layers = all_layers(comparison)
     sheets: list[Page | Table] = [
         summary(comparison, layers),
+        *training(comparison),
         layers,
         divergence(comparison, layers),
         unmatched(comparison),

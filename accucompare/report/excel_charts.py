@@ -59,10 +59,11 @@ def _series(series: Series, values: Reference, count: int) -> Any:
 def _axes(drawn: Any, chart: Chart, count: int, names: bool) -> None:
     x, y = drawn.x_axis, drawn.y_axis
     x.delete = y.delete = False  # openpyxl 3.1 leaves both out otherwise
-    y.scaling.logBase = 10
+    if chart.logarithmic:
+        y.scaling.logBase = 10
     if chart.bounds:
         y.scaling.min, y.scaling.max = chart.bounds
-    y.number_format, y.majorTickMark = "0E+00", "out"
+    y.number_format, y.majorTickMark = "0E+00" if chart.logarithmic else "General", "out"
     y.majorGridlines.spPr = GraphicalProperties(ln=LineProperties(solidFill="E5E7EB", w=6350))
     x.crosses = "min"  # at the foot of the chart, not at 1
     x.tickLblPos = "low"

@@ -11,10 +11,11 @@ from datetime import datetime, timezone
 from functools import partial
 
 from accucompare.compare.result import Result
-from accucompare.compare.rows import BY_STATISTICS, MEANING, Culprit, Reason, Row, Status
+from accucompare.compare.rows import BY_STATISTICS, MEANING, Reason, Row, Status
+from accucompare.compare.sites import Culprit
 from accucompare.compare.suggest import float_dtype
 from accucompare.report import culprit_words as culprits
-from accucompare.report import looks
+from accucompare.report import looks, training_words
 from accucompare.report.columns import COLUMNS, COUNT, EXCESS, SCIENTIFIC, Column, chosen, layer
 from accucompare.report.excel_environment import DIFFERS, entries, entry_columns, entry_fill, important
 from accucompare.report.looks import Look
@@ -57,6 +58,7 @@ def _lines(comparison: Result, layers: Table) -> Iterator[Line]:
     yield _fact(_MADE, made, looks.WRAPPED, per_line=140)
     if until is not None:
         yield _fact("identical until", culprits.identical_until(comparison), looks.LINK, links[id(until)])
+    yield from _training(comparison)
     yield from _culprits(comparison, links)
     yield from _first_divergence(comparison, links)
     yield from _preflight(comparison)
@@ -77,6 +79,8 @@ def meaning(comparison: Result) -> str:
             f"{failed:,} of {total:,} rows {'fails' if failed == 1 else 'fail'}"
             + (f", the first at {_short(first.place)}." if first else ".")
         )
+    elif not comparison.compared and comparison.steps_judged:
+        sentences.append(f"Losses and gradient norms of {comparison.steps_judged:,} steps were compared; no layer was.")
     elif passed:
         sentences.append(f"All {passed:,} rows that could be compared are {culprits.agreement(comparison)}.")
     else:
@@ -125,6 +129,26 @@ def _expectation(comparison: Result) -> Iterator[Line]:
         kept = len(feed.not_fed)
         but = f", but for {kept:,} values (see Environment)" if kept else ""
         yield _fact("fed", f"every call was given golden's values{but}, so each error is its own")
+
+
+def _training(comparison: Result) -> Iterator[Line]:
+    """What two runs were told to do otherwise, where they part, and what came of a standard."""
+    found, sentence = comparison.training, training_words.steps_sentence(comparison)
+    if found is None or not (sentence or comparison.acceptance):
+        return
+    yield from _section("Training")
+    for line in training_words.settings(found):
+        yield _fact("told otherwise", line, _ALARM._replace(line=""), per_line=140)
+    look = looks.BOLD._replace(wrap=True, vertical="top", color=looks.DARK_RED if found.parting is not None else looks.INK)
+    if sentence:
+        yield _fact("steps", sentence, look, "'Training'!A1", per_line=140)
+    for line in training_words.details(comparison, found):
+        yield _fact("", line, looks.WRAPPED, per_line=140)
+    if comparison.acceptance is not None:
+        yield _fact("standard", training_words.acceptance_sentence(comparison.acceptance))
+        for met in comparison.acceptance.rules:
+            words = f"{training_words.outcome(met)}: {met.rule.measure.value} is {training_words.measured(met)} apart (limit {met.rule})"
+            yield _fact("", words, looks.PLAIN if met.passed else _ALARM._replace(line=""))
 
 
 def _culprits(comparison: Result, links: dict[int, str]) -> Iterator[Line]:

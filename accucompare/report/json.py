@@ -11,9 +11,13 @@ from typing import Any
 import msgspec
 
 from accucompare.bundle.records import Record
+from accucompare.compare.acceptance import Acceptance
+from accucompare.compare.ladder import Parting, TrainingResult
 from accucompare.compare.measure import Metrics
 from accucompare.compare.result import Result
-from accucompare.compare.rows import Culprit, Row
+from accucompare.compare.rows import Row
+from accucompare.compare.sites import Culprit
+from accucompare.compare.step_pairs import StepPair
 from accucompare.files import written_whole
 from accucompare.report.culprit_words import place, verdict
 
@@ -47,6 +51,8 @@ def write_json(comparison: Result, path: Path) -> Path:
         "tolerance": str(comparison.tolerances),
         "identical_until": None if until is None else comparison.place(until),
         "first_divergence": None if first is None else comparison.place(first),
+        "training": None if comparison.training is None else _training(comparison.training),
+        "acceptance": None if comparison.acceptance is None else _acceptance(comparison.acceptance),
         "culprits": [_culprit(comparison, culprit, numbers[id(culprit.row)]) for culprit in comparison.culprits],
         "preflight": [{name: getattr(finding, name) for name in _FINDING} for finding in comparison.preflight],
         "damage": comparison.damage,
@@ -64,6 +70,56 @@ def _culprit(comparison: Result, culprit: Culprit, number: int) -> dict[str, Any
     more["configured"] = [asdict(option) for option in culprit.configured]
     difference = {} if culprit.difference is None else {"difference": asdict(culprit.difference)}
     return {"place": place(comparison, culprit), "row": number, **shown, "limit": culprit.row.verdict.excess_limit, **more, **difference}
+
+
+def _training(found: TrainingResult) -> dict[str, Any]:
+    names = ("judged_by", "dtype", "compared", "judged", "identical", "same_batches")
+    shown = {name: getattr(found, name) for name in names}
+    drifts = {name: _fields(getattr(found, name)) for name in ("loss", "norm", "expected_loss", "expected_norm")}
+    return {
+        **shown,
+        "settings": [asdict(setting) for setting in found.settings],
+        "parting": None if found.parting is None else _parting(found.parting),
+        "other_bits": None if found.other_bits is None else _parting(found.other_bits),
+        "drift": {name: None if each is None else {**each, "biased": getattr(found, name).biased} for name, each in drifts.items()},
+        "steps": [_step(pair) for pair in found.pairs],
+    }
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    return None if value is None else asdict(value)
+
+
+def _parting(parting: Parting) -> dict[str, Any]:
+    values = {name: getattr(parting, name) for name in ("rank", "step", "rung", "quantity", "golden", "candidate")}
+    apart = {} if parting.apart is None else {"relative": parting.apart.relative, "limit": parting.apart.limit}
+    row = None if parting.row is None else parting.row.place
+    return {"sentence": str(parting), **values, **apart, "setting": _fields(parting.setting), "row": row}
+
+
+def _step(pair: StepPair) -> dict[str, Any]:
+    numbers = {quantity.value: {"relative": apart.relative, "limit": apart.limit, "over": apart.over} for quantity, apart in pair.numbers}
+    sides = {name: None if side is None else msgspec.to_builtins(side) for name, side in
+             (("golden", pair.golden), ("candidate", pair.candidate))}  # fmt: skip
+    return {"rank": pair.rank, "step": pair.step, **sides, **numbers}
+
+
+def _acceptance(found: Acceptance) -> dict[str, Any]:
+    rules = [
+        {
+            "measure": met.rule.measure,
+            "absolute": met.absolute,
+            "relative": met.relative,
+            "absolute_limit": met.rule.absolute,
+            "relative_limit": met.rule.relative,
+            "passed": met.passed if met.judged else None,
+            "why_not": met.why_not,
+        }
+        for met in found.rules
+    ]
+    least = found.preset.least_steps
+    shown = {"standard": found.standard, "source": found.preset.source, "passed": found.passed, "steps": found.steps, "least_steps": least}
+    return {**shown, "rules": rules}
 
 
 _FINDING = ("topic", "message", "serious", "of_baseline")

@@ -74,7 +74,7 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of columns of a table, on a logarithmic axis.
+    """A chart of columns of a table.
 
     Attributes:
         at: the cell at its upper left corner.
@@ -86,6 +86,7 @@ class Chart:
         bounds: what the axis upwards runs between; ``None`` for as far as the values reach.
         spanned: whether lines go on where a value is missing.
         data: the table with the columns, if it is not the one that the chart stands beside.
+        logarithmic: whether the axis upwards is.
     """
 
     at: str
@@ -97,6 +98,7 @@ class Chart:
     bounds: tuple[float, float] | None = None
     spanned: bool = False
     data: Table | None = None
+    logarithmic: bool = True
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,13 @@ from accucompare.bundle.reader import Bundle, Index, StoredTensor, open_bundle
 from accucompare.bundle.records import Record, display_name
 from accucompare.bundle.verification import Verified
 from accucompare.compare.result import Result
-from accucompare.compare.rows import BY_STATISTICS, MEANING, Culprit, Reason, Row, Status
+from accucompare.compare.rows import BY_STATISTICS, MEANING, Reason, Row, Status
+from accucompare.compare.sites import Culprit
 from accucompare.errors import RecordError, UsageError
 from accucompare.files import written_whole
 from accucompare.numbers.dtypes import DTYPES, Array, DType, widen
 from accucompare.report import culprit_words as culprits
+from accucompare.report import training_words as training
 from accucompare.report.columns import COLUMNS, COUNT, EXCESS, GENERAL, SCIENTIFIC, Column, Value, chosen
 from accucompare.report.console import WIDTH, open_console, print_heading, print_rest
 from accucompare.report.tables import print_table
@@ -47,8 +49,12 @@ def print_capture(path: Path) -> None:
         records = sum(entry.records for _, entry in steps)
         size = sum(file.stat().st_size for file in path.glob("rank*/*"))
         console = open_console()
-        plural = "" if len(steps) == 1 else "s"
-        console.print(_text(f"captured {len(steps)} step{plural}, {records} records, {_size(size)} in {path}"), soft_wrap=True)
+        series = 0 if steps else len(bundle.manifest.series)
+        plural = "" if len(steps) + series == 1 else "s"
+        what = (
+            f"the series of {series} step{plural}, no records" if series else f"{len(steps)} step{plural}, {records} records, {_size(size)}"
+        )
+        console.print(_text(f"captured {what} in {path}"), soft_wrap=True)
         idle = bundle.manifest.model.get("not_called") or []
         if idle:
             shown = ", ".join(display_name(name) for name in idle[:3]) + (f", and {len(idle) - 3} more" if len(idle) > 3 else "")
@@ -66,6 +72,7 @@ def print_comparison(comparison: Result, report: Path, quiet: bool) -> None:
     if until := culprits.identical_until(comparison):
         console.print(until, soft_wrap=True)
     _print_preflight(console, comparison)
+    _print_training(console, comparison)
     _print_culprits(console, comparison)
     if comparison.first_divergence is not None:
         _print_divergence(console, comparison, comparison.first_divergence)
@@ -74,10 +81,12 @@ def print_comparison(comparison: Result, report: Path, quiet: bool) -> None:
     for damage in comparison.damage[:_UNMATCHED_SHOWN]:
         console.print(_text(f"unreadable: {damage}", "red"), soft_wrap=True)
     console.print()
-    console.print(_counts(comparison))
+    if not comparison.series_only:
+        console.print(_counts(comparison))
     if nonfinite := comparison.nonfinite_on_both:
         console.print(Text(f"{nonfinite} {'row holds' if nonfinite == 1 else 'rows hold'} NaN or Inf on both sides", "yellow"))
-    console.print(_text(f"tolerance: {culprits.tolerance(comparison)}"))
+    if not comparison.series_only:
+        console.print(_text(f"tolerance: {culprits.tolerance(comparison)}"))
     console.print(_text(f"report: {report}"), soft_wrap=True)
 
 
@@ -85,6 +94,14 @@ def _verdict_line(comparison: Result) -> Text:
     sides = f"{comparison.candidate.path} against {comparison.golden.path}"
     if comparison.trouble:
         return Text.assemble(("TROUBLE", "bold red"), _text(f"  {sides}: {comparison.trouble}"))
+    if comparison.acceptance is not None:
+        failed = comparison.counts_by_status()[Status.FAIL]
+        rows = f"; {failed} of {len(comparison.rows)} rows fail, which does not decide" if comparison.rows else ""
+        word, style = ("PASS", "bold green") if comparison.passed else ("FAIL", "bold red")
+        return Text.assemble((word, style), _text(f"  {sides}: {training.acceptance_sentence(comparison.acceptance)}{rows}"))
+    if comparison.series_only or (comparison.parting is not None and not comparison.counts_by_status()[Status.FAIL]):
+        verdict = (culprits.verdict(comparison), "bold green" if comparison.passed else "bold red")
+        return Text.assemble(verdict, _text(f"  {sides}: {comparison.conclusion}"))
     conclusion = f"{comparison.conclusion}; " if culprits.judged(comparison) else ""
     if comparison.passed:
         uncompared = comparison.counts()[Reason.NOT_COMPARABLE]
@@ -106,6 +123,28 @@ def _print_preflight(console: Console, comparison: Result) -> None:
     for finding in comparison.preflight:
         line = _text(f"  {'!' if finding.serious else '·'} {finding.message}", "yellow" if finding.serious else "")
         console.print(line, soft_wrap=True)  # a command in it can be copied whole
+
+
+def _print_training(console: Console, comparison: Result) -> None:
+    """What two runs were told to do otherwise, where they part, how they wander, and what came of a standard."""
+    found, sentence = comparison.training, training.steps_sentence(comparison)
+    if found is None or not (sentence or comparison.acceptance):
+        return
+    print_heading(console, "Training")
+    for line in training.settings(found):
+        console.print(_text(f"  ! {line}", "yellow"), soft_wrap=True)
+    if sentence:
+        console.print(_text(f"  {sentence}", "bold red" if found.parting is not None else ""), soft_wrap=True)
+    for line in training.details(comparison, found):
+        console.print(_text(f"  {line}", "bright_black"), soft_wrap=True)
+    if comparison.acceptance is not None:
+        columns = [
+            Column("rule", lambda met: met.rule.measure.value, least=12),
+            Column("measured", training.measured, GENERAL),
+            Column("limit", lambda met: str(met.rule), GENERAL),
+            Column("", training.outcome, GENERAL),
+        ]
+        print_table(console, columns, comparison.acceptance.rules, f"Standard {comparison.acceptance.standard.value}")
 
 
 def _print_culprits(console: Console, comparison: Result) -> None:

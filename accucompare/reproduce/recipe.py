@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import inspect
 import logging
-import random
 import re
 import sys
 import textwrap
@@ -29,6 +28,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from accucompare.live.names import unwrapped
+from accucompare.live.random_state import random_state_kept
 from accucompare.reproduce.arguments import MISSING, guessed, is_default, parameters_of
 from accucompare.reproduce.imports import CannotRebuildError, import_lines
 from accucompare.reproduce.likeness import attributes, difference, is_transformers_config, same
@@ -62,16 +62,14 @@ def recipe(module: nn.Module, directory: Path | None = None) -> Recipe:
         CannotRebuildError: if no such text was found.
     """
     writer = _Writer(directory)
-    muted, state, state_of_numpy = logging.root.manager.disable, random.getstate(), np.random.get_state()
+    muted = logging.root.manager.disable
     logging.disable()  # transformers warns of what it has warned of when the model was made
     try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        with warnings.catch_warnings(), random_state_kept(torch.device("cpu")):
             warnings.simplefilter("ignore")
             text = writer.module(module)
     finally:
         logging.disable(muted)
-        random.setstate(state)
-        np.random.set_state(state_of_numpy)
     return Recipe(writer.imports_of(text), text)
 
 

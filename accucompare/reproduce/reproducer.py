@@ -18,14 +18,15 @@ from accucompare.case import load_case
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import AccucompareError, BundleError, CaptureError, CaseError, DeviceError, UsageError
 from accucompare.findings.events import Direction, Site
+from accucompare.live.autocast import autocast_then
 from accucompare.live.hooks import arguments_of
 from accucompare.live.names import Modules, name_modules, unwrapped
-from accucompare.live.randomness import set_state
+from accucompare.live.random_state import RandomState
 from accucompare.live.state import put_together
 from accucompare.live.tensors import from_bits
 from accucompare.live.values import leaves
 from accucompare.reproduce.outcome import Outcome, TableRow, cells, counts, is_bad, looking_inside
-from accucompare.reproduce.snapshot import SnapshotDescription, always, autocast_then
+from accucompare.reproduce.snapshot import SnapshotDescription, always
 
 SHOWS, FINITE, TROUBLE = 1, 0, 2
 
@@ -275,12 +276,11 @@ class Reproducer:
 
     def _set_random(self, device: torch.device) -> None:
         own = {name: record for name, record in self._saved.random.items() if _type(name) == device.type}
-        if "cpu" in self._saved.random:
-            set_state(torch.device("cpu"), self._load(Role.CASE_INPUT, self._saved.random["cpu"], "cpu"))
+        records = {"cpu": self._saved.random["cpu"]} if "cpu" in self._saved.random else {}
         if device.type != "cpu" and own:
-            record = own.get(self._saved.device) or next(iter(own.values()))
-            set_state(device, self._load(Role.CASE_INPUT, record, "cpu"))
-        elif device.type != _type(self._saved.device):
+            records[str(device)] = own.get(self._saved.device) or next(iter(own.values()))
+        RandomState({name: self._load(Role.CASE_INPUT, record, "cpu") for name, record in records.items()}).restore()
+        if device.type != _type(self._saved.device):
             print(f"random numbers, if it draws any, are others here than on {self._saved.device}")
 
     def _run_backward(self, module: nn.Module, outputs: Mapping[str, Any], sources: Mapping[str, torch.Tensor], outcome: Outcome) -> None:

@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 from torch import nn
 
 from accucompare.findings.events import Finding
-from accucompare.live.randomness import get_state, set_state
-from accucompare.live.tensors import dtype_name
-
-
-@dataclass(frozen=True)
-class RandomState:
-    """The states of all random generators that a model may draw from: by device (``cpu``, ``cuda:0``, ``npu:0``); Python's; NumPy's."""
-
-    devices: dict[str, torch.Tensor] = field(default_factory=dict)
-    python: Any = None
-    numpy: Any = None
-
-    @classmethod
-    def now(cls, device: torch.device) -> RandomState:
-        devices = {str(each): get_state(each) for each in dict.fromkeys((torch.device("cpu"), device))}
-        return cls(devices, random.getstate(), np.random.get_state())
-
-    def restore(self) -> None:
-        for name, state in self.devices.items():
-            set_state(torch.device(name), state)
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
+from accucompare.live.random_state import RandomState
 
 
 @dataclass(eq=False)
@@ -66,22 +42,6 @@ class Snapshot:
     grads: dict[str, torch.Tensor] = field(default_factory=dict)
     grad_enabled: bool = True
     numbers: dict[nn.Module, dict[str, Any]] = field(default_factory=dict)
-
-
-def autocast_now() -> dict[str, Any]:
-    """The autocast in force, by type of device: ``{"cpu": {"enabled": True, "dtype": "bfloat16"}, …}``."""
-    kinds = ["cpu", "cuda", *(["npu"] if hasattr(torch, "npu") else [])]
-    return {kind: {"enabled": torch.is_autocast_enabled(kind), "dtype": dtype_name(torch.get_autocast_dtype(kind))} for kind in kinds}
-
-
-@contextlib.contextmanager
-def autocast_then(table: Mapping[str, Any]) -> Iterator[None]:
-    """Set the autocast that ``autocast_now`` gave, while the context lasts."""
-    with contextlib.ExitStack() as stack:
-        for kind, entry in table.items():
-            if entry["enabled"] or torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, getattr(torch, entry["dtype"]), enabled=entry["enabled"]))
-        yield
 
 
 def always(grad: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -13,10 +13,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accucompare.live.attributes import Attributes, attributes_of
+from accucompare.live.autocast import autocast_now
 from accucompare.live.names import Modules
+from accucompare.live.random_state import RandomState
 from accucompare.live.ranks import has_sharded_parameters
 from accucompare.live.values import is_cache, leaves, replaced
-from accucompare.reproduce.snapshot import RandomState, Snapshot, autocast_now
+from accucompare.reproduce.snapshot import Snapshot
 from accucompare.watcher.notes import WatchedCall
 
 #: At most so many calls of a step are kept.

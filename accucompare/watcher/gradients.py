@@ -32,7 +32,7 @@ class Gradients(GradientListener[ModuleCall]):
     """
 
     def __init__(
-        self, watcher: NoteListener, modules: Modules, distributed: bool, grad_outputs: Callable[[ModuleCall, str, torch.Tensor], None]
+        self, watcher: NoteListener, modules: Modules, distributed: bool, arrived: Callable[[ModuleCall, str, torch.Tensor], None]
     ) -> None:
         """``arrived``: is called with the gradient that an output of an outermost call got from outside of the model."""
         super().__init__(watcher, modules, distributed)
@@ -43,7 +43,7 @@ class Gradients(GradientListener[ModuleCall]):
         self.order: dict[str, None] = {}
         self.lines = Lines()
         self._watcher = watcher
-        self._arrived = grad_outputs
+        self._arrived = arrived
         self._types = {name: type(module).__name__ for name, module in modules.named.items()}
 
     def place_of(self, parameter: Parameter) -> ModuleCall:

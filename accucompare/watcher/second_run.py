@@ -24,13 +24,15 @@ from accucompare.findings.observations import FLAG, MINUS, NAN, PLUS, Limits, Wh
 from accucompare.findings.origins import judge
 from accucompare.live import points
 from accucompare.live.attributes import numbers_of, set_attributes
+from accucompare.live.autocast import autocast_now, autocast_then
 from accucompare.live.gradients import register_first_hook
 from accucompare.live.hooks import in_backward, listens
 from accucompare.live.names import Modules
+from accucompare.live.random_state import RandomState, random_state_kept
 from accucompare.live.values import leaves
 from accucompare.recorder.recorder import Recorder
 from accucompare.reproduce.outcome import is_bad
-from accucompare.reproduce.snapshot import RandomState, Snapshot, always, autocast_now, autocast_then
+from accucompare.reproduce.snapshot import Snapshot, always
 from accucompare.watcher.contexts import Context, copies_of
 from accucompare.watcher.extrema import Meter
 from accucompare.watcher.notes import Note, Scope, WatchedCall
@@ -243,7 +245,6 @@ class _SecondWatcher(Watcher):
 @contextlib.contextmanager
 def _nothing_changed(context: Context, modules: Modules) -> Iterator[None]:
     """Put back, at the end, all that running a model again may change."""
-    kept = RandomState.now(context.device)
     buffers = {(prefix, name): value for prefix, module in modules.named.items() for name, value in module._buffers.items()}
     attributes = {module: dict(vars(module)) for module in modules.named.values()}
     parameters = list(modules.named[""].parameters())
@@ -251,7 +252,10 @@ def _nothing_changed(context: Context, modules: Modules) -> Iterator[None]:
     for parameter in parameters:
         parameter.grad = None
     try:
-        with torch.autograd.set_detect_anomaly(context.grad_enabled, check_nan=False):  # it notes the source line of each node
+        with (
+            random_state_kept(context.device),
+            torch.autograd.set_detect_anomaly(context.grad_enabled, check_nan=False),  # it notes the source line of each node
+        ):
             yield
     finally:
         for parameter, grad in zip(parameters, grads, strict=True):
@@ -261,7 +265,6 @@ def _nothing_changed(context: Context, modules: Modules) -> Iterator[None]:
             vars(module).update(before)
         for (prefix, name), buffer in buffers.items():
             modules.named[prefix]._buffers[name] = buffer
-        kept.restore()
 
 
 def _same(findings: list[Finding], finding: Finding) -> Finding | None:

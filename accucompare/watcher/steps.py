@@ -83,9 +83,10 @@ class Watch:
         self._reporter = Reporter(out, start, options, self._log, self._watcher, self._reader, self._explainer)
         self._lookout = Lookout(self._log, options.near, options.allows, options.quiet)
         self._scaling = Scaling(self._scale())
+        self._scale_of_step: float | None = None  # when it began
         self._flag: bool | None = None  # the device's overflow flag in this step
         self._asked = False  # whether the loop has asked in this step whether anything overflowed
-        self._updated: Counter[int] = Counter()  # how often optimizers have begun to update, by id
+        self._updated: Counter[int] = Counter()  # how often each optimizer has begun an update in this step, by its id
         self._backwards = 0
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
@@ -111,7 +112,7 @@ class Watch:
         """Whether a gradient of this step is not finite, or the device's overflow flag went up in it.
 
         To be asked between the backward and the update, which a loop then skips, as a loss scaler does. It waits for the device.
-        Gradients alone are no finding in a step in which this was asked and the optimizer did not update.
+        If the loop asks this and then skips the update, bad gradients are not reported as a finding.
         """
         self._asked = True
         self._read()
@@ -206,6 +207,10 @@ class Watch:
         ours = {id(parameter.tensor) for parameter in self._watcher.gradients.parameters}
         if not any(id(tensor) in ours for group in optimizer.param_groups for tensor in group["params"]):
             return None
+        self._updated[id(optimizer)] += 1
+        if self._updated[id(optimizer)] == 2:
+            text = "the optimizer updates several times in one step: call step() of the watch at the end of each"
+            self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if callable(closure):
 
@@ -216,10 +221,6 @@ class Watch:
                 return loss
 
             return (args[0], *args[2:]), {**kwargs, "closure": checked}
-        self._updated[id(optimizer)] += 1
-        if self._updated[id(optimizer)] == 2:
-            text = "the optimizer updates several times in one step: call step() of the watch at the end of each"
-            self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
         self._check(optimizer)
         return None
 
@@ -228,7 +229,7 @@ class Watch:
             with self._watcher.paused():
                 self._watcher.gradients.look_again(tensor for group in optimizer.param_groups for tensor in group["params"])
         self._read()
-        error = self._report(forward_only=self._scaling.scale is not None)  # a fused optimizer skips the update itself
+        error = self._report(forward_only=self._scaling.scale is not None)  # with a loss scale, a fused optimizer skips a bad update itself
         gradients = self._watcher.gradients
         spoilt = not all(norm.finite for norm in (*gradients.norms.values(), *gradients.late.values()))
         others = self._reporter.error_of_others(self._device, self._scaling.scale is None and spoilt, own=error is not None)
@@ -312,8 +313,6 @@ class Watch:
         self._scale_of_step = self._scaling.scale
         if self._start.saturates and self._watcher.listening:
             self._device_flag()  # what overflowed between is not this step's
-
-    _scale_of_step: float | None = None
 
     def _report(self, forward_only: bool = False, may_raise: bool = True) -> NonFiniteError | None:
         return self._reporter.report(self._scale_of_step, bool(self._updated), forward_only, may_raise)

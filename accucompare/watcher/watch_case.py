@@ -11,7 +11,8 @@ from accucompare.devices import DeviceName, backend, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, NonFiniteError, WatchEndedError
 from accucompare.findings.events import Finding
 from accucompare.live.numerics import Numerics
-from accucompare.recorder.capture_case import Casting, build, moved, run_step
+from accucompare.recorder.capture_case import Casting, build, moved
+from accucompare.recorder.training import run_step
 from accucompare.selection import FloatType
 from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.watch import watching
@@ -66,7 +67,7 @@ def watch_case(
                     watch.say(note)
                 for step in range(count):
                     args, kwargs = moved(built.inputs[step % len(built.inputs)], place, casting)
-                    watch.step(run_step(built.model, args, kwargs, case.loss, case.optimizer))
+                    watch.step(run_step(built.model, args, kwargs, case.loss, built.training))
                     if progress is not None:
                         progress(step + 1, count)
         except (NonFiniteError, WatchEndedError):

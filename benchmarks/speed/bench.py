@@ -12,13 +12,14 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.figures import Figure, machine, save, table
-from benchmarks.speed import capture, diff, peers, report, startup, watch
+from benchmarks.speed import capture, diff, peers, report, startup, training, watch
 from benchmarks.speed.plan import FULL, QUICK, Features, Plan
 from benchmarks.timing import BenchError
 
 SECTIONS: dict[str, Callable[[Plan], Iterable[Figure]]] = {
     "diff": diff.measure,
     "capture": capture.measure,
+    "training": training.measure,
     "watch": watch.measure,
     "startup": startup.measure,
     "report": report.measure,

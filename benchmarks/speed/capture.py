@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import Figure
-from benchmarks.speed.data import bytes_in, files
+from benchmarks.speed.data import bytes_in, distinct_bytes, files
 from benchmarks.speed.gpt2 import build, disturb, forward, plain, tokens
 from benchmarks.speed.plan import Plan
 from benchmarks.timing import Argument, Sample, alternate, child, column, peak_mb, ratios
@@ -133,20 +132,6 @@ def _write(source: Path, target: Path) -> Sample:
     return {"seconds": seconds}
 
 
-def _distinct_bytes(folder: Path) -> int:
-    import accucompare as ac
-    from accucompare.numbers.dtypes import DTYPES
-
-    with ac.open_bundle(folder) as bundle:
-        return sum(
-            {
-                (record.digest, record.dtype, record.shape): math.prod(record.shape) * DTYPES[record.dtype].storage.itemsize
-                for record in bundle.records()
-                if record.member is not None
-            }.values()
-        )
-
-
 def _child() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -174,7 +159,7 @@ def _child() -> None:
         answer["first"] = answer["samples"] = alternate(arms, 1)
         if options.rounds > 1:
             if "tensors" in captures:
-                answer["distinct_bytes"] = _distinct_bytes(folder / "tensors")
+                answer["distinct_bytes"] = distinct_bytes(folder / "tensors")
                 arms["write"] = partial(_write, folder / "tensors", folder / "written")
             answer["samples"] = alternate(arms, options.rounds)
         if options.keep:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import mmap
 import os
 import sys
@@ -34,6 +35,21 @@ def files(*folders: Path) -> list[Path]:
 
 def bytes_in(*folders: Path) -> int:
     return sum(path.stat().st_size for path in files(*folders))
+
+
+def distinct_bytes(folder: Path) -> int:
+    """Of all tensors in a bundle, each counted once a step."""
+    import accucompare as ac
+    from accucompare.numbers.dtypes import DTYPES
+
+    with ac.open_bundle(folder) as bundle:
+        return sum(
+            {
+                (record.step, record.digest, record.dtype, record.shape): math.prod(record.shape) * DTYPES[record.dtype].storage.itemsize
+                for record in bundle.records()
+                if record.member is not None
+            }.values()
+        )
 
 
 def drop(paths: Iterable[Path]) -> None:

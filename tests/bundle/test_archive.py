@@ -552,12 +552,24 @@ def test_a_directory_that_points_elsewhere_is_refused(tmp_path: Path, offset: in
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path) -> None:
-    path = archive_of(tmp_path / "a.npz", np.ones(3))
+    path = archive_of(tmp_path / "a.npz", np.ones(10_000))  # a small member is read at once
     archive = Archive(path)
     member = archive.member("000000.a")
     path.write_bytes(path.read_bytes()[: member.offset + 10])
     with pytest.raises(BundleError, match="ends early; it was truncated while being read"):
         archive.read_into(memoryview(bytearray(member.nbytes)), member.offset)
+
+
+def test_a_small_member_is_read_at_once_with_its_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(archive_of(tmp_path / "a.npz", np.arange(100.0), np.arange(100.0) + 7.0)) as archive:
+        calls, array = counted(monkeypatch, "preadv"), np.empty(100)
+        second, first = archive.member("000001.a"), archive.member("000000.a")
+        archive.read_into(memoryview(array.view("u1")), first.offset)
+        assert not calls
+        np.testing.assert_array_equal(array, np.arange(100.0))
+        archive.read_into(memoryview(array.view("u1")), second.offset)  # which was not the last one
+        assert len(calls) == 1
+        np.testing.assert_array_equal(array, np.arange(100.0) + 7.0)
 
 
 def test_a_name_that_is_no_unicode_is_not_there(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.compare.patterns import HINTS, describe_error
-from accucompare.compare.rows import Culprit
+from accucompare.compare.sites import Culprit
 
 
 def culprit(tmp_path: Path, golden: nn.Module, candidate: nn.Module, x: torch.Tensor) -> Culprit:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.compare.rows import Reason, Stage
+from accucompare.compare.rows import Reason
+from accucompare.compare.sites import Stage
 from tests.compare.builder import Item, compare, item, write
 
 X = np.linspace(-1, 1, 64, dtype=np.float32)

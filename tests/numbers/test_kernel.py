@@ -42,7 +42,7 @@ def measured(
 ) -> tuple[kernel.Measured, list[list[float]]]:
     measurement = kernel.Measurement(golden_dtype, candidate_dtype or golden_dtype, atol, rtol, golden.size)
     measurement.add(golden, candidate)
-    return measurement.found(), measurement.chunk_sums()
+    return measurement.result(), measurement.chunk_sums()
 
 
 def test_blocks_of_different_length_are_refused() -> None:

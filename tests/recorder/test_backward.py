@@ -14,7 +14,8 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import GRADIENT_ROLES, Role
-from accucompare.compare.rows import Reason, Stage
+from accucompare.compare.rows import Reason
+from accucompare.compare.sites import Stage
 from planted.training_faults import changed, of_glue, of_input, of_parameter
 from tests.recorded import Opened
 from tests.recorder.trained import MODELS, build, train
@@ -189,6 +190,30 @@ def test_a_fault_in_one_backward_is_named_by_a_fed_capture(which: str, tmp_path:
     first = comparison.culprits[0]
     assert (first.name, first.site, first.stage) == (fault.name, "glue" if fault.site == "glue" else "module", Stage.BACKWARD)
     assert comparison.conclusion.startswith("bug: the backward of ")
+
+
+def test_a_fault_in_a_backward_is_named_though_the_next_step_of_a_free_run_is_off_too(tmp_path: Path) -> None:
+    """Its weights are other ones, then: that is no error of its forward."""
+    golden, free, baseline = (tmp_path / name for name in ("golden", "free", "baseline"))
+    candidate = build("tied")
+    FAULTS["glue"].plant(candidate)
+    train("tied", golden, 2)
+    train("tied", free, 2, model=candidate)
+    train("tied", baseline, 2, model=build("tied", torch.float64))
+    comparison = ac.diff(golden, free, baseline=baseline)
+    assert any(row.record is not None and row.record.step == 1 and row.reason is Reason.INTRODUCED for row in comparison.rows)
+    first = comparison.culprits[0]
+    assert (first.stage, first.row.record and first.row.record.step) == (Stage.BACKWARD, 0)
+
+
+def test_a_wrong_loss_is_named_before_the_last_module_that_it_arrives_at(tmp_path: Path) -> None:
+    golden, free, baseline = (tmp_path / name for name in ("golden", "free", "baseline"))
+    for out, factor, dtype in ((golden, 1.0, torch.float32), (free, 0.5, torch.float32), (baseline, 1.0, torch.float64)):
+        model = build("recurrent", dtype)
+        with ac.capture(model, out, backward=True):
+            ids = torch.randint(97, (2, 8), generator=torch.Generator().manual_seed(5))
+            (MODELS["recurrent"][1](model, ids) * factor).backward()
+    assert ac.diff(golden, free, baseline=baseline).culprits[0].stage is Stage.LOSS
 
 
 def test_a_wrong_loss_is_told_from_a_wrong_model(tmp_path: Path) -> None:

@@ -138,6 +138,64 @@ def test_loss_and_optimizer_train_as_a_plain_loop_does(tmp_path: Path, monkeypat
         assert not np.array_equal(bundle.load("fc", step=0), bundle.load("fc", step=1))
 
 
+SCALED = """
+def build():
+    model = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 1)).train()
+    optimizers = [torch.optim.AdamW(model[0].parameters(), 0.1), torch.optim.SGD(model[2].parameters(), 0.1)]
+    at_plateaus = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizers[1], patience=0)
+    schedulers = [torch.optim.lr_scheduler.StepLR(optimizers[0], 1, 0.5), at_plateaus]
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    return Case(model, [torch.ones(3, 2), torch.ones(3, 2) / 2], lambda y: y.square().mean(), optimizers, schedulers, scaler)
+"""
+
+
+def test_scheduler_and_scaler_are_stepped_as_a_plain_loop_does(case: WriteCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = case("build()", SCALED)
+    cases = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        cases.append(load_case(target)[0])
+    ours, plain = cases
+    monkeypatch.setattr("accucompare.recorder.capture_case.load_case", lambda _: (ours, "training"))
+    capture_case(target, tmp_path / "out", CPU, CaptureOptions(seed=3, steps=4))
+    with ac.capture(plain.model, tmp_path / "plain", seed=3) as session:
+        for step in range(4):
+            loss = plain.loss(plain.model(plain.inputs[step % 2]))
+            plain.scaler.scale(loss).backward()
+            for optimizer in plain.optimizer:
+                plain.scaler.step(optimizer)
+            plain.scaler.update()
+            for optimizer in plain.optimizer:
+                optimizer.zero_grad()
+            plain.scheduler[0].step()
+            plain.scheduler[1].step(loss.item())
+            session.step()
+    for name, tensor in plain.model.state_dict().items():
+        assert torch.equal(ours.model.state_dict()[name], tensor), name
+    for mine, theirs in zip(ours.scheduler, plain.scheduler, strict=True):
+        assert mine.state_dict() == theirs.state_dict()
+    assert ours.scheduler[0].get_last_lr() == [0.1 / 16]
+
+
+def test_a_case_starts_with_the_training_state_that_another_saved(case: WriteCase, tmp_path: Path) -> None:
+    """As one does whose code loads a checkpoint that the other machine lacks."""
+    resumed = """
+    loaded = build()
+    for _ in range(2):
+        loaded.scaler.scale(loaded.loss(loaded.model(loaded.inputs[0]))).backward()
+        for optimizer in loaded.optimizer:
+            loaded.scaler.step(optimizer)
+        loaded.scaler.update()
+"""
+    target = case("build()", SCALED)
+    path = Path(target)
+    path.write_text(path.read_text() + f"def resumed():{resumed}    return loaded\n")
+    options = CaptureOptions(save_state=True, backward=True)
+    golden = capture_case(f"{target}:resumed", tmp_path / "golden", CPU, options)
+    capture_case(f"{target}:build", tmp_path / "fresh", CPU, CaptureOptions(like=golden, backward=True))
+    assert ac.diff(golden, tmp_path / "fresh").answer.value == "identical"
+
+
 def test_a_model_that_raises_becomes_an_error_that_names_the_module_and_the_step(case: WriteCase, tmp_path: Path) -> None:
     target = case("Case(nn.Sequential(nn.Identity(), nn.Linear(2, 2)), [torch.ones(2), torch.ones(3)])")
     with pytest.raises(CaptureError, match=r"written.py: the model raised in 1, step 1: RuntimeError: .*\nWhat was recorded .* incomplete"):
@@ -173,6 +231,9 @@ def test_a_seed_out_of_range_is_refused(seed: int, case: WriteCase, tmp_path: Pa
         ("loss=lambda y: y", r"loss must return a tensor of one element, but returned a tensor of shape \[2, 2\]"),
         ("loss=lambda y: 1.0", "loss must return a tensor of one element, but returned a float"),
         ("optimizer=object()", "has an optimizer but no loss"),
+        ("loss=lambda y: y.sum(), optimizer=3", "the case's optimizer must be an optimizer, or a list of them, but is a int"),
+        ("loss=lambda y: y.sum(), scheduler=object()", "has a scheduler but no optimizer"),
+        ("loss=lambda y: y.sum(), scaler=object()", "has a scaler but no optimizer"),
     ],
 )
 def test_a_loss_that_cannot_be_sent_backward_is_named_as_such(tmp_path: Path, options: str, message: str) -> None:

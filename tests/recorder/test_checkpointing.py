@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import accucompare as ac
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import GRADIENT_ROLES
-from accucompare.compare.rows import Stage
+from accucompare.compare.sites import Stage
 from planted.training_faults import of_input
 from tests.recorded import Opened
 from tests.recorder.habits import Habit, values

@@ -13,7 +13,8 @@ import torch
 import accucompare as ac
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import GRADIENT_ROLES
-from accucompare.compare.rows import Reason, Stage
+from accucompare.compare.rows import Reason
+from accucompare.compare.sites import Stage
 from planted.training_faults import of_input
 from tests.recorded import Opened
 from tests.recorder.habits import HABITS, Habit, build, train, values

@@ -16,7 +16,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import GRADIENT_ROLES, Role
-from accucompare.compare.rows import Stage
+from accucompare.compare.sites import Stage
 from planted.training_faults import of_parameter
 from tests.recorded import Opened
 from tests.recorder.habits import Habit, values

@@ -436,14 +436,14 @@ def test_one_thread_records_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
     together: list[set[int]] = []
     another = threading.Event()
 
-    def watched(value: Any, writer: BundleWriter, needed: bool) -> Any:
+    def watched(value: Any, writer: BundleWriter, *how: Any) -> Any:
         inside.add(threading.get_ident())
         if len(inside) > 1:
             together.append(set(inside))
             another.set()
         another.wait(0.01)  # long enough for another thread to come in, if it could
         inside.discard(threading.get_ident())
-        return to_host(value, writer, needed)
+        return to_host(value, writer, *how)
 
     monkeypatch.setattr(hooks, "to_host", watched)
     with ac.capture(model, tmp_path / "out"):
@@ -493,3 +493,10 @@ def test_only_what_a_step_begins_with_counts_as_its_inputs(tmp_path: Path) -> No
         "0": ["first.0"],
         "1": ["first.0"],
     }
+
+
+def test_the_inputs_of_a_model_with_a_buffer_of_its_own_are_in_the_manifest(record: Record) -> None:
+    """They tell whether both sides were given the same."""
+    model = nn.Linear(2, 2)
+    model.register_buffer("table", torch.ones(2), persistent=False)
+    assert set(record(model, torch.ones(1, 2)).manifest.inputs["0"]) == {"0"}

@@ -124,13 +124,18 @@ def train(
     model: nn.Module | None = None,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = adamw,
     before_update: Callable[[nn.Module], object] = lambda model: None,
+    chosen: Any = None,
     **options: Any,
 ) -> tuple[nn.Module, list[float]]:
-    """Train a model, under capture where ``out`` is given; the model and its losses."""
+    """Train a model, under capture where ``out`` is given; the model and its losses. ``chosen``: the steps that are recorded."""
     model = build(name) if model is None else model
     update = None if optimizer is None else optimizer(model)
     drawn, losses = torch.Generator().manual_seed(5), []
-    capture = ac.capture(model, out, overwrite=True, **{"backward": True, **options}) if out is not None else contextlib.nullcontext()
+    capture = (
+        ac.capture(model, out, overwrite=True, **{"backward": True, "steps": chosen, **options})
+        if out is not None
+        else contextlib.nullcontext()
+    )
     with capture as session:
         for _ in range(steps):
             loss = MODELS[name][1](model, torch.randint(97, (2, 8), generator=drawn))

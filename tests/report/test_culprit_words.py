@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.api import Comparison
@@ -18,7 +19,8 @@ from accucompare.bundle.records import Role
 from accucompare.compare.baseline import limit
 from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.result import Side
-from accucompare.compare.rows import Culprit, Reason, Row, Verdict
+from accucompare.compare.rows import Reason, Row, Verdict
+from accucompare.compare.sites import Culprit
 from accucompare.report.columns import COLUMNS, to_dataframe
 from accucompare.report.terminal import print_comparison
 from tests.compare.builder import item, write
@@ -296,7 +298,7 @@ def test_bit_for_bit_identical_is_a_verdict_of_its_own(tmp_path: Path, capsys: p
     summary = opened(tmp_path, same)["Summary"]
     assert (summary["B2"].value, summary["B3"].value) == ("IDENTICAL", "All 2 rows that could be compared are bit for bit identical.")
     assert json.loads(same.to_json(tmp_path / "x.json").read_text())["verdict"] == "IDENTICAL"
-    unread = replace(same, verified=False)
+    unread = dataclasses.replace(same, verified=False)
     assert printed(capsys, unread, quiet=True).endswith("rows bit for bit identical by their digests (--verify reads the values)\n")
     near = comparison(pair("a", 0.0, Reason.IDENTICAL), pair("b", 1e-9))
     assert printed(capsys, near, quiet=True).startswith("PASS  ")

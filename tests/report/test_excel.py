@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -12,13 +13,13 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from openpyxl import Workbook, load_workbook
 from openpyxl.utils.indexed_list import IndexedList
 
@@ -350,7 +351,9 @@ def test_tolerances_notes_and_findings_are_never_formulas(tmp_path: Path) -> Non
 
 
 def test_paths_of_bundles_may_hold_anything(tmp_path: Path) -> None:
-    compared = replace(comparison(pair("a")), golden=Side(Path("gol\x07den\udc80"), Manifest()), candidate=Side(Path("=npu"), Manifest()))
+    compared = dataclasses.replace(
+        comparison(pair("a")), golden=Side(Path("gol\x07den\udc80"), Manifest()), candidate=Side(Path("=npu"), Manifest())
+    )
     lines = summary_lines(opened(tmp_path, compared))
     assert ["golden", r"gol\x07den\udc80"] in lines
     assert ["candidate", "=npu"] in lines

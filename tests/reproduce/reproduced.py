@@ -23,11 +23,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from accucompare.findings.events import Cause, Direction, Finding, Site
+from accucompare.live.autocast import autocast_now
+from accucompare.live.random_state import RandomState
 from accucompare.live.values import leaves
 from accucompare.reproduce.outcome import Outcome
 from accucompare.reproduce.reproducer import Reproducer
 from accucompare.reproduce.saving import save_reproducer
-from accucompare.reproduce.snapshot import RandomState, Snapshot, autocast_now
+from accucompare.reproduce.snapshot import Snapshot
 
 NAN, INF = float("nan"), float("inf")
 

@@ -19,9 +19,10 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.records import Role
 from accucompare.errors import CaptureError
+from accucompare.live.autocast import autocast_now, autocast_then
 from accucompare.reproduce.reproducer import Reproducer
 from accucompare.reproduce.saving import save_reproducer
-from accucompare.reproduce.snapshot import Snapshot, autocast_now, autocast_then
+from accucompare.reproduce.snapshot import Snapshot
 from tests.reproduce.reproduced import (
     INF,
     NAN,

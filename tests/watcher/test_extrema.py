@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from typing import Any
@@ -191,6 +192,32 @@ def test_a_tensor_of_inference_mode_is_looked_at_each_time() -> None:
     assert first is not None
     assert second is not None
     assert (first.high, second.high) == (1.0, 5.0)
+
+
+def test_what_is_looked_at_in_inference_mode_and_outside_of_it_is_read_together() -> None:
+    meter = Meter()
+    with torch.inference_mode():
+        first = meter.look(torch.full((2,), 1.0))
+    second = meter.look(torch.full((2,), 2.0))
+    meter.read()
+    assert [each.low for each in (first, second) if each is not None] == [1.0, 2.0]
+
+
+def test_more_is_read_than_one_row_of_numbers_holds() -> None:
+    meter = Meter()
+    tensors = [torch.full((2,), float(number)) for number in range(5000)]
+    looked = [meter.look(tensor) for tensor in tensors]
+    meter.read()
+    assert [each.low for each in looked if each is not None] == [float(number) for number in range(5000)]
+
+
+def test_until_it_is_read_no_tensor_is_kept_for_each_that_was_looked_at() -> None:
+    meter, tensors = Meter(), [torch.ones(2) for _ in range(100)]
+    gc.collect()
+    before = sum(type(each) is torch.Tensor for each in gc.get_objects())
+    for tensor in tensors:
+        meter.look(tensor, frames=True, underflow=True)
+    assert sum(type(each) is torch.Tensor for each in gc.get_objects()) < before + 10
 
 
 def test_looking_changes_nothing() -> None:

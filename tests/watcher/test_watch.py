@@ -1000,6 +1000,23 @@ def test_a_closure_of_the_optimizers_is_checked_before_the_update(tmp_path: Path
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
+def test_an_update_with_a_closure_after_the_loop_asked_for_overflow_is_not_called_skipped(tmp_path: Path) -> None:
+    model: Any = Glue(lambda self, x: (self.fc(x) * 0).sqrt(), fc=nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def closure() -> torch.Tensor:
+        loss: torch.Tensor = model(torch.ones(1, 2)).sum()
+        loss.backward()
+        return loss
+
+    with ac.watch(model, optimizer, out=tmp_path, on_finding="warn", quiet=True) as watch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert not watch.overflowed
+        optimizer.step(closure)
+        watch.step()
+    assert [step.skipped for step in events(watch, Step)] == [False]
+
+
 def test_a_mask_that_a_module_keeps_is_not_taken_for_a_bad_weight(tmp_path: Path) -> None:
     model: Any = Glue(lambda self, x: (-self.fc(x).abs() - 1).log() + self.mask.exp(), fc=nn.Linear(2, 2))
     model.register_buffer("mask", torch.tensor([0.0, -float("inf")]))

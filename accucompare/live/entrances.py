@@ -1,0 +1,67 @@
+"""Functions of PyTorch's that have no hooks of their own: who is called when one of them is.
+
+As long as somebody observes a function, another one that calls it is in its place, one for all who do.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad
+
+#: Called before a function with the name of its caller, and what it is given; gives what is to be called with what it returns, if anything.
+Before = Callable[[str, tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
+
+#: Who observes the function of this name in a module or a class.
+_observers: dict[tuple[Any, str], list[Before]] = {}
+
+#: What clips gradients, by what it calls first, with the gradients. From torch 2.6 on ``clip_grad_norm_`` calls ``_get_total_norm``, which
+#: others call, too, who clip nothing; before, it grouped them as the others do.
+CLIPPING = {
+    (clip_grad, "_get_total_norm"): frozenset(("clip_grad_norm_",)),
+    (clip_grad, "_group_tensors_by_device_and_dtype"): frozenset(("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_")),
+}
+
+
+def observe(owner: Any, name: str, before: Before) -> bool:
+    """Call ``before`` whenever a module's function, or a class's method, is called; False if there is no such function."""
+    if not callable(vars(owner).get(name)):
+        return False
+    observers = _observers.setdefault((owner, name), [])
+    if not observers:
+        original = vars(owner)[name]
+
+        @functools.wraps(original)
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            caller = sys._getframe(1).f_code.co_name
+            afters = [each(caller, args, kwargs) for each in list(observers)]
+            result = original(*args, **kwargs)
+            for after in afters:
+                if after is not None:
+                    after(result)
+            return result
+
+        setattr(owner, name, observed)
+    observers.append(before)
+    return True
+
+
+def observe_no_more(owner: Any, name: str, before: Before) -> None:
+    """Take ``observe`` back; nothing if that did nothing."""
+    observers = _observers.get((owner, name), [])
+    if before in observers:
+        observers.remove(before)
+        if not observers:
+            setattr(owner, name, vars(owner)[name].__wrapped__)
+
+
+def scalers(given: Any = None) -> list[type]:
+    """The classes that may scale losses: ``GradScaler``, all that are derived of it, and those of a scaler that is given."""
+    found: list[Any] = [torch.amp.GradScaler]
+    for kind in found:
+        found += (derived for derived in kind.__subclasses__() if derived not in found)
+    return found + [each for each in type(given).__mro__ if each not in found and each is not object]

@@ -1,0 +1,67 @@
+"""The states of random generators, taken and put back."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def get_state(device: torch.device) -> torch.Tensor:
+    """The state of a device's own generator."""
+    if device.type == "cpu":
+        return torch.default_generator.get_state()
+    state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
+    return state
+
+
+def set_state(device: torch.device, state: torch.Tensor) -> None:
+    """Put ``get_state`` back."""
+    if device.type == "cpu":
+        torch.default_generator.set_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """The states of the random generators that a model may draw from.
+
+    Attributes:
+        devices: by device: ``cpu``, ``cuda:0``, ``npu:0``.
+        python, numpy: those of ``random`` and ``numpy.random``; ``None`` if they are not known.
+    """
+
+    devices: dict[str, torch.Tensor] = field(default_factory=dict)
+    python: Any = None
+    numpy: Any = None
+
+    @classmethod
+    def now(cls, device: torch.device) -> RandomState:
+        """Of the CPU, of this device, of Python and of NumPy."""
+        devices = {str(each): get_state(each) for each in dict.fromkeys((torch.device("cpu"), device))}
+        return cls(devices, random.getstate(), np.random.get_state())
+
+    def restore(self) -> None:
+        """Put back what it has."""
+        for name, state in self.devices.items():
+            set_state(torch.device(name), state)
+        if self.python is not None:
+            random.setstate(self.python)
+        if self.numpy is not None:
+            np.random.set_state(self.numpy)
+
+
+@contextlib.contextmanager
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """Put the random states back when the context ends."""
+    state = RandomState.now(device)
+    try:
+        yield
+    finally:
+        state.restore()
