@@ -25,8 +25,10 @@ from accucompare.live.sources import FunctionsRun
 from accucompare.live.tensors import Bits, HostValue, other_to_host, scalar_to_host, to_host
 from accucompare.live.values import Scalar, leaves
 from accucompare.recorder.backward import Backward
-from accucompare.recorder.feeding import Feed, Place
+from accucompare.recorder.fed_updates import FedUpdates
+from accucompare.recorder.feeding import Feed
 from accucompare.recorder.given import NOTHING_GIVEN, Given
+from accucompare.recorder.golden_values import Place
 from accucompare.recorder.lending import Lent
 from accucompare.recorder.operator_feed import OperatorFeed, storages
 from accucompare.recorder.operators import Operators
@@ -87,7 +89,7 @@ class Recorder(Listener[_Call]):
         self._seen: Counter[tuple[str, int, Role, str]] = Counter()
         self._functions = FunctionsRun()
         self._roles = frozenset(role for group in groups for role in ROLES_OF[group])
-        golden = _GoldenState(feed, self) if feed is not None and feed.updates else None
+        golden = FedUpdates(feed, lambda: self.step) if feed is not None and feed.updates else None
         self._updates = Updates(modules, self, golden, given)
         follows = RoleGroup.BACKWARD in groups or (feed is not None and feed.backward)
         self._backward = Backward(modules, self, self._record_gradient) if follows else None
@@ -392,23 +394,6 @@ class Recorder(Listener[_Call]):
         if isinstance(value, Scalar):
             return scalar_to_host(value)
         return other_to_host(value)
-
-
-@dataclass(frozen=True)
-class _GoldenState:
-    """Golden's parameters, gradients and state, for an update that is fed."""
-
-    feed: Feed
-    recorder: Recorder
-
-    def start(self, name: str, path: str, tensor: torch.Tensor) -> None:
-        self.feed.start(self.recorder.step, name, path, tensor)
-
-    def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
-        self.feed.put(Place(self.recorder.step, name, update, role), path, tensor)
-
-    def leave(self, name: str, update: int, role: Role, path: str, why: str) -> None:
-        self.feed.pass_on(Place(self.recorder.step, name, update, role), path, why)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,51 @@
+"""A fed update: it is given golden's gradients, parameters and state, and what comes after it golden's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from accucompare.bundle.records import Role
+from accucompare.recorder.feeding import Feed
+from accucompare.recorder.golden_values import Memory, Place
+
+
+@dataclass(frozen=True)
+class FedUpdates:
+    """Golden's parameters, gradients and state, for updates (``accucompare.recorder.updates.Golden``).
+
+    Attributes:
+        feed: where they come from.
+        step: tells the number of the step.
+    """
+
+    feed: Feed
+    step: Callable[[], int]
+
+    def start(self, name: str, path: str, tensor: torch.Tensor) -> None:
+        """Write what golden's parameter was before the step's first update of it into the candidate's, if it is another."""
+        for call in self.feed.calls(self.step(), name, Role.PARAM_BEFORE):
+            golden = self.feed.golden_value(Place(self.step(), name, call, Role.PARAM_BEFORE), path, tensor.detach(), Memory())
+            if isinstance(golden, torch.Tensor):
+                if not torch.equal(golden, tensor):
+                    with torch.no_grad():
+                        tensor.copy_(golden)
+                return
+
+    def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
+        """Write golden's value into a tensor that an update is given; if golden has none, that is noted. Errors as ``Feed.inputs``."""
+        place = Place(self.step(), name, update, role)
+        self.feed.load(place.step)
+        golden = self.feed.golden_value(place, path, tensor.detach(), Memory())
+        if isinstance(golden, torch.Tensor):
+            with torch.no_grad():
+                tensor.copy_(golden)
+            self.feed.fed += 1
+        elif isinstance(golden, str) and self.feed.has(place):
+            self.feed.pass_on(place, path, golden)
+
+    def leave(self, name: str, update: int, role: Role, path: str, why: str) -> None:
+        """Note that an update was not given golden's value."""
+        self.feed.pass_on(Place(self.step(), name, update, role), path, why)
