@@ -24,15 +24,17 @@ class FedUpdates:
     feed: Feed
     step: Callable[[], int]
 
-    def start(self, name: str, path: str, tensor: torch.Tensor) -> None:
-        """Write what golden's parameter was before the step's first update of it into the candidate's, if it is another."""
-        for call in self.feed.calls(self.step(), name, Role.PARAM_BEFORE):
-            golden = self.feed.golden_value(Place(self.step(), name, call, Role.PARAM_BEFORE), path, tensor.detach(), Memory())
-            if isinstance(golden, torch.Tensor):
-                if not torch.equal(golden, tensor):
-                    with torch.no_grad():
-                        tensor.copy_(golden)
-                return
+    def start(self, name: str, update: int, path: str, tensor: torch.Tensor) -> None:
+        """Write what golden's parameter was after so many updates of the step into the candidate's, if it is another.
+
+        That is what the next update of it was given, be it in a later step. The write is not counted as one: a graph that was made before
+        goes on with golden's value.
+        """
+        if not tensor.requires_grad:
+            return
+        golden = self.feed.parameter(self.step(), name, update, path, tensor.detach())
+        if golden is not None and not torch.equal(golden, tensor):
+            tensor.data.copy_(golden)
 
     def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
         """Write golden's value into a tensor that an update is given; if golden has none, that is noted. Errors as ``Feed.inputs``."""

@@ -61,6 +61,7 @@ class GoldenValues:
         self._calls: set[tuple[str, int, Role]] = set()
         self._operators: dict[tuple[str, int], list[Record]] = {}  # of that step, by module call
         self._noted: set[tuple[Place, str]] = set()
+        self._before: dict[int, dict[tuple[str, str], dict[int, Record]]] = {}  # by step, see _parameters_before
 
     def operators_of(self, step: int, name: str, call: int) -> list[Record]:
         """The records of the operators that golden ran in a module call, in their order; errors as ``inputs``."""
@@ -90,10 +91,35 @@ class GoldenValues:
         self._noted.clear()
         self._golden.close()
 
-    def calls(self, step: int, name: str, role: Role) -> list[int]:
-        """The indices of the calls of a module of which golden has anything of this role; errors as ``load``."""
-        self.load(step)
-        return sorted(call for other, call, of in self._calls if (other, of) == (name, role))
+    def parameter(self, step: int, name: str, update: int, path: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What golden's parameter was when the first update of it began that is not before this one; ``None`` if no more came.
+
+        Args:
+            step, update: the number of the update in the step.
+            name, path: of the module, and of the parameter in it.
+            tensor: that the value is to fit.
+        """
+        later = step
+        while (before := self._parameters_before(later)) is not None:  # of steps that golden lacks, nothing is known
+            calls = before.get((name, path), {})
+            call = min((call for call in calls if later > step or call >= update), default=None)
+            if call is not None:
+                record = calls[call]
+                return None if _misfit(record, tensor) else like(tensor, from_bits(self._golden.raw(record), record.dtype))
+            later += 1
+        return None
+
+    def _parameters_before(self, step: int) -> dict[tuple[str, str], dict[int, Record]] | None:
+        """What golden's updates of a step began with, by name and path and by the update's number; ``None`` if golden has no such step."""
+        if step not in self._before:
+            records = self._records_of(step)
+            if records is None:
+                return None
+            self._before[step] = {}
+            for name, record in records:
+                if record.role is Role.PARAM_BEFORE:
+                    self._before[step].setdefault((name, record.path), {})[record.call] = record
+        return self._before[step]
 
     def has(self, place: Place) -> bool:
         """Whether golden has anything of this role of a call, of the step that was loaded."""
@@ -169,12 +195,10 @@ class GoldenValues:
         """Read the step's list of records, if it is not the one that was read last."""
         if self._step == step:
             return
-        entries = [entry for rank, entry in self._golden.steps() if (rank, entry.step) == (self._rank, step)]
-        if not entries:
+        records = self._records_of(step)
+        if records is None:
             raise CaptureError(f"{self._golden.path}: has no step {step} to feed (rank {self._rank}); end the capture before (--steps)")
-        found = self._golden.step_records(self._rank, entries[0])
-        new = {record.name: self._names.get(record.name) for record in found}
-        records = [(name, record) for record in found if (name := new[record.name]) is not None]
+        self._before = {each: found for each, found in self._before.items() if each >= step}
         self._records = {(name, record.call, record.role, record.path): record for name, record in records}
         self._calls = {(name, record.call, record.role) for name, record in records}
         self._arguments = {}
@@ -187,6 +211,15 @@ class GoldenValues:
                 path = argument_path(record.path, theirs.get(record.type) or ours.get(record.type) or ())
                 self._arguments[name, record.call, path] = record
         self._step = step
+
+    def _records_of(self, step: int) -> list[tuple[str, Record]] | None:
+        """Golden's records of a step, with the model's names of their modules; ``None`` if golden has no such step."""
+        entries = [entry for rank, entry in self._golden.steps() if (rank, entry.step) == (self._rank, step)]
+        if not entries:
+            return None
+        found = self._golden.step_records(self._rank, entries[0])
+        new = {record.name: self._names.get(record.name) for record in found}
+        return [(name, record) for record in found if (name := new[record.name]) is not None]
 
 
 def _misfit(record: Record, tensor: torch.Tensor) -> str | None:

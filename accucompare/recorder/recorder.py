@@ -197,8 +197,7 @@ class Recorder(Listener[_Call]):
             self._started()
             if not self._computed_recorded:
                 self._record_computed()
-            if not self._called:
-                self._updates.start_from_golden()
+            self._updates.start_from_golden()
             if call.name not in self._outermost:
                 self._outermost.add(call.name)
                 self._functions.start()
