@@ -97,9 +97,7 @@ class Backward(Generic[C]):
         self._handles.clear()
 
     def began(self, call: C, outer: Span[C] | None, parts: Iterable[tuple[str, Any]]) -> Span[C] | None:
-        """A call begins with these inputs; ``None`` if autograd does not follow it."""
-        if not torch.is_grad_enabled():
-            return None
+        """A call that autograd follows begins with these inputs; ``None`` if its gradients are not to be recorded."""
         if self._again and (again := self._again.get(threading.get_ident())) is not None:
             return again.begin(call, outer, parts)
         self._threads.add(threading.get_ident())

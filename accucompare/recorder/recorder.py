@@ -296,7 +296,7 @@ class Recorder(Listener[_Call]):
 
     def _watch(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """From now on see the operators that a module calls, and the nodes that it makes, if they are to be recorded."""
-        if self._backward is not None and (not call.again or self._backward.runs_again):
+        if self._backward is not None and torch.is_grad_enabled() and (not call.again or self._backward.runs_again):
             outer = self.caller(call)
             call.span = self._backward.began(call, outer.span if outer else None, arguments_of(args, kwargs))
         if self._operators and not call.again and self._selection.allows(call.name):

@@ -50,6 +50,22 @@ def test_a_fault_beside_a_habit_is_named(name: str, tmp_path: Path) -> None:
     assert {(culprit.name, culprit.stage) for culprit in comparison.culprits} == {("last", Stage.BACKWARD)}
 
 
+def test_a_backward_that_is_interrupted_leaves_what_was_recorded_and_the_next_is_recorded(tmp_path: Path, opened: Opened) -> None:
+    def interrupt(grad: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    model = build("a frozen layer")
+    with ac.capture(model, tmp_path / "golden"):
+        output = model(values(2, 4))
+        output.register_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            output.sum().backward()
+        model(values(2, 4)).sum().backward()
+    found = gradients(opened(tmp_path / "golden"))
+    assert {call for name, call, *_ in found if name == "first"} == {1}
+    assert ("first", 1, "call_grad", "weight") in found
+
+
 def test_what_a_module_that_works_in_place_adds_to_a_view_is_what_autograd_gives(tmp_path: Path, opened: Opened) -> None:
     model = build("in place on a part")
     train(model, tmp_path / "golden", steps=1)
