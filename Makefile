@@ -29,7 +29,7 @@ demo-npu: $(INSTALLED) $(TORCH_NPU)  ## the same three commands, on an NPU that 
 	$(BIN)/accucompare diff demo/cnn demo/npu --atol 1e-5 --report reports/demo-npu.xlsx --json demo/npu.json || test $$? -eq 1
 	@$(BIN)/python -c "import json; print('\nFirst over 1e-5, as HF32 in convolutions is on by default:', json.load(open('demo/npu.json'))['first_divergence'])"
 	@echo "\nTraining: a fault in the backward of one layer alone, on each layer's golden gradients:\n"
-	$(BIN)/accucompare capture fixtures/gpt2.py:training --backward --device cpu --round-weights bfloat16 --save-state --out demo/training --overwrite
+	$(BIN)/accucompare capture fixtures/gpt2.py:training --device cpu --round-weights bfloat16 --save-state --out demo/training --overwrite
 	$(BIN)/python fixtures/simnpu -- $(BIN)/accucompare locate fixtures/gpt2.py:faulty_training --golden demo/training --device npu \
 	  --dtype bfloat16 --out demo/training-npu --overwrite --report reports/demo-training.xlsx --quiet || test $$? -eq 1
 	@echo "The reports to open:            $(CURDIR)/reports/demo-npu.xlsx, demo-training.xlsx"

@@ -46,7 +46,7 @@ class Setup:
         dtype: what the candidate computes in; its own type, if not given.
         hf32, tf32: let the device round the operands of float32 products. It is forbidden otherwise, since that rounding in every layer
             would hide small faults.
-        backward: make golden with its gradients and updates, which are then judged, too; a golden that is given has them or not.
+        backward: judge the gradients and updates of a case with a loss, too; a golden that is given may have been captured without.
         deterministic, overwrite, force: as for ``accucompare.capture``.
         announce: called with each thing that is done.
     """
@@ -59,7 +59,7 @@ class Setup:
     dtype: FloatType | None = None
     hf32: bool = False
     tf32: bool = False
-    backward: bool = False
+    backward: bool = True
     deterministic: bool = False
     overwrite: bool = False
     force: bool = False
@@ -119,9 +119,10 @@ def locate(
         rounded = RoundedType(setup.dtype.value) if setup.dtype in (FloatType.BFLOAT16, FloatType.FLOAT16) else None
         golden = trusted.capture(trusted.case, setup.out / "golden", made, FloatType.FLOAT32, rounded, repeat)
     with open_bundle(golden) as bundle:
-        backward = bool(bundle.manifest.options.backward)
-    if setup.backward and not backward:
-        raise UsageError(f"{golden}: holds no gradients; capture it with --backward, of a case with a loss")
+        made_with = bundle.manifest.options
+    backward = setup.backward and bool(made_with.backward)
+    if setup.backward and made_with.loss and not backward:
+        setup.announce(f"{golden}: was captured without gradients, so only the forward is judged; capture it anew for the training")
     of_golden = CaptureOptions(feed=golden, seed=seed, steps=steps, backward=backward, force=setup.force, overwrite=setup.overwrite)
     of_candidate = replace(of_golden, map=maps)
     return _capture_and_compare(setup, trusted, setup.out, of_golden, of_candidate, repeat, only=only, skip=skip)
@@ -153,6 +154,7 @@ def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
     made, first, folder = manifest.capture, comparison.golden.path, setup.out / "ops"
     options = CaptureOptions(
         level=Level.OP,
+        backward=False,
         seed=made.get("seed"),
         steps=held_steps(manifest),
         only=glob.escape(name),

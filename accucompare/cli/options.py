@@ -142,7 +142,12 @@ roles = click.option(
     help="What to record, of forward, backward, grads (of parameters) and update; series alone keeps only each step's loss and norms, "
     "kilobytes for 1,000 steps.  [default: all that the case has]",
 )
-backward = click.option("--backward", is_flag=True, help="Record gradients and updates, too, if the case has a loss.")
+backward = click.option(
+    "--backward/--no-backward",
+    default=True,
+    show_default=True,
+    help="Record gradients and updates, too, if the case has a loss.",
+)
 save_state = click.option(
     "--save-state",
     is_flag=True,

@@ -129,8 +129,8 @@ class Span(Generic[C]):
         return next((span for span in self.chain() if edge not in span.inputs), None)
 
 
-#: The end of a span whose call still runs: it may call ``autograd.grad`` itself.
-_OPEN = 1 << 64
+#: After all numbers of nodes: the end of a span whose call still runs: it may call ``autograd.grad`` itself.
+OPEN = 1 << 64
 
 
 class Spans(Generic[C]):
@@ -147,7 +147,7 @@ class Spans(Generic[C]):
         parts = list(parts)
         inputs, views = edges_of(parts), views_of(parts)  # to ask for a view's edge may make a node, which is not the call's
         first = torch._C._autograd._get_sequence_nr()
-        span = Span(call, first, _OPEN, outer, inputs, views)
+        span = Span(call, first, OPEN, outer, inputs, views)
         self._all.append(span)
         self._known.add(id(span))
         self._firsts.append(first)
@@ -155,7 +155,7 @@ class Spans(Generic[C]):
 
     def end(self, span: Span[C]) -> None:
         """The call ends, unless it has; nodes made from now on are not its own."""
-        if span.last == _OPEN:
+        if span.last == OPEN:
             span.last = torch._C._autograd._get_sequence_nr()
 
     def __contains__(self, span: Span[C]) -> bool:
@@ -184,6 +184,44 @@ class Spans(Generic[C]):
         self._firsts.clear()
         self._giving.clear()
         self._known.clear()
+
+
+#: Under this name, a node that a backward has made (``create_graph=True``) has the span of the call that it was made in the backward of.
+_MADE_BY = "accucompare: made in the backward of"
+
+
+class Graph(Generic[C]):
+    """The nodes that a backward goes through that makes a graph itself. The nodes that it makes are told whose they are.
+
+    They cannot be told by their numbers: they are made after the call, and on a GPU or an NPU in another thread, which counts for itself.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, Any] = {}  # by id; as long as a node is kept, no other one gets its id
+
+    def add(self, node: Any) -> None:
+        self._nodes[id(node)] = node
+
+    def tell(self, span: Span[C] | None, tensors: Iterable[Any]) -> None:
+        """All nodes that this backward has made, lead to these tensors and do not know whose they are, are of this call's backward."""
+        waiting: list[Any] = [tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        while waiting:
+            node = waiting.pop()
+            if node is None or id(node) in self._nodes or node.name() == ACCUMULATES or _MADE_BY in node.metadata:
+                continue
+            node.metadata[_MADE_BY] = span
+            waiting += [following for following, _ in node.next_functions]
+
+
+def made_by_backward(node: Any) -> bool:
+    """Whether a backward has made a node, as ``Graph`` has told it."""
+    return node.name() != ACCUMULATES and _MADE_BY in node.metadata
+
+
+def backward_of(node: Any) -> Span[Any] | None:
+    """The span of the call in whose backward such a node was made; ``None`` if it was in none's."""
+    span: Span[Any] | None = node.metadata[_MADE_BY]
+    return span
 
 
 #: The node of a cast; autocast keeps what it has cast of a parameter, and all calls after the first one use that.

@@ -31,11 +31,11 @@ class Observer:
     Attributes:
         begins: called with its roots, the gradients that it starts from there, and whether it makes a graph, for gradients of
             gradients.
-        ends: called when it is over, also if it raised.
+        ends: called when it is over, with the gradients that it gives to whoever asked for some; with none if it raised.
     """
 
     begins: Callable[[Any, Any, bool], None]
-    ends: Callable[[], None] = lambda: None
+    ends: Callable[[Sequence[Any]], None] = lambda given: None
 
 
 _observers: list[Observer] = []
@@ -54,11 +54,13 @@ def observe(observer: Observer) -> None:
             active = list(_observers)
             for each in active:
                 each.begins(roots, args[0] if args else (), bool(args[2] if len(args) > 2 else kwargs.get("create_graph")))
+            given: Any = None
             try:
-                return original(roots, *args, **kwargs)
+                given = original(roots, *args, **kwargs)
+                return given
             finally:
                 for each in active:
-                    each.ends()
+                    each.ends(given or ())
 
         setattr(torch.autograd, ENTRANCE, run_backward)
     _observers.append(observer)

@@ -225,7 +225,7 @@ class Listener(Generic[C]):
 
     def second_run(self) -> SecondRun | None:
         """What is run again on this thread; ``None`` if nothing is."""
-        running = self._second_runs.get(threading.get_ident())
+        running = self._second_runs.get(threading.get_ident()) if self._second_runs else None
         return running[-1] if running else None
 
     def indices(self) -> Counter[str]:

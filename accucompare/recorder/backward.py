@@ -5,31 +5,34 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from accucompare.bundle.records import Role
 from accucompare.live.backward import (
+    OPEN,
     WRITES_INTO_VIEW,
-    Cut,
     Edge,
     GradientHook,
+    Graph,
     Span,
     Spans,
     Sum,
+    backward_of,
     cast_parameter,
     edge_of,
     edge_to,
     edges_of,
     hook_arriving,
+    made_by_backward,
     seeded,
 )
 from accucompare.live.graph import Observer, observe, observe_no_more, reachable
 from accucompare.live.hooks import Call
 from accucompare.live.names import Modules
-from accucompare.recorder.feeding import IN_PLACE_OF
+from accucompare.recorder.contributions import Cast, Exchanged, Gift, Output, Running, Uses, add_as
+from accucompare.recorder.copies import IN_PLACE_OF
 
 C = TypeVar("C", bound=Call)
 
@@ -43,78 +46,6 @@ class Guard(Protocol):
         """Do what a hook does, one thread at a time."""
 
 
-class _Gift(NamedTuple):
-    """What a node gives along one of its ``next_functions``.
-
-    Attributes:
-        entry: the number there.
-        total: the sum that it is a part of.
-        cut: of what was written into a view, the part that counts.
-    """
-
-    entry: int
-    total: Sum
-    cut: Cut | None = None
-
-    def taken(self, given: Sequence[Any], arrived: Sequence[Any]) -> torch.Tensor | None:
-        """Of what a node gives, and what arrived at it."""
-        part: torch.Tensor | None = given[self.entry]
-        return part if self.cut is None or part is None else self.cut.of(part)
-
-
-class _Exchanged(_Gift):
-    """Of the node of a value of golden's, which gives golden's gradient on: what arrived there."""
-
-    def taken(self, given: Sequence[Any], arrived: Sequence[Any]) -> torch.Tensor | None:
-        part: torch.Tensor | None = arrived[0]
-        return part
-
-
-#: An output of a call: the id of the call's span, and the edge.
-_Output = tuple[int, Edge]
-
-
-@dataclass
-class _Uses(Generic[C]):
-    """What a gradient of an output consists of, as far as it comes from outside of the call that gave it.
-
-    Attributes:
-        giver: the span of that call.
-        nodes: that use the output, each with the number that it has among their ``next_functions``.
-        seeds: where the output is a root of the backward, what that begins with.
-    """
-
-    giver: Span[C]
-    nodes: list[tuple[Any, int]] = field(default_factory=list)
-    seeds: list[torch.Tensor] = field(default_factory=list)
-
-
-@dataclass
-class _Cast(Generic[C]):
-    """A parameter that was cast to another type, which autocast then keeps for other calls.
-
-    Attributes:
-        parameter: that was cast.
-        maker: the span that it was cast in, if any, the node, and the parameter's number among its ``next_functions``.
-        users: likewise the nodes that use what was cast.
-    """
-
-    parameter: torch.Tensor
-    maker: tuple[Span[C] | None, Any, int] | None = None
-    users: list[tuple[Span[C] | None, Any, int]] = field(default_factory=list)
-
-
-@dataclass
-class _Running:
-    """A backward that is running: what is to be ended with it."""
-
-    spans: Spans[Any]  # of the calls that it goes through
-    handles: list[Any] = field(default_factory=list)
-    parts: list[Sum] = field(default_factory=list)  # which are added to those in sums
-    sums: dict[tuple[int, Role, str], Sum] = field(default_factory=dict)  # by a call's id, role and path
-    used_inside: set[_Output] = field(default_factory=set)  # outputs that were used before the call ended
-
-
 class Backward(Generic[C]):
     """The backward's part of a recorder.
 
@@ -124,7 +55,8 @@ class Backward(Generic[C]):
 
     Attributes:
         count: how many backwards there were.
-        other_threads: whether calls were made in other threads than the first one's, whose gradients are not recorded.
+        other_threads: whether calls of one step were made in several threads; gradients of such steps are not recorded, since autograd
+            numbers the nodes of each thread for itself.
         late: how many gradients arrived at calls of a step that had ended, and are not recorded.
     """
 
@@ -136,8 +68,9 @@ class Backward(Generic[C]):
         self._record = record
         self._spans: Spans[C] = Spans()
         self._again: dict[int, Spans[C]] = {}  # by thread: of calls that are run again, until the backward through them begins
-        self._thread: int | None = None
-        self._running: list[_Running] = []  # one inside the other, as a reentrant checkpoint's is
+        self._threads: set[int] = set()  # in which calls of this step were made
+        self._second = False  # whether a backward has made a graph, which another may go through
+        self._running: list[Running] = []  # one inside the other, as a reentrant checkpoint's is
         self._handles: list[Any] = []
         self._observer = Observer(self._begins, self._ends)
         self._parameters: dict[int, str] = {}
@@ -158,18 +91,17 @@ class Backward(Generic[C]):
     def next_step(self) -> None:
         self._spans.clear()
         self._again.clear()
+        self._threads.clear()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def began(self, call: C, outer: Span[C] | None, parts: Iterable[tuple[str, Any]]) -> Span[C] | None:
-        """A call begins with these inputs; ``None`` if autograd does not follow it."""
-        if not torch.is_grad_enabled():
-            return None
+        """A call that autograd follows begins with these inputs; ``None`` if its gradients are not to be recorded."""
         if self._again and (again := self._again.get(threading.get_ident())) is not None:
             return again.begin(call, outer, parts)
-        self._thread = self._thread or threading.get_ident()
-        if self._thread != threading.get_ident():
+        self._threads.add(threading.get_ident())
+        if len(self._threads) > 1:
             self.other_threads = True
             return None
         return self._spans.begin(call, outer, parts)
@@ -189,9 +121,7 @@ class Backward(Generic[C]):
 
     def notes(self) -> list[str]:
         """What is not recorded, one sentence each."""
-        if not self.count:
-            return ["no backward ran (a case needs a loss, and golden of --feed gradients), so no gradient is recorded"]
-        found = ["calls were made in several threads; the gradients of the first one's are recorded"] if self.other_threads else []
+        found = ["calls of one step were made in several threads; gradients of such steps are not recorded"] if self.other_threads else []
         return found + ([f"{self.late} gradient(s) arrived after session.step(), and are not recorded"] if self.late else [])
 
     def gave(self, span: Span[C], parts: Iterable[tuple[str, Any]], exchange: Callable[[str, torch.Tensor], torch.Tensor] | None) -> None:
@@ -225,7 +155,7 @@ class Backward(Generic[C]):
         )
         return exchange(path, grad) if used else grad
 
-    def _running_through(self, span: Span[C]) -> _Running | None:
+    def _running_through(self, span: Span[C]) -> Running | None:
         """The backward that is running through a call; ``None`` also if the call was of a step that has ended."""
         return next((running for running in reversed(self._running) if span in running.spans), None)
 
@@ -244,6 +174,8 @@ class Backward(Generic[C]):
         if running is None:
             self.late += bool(self._running)
             return None
+        if len(self._threads) > 1:
+            return None
         if grad is None or (id(span), edge) in running.used_inside:
             return None
         self._record(span.call, Role.GRAD_OUTPUT, path, grad)
@@ -251,32 +183,34 @@ class Backward(Generic[C]):
 
     def _begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
         again = self._again.pop(threading.get_ident(), None) if torch._C._current_graph_task_id() >= 0 else None
-        running = _Running(self._spans if again is None else again)
+        running = Running(self._spans if again is None else again, Graph() if makes_graph else None)
         self._running.append(running)
+        self._second = self._second or makes_graph
         if self._guard.listening:
             self.count += 1
             self._guard.run(self._follow, "a backward", (roots, seeds, running))
 
-    def _follow(self, roots: Any, seeds: Any, running: _Running) -> None:
+    def _follow(self, roots: Any, seeds: Any, running: Running) -> None:
         """Put hooks on the nodes that give something to an input or a parameter of the call that made them."""
-        uses: dict[_Output, _Uses[C]] = {}  # of outputs, after the calls that gave them
-        casts: dict[int, _Cast[C]] = {}  # by the number of the node
+        if len(self._threads) > 1:
+            return
+        uses: dict[Output, Uses[C]] = {}  # of outputs, after the calls that gave them
+        casts: dict[int, Cast[C]] = {}  # by the number of the node
         for edge, seed in seeded(roots, seeds):
             for giver in running.spans.giving(edge):
-                uses.setdefault((id(giver), edge), _Uses(giver)).seeds.append(seed)
+                uses.setdefault((id(giver), edge), Uses(giver)).seeds.append(seed)
         for node in reachable(roots):
-            made = node._sequence_nr()
-            span = running.spans.of(made)
-            gifts: list[_Gift] = []
+            made, span = self._made(node, running)
+            gifts: list[Gift] = []
             for index, (following, number) in enumerate(node.next_functions):
-                if following is None:
+                if following is None or (self._second and made_by_backward(following)):  # no gradient of such a one is recorded
                     continue
                 edge = edge_to(following, number)
                 for giver in running.spans.giving(edge):
-                    if made < giver.last:
+                    if made < giver.last or (made == OPEN and span is not None and any(each is giver for each in span.chain())):
                         running.used_inside.add((id(giver), edge))
                     else:
-                        uses.setdefault((id(giver), edge), _Uses(giver)).nodes.append((node, index))
+                        uses.setdefault((id(giver), edge), Uses(giver)).nodes.append((node, index))
                 if span is not None:
                     gifts += self._to_inputs(span, node, index, edge, running)
                 gifts += self._to_parameters(span, node, index, edge, casts, running)
@@ -287,42 +221,59 @@ class Backward(Generic[C]):
         for key in running.used_inside & uses.keys():  # what arrives there is not all from outside
             self._outside(uses[key], key[1], running)
 
-    def _hook(self, node: Any, name: str, gifts: list[_Gift], running: _Running) -> None:
+    def _made(self, node: Any, running: Running) -> tuple[int, Span[C] | None]:
+        """The number of a node, and the span of the innermost call that made it; of one that a backward has made, after all numbers."""
+        if self._second and made_by_backward(node):
+            made, span = OPEN, backward_of(node)
+        else:
+            made = node._sequence_nr()
+            span = running.spans.of(made)
+        if running.graph is not None:
+            running.graph.add(node)
+            tell = functools.partial(self._tell, running.graph, span)
+            running.handles.append(node.register_hook(functools.partial(self._guarded, tell, "a backward")))
+        return made, span
+
+    def _tell(self, graph: Graph[C], span: Span[C] | None, given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
+        graph.tell(None, arrived)  # sums, which autograd makes itself
+        graph.tell(span, given)
+
+    def _hook(self, node: Any, name: str, gifts: list[Gift], running: Running) -> None:
         """When a node has run, a module's of this name, add what it gives."""
         for gift in gifts:
             gift.total.expect()
         running.handles.append(node.register_hook(functools.partial(self._guarded, self._add, name, gifts)))
 
-    def _to_inputs(self, span: Span[C], node: Any, index: int, edge: Edge, running: _Running) -> Iterable[_Gift]:
+    def _to_inputs(self, span: Span[C], node: Any, index: int, edge: Edge, running: Running) -> Iterable[Gift]:
         """What a node of a call gives along an edge, as parts of the gradients of its inputs, and of those of the calls around it."""
         for each in span.chain():
             for path in each.inputs.get(edge, ()):
-                yield _Gift(index, self._sum(each.call, Role.GRAD_INPUT, path, running))
+                yield Gift(index, self._sum(each.call, Role.GRAD_INPUT, path, running))
             if index == 0 and edge in each.views and node.name() == WRITES_INTO_VIEW:
                 for path, cut in each.views[edge]:
-                    yield _Gift(index, self._sum(each.call, Role.GRAD_INPUT, path, running), cut)
+                    yield Gift(index, self._sum(each.call, Role.GRAD_INPUT, path, running), cut)
 
     def _to_parameters(
-        self, span: Span[C] | None, node: Any, index: int, edge: Edge, casts: dict[int, _Cast[C]], running: _Running
-    ) -> Iterable[_Gift]:
+        self, span: Span[C] | None, node: Any, index: int, edge: Edge, casts: dict[int, Cast[C]], running: Running
+    ) -> Iterable[Gift]:
         """Likewise as a part of the gradient of a parameter. It counts for the call that was not given the parameter as an argument."""
         owner = None if span is None else span.owner(edge)
         following = node.next_functions[index][0]
         if edge[0] >= 0:
             parameter = cast_parameter(following)
             if parameter is not None and id(parameter) in self._parameters:
-                casts.setdefault(edge[0], _Cast(parameter)).users.append((owner, node, index))
+                casts.setdefault(edge[0], Cast(parameter)).users.append((owner, node, index))
         elif edge[1] in self._parameters and (parameter := cast_parameter(node)) is not None:
-            casts.setdefault(node._sequence_nr(), _Cast(parameter)).maker = owner, node, index
+            casts.setdefault(node._sequence_nr(), Cast(parameter)).maker = owner, node, index
         elif edge[1] in self._parameters and owner is not None:
-            yield _Gift(index, self._of_parameter(owner.call, edge[1], running))
+            yield Gift(index, self._of_parameter(owner.call, edge[1], running))
 
-    def _cast(self, cast: _Cast[C], running: _Running) -> None:
+    def _cast(self, cast: Cast[C], running: Running) -> None:
         """Put hooks on the nodes that use what a parameter was cast to, if several calls do; else on the one that has cast it."""
         maker, node, index = cast.maker or (None, None, 0)
         if all(owner is maker for owner, *_ in cast.users):
             if maker is not None:
-                self._hook(node, maker.call.name, [_Gift(index, self._of_parameter(maker.call, id(cast.parameter), running))], running)
+                self._hook(node, maker.call.name, [Gift(index, self._of_parameter(maker.call, id(cast.parameter), running))], running)
             return
         parts: dict[int, Sum] = {}  # by the id of the call's span: added up in the type that autograd adds them up in
         for owner, node, index in cast.users:
@@ -331,11 +282,11 @@ class Backward(Generic[C]):
             if id(owner) not in parts:
                 total = self._of_parameter(owner.call, id(cast.parameter), running)
                 total.expect()
-                parts[id(owner)] = Sum(functools.partial(_add_as, total, cast.parameter.dtype))
+                parts[id(owner)] = Sum(functools.partial(add_as, total, cast.parameter.dtype))
                 running.parts.append(parts[id(owner)])
-            self._hook(node, owner.call.name, [_Gift(index, parts[id(owner)])], running)
+            self._hook(node, owner.call.name, [Gift(index, parts[id(owner)])], running)
 
-    def _outside(self, uses: _Uses[C], edge: Edge, running: _Running) -> None:
+    def _outside(self, uses: Uses[C], edge: Edge, running: Running) -> None:
         """Record what arrives at an output from outside of the call that gave it, and uses it itself."""
         giver = uses.giver
         for path in giver.outputs[edge]:
@@ -343,22 +294,22 @@ class Backward(Generic[C]):
             for _ in uses.seeds:
                 total.expect()
             for node, index in uses.nodes:
-                kind = _Exchanged if node.name() == IN_PLACE_OF else _Gift
+                kind = Exchanged if node.name() == IN_PLACE_OF else Gift
                 self._hook(node, giver.call.name, [kind(index, total)], running)
             for seed in uses.seeds:  # autograd begins its sum with them
                 total.add(seed)
 
-    def _of_parameter(self, call: C, parameter: int, running: _Running) -> Sum:
+    def _of_parameter(self, call: C, parameter: int, running: Running) -> Sum:
         path = self._own.get((call.name, parameter)) or self._parameters[parameter]
         return self._sum(call, Role.CALL_GRAD, path, running)
 
-    def _sum(self, call: C, role: Role, path: str, running: _Running) -> Sum:
+    def _sum(self, call: C, role: Role, path: str, running: Running) -> Sum:
         key = id(call), role, path
         if key not in running.sums:
             running.sums[key] = Sum(functools.partial(self._whole, call, role, path))
         return running.sums[key]
 
-    def _add(self, gifts: list[_Gift], given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
+    def _add(self, gifts: list[Gift], given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
         """A node has run; ``given`` is what it gives on, one entry for each of its ``next_functions``."""
         for gift in gifts:
             gift.total.add(gift.taken(given, arrived))
@@ -367,17 +318,15 @@ class Backward(Generic[C]):
         if total is not None:
             self._record(call, role, path, total)
 
-    def _ends(self) -> None:
+    def _ends(self, given: Sequence[Any]) -> None:
         if not self._running:
             return
         running = self._running.pop()
+        if running.graph is not None and self._guard.listening:
+            running.graph.tell(None, given)
         for handle in running.handles:
             handle.remove()
         if self._guard.listening:
             for each in (*running.parts, *running.sums.values()):
                 if each.waits:  # nodes that a backward with inputs= left out
                     self._guard.run(each.end, "a backward", ())
-
-
-def _add_as(total: Sum, dtype: torch.dtype, part: torch.Tensor | None) -> None:
-    total.add(None if part is None else part.to(dtype))

@@ -220,7 +220,7 @@ def _fed_steps(golden: str | Path, training: Training, steps: Steps, first: int,
         if not steps.has(first):
             raise UsageError(
                 f"{golden}: has not the weights that golden's optimizer had made for step {next(iter(steps.numbers))}; capture golden with "
-                "its updates (--backward, and update among --roles)"
+                "its updates (update among --roles)"
             )
         notes.append(f"fed: only step {first} of {count} was run, since golden's later steps had the weights that its optimizer made")
         steps = Steps(first + 1, first=first)

@@ -22,7 +22,8 @@ from accucompare.live.tensors import HostValue, dtype_name, other_to_host, scala
 from accucompare.live.values import Scalar
 from accucompare.numbers.digests import digest
 from accucompare.numbers.dtypes import DTYPES, Kind
-from accucompare.recorder.feeding import Feed, Place
+from accucompare.recorder.feeding import Feed
+from accucompare.recorder.golden_values import Place
 
 #: Relative L2 distance up to which what arrives is taken for golden's, of its next operator on the same line and of any other: rounding
 #: is far below, another tensor about 1.4, and what an activation makes of one between.

@@ -25,7 +25,7 @@ from accucompare.live.dispatch import Inside
 from accucompare.live.operator_calls import CallMode, source_line
 from accucompare.live.schemas import LEFT_OUT, NO_VALUES, WRITTEN_SILENTLY, Blank, Known, is_plain, known_of
 from accucompare.live.values import Scalar, leaves, replaced
-from accucompare.recorder.feeding import Memory
+from accucompare.recorder.golden_values import Memory
 from accucompare.recorder.operator_feed import OperatorFeed
 
 

@@ -34,7 +34,7 @@ class CaptureOptions:
     feed: str | Path | None = None
     map: str | Iterable[str] = ()
     force: bool = False
-    backward: bool = False
+    backward: bool = True
     deterministic: bool = False
     hf32: bool | None = None
     tf32: bool | None = None

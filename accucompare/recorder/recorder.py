@@ -25,7 +25,9 @@ from accucompare.live.sources import FunctionsRun
 from accucompare.live.tensors import Bits, HostValue, other_to_host, scalar_to_host, to_host
 from accucompare.live.values import Scalar, leaves
 from accucompare.recorder.backward import Backward
-from accucompare.recorder.feeding import Feed, Place
+from accucompare.recorder.fed_updates import FedUpdates
+from accucompare.recorder.feeding import Feed
+from accucompare.recorder.golden_values import Place
 from accucompare.recorder.lending import Lent
 from accucompare.recorder.operator_feed import OperatorFeed, storages
 from accucompare.recorder.operators import Operators
@@ -87,7 +89,7 @@ class Recorder(Listener[_Call]):
         self._seen: Counter[tuple[str, int, Role, str]] = Counter()
         self._functions = FunctionsRun()
         self._roles = frozenset(role for group in groups for role in ROLES_OF[group])
-        golden = _GoldenState(feed, self) if feed is not None and feed.updates else None
+        golden = FedUpdates(feed, lambda: self.step) if feed is not None and feed.updates else None
         self._updates = Updates(modules, self, golden, training)
         follows = RoleGroup.BACKWARD in groups or (feed is not None and feed.backward)
         self._backward = Backward(modules, self, self._record_gradient) if follows else None
@@ -195,8 +197,7 @@ class Recorder(Listener[_Call]):
             self._started()
             if not self._computed_recorded:
                 self._record_computed()
-            if not self._called:
-                self._updates.start_from_golden()
+            self._updates.start_from_golden()
             if call.name not in self._outermost:
                 self._outermost.add(call.name)
                 self._functions.start()
@@ -295,7 +296,7 @@ class Recorder(Listener[_Call]):
 
     def _watch(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """From now on see the operators that a module calls, and the nodes that it makes, if they are to be recorded."""
-        if self._backward is not None and (not call.again or self._backward.runs_again):
+        if self._backward is not None and torch.is_grad_enabled() and (not call.again or self._backward.runs_again):
             outer = self.caller(call)
             call.span = self._backward.began(call, outer.span if outer else None, arguments_of(args, kwargs))
         if self._operators and not call.again and self._selection.allows(call.name):
@@ -392,23 +393,6 @@ class Recorder(Listener[_Call]):
         if isinstance(value, Scalar):
             return scalar_to_host(value)
         return other_to_host(value)
-
-
-@dataclass(frozen=True)
-class _GoldenState:
-    """Golden's parameters, gradients and state, for an update that is fed."""
-
-    feed: Feed
-    recorder: Recorder
-
-    def start(self, name: str, path: str, tensor: torch.Tensor) -> None:
-        self.feed.start(self.recorder.step, name, path, tensor)
-
-    def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
-        self.feed.put(Place(self.recorder.step, name, update, role), path, tensor)
-
-    def leave(self, name: str, update: int, role: Role, path: str, why: str) -> None:
-        self.feed.pass_on(Place(self.recorder.step, name, update, role), path, why)
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def capture(
     feed: str | Path | None = None,
     map: str | Iterable[str] = (),
     force: bool = False,
-    backward: bool = False,
+    backward: bool = True,
     deterministic: bool = False,
     hf32: bool | None = None,
     tf32: bool | None = None,
@@ -237,13 +237,14 @@ def capture(
             (``session.step_number``), with the optimizer, scheduler, scaler and random generators as they were then.
         feed: a golden bundle: every module call is given golden's inputs in place of those that arrive, and its caller golden's outputs
             in place of those computed (fresh copies in the same dtype and on the same device), after what arrived and what was computed
-            is recorded. So each record shows the error of one module, or of the code of one parent before it. Without gradients, unless
-            golden's forward itself asked for some (``autograd.grad``): leave out backward and optimizer. Golden's seed, number of steps
+            is recorded. So each record shows the error of one module, or of the code of one parent before it. Of
+            a golden without gradients, or without ``backward``, gradients are off, unless its forward itself asked for some
+            (``autograd.grad``): leave out backward and optimizer then. Golden's seed, number of steps
             and selection are taken over where not given. What golden lacks, and objects that cannot be looked into, are passed on as they
             come and listed in the manifest.
         map: ``OLD=NEW`` renamings of the layers of ``like`` and ``feed``, see ``accucompare.compare.align.Renaming``: what is saved for,
             or recorded of, the layer OLD goes to the model's NEW. ``"auto"`` finds them, and notes what it took.
-        backward: record gradients and updates, too, where there are such; and with ``feed``, feed golden's.
+        backward: record gradients and updates, too, where there are such; and with ``feed``, feed golden's, if it has them.
         force: feed from a golden of other weights, or of another class of model, too.
         deterministic: use deterministic algorithms where there are such.
         hf32, tf32: whether an NPU or a GPU may round the operands of float32 matrix products and convolutions to HF32 or TF32;

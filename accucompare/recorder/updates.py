@@ -89,8 +89,8 @@ class Sink(Protocol):
 class Golden(Protocol):
     """Where golden's parameters, gradients and state come from."""
 
-    def start(self, name: str, path: str, tensor: torch.Tensor) -> None:
-        """Write golden's value before the first update of the step, unless it is there."""
+    def start(self, name: str, update: int, path: str, tensor: torch.Tensor) -> None:
+        """Write what golden's parameter was after so many updates of the step, unless it is there."""
 
     def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
         """Write golden's value into a tensor; what cannot be is noted."""
@@ -117,6 +117,7 @@ class Updates:
                 if tensor is not None:
                     self._parameters.setdefault(id(tensor), Parameter(module, name, own, tensor))
         self._count = 0  # of updates in this step
+        self._started = -1  # after how many of them the model was given golden's weights
         self._recorded: set[int] = set()  # ids of parameters whose gradient was recorded for the next update
         self._times: Counter[int] = Counter()  # how often a parameter's gradient was recorded for the next update
         self._told: set[int] = set()  # ids of parameters whose gradient was recorded in this step
@@ -180,15 +181,17 @@ class Updates:
 
     def next_step(self) -> None:
         self._count = 0
+        self._started = -1
         self._any_update = False
         for each in (self._recorded, self._times, self._told, self._clipped, self._before):
             each.clear()
 
     def start_from_golden(self) -> None:
-        """A step begins: with golden's weights, where it has recorded them."""
-        if self._golden is not None:
+        """The model is called for the first time in a step, or since an update: with golden's weights, where it has recorded them."""
+        if self._golden is not None and self._started != self._count:
+            self._started = self._count
             for each in self._parameters.values():
-                self._golden.start(each.name, each.own, each.tensor)
+                self._golden.start(each.name, self._count, each.own, each.tensor)
 
     def call_begins(self) -> None:
         """The model is called."""

@@ -65,6 +65,24 @@ def _queries(model: Any, x: torch.Tensor) -> Any:
     return model.last(model.other(model.queries) + model.other(2 * model.queries) + model.first(x) + model.queries)
 
 
+class _OfOneOnly(torch.autograd.Function):
+    """A sum whose backward gives no gradient to the second part."""
+
+    @staticmethod
+    def forward(ctx: Any, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return one + other
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+def _changed_in_place(model: Any, x: torch.Tensor) -> Any:
+    hidden = model.first(x)
+    hidden[:, :2].mul_(2)
+    return model.last(hidden)
+
+
 #: Forwards, with what else the model has.
 HABITS: dict[str, Callable[[], Habit]] = {
     "in place on a view": lambda: Habit(lambda m, x: m.last(m.relu(m.first(x).view(4, 2)).view(2, 4)), relu=_relu()),
@@ -75,6 +93,11 @@ HABITS: dict[str, Callable[[], Habit]] = {
     "a hook on an output": lambda: Habit(_hooked(lambda grad: 2 * grad)),
     "a hook that clips": lambda: Habit(_hooked(lambda grad: grad.clamp(-0.01, 0.01))),
     "a loss that is used inside": lambda: Habit(_loss_used_inside),
+    "an output that is changed in place": lambda: Habit(_changed_in_place),
+    "a function that gives no gradient": lambda: Habit(
+        lambda m, x: m.last(_OfOneOnly.apply(m.first(x), m.other(x))), other=nn.Linear(4, 4)
+    ),
+    "a frozen layer": lambda: Habit(lambda m, x: m.last(m.frozen(m.first(x))), frozen=nn.Linear(4, 4).requires_grad_(False)),
 }
 
 

@@ -256,8 +256,31 @@ def test_what_torch_func_differentiates_is_left_alone(tmp_path: Path, opened: Op
     assert opened(tmp_path / "golden").complete
 
 
-def test_a_capture_of_gradients_that_saw_no_backward_says_so(tmp_path: Path, opened: Opened) -> None:
+def test_a_capture_in_which_no_backward_runs_is_one_of_the_forward_alone(tmp_path: Path, opened: Opened) -> None:
     model = nn.Linear(2, 2)
-    with ac.capture(model, tmp_path / "golden", backward=True):
+    with ac.capture(model, tmp_path / "golden"):
         model(torch.ones(1, 2))
-    assert any(note.startswith("no backward ran") for note in opened(tmp_path / "golden").manifest.notes)
+    bundle = opened(tmp_path / "golden")
+    assert not bundle.manifest.notes
+    assert not bundle.manifest.options.backward
+    assert {record.role for record in bundle.records()} == {Role.INPUT, Role.OUTPUT}
+
+
+def test_gradients_are_recorded_unless_that_is_refused(tmp_path: Path, opened: Opened) -> None:
+    model = nn.Linear(2, 2)
+    with ac.capture(model, tmp_path / "golden"):
+        model(torch.ones(1, 2)).sum().backward()
+    assert len(gradients(opened(tmp_path / "golden"))) == 3
+
+
+def test_under_no_grad_hooks_look_for_nothing_of_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accucompare.live import backward
+
+    def refuse(tensor: torch.Tensor) -> None:
+        raise AssertionError("looked")
+
+    monkeypatch.setattr(backward, "edge_of", refuse)
+    with torch.no_grad(), ac.capture(nn.Linear(2, 2), tmp_path / "golden") as session:
+        session._recorder._modules.named[""](torch.ones(1, 2))
+    with ac.open_bundle(tmp_path / "golden") as bundle:
+        assert bundle.complete

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,22 @@ def test_a_fault_beside_a_habit_is_named(name: str, tmp_path: Path) -> None:
     train(faulty, tmp_path / "fed", feed=tmp_path / "golden")
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
     assert {(culprit.name, culprit.stage) for culprit in comparison.culprits} == {("last", Stage.BACKWARD)}
+
+
+def test_a_backward_that_is_interrupted_leaves_what_was_recorded_and_the_next_is_recorded(tmp_path: Path, opened: Opened) -> None:
+    def interrupt(grad: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    model = build("a frozen layer")
+    with ac.capture(model, tmp_path / "golden"):
+        output = model(values(2, 4))
+        output.register_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            output.sum().backward()
+        model(values(2, 4)).sum().backward()
+    found = gradients(opened(tmp_path / "golden"))
+    assert {call for name, call, *_ in found if name == "first"} == {1}
+    assert ("first", 1, "call_grad", "weight") in found
 
 
 def test_what_a_module_that_works_in_place_adds_to_a_view_is_what_autograd_gives(tmp_path: Path, opened: Opened) -> None:
@@ -106,3 +123,19 @@ def test_a_fault_behind_an_output_that_its_call_uses_as_well_is_seen(tmp_path: P
     assert ac.diff(golden, once(tmp_path / "same", 1.0, feed=golden)).passed
     comparison = ac.diff(golden, once(tmp_path / "fed", 1.02, feed=golden))
     assert [culprit.stage for culprit in comparison.culprits] == [Stage.LOSS]
+
+
+def test_of_a_step_with_calls_in_several_threads_no_gradient_is_recorded_and_that_is_told(tmp_path: Path, opened: Opened) -> None:
+    def in_threads(model: Any, x: torch.Tensor) -> torch.Tensor:
+        found: dict[int, torch.Tensor] = {}
+        threads = [threading.Thread(target=lambda each=each: found.update({each: model.first(x * each)})) for each in (1, 2)]
+        for thread in threads:
+            thread.start()
+            thread.join()
+        return model.last(found[1] + found[2])  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    train(Habit(in_threads), tmp_path / "golden", steps=1)
+    bundle = opened(tmp_path / "golden")
+    assert not gradients(bundle)
+    assert any("several threads" in note for note in bundle.manifest.notes)

@@ -426,3 +426,30 @@ def test_an_update_has_the_same_digests_and_statistics_with_and_without_its_tens
     assert with_tensors == without
     assert sum(key.path == "weight.exp_avg" for key in without) == 3
     assert all(digest and statistics for digest, statistics in without.values())
+
+
+def test_a_fed_model_has_goldens_weights_wherever_the_updates_are(tmp_path: Path) -> None:
+    """After ``session.step()``, between two calls of one step, or once in several steps."""
+
+    def trained(out: Path, **options: Any) -> Path:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+        wrong = options.pop("lr", 0.1)
+        first, last = (torch.optim.SGD(model[each].parameters(), wrong) for each in (0, 2))
+        with ac.capture(model, out, backward=True, **options) as session:
+            for number in range(5):
+                model(torch.ones(1, 3)).sum().backward()
+                first.step()
+                model(torch.ones(1, 3)).square().sum().backward()
+                session.step()
+                if number % 2:
+                    last.step()
+                    last.zero_grad()
+        return out
+
+    golden = trained(tmp_path / "golden")
+    assert {row.reason for row in ac.diff(golden, trained(tmp_path / "same", feed=golden)).rows} == {Reason.IDENTICAL}
+    comparison = ac.diff(golden, trained(tmp_path / "fed", feed=golden, lr=0.2))
+    failed = [row.record for row in comparison.rows if row.status is Status.FAIL and row.record is not None]
+    known = {record.role for record in failed if record.step < 4}  # what golden's last update made, it has not recorded
+    assert known == {Role.STATE_BEFORE, Role.PARAM_UPDATE}  # the learning rate, and what is made of it
