@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.training_trial import CURVE, METHODS
+from planted.faults_alone import RISES
 
 Entry = dict[str, Any]
 Found = dict[str, list[Entry]]
@@ -25,6 +26,12 @@ def tables(found: Found) -> Iterator[Table]:
     seen = _visible(found)
     yield _planted(found["trials"])
     yield _rates("Named first, of the visible faults", seen, lambda trial: trial["setup"])
+    large = [trial for trial in seen if trial["rise"] >= RISES]
+    yield _rates(
+        f"of those that change it by {RISES:g} times what rounding does, as faults of a forward are counted",
+        large,
+        lambda trial: trial["setup"],
+    )
     yield _rates("by architecture", seen, lambda trial: trial["architecture"])
     yield _rates("by kind", seen, lambda trial: trial["kind"])
     yield _rates("by site", seen, lambda trial: f"{trial['site']}, {trial['setup']}")
@@ -89,7 +96,7 @@ def _rates(title: str, trials: list[Entry], key: Callable[[Entry], str]) -> Tabl
     groups = defaultdict(list)
     for trial in trials:
         groups[key(trial)].append(trial)
-    table = _table(f"{title} ({CURVE}: noticed at MindFormers' limits, without a place)", "", "faults", *METHODS, CURVE)
+    table = _table(title, "", "faults", *METHODS, f"({CURVE})")
     for name, group in [*sorted(groups.items()), ("all", trials)]:
         rates = [f"{_share(group, method):6.1%}" for method in METHODS]
         noticed = sum(trial["noticed"] for trial in group) / len(group) if group else math.nan
