@@ -88,6 +88,15 @@ def test_free_running_an_update_is_judged_only_if_it_was_given_the_same(tmp_path
     assert comparison.passed is bool(given)
 
 
+@pytest.mark.parametrize("role", ["param_before", "state_before"])
+def test_free_running_what_an_update_of_other_gradients_made_is_not_judged_in_the_next_step(tmp_path: Path, role: str) -> None:
+    gradient = pair("a", "param_grad", 1e-7, path="w", parent=None)
+    comparison = compared(tmp_path, gradient, pair("a", role, 0.5, path="w", parent=None, step=1))
+    assert reasons(comparison) == ["ok", "not comparable"]
+    alone = compared(tmp_path, pair("a", role, 0.5, path="w", parent=None, step=1))
+    assert reasons(alone) == ["introduced"]
+
+
 def test_gradients_that_golden_was_captured_without_are_listed_and_fail_nothing(tmp_path: Path) -> None:
     ours, theirs = pair("a", "output")
     comparison = compare(tmp_path, [ours], [theirs, item("a", X, role="grad_output")])
