@@ -189,5 +189,5 @@ def test_a_capture_that_could_not_record_a_call_is_trouble(command: Command, tmp
     done = command("capture", "unrecorded.py", "--out", "out", "--repeat", "2")
     assert done.code == 2
     assert "captured 3 steps" in done.out
-    assert done.err.startswith("accucompare: out: is incomplete: 12 module call(s) could not be recorded; the first: ")
+    assert done.err.startswith("accucompare: out: is incomplete: 18 module call(s) could not be recorded; the first: ")
     assert "RuntimeError: no memory" in done.err

