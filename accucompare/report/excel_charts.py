@@ -13,6 +13,7 @@ from openpyxl.drawing.line import LineProperties
 from openpyxl.drawing.text import CharacterProperties, Paragraph, ParagraphProperties, RichTextProperties
 from openpyxl.worksheet.worksheet import Worksheet
 
+from accucompare.report import looks
 from accucompare.report.columns import TEXT
 from accucompare.report.sheets import Chart, Series, Table
 
@@ -52,7 +53,7 @@ def _series(series: Series, values: Reference, count: int) -> Any:
     if not series.width or count <= series.marked:
         drawn.marker.symbol = "circle"
         drawn.marker.size = 6 if count <= _SMALL_MARKS else 4
-        drawn.marker.graphicalProperties = GraphicalProperties(solidFill=series.color, ln=LineProperties(solidFill="FFFFFF", w=3175))
+        drawn.marker.graphicalProperties = GraphicalProperties(solidFill=series.color, ln=LineProperties(solidFill=looks.WHITE[2:], w=3175))
     return drawn
 
 
@@ -64,13 +65,13 @@ def _axes(drawn: Any, chart: Chart, count: int, names: bool) -> None:
     if chart.bounds:
         y.scaling.min, y.scaling.max = chart.bounds
     y.number_format, y.majorTickMark = "0E+00" if chart.logarithmic else "General", "out"
-    y.majorGridlines.spPr = GraphicalProperties(ln=LineProperties(solidFill="E5E7EB", w=6350))
+    y.majorGridlines.spPr = GraphicalProperties(ln=LineProperties(solidFill=looks.GRID, w=6350))
     x.crosses = "min"  # at the foot of the chart, not at 1
     x.tickLblPos = "low"
     x.tickLblSkip = x.tickMarkSkip = max(1, math.ceil(count / chart.labels))
     x.txPr, y.txPr = _small(rotation=-5_400_000 if names else 0), _small()
     for each in (x, y):
-        each.graphicalProperties = GraphicalProperties(ln=LineProperties(solidFill="9CA3AF", w=9525))
+        each.graphicalProperties = GraphicalProperties(ln=LineProperties(solidFill=looks.AXIS, w=9525))
     for each in (drawn, x, y):
         if each.title is not None:
             each.title.overlay = False
@@ -78,6 +79,6 @@ def _axes(drawn: Any, chart: Chart, count: int, names: bool) -> None:
 
 def _small(rotation: int = 0) -> RichText:
     """Small grey letters; rotation in 60,000ths of a degree."""
-    letters = CharacterProperties(sz=800, solidFill="4B5563")
+    letters = CharacterProperties(sz=800, solidFill=looks.LETTERS)
     paragraph = Paragraph(pPr=ParagraphProperties(defRPr=letters), endParaRPr=letters)
     return RichText(bodyPr=RichTextProperties(rot=rotation, vert="horz"), p=[paragraph])

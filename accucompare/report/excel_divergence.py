@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from accucompare.bundle.records import Role
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
+from accucompare.report import looks
 from accucompare.report.columns import COUNT, SCIENTIFIC, TEXT, Column, layer
 from accucompare.report.looks import CAPTION, SECTION
 from accucompare.report.sheets import Chart, Item, Line, Series, Table, thinned
@@ -17,11 +18,11 @@ from accucompare.text import cut
 _LABEL = 26  # characters of a layer's name under the axis
 _CHART_LINES = 30
 
-_BASELINE = Series("baseline", "A5D6A7", width=3.5)  # below the others, and seen where they cover it
+_BASELINE = Series("baseline", looks.BASELINE_CURVE, width=3.5)  # below the others, and seen where they cover it
 _SERIES = (
-    Series("relative L2", "1B5FAA"),
-    Series("tolerance", "C77700", width=1.25, dashed=True),
-    Series("over tolerance", "C62828", width=0),
+    Series("relative L2", looks.CURVE),
+    Series("tolerance", looks.LIMIT_CURVE, width=1.25, dashed=True),
+    Series("over tolerance", looks.OVER, width=0),
 )
 
 

@@ -11,6 +11,7 @@ from accucompare.compare.ladder import TrainingResult
 from accucompare.compare.result import Result
 from accucompare.compare.step_pairs import StepPair
 from accucompare.compare.wander import Apart, Quantity, value_of
+from accucompare.report import looks
 from accucompare.report import training_words as words
 from accucompare.report.columns import COUNT, GENERAL, SCIENTIFIC, TEXT, Column, Value
 from accucompare.report.looks import AMBER, BOLD, GREEN, MUTED_TEXT, PALE_RED, PLAIN, RED, SECTION, Look
@@ -18,7 +19,7 @@ from accucompare.report.sheets import Chart, Item, Line, Series, Table, table_li
 
 _CHART_LINES = 17  # lines that a chart covers
 _MARKED = 60  # points of a chart, up to which each of them is marked
-_GOLDEN, _CANDIDATE, _LIMIT, _PARTING = "1B5FAA", "E07B00", "9CA3AF", "C62828"
+_GOLDEN, _CANDIDATE, _LIMIT, _PARTING = looks.CURVE, looks.OTHER_CURVE, looks.AXIS, looks.OVER
 _PARTS = "parts here"
 
 #: Six digits, as losses are printed.

@@ -12,6 +12,7 @@ from openpyxl.utils import get_column_letter
 
 from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.findings.events import Cause, Number, Step
+from accucompare.report import looks
 from accucompare.report import watch_columns as log
 from accucompare.report.columns import COUNT, NUMBER, Column
 from accucompare.report.excel_environment import ABSENT, Entry, entry_table, flat
@@ -116,10 +117,10 @@ def _positive(number: Number | None) -> float | None:
 
 def _charts(data: Table, of_rank: str, letter: str) -> list[Chart]:
     """What there is to draw, one chart below the other from this column on."""
-    norm, scale = Series("grad_norm", "1B5FAA", marked=_MARKED), Series("loss scale", "2F6F73", marked=_MARKED)
+    norm, scale = Series("grad_norm", looks.CURVE, marked=_MARKED), Series("loss scale", looks.SCALE_CURVE, marked=_MARKED)
     drawn = []
     if any(step.grad_norm for step in data.rows):
-        drawn.append(("grad_norm", [norm, Series(_NOT_FINITE, "C62828", width=0)]))
+        drawn.append(("grad_norm", [norm, Series(_NOT_FINITE, looks.OVER, width=0)]))
     if any(_positive(step.scale) for step in data.rows):
         drawn.append(("loss scale", [scale]))
     return [
