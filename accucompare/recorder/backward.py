@@ -10,7 +10,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from accucompare.bundle.records import Role
-from accucompare.live.backward import (
+from accucompare.live.graph import Observer, observe, observe_no_more, reachable
+from accucompare.live.hooks import Call
+from accucompare.live.names import Modules
+from accucompare.live.spans import (
     OPEN,
     WRITES_INTO_VIEW,
     Edge,
@@ -28,9 +31,6 @@ from accucompare.live.backward import (
     made_by_backward,
     seeded,
 )
-from accucompare.live.graph import Observer, observe, observe_no_more, reachable
-from accucompare.live.hooks import Call
-from accucompare.live.names import Modules
 from accucompare.recorder.contributions import Cast, Exchanged, Gift, Output, Running, Uses, add_as
 from accucompare.recorder.copies import IN_PLACE_OF
 

@@ -9,8 +9,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from accucompare.bundle.records import Role
-from accucompare.live.backward import Cut, Edge, Graph, Span, Spans, Sum
 from accucompare.live.hooks import Call
+from accucompare.live.spans import Cut, Edge, Graph, Span, Spans, Sum
 
 C = TypeVar("C", bound=Call)
 

@@ -17,11 +17,11 @@ from accucompare.bundle.manifest import StepSeries
 from accucompare.bundle.records import ROLES_OF, TRAINING_ROLES, Record, Role
 from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import AccucompareError, CaptureError
-from accucompare.live.backward import Span
 from accucompare.live.hooks import Call, Listener, Mark, arguments_of, in_backward
 from accucompare.live.names import Modules
 from accucompare.live.recomputation import Again, Witness, witness, witness_no_more
 from accucompare.live.sources import FunctionsRun
+from accucompare.live.spans import Span
 from accucompare.live.tensors import Bits, HostValue, other_to_host, scalar_to_host, to_host
 from accucompare.live.values import Scalar, leaves
 from accucompare.recorder.backward import Backward
