@@ -3,6 +3,8 @@
 Autograd numbers the nodes that a thread makes one after the other. So the nodes numbered while a call ran are the call's, and the
 gradient that a call adds to an input is the sum of what its nodes give to the node that made the input. Nothing is put into the graph,
 so that a backward gives the same bits with and without.
+
+``live/gradients.py`` answers the same question for a watch, which needs the operator behind each node, by walking the graph of each output.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch
 from accucompare.live.gradients import ReadingHook
 from accucompare.live.graph import ACCUMULATES
 
-#: What a gradient belongs to: the number of the node that made a tensor and which of its outputs it is, or ``(-1, id)`` of a leaf.
+#: Names a tensor in autograd's graph: (number of the node that made it, index of the node's output); for a leaf, (-1, id of the tensor).
 Edge = tuple[int, int]
 
 C = TypeVar("C")
@@ -41,7 +43,7 @@ def edges_of(parts: Iterable[tuple[str, Any]]) -> dict[Edge, list[str]]:
 
 
 def edge_to(node: Any, number: int) -> Edge:
-    """The same of an entry of a node's ``next_functions``."""
+    """The edge that an entry of a node's ``next_functions`` leads to."""
     return (-1, id(node.variable)) if node.name() == ACCUMULATES else (node._sequence_nr(), number)
 
 

@@ -51,7 +51,8 @@ class Backward(Generic[C]):
 
     Of each module call it records ``grad_output``, the whole gradient that arrives at an output; ``grad_input``, what this call adds to
     the gradient of an input; and ``call_grad``, what it adds to that of a parameter. The path of the last is the parameter's name in its
-    module; of one that another module has under its first name, ``/`` and that name. Nothing is put into autograd's graph.
+    module. For a shared parameter that was first met in another module it is ``/`` and its full name there.
+    Nothing is put into autograd's graph.
 
     Attributes:
         count: how many backwards there were.

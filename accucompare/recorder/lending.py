@@ -67,9 +67,9 @@ class Lent:
     def aliases(self, exchanged: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor | None]:
         """The caller's own tensors behind outputs that lie in the memory of what the module was given.
 
-        Where the module wrote there, as it would have into the caller's own, golden's values are written there. Where it did not, nothing
-        is, for that may be anything of the user's; it stands for golden's if it holds about the same. An output that differs from
-        golden's then is left out: golden's is another part of its input.
+        If the module wrote there, golden's values are written there too. If not, nothing is written: the memory may be the user's. The
+        caller's tensor is returned only if it is close to golden's. If the module wrote nothing and computed something other than golden,
+        the output is left out: golden's is another part of its input.
 
         Args:
             exchanged: (computed, golden's value).

@@ -212,7 +212,7 @@ class Updates:
                     yield self._parameters[id(tensor)]
 
     def _backward_begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
-        """Gradients that were recorded are no longer those of the next update: they were clipped and added to, or it was skipped."""
+        """Record the gradients again: this backward adds to clipped ones, or the update that they were meant for was skipped."""
         if self._sink.listening and self._sink.running() is None and not in_backward():
             self._recorded.clear()
             self._guarded(self._series.backward_begins, roots)
