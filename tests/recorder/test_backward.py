@@ -274,12 +274,12 @@ def test_gradients_are_recorded_unless_that_is_refused(tmp_path: Path, opened: O
 
 
 def test_under_no_grad_hooks_look_for_nothing_of_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from accucompare.live import backward
+    from accucompare.live import spans
 
     def refuse(tensor: torch.Tensor) -> None:
         raise AssertionError("looked")
 
-    monkeypatch.setattr(backward, "edge_of", refuse)
+    monkeypatch.setattr(spans, "edge_of", refuse)
     with torch.no_grad(), ac.capture(nn.Linear(2, 2), tmp_path / "golden") as session:
         session._recorder._modules.named[""](torch.ones(1, 2))
     with ac.open_bundle(tmp_path / "golden") as bundle:
