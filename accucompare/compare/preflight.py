@@ -73,7 +73,11 @@ def _mode(pair: Pairing) -> Iterator[Finding]:
 
 
 def _steps(pair: Pairing) -> Iterator[Finding]:
-    sides = [{(rank, entry.step) for rank, entry in bundle.steps()} for bundle in (pair.golden, pair.candidate)]
+    sides = [
+        {(rank, entry.step) for rank, entry in bundle.steps()}
+        | {(rank, entry.step) for rank, manifest in bundle.manifests.items() for entry in manifest.series}
+        for bundle in (pair.golden, pair.candidate)
+    ]
     if sides[0] != sides[1]:
         counts = [f"{len(side)} step(s) of {len({rank for rank, _ in side})} rank(s)" for side in sides]
         yield Finding("steps", f"golden holds {counts[0]}, the {pair.name} {counts[1]}", about=About.STEPS)

@@ -40,10 +40,10 @@ def check_golden(golden: Bundle, out: str | Path, steps: Steps | None = None, ra
         raise UsageError(f"{out}: --feed cannot read what the capture overwrites; choose another --out")
     if golden.manifest.capture.get("mode") == "stats":
         raise UsageError(f"{golden.path}: holds statistics only, which nothing can be fed from; capture it without --mode stats")
-    if finished is None:
-        raise UsageError(f"{golden.path}: holds no finished step to feed; capture it again")
     if not golden.manifest.options.holds(RoleGroup.FORWARD):
         raise UsageError(f"{golden.path}: holds no inputs and outputs to feed (--roles); capture it with forward among its --roles")
+    if finished is None:
+        raise UsageError(f"{golden.path}: holds no finished step to feed; capture it again")
     lacking = [] if steps is None else [number for number in steps.numbers if not finished.has(number)]
     if lacking:
         held = f"only {finished.count} step(s) to feed" if finished.chosen is None else f"no step {lacking[0]} to feed, of {finished}"

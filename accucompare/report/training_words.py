@@ -29,7 +29,8 @@ def steps_sentence(comparison: Result) -> str:
         rank = f" (rank {training.parting.rank})" if training.several_ranks else ""
         return f"{sentence[0].upper()}{sentence[1:]}{rank}; judged by {judged_by(training)}"
     if training.other_bits is None:
-        return f"All {training.compared:,} steps have the same losses and gradient norms, bit for bit"
+        steps = "The one step has" if training.compared == 1 else f"All {training.compared:,} steps have"
+        return f"{steps} the same losses and gradient norms, bit for bit"
     return f"The runs do not part in {training.compared:,} steps, judged by {judged_by(training)}"
 
 

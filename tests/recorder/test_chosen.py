@@ -233,10 +233,18 @@ def test_a_fed_capture_records_what_golden_holds(target: str, tmp_path: Path, op
     assert {row.reason for row in comparison.rows} == {Reason.IDENTICAL}
 
 
-def test_golden_without_a_forward_cannot_feed(target: str, tmp_path: Path) -> None:
-    captured(target, tmp_path / "golden", roles="grads")
+@pytest.mark.parametrize("roles", ["grads", "series"])
+def test_golden_without_a_forward_cannot_feed(target: str, tmp_path: Path, roles: str) -> None:
+    captured(target, tmp_path / "golden", roles=roles)
     with pytest.raises(UsageError, match=r"holds no inputs and outputs to feed \(--roles\); capture it with forward among its --roles"):
         captured(target, tmp_path / "fed", feed=tmp_path / "golden")
+
+
+def test_steps_of_a_series_are_steps_that_a_bundle_holds(target: str, tmp_path: Path) -> None:
+    captured(target, tmp_path / "golden", roles="series", steps=2)
+    captured(target, tmp_path / "candidate", roles="forward,series", steps=1)
+    messages = [finding.message for finding in ac.diff(tmp_path / "golden", tmp_path / "candidate").preflight]
+    assert "golden holds 2 step(s) of 1 rank(s), the candidate 1 step(s) of 1 rank(s)" in messages
 
 
 def test_a_later_step_of_a_golden_without_updates_cannot_be_fed(target: str, tmp_path: Path) -> None:
