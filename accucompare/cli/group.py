@@ -51,6 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
         progress = (error.__cause__ or error).args  # click's Abort comes from the interrupt, whose text says what was done until then
         _complain("; ".join(["interrupted", *map(str, progress[:1])]), debug)
         code = INTERRUPTED
+        exec("")  # after an interrupt inside an exec of text (as dataclasses use), python -m would end by SIGINT; this forgets it
     except click.ClickException as error:
         error.show()
     except BundleError as error:  # the names in it come from a file, and must not add lines

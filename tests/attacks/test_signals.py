@@ -16,7 +16,7 @@ from accucompare.live import hooks as calls
 from accucompare.recorder import recorder as hooks
 from tests.attacks.conftest import Command
 from tests.compare.builder import item, write
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Run
 
 #: Overwrites the bundle `b` once for each call of the system that changes files, and is stopped at that call.
 STOPPED = """
@@ -155,6 +155,13 @@ def test_an_interrupt_in_the_users_code_stays_130(command: Command, tmp_path: Pa
     done = command(verb, f"{verb}_interrupted.py", "--device", "cpu", "--out", "out", "-q")
     assert done.code == 130
     assert "accucompare: interrupted; " in done.err
+
+
+def test_an_interrupt_while_a_dataclass_is_made_is_130(process: Run, tmp_path: Path) -> None:
+    """CPython 3.11's ``python -m`` ends by SIGINT after an interrupt that left an ``exec`` of text, even one that was caught."""
+    (tmp_path / "of_text.py").write_text('exec("raise KeyboardInterrupt")')
+    done = process("capture", "of_text.py", "--out", "out")
+    assert (done.returncode, done.stderr.strip()) == (130, "accucompare: interrupted")
 
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "raise SystemExit"])
