@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 
 import msgspec
 
-from accucompare.bundle.manifest import Unfed
+from accucompare.bundle.capture_facts import Unfed
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, same_line
 from accucompare.compare.rows import Difference, Option, Reason, Row, Status, Verdict
 
