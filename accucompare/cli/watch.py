@@ -30,7 +30,11 @@ if TYPE_CHECKING:
         "accucompare watch model.py --allow '*.relative_bias'          # may give an infinity",
         "accucompare overflow watch/                                   # then: analysis and Excel report",
         "",
-        "Exit code: 0 everything was finite, 1 something was not, 2 trouble.",
+        "accucompare watch model.py --steps 300 --threshold loss-spike=20   # the checklist, less strict",
+        "accucompare health watch/                                     # the checklist again, all of it",
+        "",
+        "Exit code: 0 everything was finite, 1 something was not, 2 trouble. The checklist does not change it:",
+        "`accucompare health` has an exit code of its own.",
     )
 )
 @option.case
@@ -44,6 +48,9 @@ if TYPE_CHECKING:
 @option.trace_steps
 @option.abort_after_step
 @option.every
+@option.checks_every
+@option.thresholds
+@option.threshold_file
 @option.level("op: look at every operator, wherever it is called.")
 @option.allow
 @option.near
@@ -64,12 +71,15 @@ def watch(
     deterministic: bool,
     hf32: bool | None,
     tf32: bool | None,
+    thresholds: tuple[str, ...],
+    threshold_file: Path | None,
     quiet: bool,
     **options: Any,
 ) -> int:
-    """Run CASE and find where NaN, Inf or an overflow begins.
+    """Run CASE and find where NaN, Inf or an overflow begins; then check the training against a list.
 
-    Its loss and optimizer are run too, if it has them.
+    Its loss and optimizer are run too, if it has them. At the end, the checklist names what else looks wrong: data, randomness, model,
+    precision, optimizer, schedule, run.
 
     CASE is file.py[:callable] or package.module[:callable]; the callable, `case` if not named, returns an accucompare.Case.
     Without CASE, [tool.accucompare] case of the nearest pyproject.toml is run, or else ./case.py.
@@ -79,13 +89,16 @@ def watch(
     name = DeviceName.parse(device)
     open_device(name)  # before anything else imports torch
     from accucompare.findings.analysis import read
+    from accucompare.findings.health import examine, read_thresholds
     from accucompare.findings.log import log_path
     from accucompare.recorder.session import rank_and_ranks
     from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.report.terminal_health import print_health_briefly
     from accucompare.report.terminal_watch import print_watched
     from accucompare.watcher.options import WatchOptions
     from accucompare.watcher.watch_case import watch_case
 
+    given = read_thresholds(thresholds, threshold_file)
     with progress_bar("watching", "steps", quiet) as progress, _bare_warnings():
         asked = WatchOptions(quiet=quiet, **options)
         found = watch_case(
@@ -107,6 +120,8 @@ def watch(
     ranks = read(out if several == 1 else log_path(out, rank))  # the others may still be running
     with reader_may_leave():
         print_watched(ranks, quiet)
+        if not quiet and options["checks_every"] and ranks.watched:
+            print_health_briefly(ranks, examine(ranks, given))
     return DIFFERENT if found else _code(ranks)
 
 
