@@ -40,7 +40,7 @@ def others(seen: Sequence[Seen]) -> list[str]:
     found: dict[str, None] = {}
     for each in seen:
         for model in each.models:
-            if model.trained_by and not model.chosen and any(other.chosen for other in each.models):
+            if model.trained_by and not (model.chosen or model.part) and any(other.chosen for other in each.models):
                 found[f"{model.name} was trained, too ({', '.join(model.trained_by)}); --model {model.name} chooses it"] = None
         if each.evaluations:
             found["calls without gradients, between steps of training, are not recorded"] = None

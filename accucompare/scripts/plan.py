@@ -87,6 +87,7 @@ class SeenModel(msgspec.Struct, kw_only=True):
         trained_by: the classes of the optimizers that updated it.
         calls: how many were counted: as long as outermost calls are looked at.
         steps: how many updates of it, of a list of what was seen.
+        part: whether it is called as a part of the model that was captured or watched.
         chosen: whether it is the model that was captured or watched.
     """
 
@@ -95,6 +96,7 @@ class SeenModel(msgspec.Struct, kw_only=True):
     trained_by: list[str] = []
     calls: int = 0
     steps: int = 0
+    part: bool = False
     chosen: bool = False
 
 

@@ -128,6 +128,7 @@ class Script:
         chosen = self._chosen
         if chosen is None or not contains(chosen.model, module):
             return
+        seen.part = seen is not chosen.seen
         if chosen.optimizers and not torch.is_grad_enabled():
             self._evaluates()
         else:
