@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 
 import torch
-import torch.multiprocessing as mp
 from torch import nn
 
 import accucompare as ac
 from accucompare.errors import CaptureError
+from tests.forkserver import with_torch
 from tests.recorded import Opened
 
 
@@ -32,7 +33,12 @@ def work(rank: int, folder: str) -> None:
 
 
 def test_each_rank_is_written_and_read(tmp_path: Path, opened: Opened) -> None:
-    mp.spawn(work, (str(tmp_path),), nprocs=2)
+    program = (
+        "import sys, torch.multiprocessing as mp; from tests.recorder.test_distributed import work;"
+        "mp.start_processes(work, (sys.argv[1],), nprocs=2, start_method='fork')"
+    )
+    done = with_torch()(program, tmp_path, cwd=tmp_path, variables=os.environ)
+    assert done.returncode == 0, done.stderr
     bundle = opened(tmp_path / "out")
     assert bundle.complete
     assert bundle.manifest.ranks == 2
