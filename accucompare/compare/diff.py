@@ -12,7 +12,7 @@ import msgspec
 
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.reader import Bundle, open_bundle
-from accucompare.bundle.records import TRAINING_ROLES, Key, Record, Role
+from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, Key, Record, Role
 from accucompare.compare import unsteady
 from accucompare.compare.acceptance import accept
 from accucompare.compare.align import Pair, Renaming, align, unused
@@ -296,7 +296,7 @@ class _Precision:
         if golden is None or candidate is None or golden.dtype not in dtypes:
             return EXACT
         tolerance = rules.tolerance_for(golden, candidate, _coarsest_of(before, dtypes))
-        if golden.role not in TRAINING_ROLES:
+        if golden.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return tolerance
         return tolerance.scaled(self._terms.larger(golden) * (1.0 if rules.fed else FREE_GRADIENTS))
 
