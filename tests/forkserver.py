@@ -102,6 +102,7 @@ def _become(program: str, argv: list[str], cwd: str, variables: dict[str, str], 
             with suppress(AttributeError):
                 function.cache_clear()
     sys.argv, sys.path[0] = argv, ""
+    sys.path[1:1] = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
     code = 0
     try:
         exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
