@@ -1,4 +1,5 @@
-import os, torch, torch.distributed as dist
+import torch
+import torch.distributed as dist
 from torch import nn
 
 
@@ -9,7 +10,7 @@ def main():
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     torch.manual_seed(rank)
-    for step in range(3):
+    for _ in range(3):
         x = torch.randn(4, 8)
         loss = model(x).square().mean()
         optimizer.zero_grad()

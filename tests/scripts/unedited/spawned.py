@@ -1,4 +1,6 @@
-import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 
 
@@ -8,7 +10,7 @@ def work(rank, folder):
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     torch.manual_seed(rank)
-    for step in range(3):
+    for _ in range(3):
         loss = model(torch.randn(4, 8)).square().mean()
         optimizer.zero_grad()
         loss.backward()
