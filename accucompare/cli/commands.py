@@ -114,7 +114,7 @@ def capture(
     from accucompare.recorder.options import CaptureOptions
     from accucompare.recorder.session import rank_and_ranks
     from accucompare.report.console import progress_bar, reader_may_leave
-    from accucompare.report.terminal import print_capture
+    from accucompare.report.terminal_bundle import print_capture
 
     with progress_bar("capturing", "steps", quiet) as progress, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "accucompare could not record")  # reported below
@@ -292,7 +292,7 @@ def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, 
     """
     from accucompare.bundle.reader import open_bundle
     from accucompare.report.console import reader_may_leave
-    from accucompare.report.terminal import print_records, print_tensor
+    from accucompare.report.terminal_bundle import print_records, print_tensor
 
     refuse_places({"--save": save})
     with open_bundle(bundle) as opened, reader_may_leave():
@@ -321,7 +321,7 @@ def verify(bundle: Path, quiet: bool) -> int:
     from accucompare.bundle.reader import open_bundle
     from accucompare.bundle.verification import verify as read_all
     from accucompare.report.console import progress_bar, reader_may_leave
-    from accucompare.report.terminal import print_verified
+    from accucompare.report.terminal_bundle import print_verified
 
     with open_bundle(bundle) as opened:
         with progress_bar("verifying", "bytes", quiet) as progress:

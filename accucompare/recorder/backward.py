@@ -33,6 +33,7 @@ from accucompare.live.spans import (
 )
 from accucompare.recorder.contributions import Cast, Exchanged, Gift, Output, Running, Uses, add_as
 from accucompare.recorder.copies import IN_PLACE_OF
+from accucompare.recorder.nodes import Nodes
 
 C = TypeVar("C", bound=Call)
 
@@ -61,12 +62,16 @@ class Backward(Generic[C]):
         late: how many gradients arrived at calls of a step that had ended, and are not recorded.
     """
 
-    def __init__(self, modules: Modules, guard: Guard, record: Callable[[C, Role, str, torch.Tensor], None]) -> None:
+    def __init__(
+        self, modules: Modules, guard: Guard, record: Callable[[C, Role, str, torch.Tensor], None], nodes: Nodes[C] | None = None
+    ) -> None:
+        """``nodes``: records those of some calls, too."""
         self.count = 0
         self.other_threads = False
         self.late = 0
         self._guard = guard
         self._record = record
+        self._nodes = nodes
         self._spans: Spans[C] = Spans()
         self._again: dict[int, Spans[C]] = {}  # by thread: of calls that are run again, until the backward through them begins
         self._threads: set[int] = set()  # in which calls of this step were made
@@ -93,6 +98,8 @@ class Backward(Generic[C]):
         self._spans.clear()
         self._again.clear()
         self._threads.clear()
+        if self._nodes is not None:
+            self._nodes.next_step()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -202,6 +209,8 @@ class Backward(Generic[C]):
                 uses.setdefault((id(giver), edge), Uses(giver)).seeds.append(seed)
         for node in reachable(roots):
             made, span = self._made(node, running)
+            if self._nodes is not None and span is not None and made != OPEN:
+                running.handles += self._nodes.follow(node, made, span.call)
             gifts: list[Gift] = []
             for index, (following, number) in enumerate(node.next_functions):
                 if following is None or (self._second and made_by_backward(following)):  # no gradient of such a one is recorded

@@ -239,8 +239,9 @@ def capture(
         model: any module, on any device, wrapped or not.
         out: directory to write the bundle to.
         mode: ``"tensors"`` keeps every distinct tensor; ``"stats"`` only its digest and statistics, in a bundle of a few kilobytes.
-        level: ``"op"`` records the operators called in the code of the modules that ``only`` selects, too, with their source lines, and
-            the calls that these modules make. With ``feed``, operators are fed as well; golden must be of this level then.
+        level: ``"op"`` records the operators called in the code of the modules that ``only`` selects, too, with their source lines,
+            the calls that these modules make, and the nodes of their backward. With ``feed``, operators are fed as
+            well; golden must be of this level then.
         seed: of the random operations; 0 if not given, or that of ``like``.
         steps: record this many steps and no more; without it, all. Or the numbers of the steps to record, a list of them or text such as
             ``"0,10,100-102"`` (``"10-10"`` is step 10 alone): the others run as if there were no capture.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accucompare.compare.result import Answer
+from accucompare.compare.conclusion import Answer
 from accucompare.compare.sites import Stage
 from tests.compare.builder import Item, compare, item
 

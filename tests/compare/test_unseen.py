@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
-from accucompare.compare.result import Answer
+from accucompare.compare.conclusion import Answer
 from tests.compare.builder import Item, compare, item, write
 
 WITHOUT_DATA = ("nested", "sparse", "quantized", "batched", "unreadable")
