@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from accucompare.cli.group import PASS, TROUBLE, cli
 from accucompare.cli.options import examples
 from accucompare.errors import UsageError
 from accucompare.selection import OnFinding, Steps
-from accucompare.text import printable
+from accucompare.text import printable, printable_lines
 
 if TYPE_CHECKING:
     from accucompare.scripts.launch import Ended
@@ -96,7 +96,7 @@ def capture_script(command: list[str], out: Path | None, overwrite: bool, quiet:
             with contextlib.suppress(OSError):
                 restore_previous(directory)
                 directory.rmdir()  # where nothing was written
-    return _conclude_capture(directory, plan, ended, quiet)
+    return after_script(ended, lambda: _conclude_capture(directory, plan, ended, quiet))
 
 
 def _conclude_capture(directory: Path, plan: Plan, ended: Ended, quiet: bool) -> int:
@@ -116,11 +116,14 @@ def _conclude_capture(directory: Path, plan: Plan, ended: Ended, quiet: bool) ->
         if not quiet:
             with _on_stderr():
                 print_capture(directory)
-    return _conclude(found, [] if quiet else others(ended.seen), ended, quiet)
+    return _conclude(found, [] if quiet else others(ended.seen), ended)
 
 
-def watch_script(command: list[str], out: Path, steps: int | None, quiet: bool, options: dict[str, Any]) -> Ended:
-    """Run a script and watch its model. Where the user has not said otherwise, a finding does not end the script."""
+def watch_script(command: list[str], out: Path, steps: int | None, quiet: bool, options: dict[str, Any]) -> tuple[Ended, int]:
+    """Run a script and watch its model; what came of it, and the exit code without regard to findings.
+
+    Where the user has not said otherwise, a finding does not end the script.
+    """
     from accucompare.scripts.launch import run as run_script
     from accucompare.scripts.outcome import others, troubles
     from accucompare.scripts.plan import Action
@@ -130,9 +133,7 @@ def watch_script(command: list[str], out: Path, steps: int | None, quiet: bool, 
         options["on_finding"] = OnFinding.SNAPSHOT
     plan = _plan(Action.WATCH, out, None if steps is None else Steps(steps), options)
     ended = run_script(command, plan)
-    found = troubles(plan, ended.seen)
-    code = _conclude(found, [] if quiet else others(ended.seen), ended, quiet)
-    return type(ended)(code, ended.seen)
+    return ended, _conclude(troubles(plan, ended.seen), [] if quiet else others(ended.seen), ended)
 
 
 @cli.command(
@@ -162,7 +163,7 @@ def run(lists: bool, quiet: bool) -> int:
     plan = Plan(action=Action.LIST, folder="")
     ended = run_script(command, plan)
     found = [each for each in troubles(plan, ended.seen) if not any(model for seen in ended.seen for model in seen.models)]
-    return _conclude(found, [] if quiet else list(listing(ended.seen)), ended, quiet)
+    return _conclude(found, [] if quiet else list(listing(ended.seen)), ended)
 
 
 def _plan(action: Any, out: Path, steps: Steps | None, options: dict[str, Any]) -> Plan:
@@ -192,13 +193,22 @@ def _steps_of(golden: Path | None) -> Steps | None:
         return Steps.held(entry.step for _, entry in bundle.steps())
 
 
-def _conclude(found: list[str], lines: list[str], ended: Ended, quiet: bool) -> int:
+def _conclude(found: list[str], lines: list[str], ended: Ended) -> int:
     """Say what is wrong, and give the exit code: the script's, if it failed."""
-    for line in lines:
-        click.echo(f"accucompare: {printable(line)}", err=True)
-    for line in found:
+    for line in (*lines, *found):
         click.echo(f"accucompare: {printable(line)}", err=True)
     return ended.code or (TROUBLE if found else PASS)
+
+
+def after_script(ended: Ended, conclude: Callable[[], int]) -> int:
+    """The exit code of what is said after a script; if saying it fails, the script's own, unless that was 0."""
+    try:
+        return conclude()
+    except Exception as error:
+        if not ended.code:
+            raise
+        click.echo(f"accucompare: {printable_lines(str(error)) or type(error).__name__}", err=True)
+        return ended.code
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import click
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.options import examples, refuse_other_than_xlsx, refuse_places, stem
-from accucompare.cli.scripts import OF_CASES, MayRunScript, command_after_dashes, watch_script
+from accucompare.cli.scripts import OF_CASES, MayRunScript, after_script, command_after_dashes, watch_script
 from accucompare.errors import NonFiniteWarning
 from accucompare.selection import FloatType
 
@@ -143,13 +143,17 @@ def _watch_script(command: list[str], out: Path, steps: int | None, given: dict[
     from accucompare.findings.analysis import read
     from accucompare.report.console import reader_may_leave
 
-    ended = watch_script(command, out, steps, quiet, options)
-    if not any(each.recorded for each in ended.seen):
-        return ended.code or TROUBLE
-    ranks = read(out)
-    with reader_may_leave(), contextlib.redirect_stdout(sys.stderr):  # standard output is the script's
-        _print_watched(ranks, given, quiet, options)
-    return ended.code or _code(ranks)
+    ended, code = watch_script(command, out, steps, quiet, options)
+
+    def conclude() -> int:
+        if not any(each.recorded for each in ended.seen):
+            return code or TROUBLE
+        ranks = read(out)
+        with reader_may_leave(), contextlib.redirect_stdout(sys.stderr):  # standard output is the script's
+            _print_watched(ranks, given, quiet, options)
+        return code or _code(ranks)
+
+    return after_script(ended, conclude)
 
 
 def _print_watched(ranks: Ranks, given: dict[str, float], quiet: bool, options: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,7 @@ class OutermostCalls:
         if self._original is None:
             self._original = nn.Module.__call__
             self._ours = self._watching(self._original)
+            _tell_the_compiler(self._original, self._ours)
             nn.Module.__call__ = self._ours  # type: ignore[method-assign]
 
     def remove(self) -> None:
@@ -49,6 +51,7 @@ class OutermostCalls:
         if self._original is not None:
             if nn.Module.__call__ is self._ours:
                 nn.Module.__call__ = self._original  # type: ignore[method-assign]
+            _tell_the_compiler(self._ours, self._original)
             self._original = self._ours = None
 
     def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,6 +59,8 @@ class OutermostCalls:
 
         @functools.wraps(original)
         def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():  # comes first: the compiler follows no further
+                return original(module, *args, **kwargs)
             thread = threading.get_ident()
             if thread in inside or self._ours is not call or not _is_real():
                 return original(module, *args, **kwargs)
@@ -73,9 +78,20 @@ class OutermostCalls:
 
 def _is_real() -> bool:
     """Whether a call computes: no part of a backward that runs a forward again, nor of tracing."""
-    if in_backward() or torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
+    if in_backward() or torch._C._get_tracing_state() is not None:
         return False
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None
+
+
+def _tell_the_compiler(before: Any, now: Any) -> None:
+    """Tell ``torch.compile`` which ``nn.Module.__call__`` nobody has changed, so that it looks into modules as it does without us.
+
+    It remembers what it finds when it is imported, which the first optimizer does.
+    """
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        module = sys.modules.get(name)
+        if module is not None and getattr(module, "unpatched_nn_module_call", None) is before:
+            module.unpatched_nn_module_call = now  # type: ignore[attr-defined]
 
 
 def _hide_from_the_compiler(function: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from accucompare.errors import NonFiniteError, WatchEndedError
 from accucompare.live import entrances
@@ -99,12 +99,14 @@ class Script:
         self._claimed: int | None = None  # as which rank this process writes
         self._updates = 0  # of any optimizer
         self._updated = False  # whether one of several optimizers has stepped since the step began
+        self._stepping: tuple[Any, ...] | None = None  # what the hooks of an optimizer's step that is running were given
         self._handle: Any = None
         self._scaling: list[tuple[Any, str, entrances.Before]] = []
         seen.models = self._models.seen
 
     def install(self) -> None:
         entrances.observe(torch.optim.Optimizer, "add_param_group", self._made)
+        register_optimizer_step_pre_hook(self._steps)
         self._listen_to_updates()
         self._calls.install()
         atexit.register(self.end)
@@ -145,8 +147,13 @@ class Script:
             self._end_step()
             self._arrange()
 
+    def _steps(self, *given: Any) -> None:
+        """An optimizer begins to step."""
+        self._stepping = given
+
     def _stepped(self, optimizer: Any, *arguments: Any) -> None:
         """An optimizer has stepped, or its step was left out by a scaler."""
+        self._stepping = None
         self._updates += 1
         self._optimizers.note(optimizer)
         self._models.trained(optimizer, counts=self._plan.action is Action.LIST)
@@ -233,12 +240,21 @@ class Script:
         wanted = self._is_wanted(self._seen.steps)
         if self._is_last:
             self._finish(None)
-        elif wanted and self._observation is None:
-            self._open(chosen)
-        elif self._observation is not None and wanted is not self._awake:
-            (self._observation.wake if wanted else self._observation.rest)()
-            self._awake = wanted
+        elif wanted and not self._awake:
+            known = {*_hooks_before_updates()}
+            if self._observation is None:
+                self._open(chosen)
+            else:
+                self._observation.wake()
+                self._awake = True
             self._listen_to_updates()
+            if self._stepping is not None:  # the model is called by a closure; those who have come too late are told
+                for number, hook in _hooks_before_updates().items():
+                    if number not in known:
+                        hook(*self._stepping)
+        elif self._observation is not None and self._awake and not wanted:
+            self._observation.rest()
+            self._awake = False
         self._look_at_calls()
 
     def _look_at_calls(self) -> None:
@@ -267,7 +283,6 @@ class Script:
         self._claimed = rank
         self._observation = observe(self._plan, chosen.model, chosen.optimizers, chosen.steps, self._seen.steps)
         self._awake = True
-        self._listen_to_updates()
         self._seen.write(self._plan.folder)
 
     def _evaluates(self) -> None:
@@ -333,6 +348,11 @@ class Script:
             if self._failed is None:
                 self._failed = error
                 self._calls.install()
+
+
+def _hooks_before_updates() -> dict[int, Any]:
+    """PyTorch's global hooks before an optimizer's step, by number, as they are now."""
+    return dict(getattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_pre_hooks", {}))
 
 
 def _is_worker() -> bool:

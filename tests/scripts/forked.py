@@ -45,7 +45,7 @@ LIBRARIES = {name: bool(find_spec(name.partition(".")[0])) for name in ("transfo
 @cache
 def server() -> Callable[..., subprocess.CompletedProcess[str]]:
     """The ``run`` of a process that has imported everything."""
-    modules = [*MODULES, "accucompare.scripts.script", "accucompare.recorder.session", "accucompare.watcher.watch"]
+    modules = [*MODULES, "torch._dynamo", "accucompare.scripts.script", "accucompare.recorder.session", "accucompare.watcher.watch"]
     modules += [name for name, there in LIBRARIES.items() if there and (name != "transformers.trainer" or LIBRARIES["accelerate"])]
     return Forkserver({**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, tuple(modules)).run
 

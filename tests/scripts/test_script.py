@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import accucompare as ac
+from accucompare.findings.analysis import read
 from accucompare.scripts.plan import Action
 from tests.scripts.forked import UNEDITED, Ran, run
 
@@ -194,7 +194,8 @@ def test_what_ran_before_its_optimizer_was_made_is_dropped(tmp_path: Path) -> No
         ),
         pytest.param(
             "scaler = torch.amp.GradScaler('cpu', init_scale=2.0**127)\ndel adam\n"
-            "for _ in range(2):\n    sgd.zero_grad()\n    scaler.scale(net(x).sum() * 1e9).backward()\n    scaler.step(sgd)\n    scaler.update()",
+            "for _ in range(2):\n    sgd.zero_grad()\n    scaler.scale(net(x).sum() * 1e9).backward()\n"
+            "    scaler.step(sgd)\n    scaler.update()",
             1,
             id="skipped by a scaler",
         ),
@@ -268,7 +269,10 @@ train(net, optimizer, 5)
 
 
 def test_seeds_and_flags_are_set_only_if_that_is_asked(tmp_path: Path) -> None:
-    script = "import random, numpy, torch\nprint(random.random(), numpy.random.rand(), torch.rand(1), torch.are_deterministic_algorithms_enabled())"
+    script = (
+        "import random, numpy, torch\n"
+        "print(random.random(), numpy.random.rand(), torch.rand(1), torch.are_deterministic_algorithms_enabled())"
+    )
     first, second = (run(tmp_path, script, plan={"seed": 3, "deterministic": True}) for _ in range(2))
     assert first.out == second.out
     assert "True" in first.out
@@ -283,10 +287,7 @@ def test_a_watch_finds_what_a_script_computes_and_lets_it_go_on(tmp_path: Path) 
     plan = {"action": Action.WATCH, "out": str(tmp_path / "watch"), "steps": None, "options": {"on_finding": "snapshot"}}
     ran, plain = run(tmp_path, script, plan=plan), run(tmp_path, script)
     assert (ran.out, ran.err, ran.code) == (plain.out, plain.err, 0)
-    from accucompare.findings.analysis import read
-
-    (found,) = read(tmp_path / "watch").logs if hasattr(read(tmp_path / "watch"), "logs") else [read(tmp_path / "watch")]
-    assert found.findings
+    assert read(tmp_path / "watch").findings
 
 
 def test_what_is_seen_is_listed_with_its_trainers_and_steps(tmp_path: Path) -> None:
@@ -321,8 +322,3 @@ for step in range(4):
     plain, ran = run(tmp_path, script), run(tmp_path, script, plan={"steps": "2-2"})
     assert (ran.out, ran.err) == (plain.out, plain.err)
     assert recorded(ran) == {2: ["", "0", "1"]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_warnings() -> Iterator[None]:
-    yield

@@ -1,7 +1,7 @@
 import torch
-from torch import nn
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from torch import nn
 
 
 def main():

@@ -1,6 +1,9 @@
-import torch, warnings, logging
-from torch import nn
+import logging
+import warnings
+
 import pytorch_lightning as pl
+import torch
+from torch import nn
 
 
 class Lit(pl.LightningModule):

@@ -1,4 +1,6 @@
-import torch, sys
+import sys
+
+import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 if __name__ == "__main__":
