@@ -35,7 +35,7 @@ from accucompare.compare.rows import UNMATCHED, Finding, Reason, Row, Status, Ve
 from accucompare.compare.sequences import align_operators
 from accucompare.compare.suggest import product_formats
 from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolerances
-from accucompare.compare.training import FREE_GRADIENTS, Terms
+from accucompare.compare.training import FREE_GRADIENTS, Terms, parameter_of
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.selection import Selection, Standard
@@ -285,6 +285,7 @@ class _Precision:
 
     _coarsest: dict[tuple[int, int], str] = field(default_factory=dict)
     _terms: Terms = field(default_factory=Terms)
+    _parameters: dict[tuple[int, int, int, str], frozenset[str]] = field(default_factory=dict)  # the types of what an update adds to
 
     def tolerance_for(self, pair: Pair, rules: Tolerances) -> Tolerance:
         """The limits for the next pair in execution order."""
@@ -296,6 +297,9 @@ class _Precision:
             self._coarsest[step] = _coarsest_of(before, dtypes, but="float8_e8m0fnu") or "float64"
         if golden is None or candidate is None or golden.dtype not in dtypes:
             return EXACT
+        if golden.role in (Role.PARAM_BEFORE, Role.PARAM_UPDATE):
+            update = (*step, golden.call, parameter_of(golden))
+            dtypes |= self._parameters.setdefault(update, dtypes)
         tolerance = rules.tolerance_for(golden, candidate, _coarsest_of(before, dtypes))
         if golden.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return tolerance

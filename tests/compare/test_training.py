@@ -80,6 +80,14 @@ def test_an_update_is_judged_by_the_rounding_of_its_parameter(tmp_path: Path) ->
     assert compare(tmp_path, golden, candidate).passed
 
 
+@pytest.mark.parametrize(("dtype", "passed"), [("bfloat16", True), ("float32", False)])
+def test_an_update_of_a_parameter_that_agrees_is_judged_by_the_parameters_type(tmp_path: Path, dtype: str, passed: bool) -> None:
+    """An update is kept in float32: that of a bfloat16 parameter holds its rounding, as where a fused optimizer computes it."""
+    before = item("a", np.zeros(64, np.float32), dtype, role="param_before", path="w")
+    sides = [[before, item("a", np.full(64, update, np.float32), role="param_update", path="w")] for update in (1e-3, 1.003e-3)]
+    assert compare(tmp_path, *sides).passed is passed
+
+
 @pytest.mark.parametrize("given", ["", "param_grad", "param_before", "state_before"])
 def test_free_running_an_update_is_judged_only_if_it_was_given_the_same(tmp_path: Path, given: str) -> None:
     before = [pair("a", given, 1e-7, path="w", parent=None)] if given else []
