@@ -22,6 +22,7 @@ from accucompare.compare.brought import own_baseline
 from accucompare.compare.choices import Calls, given_otherwise, judged_by_limits
 from accucompare.compare.culprits import described, find_culprits, scaled_first
 from accucompare.compare.ladder import climb
+from accucompare.compare.later_steps import after_updates, by_envelope
 from accucompare.compare.models import other_model
 from accucompare.compare.one_sided import never_called, not_run, not_trained, other_classes, other_state, untrained
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
@@ -105,6 +106,8 @@ def compare(
         tasks = _with_second_runs(tasks, again, unsteady.begins(golden_records, golden_again) if fed else golden_again)
         sides = Sides(golden_bundle, candidate_bundle, judge.bundle, repeat_bundle, verify, keep_going, golden_repeat)
         outcomes = _outcomes(sides, tasks, workers, progress)
+        if judge.bundle is not None and not fed:
+            outcomes = by_envelope(tasks, outcomes, after_updates(golden_bundle.manifests, candidate_bundle.manifests))
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
         rows = with_options(rows) + never_called(golden_bundle, candidate_bundle, selection)
         compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
