@@ -158,15 +158,10 @@ class Result:
             return self.poor_baseline
         if self.training is not None and self.training.unclear:
             return self.training.unclear
-        if 2 * self.without_baseline > self.compared:
-            return f"the baseline judges {self.compared - self.without_baseline} of {self.compared} compared rows only"
-        beyond = [row for row in self.rows if row.verdict.beyond]
-        if beyond:
-            error = "" if beyond[0].metrics is None else f" by rel_l2 {beyond[0].metrics.rel_l2:.3g}"
-            return (
-                f"{self.place(beyond[0])} is off{error}, far beyond rounding, and so is the baseline: "
-                "it may have the fault too, or rounding changed a choice before; a fed capture tells"
-            )
+        if self.judged_by_few:
+            return self.judged_by_few
+        if self.far_beyond:
+            return f"{self.far_beyond}, or rounding changed a choice before; a fed capture tells"
         if hidden := self.unseen_words:
             return hidden
         if self.refused is not None:
@@ -174,6 +169,22 @@ class Result:
         if self.unseen:
             return f"what was compared agrees, but the optimizer's code differs ({self.unseen}), and no update was compared"
         return ""
+
+    @property
+    def judged_by_few(self) -> str:
+        """How few of the compared rows the baseline judges; ``""`` if it judges half of them."""
+        if 2 * self.without_baseline <= self.compared:
+            return ""
+        return f"the baseline judges {self.compared - self.without_baseline} of {self.compared} compared rows only"
+
+    @property
+    def far_beyond(self) -> str:
+        """The first row that is far beyond rounding, and so is the baseline; ``""`` if there is none."""
+        row = next((row for row in self.rows if row.verdict.beyond), None)
+        if row is None:
+            return ""
+        error = "" if row.metrics is None else f" by rel_l2 {row.metrics.rel_l2:.3g}"
+        return f"{self.place(row)} is off{error}, far beyond rounding, and so is the baseline: it may have the fault too"
 
     @property
     def unseen_words(self) -> str:
