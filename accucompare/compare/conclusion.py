@@ -60,14 +60,14 @@ def conclude(result: Result) -> Conclusion:
 
 
 def trust(result: Result) -> str:
-    """How far the first culprit can be trusted, where that must be said."""
+    """How far the first culprit can be trusted; ``""`` where it is the right one nearly always."""
     if result.fed or not result.culprits:
         return ""
     return TRUST["free" if result.baseline is None else "free baseline"]
 
 
 def _configured_otherwise(result: Result) -> Iterator[str]:
-    """What may be more than rounding and too small to show; where all is bit for bit identical, it makes no difference."""
+    """Attributes of modules that differ: they may do more than rounding, and too little to show. Where all bits agree, they do nothing."""
     if found := [finding.message for finding in result.preflight if finding.about is About.CONFIGURATION]:
         yield f"configured otherwise: {found[0]}" + (f", and {len(found) - 1} more" if len(found) > 1 else "")
 

@@ -78,7 +78,7 @@ class Result:
 
     @property
     def compared(self) -> int:
-        """How many rows are about both sides: those that pass, and those that fail for another reason than being alone."""
+        """How many rows have a record on both sides and were compared."""
         return sum(row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED for row in self.rows)
 
     @property
@@ -88,7 +88,7 @@ class Result:
 
     @property
     def by_digests(self) -> int:
-        """How many rows are identical by the digests that were taken when they were captured: their values were not read now."""
+        """How many rows are identical by their digests alone: their values were read when they were captured, and not now."""
         rows = (row for row in self.rows if row.reason is Reason.IDENTICAL and row.metrics is not None)
         return sum(not self.verified or None in (row.golden and row.golden.member, row.candidate and row.candidate.member) for row in rows)
 
@@ -140,7 +140,7 @@ class Result:
 
     @property
     def trouble_of_rows(self) -> str:
-        """The same whatever standard was asked for."""
+        """The same by the rows and the steps, whatever standard was asked for."""
         if not self.compared and not self.steps_judged:
             return "nothing could be compared"
         if unverified := [finding.message for finding in self.preflight if finding.about is About.UNVERIFIED]:
@@ -188,7 +188,7 @@ class Result:
 
     @property
     def unseen_words(self) -> str:
-        """How much could not be compared where an error could begin, and where first; ``""`` if nothing that hides one."""
+        """How many rows could not be compared although an error may hide there, and the first of them; ``""`` if there are none."""
         found = unseen(self.rows, self.fed)
         if found is None:
             return ""
@@ -199,7 +199,7 @@ class Result:
 
     @property
     def poor_baseline(self) -> str:
-        """What the baseline was given otherwise than golden, weights or inputs or mode, so that it cannot judge; ``""`` if nothing."""
+        """Why the baseline cannot judge: it had other weights or inputs than golden, or another mode; ``""`` if it had the same."""
         return next((finding.message for finding in self.preflight if finding.serious and finding.of_baseline), "")
 
     def __repr__(self) -> str:
