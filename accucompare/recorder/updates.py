@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from accucompare.bundle.manifest import StepSeries
 from accucompare.bundle.memory import Lease
-from accucompare.bundle.records import Record, Role
+from accucompare.bundle.records import WAYS_OF_UPDATING, Record, Role
 from accucompare.live import entrances
 from accucompare.live.graph import Observer, observe, observe_no_more
 from accucompare.live.hooks import in_backward
@@ -29,9 +29,6 @@ NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
 
 #: Where Megatron keeps gradients that it has taken out of ``grad``.
 MAIN_GRAD = "main_grad"
-
-#: What parameter groups say of how an update is computed, and not of what: a device may compute it otherwise.
-_WAYS = ("foreach", "fused", "capturable", "differentiable")
 
 
 @dataclass(frozen=True)
@@ -322,7 +319,7 @@ class Updates:
     def _groups(self, optimizer: Any) -> None:
         """Record learning rates, betas and whatever numbers else the parameter groups have."""
         for number, group in enumerate(optimizer.param_groups):
-            options = {name: value for name, value in group.items() if name not in ("params", *_WAYS)}
+            options = {name: value for name, value in group.items() if name not in ("params", *WAYS_OF_UPDATING)}
             for path, value in leaves(options):
                 if isinstance(value, (torch.Tensor, *Scalar)):
                     path = f"{type(optimizer).__name__}.{number}.{path}"
