@@ -16,7 +16,7 @@ from difflib import SequenceMatcher
 
 import msgspec
 
-from accucompare.bundle.manifest import Unfed
+from accucompare.bundle.capture_facts import Unfed
 from accucompare.bundle.records import GRADIENT_ROLES, NODE_ROLES, OPERATOR_ROLES, UPDATE_ROLES, Layout, Record, Role, same_line
 from accucompare.compare.rows import Difference, Option, Reason, Row, Status, Verdict
 
