@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from accucompare.compare.conclusion import Answer, conclude
 from accucompare.compare.diff import compare
 from accucompare.compare.outcomes import Progress
 from accucompare.compare.renames import read_maps
@@ -21,6 +22,16 @@ if TYPE_CHECKING:
 
 class Comparison(Result):
     """Two bundles compared. Made by ``accucompare.diff``."""
+
+    @property
+    def answer(self) -> Answer:
+        """The conclusion in one word, to decide by."""
+        return conclude(self).answer
+
+    @property
+    def conclusion(self) -> str:
+        """Rounding or a bug, and where, in one line that begins with ``rounding``, ``bug``, ``not sure`` or ``identical``."""
+        return str(conclude(self))
 
     def to_dataframe(self) -> pandas.DataFrame:
         """One line per row, with the columns of the report's sheet *Layers*."""

@@ -138,8 +138,8 @@ def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
         comparison: what that returned.
 
     Returns:
-        The fed comparison of that module's operators; ``None`` if there is no culprit, or its error is made in a backward or an update,
-        whose operators are not recorded.
+        The fed comparison of that module's operators, for a culprit in a backward with the nodes of that; ``None`` if there is no culprit,
+        or its error is made in the backward of the loss or in an update, whose operators are not recorded.
 
     Raises:
         CaptureError: if golden cannot be made again here.
@@ -147,14 +147,17 @@ def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
     """
     if not comparison.culprits:
         return None
-    if comparison.culprits[0].stage is not Stage.FORWARD:
-        setup.announce(f"operators: only those of a forward are recorded, and {comparison.culprits[0].place} is none")
+    stage = comparison.culprits[0].stage
+    if stage not in (Stage.FORWARD, Stage.BACKWARD) or comparison.culprits[0].scaled is not None:
+        setup.announce(
+            f"operators: only those of a module's forward and backward are recorded, and {comparison.culprits[0].place} is neither"
+        )
         return None
     name, manifest = comparison.culprits[0].name, comparison.golden.manifest
     made, first, folder = manifest.capture, comparison.golden.path, setup.out / "ops"
     options = CaptureOptions(
         level=Level.OP,
-        backward=False,
+        backward=stage is Stage.BACKWARD,
         seed=made.get("seed"),
         steps=held_steps(manifest),
         only=glob.escape(name),
@@ -169,7 +172,8 @@ def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
             f"{first}: its operators cannot be captured here, since {other}; "
             "name the Python that has golden's versions (--golden-python PATH)"
         )
-    setup.announce(f"operators of {display_name(name)}: golden on the CPU")
+    of = "the backward of " if stage is Stage.BACKWARD else ""
+    setup.announce(f"operators of {of}{display_name(name)}: golden on the CPU")
     dtype, rounded = made.get("dtype"), made.get("round_weights")
     golden = trusted.capture(
         trusted.case_of(manifest, setup.case) or setup.case,

@@ -23,8 +23,19 @@ from typing import NoReturn
 
 ROOT = Path(__file__).parent.parent
 CLI = "from accucompare.cli import main; main()"
-#: What most commands import.
-MODULES = ("accucompare.locate", "accucompare.recorder.capture_case", "accucompare.report.terminal", "accucompare.watcher.watch_case")
+#: As ``python script.py …`` and ``python -m module …``, whose name is the first argument.
+SCRIPT = """
+import os, runpy, sys
+del sys.argv[0]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+#: What most commands import; every optimizer imports the compiler, which takes nearly as long as torch itself.
+MODULES = (
+    *("accucompare.locate", "accucompare.recorder.capture_case", "accucompare.report.terminal", "accucompare.watcher.watch_case"),
+    "torch._dynamo",
+)
 #: What the fixtures' models are made of.
 MODELS = (
     "transformers.models.gpt2.modeling_gpt2",
@@ -91,6 +102,7 @@ def _become(program: str, argv: list[str], cwd: str, variables: dict[str, str], 
             with suppress(AttributeError):
                 function.cache_clear()
     sys.argv, sys.path[0] = argv, ""
+    sys.path[1:1] = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
     code = 0
     try:
         exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})

@@ -6,6 +6,7 @@ The lists below are the architecture. A room is a package or a file of ``accucom
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "accucompare"
 FLOORS = [
     ["__main__"],
     ["cli"],
-    ["__init__", "locate", "watch"],
+    ["__init__", "locate", "watch", "scripts"],
     ["api", "watcher"],
     ["report", "recorder", "reproduce"],
     ["compare", "findings", "live", "doctor"],
@@ -31,6 +32,11 @@ LATE = {
     "accucompare.compare.culprits": {"accucompare.compare.patterns"},  # only a failing diff describes errors
     "accucompare.doctor": {"accucompare.bundle", "accucompare.numbers"},  # what is broken here is what it tells
     "accucompare.locate": {"accucompare.recorder.capture_case"},  # torch, after the device was opened
+    # what a process of a script may never need, or may not have
+    "accucompare.scripts.boot.sitecustomize": {"accucompare.scripts.entry"},
+    "accucompare.scripts.entry": {"accucompare.scripts.plan", "accucompare.scripts.script"},
+    "accucompare.scripts.observing": {"accucompare.recorder", "accucompare.watcher"},
+    "accucompare.scripts.script": {"accucompare.recorder.session", "accucompare.scripts.observing"},
     "accucompare.watcher.reporting": {"accucompare.report.terminal_watch"},  # only a finding is printed
 }
 
@@ -38,6 +44,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 NAMES = {file: ".".join(["accucompare", *file.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__") for file in FILES}
 
 
+@cache
 def imports(file: Path) -> list[tuple[str, str, bool]]:
     """What a file imports of this package: module, name, and whether it does so inside a function."""
     found = []

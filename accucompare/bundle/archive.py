@@ -1,12 +1,10 @@
-"""The ``.npz`` of one step: a ZIP of ``.npy`` members, stored plain, each one's data aligned to 64 bytes.
+"""Reads the ``.npz`` of one step: a ZIP of ``.npy`` members, stored plain, as ``archive_writer`` or ``numpy.savez`` writes it.
 
-``numpy.load`` opens it; nothing in it is ever unpickled, compressed, or used as a file name.
+``numpy.load`` opens it too; nothing in it is ever unpickled, decompressed, or used as a file name.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
 import os
 import re
@@ -21,35 +19,15 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from isal.isal_zlib import crc32
 
+from accucompare.bundle.zip_records import COUNT_IN_ZIP64, END, ENTRY, FIELD, IN_ZIP64, LOCAL_HEADER, ZIP64_END, ZIP64_FIELD, ZIP64_LOCATOR
 from accucompare.errors import BundleError, RecordError
-from accucompare.numbers.dtypes import DTYPES, Array
+from accucompare.numbers.dtypes import DTYPES
 
-ALIGNMENT = 64
-# Sizes and offsets from here on do not fit into a ZIP's 32 bits, where _IN_ZIP64 then stands for "see the extra field".
-_ZIP64_LIMIT = _IN_ZIP64 = 0xFFFFFFFF
-_COUNT_LIMIT = _COUNT_IN_ZIP64 = 0xFFFF
-_WRITE_LIMIT = 1 << 30  # macOS refuses to write 2 GiB at once, Linux writes a part of it
-
-# The records of a ZIP file, as in PKWARE's APPNOTE.TXT, section 4.3.
-_LOCAL_HEADER = struct.Struct("<4s5H3L2H")  # signature, version, flags, method, time, date, CRC, 2 sizes, lengths of name and extra
-_ENTRY = struct.Struct("<4s6H3L5H2L")  # the same with its maker's version; then comment, disk, attributes, offset of the local header
-_END = struct.Struct("<4s4H2LH")  # signature, 2 disks, 2 counts, size and offset of the directory, length of the comment
-_ZIP64_END = struct.Struct("<4sQ2H2L4Q")  # signature, its length, 2 versions, 2 disks, 2 counts, size and offset of the directory
-_ZIP64_LOCATOR = struct.Struct("<4sLQL")  # signature, disk, offset of the ZIP64 end record, number of disks
 _ENTRY_LENGTHS = struct.Struct("<4s24x3H")  # of an entry: signature, lengths of name, extra and comment
 _ENTRY_PLACE = struct.Struct("<8x2H8x2L2H10xL")  # of an entry: flags, method, 2 sizes, lengths of name and extra, offset
-_FIELD = struct.Struct("<2H")  # an extra field's number and length
-_ZIP64_FIELD = 1
-_PADDING_FIELD = 0xD935  # the extra field that Android's zipalign pads with
-_VERSION = 45  # of the format: the one that has ZIP64
-_MADE_ON_UNIX = 3 << 8 | _VERSION
-_OWNER_ONLY = 0o600 << 16  # the mode of an unpacked file
-_UTF8 = 0x800  # the flag that says how names are encoded
-_DOS_EPOCH = 0x21  # 1 January 1980: equal arrays make equal files
 _ENCRYPTED = 1  # the flag
-_TAIL = _ZIP64_LOCATOR.size + _END.size + 0xFFFF  # where the end record is, which may have a comment
+_TAIL = ZIP64_LOCATOR.size + END.size + 0xFFFF  # where the end record is, which may have a comment
 _DIRECTORY_LIMIT = 1 << 28  # that of a million members is half as long; a longer one than this is no honest directory
 
 _NPY_HEADER = re.compile(
@@ -63,8 +41,6 @@ _HEAD_LIMIT = 1 << 18  # both headers of any member
 _SMALL = 1 << 14  # the data of a member up to this size is read with its headers
 _MAX_DIMENSIONS = 64  # NumPy's
 _STORAGE = {f"'{dtype.storage.str}'": dtype.storage for dtype in DTYPES.values()}
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
-_NAME_LIMIT = 120
 
 
 class Member(msgspec.Struct, frozen=True, gc=False):
@@ -81,100 +57,6 @@ class Member(msgspec.Struct, frozen=True, gc=False):
     nbytes: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-
-
-def member_name(number: int, name: str, role: str, path: str) -> str:
-    """A safe and readable name for a member; the true name is in the record."""
-    readable = _UNSAFE.sub("_", ".".join(part for part in (name, role, path) if part))
-    return f"{number:06d}.{readable[:_NAME_LIMIT]}"
-
-
-class ArchiveWriter:
-    """A ``.npz`` being written, one member after the other, without a step back."""
-
-    def __init__(self, path: Path) -> None:
-        """Create the file, or empty the one that is there.
-
-        Raises:
-            OSError: if that cannot be done. So do ``add`` and ``finish``, if the disk is full; then ``discard`` what was written.
-        """
-        self.path = path
-        self._file = path.open("wb", buffering=0)
-        self._end = 0
-        self._directory = bytearray()
-        self._count = 0
-
-    def add(self, name: str, array: Array) -> None:
-        """Append one C-contiguous array as ``<name>.npy``, its data at a multiple of 64 bytes; no name may come twice."""
-        encoded = f"{name}.npy".encode()
-        header = _npy_header(array.dtype, array.shape)
-        data = memoryview(array.reshape(-1).view("u1"))
-        crc = crc32(data, crc32(header))
-        offset, size = self._end, len(header) + len(data)
-        sizes = [size, size] if size >= _ZIP64_LIMIT else []
-        offsets = [offset] if offset >= _ZIP64_LIMIT else []
-        short_size, short_offset = (_IN_ZIP64 if sizes else size), (_IN_ZIP64 if offsets else offset)
-
-        extra = _zip64_field(sizes)
-        unpadded = offset + _LOCAL_HEADER.size + len(encoded) + len(extra) + _FIELD.size + len(header)
-        padding = -unpadded % ALIGNMENT
-        extra += _FIELD.pack(_PADDING_FIELD, padding) + bytes(padding)
-        common = (_UTF8, 0, 0, _DOS_EPOCH, crc, short_size, short_size, len(encoded))
-        local = _LOCAL_HEADER.pack(b"PK\x03\x04", _VERSION, *common, len(extra))
-        self._write(local + encoded + extra + header, data)
-
-        extra = _zip64_field(sizes + offsets)
-        entry = _ENTRY.pack(b"PK\x01\x02", _MADE_ON_UNIX, _VERSION, *common, len(extra), 0, 0, 0, _OWNER_ONLY, short_offset)
-        self._directory += entry + encoded + extra
-        self._count += 1
-
-    def finish(self) -> None:
-        """Write the directory and close the file."""
-        count, size, offset = self._count, len(self._directory), self._end
-        end = b""
-        if count >= _COUNT_LIMIT or size >= _ZIP64_LIMIT or offset >= _ZIP64_LIMIT:
-            end = _ZIP64_END.pack(b"PK\x06\x06", _ZIP64_END.size - 12, _VERSION, _VERSION, 0, 0, count, count, size, offset)
-            end += _ZIP64_LOCATOR.pack(b"PK\x06\x07", 0, offset + size, 1)
-            count, size, offset = _COUNT_IN_ZIP64, _IN_ZIP64, _IN_ZIP64
-        self._write(self._directory, memoryview(end + _END.pack(b"PK\x05\x06", 0, 0, count, count, size, offset, 0)))
-        try:
-            self._file.close()  # where a network file system tells that the disk is full
-        except OSError as error:
-            error.filename = str(self.path)
-            raise
-
-    def discard(self) -> None:
-        """Close the file and remove it; never raises."""
-        with contextlib.suppress(OSError):
-            self._file.close()
-        with contextlib.suppress(OSError):
-            self.path.unlink()
-
-    def _write(self, head: bytes | bytearray, data: memoryview) -> None:
-        """Append both in a single system call, if it takes all of them."""
-        rest = memoryview(head)
-        try:
-            while rest or data:
-                written = os.writev(self._file.fileno(), [rest, data[:_WRITE_LIMIT]])
-                self._end += written
-                data = data[max(0, written - len(rest)) :]
-                rest = rest[written:]
-        except OSError as error:
-            error.filename = str(self.path)
-            raise
-
-
-@lru_cache(maxsize=1024)
-def _npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    stream = io.BytesIO()
-    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(stream, fields)
-    return stream.getvalue()
-
-
-def _zip64_field(values: list[int]) -> bytes:
-    """The extra field that holds what 32 bits cannot; nothing if there are no such values."""
-    return struct.pack(f"<2H{len(values)}Q", _ZIP64_FIELD, 8 * len(values), *values) if values else b""
 
 
 class _LastRead(threading.local):
@@ -284,13 +166,13 @@ class Archive:
         tail_offset = max(0, self._size - _TAIL)
         tail = self._read(_TAIL, tail_offset)
         end = _find_end(tail)
-        *_, count, size, offset, _ = _END.unpack_from(tail, end)
-        locator = end - _ZIP64_LOCATOR.size
-        if (count == _COUNT_IN_ZIP64 or _IN_ZIP64 in (size, offset)) and locator >= 0 and tail.startswith(b"PK\x06\x07", locator):
-            record = self._read(_ZIP64_END.size, _ZIP64_LOCATOR.unpack_from(tail, locator)[2])
-            if len(record) < _ZIP64_END.size or record[:4] != b"PK\x06\x06":
+        *_, count, size, offset, _ = END.unpack_from(tail, end)
+        locator = end - ZIP64_LOCATOR.size
+        if (count == COUNT_IN_ZIP64 or IN_ZIP64 in (size, offset)) and locator >= 0 and tail.startswith(b"PK\x06\x07", locator):
+            record = self._read(ZIP64_END.size, ZIP64_LOCATOR.unpack_from(tail, locator)[2])
+            if len(record) < ZIP64_END.size or record[:4] != b"PK\x06\x06":
                 raise _DamageError("no ZIP64 end record")
-            *_, count, size, offset = _ZIP64_END.unpack(record)
+            *_, count, size, offset = ZIP64_END.unpack(record)
         if offset + size > tail_offset + end or size > _DIRECTORY_LIMIT:
             raise _DamageError("its directory is out of bounds")
         return self._read(size, offset), count
@@ -303,7 +185,7 @@ class Archive:
         if end > len(head):
             head = self._read(_HEAD_LIMIT, offset)
             start, end = _npy_header_place(head)
-        if not head.startswith(encoded, _LOCAL_HEADER.size):
+        if not head.startswith(encoded, LOCAL_HEADER.size):
             raise _DamageError("is damaged (its local header has another name)")
         if end > len(head) or end - start > _NPY_HEADER_LIMIT:
             raise _DamageError("has no valid .npy header")
@@ -323,7 +205,7 @@ def _find_end(tail: bytes) -> int:
     """Where the end record lies in the last bytes of a file: the last one whose comment reaches to the file's end."""
     end = len(tail)
     while (end := tail.rfind(b"PK\x05\x06", 0, end)) >= 0:
-        if len(tail) - end - _END.size == int.from_bytes(tail[end + _END.size - 2 :][:2], "little"):
+        if len(tail) - end - END.size == int.from_bytes(tail[end + END.size - 2 :][:2], "little"):
             return end
     raise _DamageError("no end record")
 
@@ -337,7 +219,7 @@ def _index(directory: bytes, count: int) -> dict[bytes, int]:
             signature, name, extra, comment = _ENTRY_LENGTHS.unpack_from(directory, position)
             if signature != b"PK\x01\x02":
                 raise _DamageError("an entry of its directory is damaged")
-            start = position + _ENTRY.size
+            start = position + ENTRY.size
             positions[directory[start : start + name]] = position
             position = start + name + extra + comment
     except struct.error:
@@ -352,10 +234,10 @@ def _place(directory: bytes, position: int) -> tuple[int, int]:
     flags, method, stored, size, name, extra, offset = _ENTRY_PLACE.unpack_from(directory, position)
     if method or flags & _ENCRYPTED:
         raise _DamageError("is compressed or encrypted; accucompare stores members plain")
-    if _IN_ZIP64 in (size, stored, offset):
-        start = position + _ENTRY.size + name
+    if IN_ZIP64 in (size, stored, offset):
+        start = position + ENTRY.size + name
         values = iter(_zip64_values(directory[start : start + extra]))
-        size, stored, offset = (next(values, -1) if value == _IN_ZIP64 else value for value in (size, stored, offset))
+        size, stored, offset = (next(values, -1) if value == IN_ZIP64 else value for value in (size, stored, offset))
     if size != stored or offset < 0:
         raise _DamageError("is damaged (its entry in the directory contradicts itself)")
     return offset, size
@@ -364,10 +246,10 @@ def _place(directory: bytes, position: int) -> tuple[int, int]:
 def _zip64_values(extra: bytes) -> tuple[int, ...]:
     """What the extra field of an entry holds that 32 bits cannot; nothing if it is not there."""
     position = 0
-    while position + _FIELD.size <= len(extra):
-        number, length = _FIELD.unpack_from(extra, position)
-        position += _FIELD.size
-        if number == _ZIP64_FIELD:
+    while position + FIELD.size <= len(extra):
+        number, length = FIELD.unpack_from(extra, position)
+        position += FIELD.size
+        if number == ZIP64_FIELD:
             return struct.unpack_from(f"<{min(length, len(extra) - position) // 8}Q", extra, position)
         position += length
     return ()
@@ -375,10 +257,10 @@ def _zip64_values(extra: bytes) -> tuple[int, ...]:
 
 def _npy_header_place(head: bytes) -> tuple[int, int]:
     """Where the ``.npy`` header after a local header begins and ends; the end is further than ``head`` if that is too short to tell."""
-    if len(head) < _LOCAL_HEADER.size or not head.startswith(b"PK\x03\x04"):
+    if len(head) < LOCAL_HEADER.size or not head.startswith(b"PK\x03\x04"):
         raise _DamageError("is damaged (no local header)")
-    name, extra = _FIELD.unpack_from(head, _LOCAL_HEADER.size - _FIELD.size)
-    start = _LOCAL_HEADER.size + name + extra
+    name, extra = FIELD.unpack_from(head, LOCAL_HEADER.size - FIELD.size)
+    start = LOCAL_HEADER.size + name + extra
     return start, start + _NPY_PREFIX + int.from_bytes(head[start + 8 : start + 10], "little")
 
 

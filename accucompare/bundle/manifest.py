@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from accucompare.bundle.capture_facts import Code, Feed, Options
 from accucompare.bundle.records import count
 from accucompare.bundle.training_state import SavedAndStarted
 from accucompare.errors import BundleError
 from accucompare.files import replace_whole
 from accucompare.numbers.statistics import Count
-from accucompare.selection import RoleGroup
 from accucompare.version import __version__
 
 FORMAT = "accucompare bundle"
@@ -96,96 +96,6 @@ class StepSeries(msgspec.Struct, frozen=True, omit_defaults=True):
     updates: Count = 0
     batch: str | None = None
     weights: str | None = None
-
-
-class Unfed(msgspec.Struct, frozen=True):
-    """A value of golden that a call of a fed capture was not given, or did not pass on, and why."""
-
-    step: Count
-    name: str
-    call: Count
-    role: str
-    path: str = ""
-    why: str = ""
-
-
-class Feed(msgspec.Struct, frozen=True):
-    """What a capture was fed with: ``identity`` and path of golden, and the values that were not fed."""
-
-    identity: str
-    not_fed: tuple[Unfed, ...]
-    golden: str = ""
-
-
-class Fallback(msgspec.Struct, frozen=True):
-    """The modules of a float64 capture that do not run in float64, and ran in float32."""
-
-    modules: tuple[str, ...] = ()
-
-
-class Options(msgspec.Struct, frozen=True):
-    """Of the options of a capture those that a comparison decides by; older bundles do not have them all.
-
-    Attributes:
-        mode: ``stats`` if it holds statistics only.
-        level: ``op`` if it holds operators.
-        seed, steps, only, skip: as given.
-        like: the bundle that it took weights and inputs from, if it did.
-        emulate: the format that it rounded operands of products to, if it did.
-        dtype: what it was cast to; ``None`` if it was not.
-        round_weights: to which type golden's weights were rounded, if they were.
-        loss: whether its case has a loss.
-        backward: whether it holds gradients.
-        no_backward: whether it was asked to hold none.
-        roles: the groups of records that it was asked to hold; ``None`` in older bundles, which hold all of what ``backward`` says.
-        chosen_steps: the steps that it was asked to hold, of a longer run; ``None`` if all were.
-        optimizer: the class of the case's optimizer, if it has one.
-        fallback: which modules ran in another type than the capture's.
-        replaced: the weights that held other values than golden's before those were copied into the model.
-    """
-
-    mode: str | None = None
-    level: str | None = None
-    seed: Any = None
-    steps: int | None = None
-    only: tuple[str, ...] | None = None
-    skip: tuple[str, ...] | None = None
-    like: str | None = None
-    emulate: str | None = None
-    dtype: str | None = None
-    round_weights: str | None = None
-    loss: bool | None = None
-    backward: bool | None = None
-    no_backward: bool | None = None
-    roles: tuple[RoleGroup, ...] | None = None
-    chosen_steps: tuple[Count, ...] | None = None
-    optimizer: str | None = None
-    fallback: Fallback | None = None
-    replaced: tuple[str, ...] = ()
-
-    def holds(self, group: RoleGroup) -> bool:
-        """Whether it was asked to hold the records of a group, and there were such."""
-        if group is not RoleGroup.FORWARD and not self.backward:
-            return False
-        return self.roles is None or group in self.roles
-
-
-class Code(msgspec.Struct, frozen=True):
-    """Which code ran, as ``model`` has it; ``None`` where an older bundle does not say.
-
-    Attributes:
-        sources: digests of the source files of Python modules, by the modules' names.
-        functions_seen: whether the functions that ran are all among them.
-        class_sources: the Python modules with the classes of the model's modules.
-        configuration: the numbers and strings that each module keeps, by its name.
-        classes: the Python modules with the classes of each name.
-    """
-
-    sources: dict[str, str] | None = None
-    functions_seen: bool | None = True
-    class_sources: tuple[str, ...] | None = None
-    configuration: dict[str, dict[str, Any]] | None = None
-    classes: dict[str, tuple[str, ...]] | None = None
 
 
 class _Fed(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import IO
 import xxhash
 from msgspec.structs import replace
 
-from accucompare.bundle.archive import ArchiveWriter, member_name
+from accucompare.bundle.archive_writer import ArchiveWriter, member_name
 from accucompare.bundle.records import Record
 from accucompare.numbers.digests import digest
 from accucompare.numbers.dtypes import DTYPES, Array

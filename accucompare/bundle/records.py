@@ -42,18 +42,22 @@ class Role(str, Enum):
     # Of the operators called in a module's own code, in a bundle captured with level op:
     OP_INPUT = "op_input"
     OP_OUTPUT = "op_output"
+    # Of the nodes of its backward: what arrives at one, and what it gives on.
+    OP_GRAD_OUTPUT = "op_grad_output"
+    OP_GRAD_INPUT = "op_grad_input"
 
 
 STATE_ROLES = (Role.PARAM, Role.BUFFER, Role.CASE_INPUT, Role.TRAINING_STATE)
 GRADIENT_ROLES = (Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD)
 UPDATE_ROLES = (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER)
 TRAINING_ROLES = (*GRADIENT_ROLES, *UPDATE_ROLES)
-OPERATOR_ROLES = (Role.OP_INPUT, Role.OP_OUTPUT)
+NODE_ROLES = (Role.OP_GRAD_OUTPUT, Role.OP_GRAD_INPUT)
+OPERATOR_ROLES = (Role.OP_INPUT, Role.OP_OUTPUT, *NODE_ROLES)
 
 #: What ``--roles`` chooses.
 ROLES_OF = {
-    RoleGroup.FORWARD: (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, *OPERATOR_ROLES),
-    RoleGroup.BACKWARD: GRADIENT_ROLES,
+    RoleGroup.FORWARD: (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, Role.OP_INPUT, Role.OP_OUTPUT),
+    RoleGroup.BACKWARD: (*GRADIENT_ROLES, *NODE_ROLES),
     RoleGroup.GRADS: (Role.PARAM_GRAD,),
     RoleGroup.UPDATE: (Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER),
     RoleGroup.SERIES: (),
@@ -121,7 +125,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         rank, step, name, call, role, path: what it is known by (see ``Key``).
         order: its place in the step's execution order.
-        type: the module's class name; an operator's name, such as ``aten.bmm.default``.
+        type: the module's class name; an operator's name, such as ``aten.bmm.default``; of its backward, the autograd node's, such as
+            ``BmmBackward0``.
         parent: (qualified name, call index) of the call that it was made in; ``None`` for the root's. For an operator, that is its own.
         shape, dtype: the tensor's own; ``dtype`` is PyTorch's name without ``torch.``, or ``""`` for an opaque value.
         layout: how it was held.
@@ -132,7 +137,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         components: of a nested tensor: the shapes of its parts, whose values are one array of the record's shape; ``None`` of any other,
             and in older bundles, which keep none of its values.
         detail: what an opaque value was, or why a tensor could not be read.
-        source_line: of an operator's record: where it was called, such as ``bert/modeling_bert.py:187``; older bundles name no folder.
+        source_line: of an operator's record: where it was called, or of a node the operator that made it, such as
+            ``bert/modeling_bert.py:187``; older bundles name no folder.
     """
 
     rank: int

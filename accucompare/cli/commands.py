@@ -14,6 +14,7 @@ import click
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.options import examples, refuse_other_than_xlsx, refuse_places, stem
+from accucompare.cli.scripts import MayRunScript, capture_script, command_after_dashes
 from accucompare.errors import CaptureError, UsageError
 from accucompare.files import is_stdout, is_stream
 from accucompare.selection import FloatType, Mode, RoleGroup, RoundedType, Steps
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 @cli.command(
+    cls=MayRunScript,
     epilog=examples(
         "accucompare capture --device cpu --out golden",
         "accucompare capture model.py:case --device npu --dtype bfloat16",
@@ -39,7 +41,10 @@ if TYPE_CHECKING:
         "accucompare capture model.py --out golden --round-weights bfloat16       # the weights of a bfloat16 run",
         "accucompare capture model.py --out ops --level op --only encoder.0.attention  # and its operators",
         "accucompare capture model.py --device npu --repeat 2        # does it agree with itself?",
-    )
+        "accucompare capture --out golden -- python train.py --lr 1e-4            # a script, as it is",
+        "accucompare capture --steps 0,100 -- torchrun --nproc-per-node 8 train.py",
+        "accucompare capture --arm now --steps 3 -- python train.py  # the next 3 steps after: touch now",
+    ),
 )
 @option.case
 @option.device()
@@ -68,6 +73,8 @@ if TYPE_CHECKING:
 @option.tf32()
 @option.emulate
 @option.queue
+@option.model
+@option.arm
 @option.quiet("nothing but errors")
 def capture(
     case: str | None,
@@ -79,14 +86,22 @@ def capture(
     with_baseline: str | None,
     baseline_tensors: bool,
     queue: int,
+    model: str | None,
+    arm: Path | None,
     quiet: bool,
     **options: Any,
 ) -> int:
-    """Run CASE and record the inputs and outputs of every layer.
+    """Run CASE, or a script, and record the inputs and outputs of every layer.
 
     CASE is file.py[:callable] or package.module[:callable]; the callable, `case` if not named, returns an accucompare.Case.
     Without CASE, [tool.accucompare] case of the nearest pyproject.toml is run, or else ./case.py.
+
+    A script is run by its COMMAND, unedited, with the same output, results and exit code. Its model is found; recorded is its first step,
+    or those of --steps, into captured/ or --out. Seeds and flags are left alone unless --seed or --deterministic is given.
     """
+    if (command := command_after_dashes()) is not None:
+        asked_of_script = {**options, "queue_bytes": queue, "model": model, "arm": arm}
+        return capture_script(command, out, asked_of_script.pop("overwrite"), quiet, asked_of_script)
     from accucompare.bundle.directory import refuse_directory
     from accucompare.devices import DeviceName, open_device
 
@@ -99,7 +114,7 @@ def capture(
     from accucompare.recorder.options import CaptureOptions
     from accucompare.recorder.session import rank_and_ranks
     from accucompare.report.console import progress_bar, reader_may_leave
-    from accucompare.report.terminal import print_capture
+    from accucompare.report.terminal_bundle import print_capture
 
     with progress_bar("capturing", "steps", quiet) as progress, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "accucompare could not record")  # reported below
@@ -277,7 +292,7 @@ def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, 
     """
     from accucompare.bundle.reader import open_bundle
     from accucompare.report.console import reader_may_leave
-    from accucompare.report.terminal import print_records, print_tensor
+    from accucompare.report.terminal_bundle import print_records, print_tensor
 
     refuse_places({"--save": save})
     with open_bundle(bundle) as opened, reader_may_leave():
@@ -306,7 +321,7 @@ def verify(bundle: Path, quiet: bool) -> int:
     from accucompare.bundle.reader import open_bundle
     from accucompare.bundle.verification import verify as read_all
     from accucompare.report.console import progress_bar, reader_may_leave
-    from accucompare.report.terminal import print_verified
+    from accucompare.report.terminal_bundle import print_verified
 
     with open_bundle(bundle) as opened:
         with progress_bar("verifying", "bytes", quiet) as progress:

@@ -179,6 +179,12 @@ feed = click.option(
 )
 queue = click.option("--queue", type=_Size(), default="1GiB", show_default=True, help="Most bytes of tensors that may wait to be written.")
 
+# Of scripts.
+model = click.option(
+    "--model", metavar="NAME", help="Of a script: which model, as `accucompare run --list` names it.  [default: the one that is trained]"
+)
+arm = click.option("--arm", type=_PATH, metavar="FILE", help="Of a script: begin when this file appears; --steps count from there.")
+
 # Which layers, and what is compared with what.
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +14,19 @@ import click
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.options import examples, refuse_other_than_xlsx, refuse_places, stem
+from accucompare.cli.scripts import OF_CASES, MayRunScript, after_script, command_after_dashes, watch_script
 from accucompare.errors import NonFiniteWarning
 from accucompare.selection import FloatType
 
 if TYPE_CHECKING:
     from accucompare.findings.analysis import Ranks
 
+#: Of a watch, also what is set around a case.
+_NOT_OF_SCRIPTS = {**OF_CASES, "hf32": "--hf32: the script sets its device's flags", "tf32": "--tf32: the script sets its device's flags"}
+
 
 @cli.command(
+    cls=MayRunScript,
     epilog=examples(
         "accucompare watch model.py --device npu --steps 100",
         "accucompare watch model.py --device npu --level op            # which operator, on which line?",
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
         "accucompare watch model.py --trace-step 0 --trace-step 7      # every call of these steps",
         "accucompare watch model.py --device npu --flag-per-module --kernel-dump dump/",
         "accucompare watch model.py --allow '*.relative_bias'          # may give an infinity",
+        "accucompare watch -- python train.py --fp16                   # a script, as it is",
         "accucompare overflow watch/                                   # then: analysis and Excel report",
         "",
         "accucompare watch model.py --steps 300 --threshold loss-spike=20   # the checklist, less strict",
@@ -35,7 +42,7 @@ if TYPE_CHECKING:
         "",
         "Exit code: 0 everything was finite, 1 something was not, 2 trouble. The checklist does not change it:",
         "`accucompare health` has an exit code of its own.",
-    )
+    ),
 )
 @option.case
 @option.device()
@@ -60,6 +67,8 @@ if TYPE_CHECKING:
 @option.deterministic
 @option.hf32()
 @option.tf32()
+@option.model
+@option.arm
 @option.quiet()
 def watch(
     case: str | None,
@@ -71,34 +80,41 @@ def watch(
     deterministic: bool,
     hf32: bool | None,
     tf32: bool | None,
+    model: str | None,
+    arm: Path | None,
     thresholds: tuple[str, ...],
     threshold_file: Path | None,
     quiet: bool,
     **options: Any,
 ) -> int:
-    """Run CASE and find where NaN, Inf or an overflow begins; then check the training against a list.
+    """Run CASE, or a script, and find where NaN, Inf or an overflow begins; then check the training against a list.
 
     Its loss and optimizer are run too, if it has them. At the end, the checklist names what else looks wrong: data, randomness, model,
     precision, optimizer, schedule, run.
 
     CASE is file.py[:callable] or package.module[:callable]; the callable, `case` if not named, returns an accucompare.Case.
     Without CASE, [tool.accucompare] case of the nearest pyproject.toml is run, or else ./case.py.
+
+    A script is run by its COMMAND, unedited, with the same output, results and exit code. Its model is found and watched; a finding does
+    not end it, unless --on-finding raise is given.
     """
+    from accucompare.findings.health import read_thresholds
+
+    given = read_thresholds(thresholds, threshold_file)
+    if (command := command_after_dashes(_NOT_OF_SCRIPTS)) is not None:
+        asked_of_script = {**options, "seed": seed, "deterministic": deterministic, "model": model, "arm": arm}
+        return _watch_script(command, out, steps, given, quiet, asked_of_script)
     from accucompare.devices import DeviceName, open_device
 
     name = DeviceName.parse(device)
     open_device(name)  # before anything else imports torch
     from accucompare.findings.analysis import read
-    from accucompare.findings.health import examine, read_thresholds
     from accucompare.findings.log import log_path
     from accucompare.recorder.session import rank_and_ranks
     from accucompare.report.console import progress_bar, reader_may_leave
-    from accucompare.report.terminal_health import print_health_briefly
-    from accucompare.report.terminal_watch import print_watched
     from accucompare.watcher.options import WatchOptions
     from accucompare.watcher.watch_case import watch_case
 
-    given = read_thresholds(thresholds, threshold_file)
     with progress_bar("watching", "steps", quiet) as progress, _bare_warnings():
         asked = WatchOptions(quiet=quiet, **options)
         found = watch_case(
@@ -119,10 +135,36 @@ def watch(
     rank, several = rank_and_ranks()
     ranks = read(out if several == 1 else log_path(out, rank))  # the others may still be running
     with reader_may_leave():
-        print_watched(ranks, quiet)
-        if not quiet and options["checks_every"] and ranks.watched:
-            print_health_briefly(ranks, examine(ranks, given))
+        _print_watched(ranks, given, quiet, options)
     return DIFFERENT if found else _code(ranks)
+
+
+def _watch_script(command: list[str], out: Path, steps: int | None, given: dict[str, float], quiet: bool, options: dict[str, Any]) -> int:
+    from accucompare.findings.analysis import read
+    from accucompare.report.console import reader_may_leave
+
+    ended, code = watch_script(command, out, steps, quiet, options)
+
+    def conclude() -> int:
+        if not any(each.recorded for each in ended.seen):
+            return code or TROUBLE
+        ranks = read(out)
+        with reader_may_leave(), contextlib.redirect_stdout(sys.stderr):  # standard output is the script's
+            _print_watched(ranks, given, quiet, options)
+        return code or _code(ranks)
+
+    return after_script(ended, conclude)
+
+
+def _print_watched(ranks: Ranks, given: dict[str, float], quiet: bool, options: dict[str, Any]) -> None:
+    """Print what was found, and the checklist in short."""
+    from accucompare.findings.health import examine
+    from accucompare.report.terminal_health import print_health_briefly
+    from accucompare.report.terminal_watch import print_watched
+
+    print_watched(ranks, quiet)
+    if not quiet and options["checks_every"] and ranks.watched:
+        print_health_briefly(ranks, examine(ranks, given))
 
 
 @cli.command(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accucompare.bundle.manifest import Options
+from accucompare.bundle.capture_facts import Options
 from accucompare.bundle.records import GROUP_OF
 from accucompare.compare.align import Pair
 from accucompare.compare.outcomes import Outcome

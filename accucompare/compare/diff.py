@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,29 +12,28 @@ import msgspec
 
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.reader import Bundle, open_bundle
-from accucompare.bundle.records import TRAINING_ROLES, Key, Record, Role
+from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, Key, Record, Role
 from accucompare.compare import unsteady
 from accucompare.compare.acceptance import accept
 from accucompare.compare.align import Pair, Renaming, align, unused
 from accucompare.compare.asked import not_asked
-from accucompare.compare.baseline import check_baseline, check_dtypes, check_feed, partners
-from accucompare.compare.brought import own_baseline
-from accucompare.compare.choices import Calls, given_otherwise, judged_by_limits
+from accucompare.compare.baseline import check_feed
+from accucompare.compare.chosen_baseline import choose_baseline
 from accucompare.compare.culprits import described, find_culprits, scaled_first
 from accucompare.compare.ladder import climb
 from accucompare.compare.models import other_model
 from accucompare.compare.one_sided import never_called, not_run, not_trained, other_classes, other_state, untrained
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
-from accucompare.compare.outcomes import Outcome, Progress, Sides, Task, same_bits, with_baseline
-from accucompare.compare.preflight import preflight, preflight_baseline
+from accucompare.compare.outcomes import Outcome, Progress, Sides, Task, same_bits, with_parameters
+from accucompare.compare.preflight import preflight
 from accucompare.compare.proposals import propose
-from accucompare.compare.provenance import OtherCode, other_code, other_optimizer
+from accucompare.compare.provenance import OtherCode, other_optimizer
 from accucompare.compare.reasons import Fed, NotFed, Origins, not_fed, operators_not_fed
 from accucompare.compare.renames import Model, advice, clashes, matches, options, signatures_of
 from accucompare.compare.result import Result, Side
-from accucompare.compare.rows import UNMATCHED, Finding, Reason, RefusedBaseline, Row, Status, Verdict
-from accucompare.compare.sequences import align_operators, numbered_as
-from accucompare.compare.suggest import baseline_command, product_formats
+from accucompare.compare.rows import UNMATCHED, Finding, Reason, Row, Status, Verdict
+from accucompare.compare.sequences import align_operators
+from accucompare.compare.suggest import product_formats
 from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolerances
 from accucompare.compare.training import FREE_GRADIENTS, Terms
 from accucompare.errors import BundleError, UsageError
@@ -74,7 +73,7 @@ def compare(
         check_feed(golden_bundle, candidate_bundle)
         if standard is not None and candidate_bundle.manifest.fed:
             raise UsageError(f"--accept: judges free-running runs, but {candidate} was fed with golden's values; capture it without --feed")
-        judge = _baseline(stack, golden_bundle, candidate_bundle, baseline)
+        judge = choose_baseline(stack, golden_bundle, candidate_bundle, baseline)
         tolerances = _rules(rules, limits, candidate_bundle)
         damage: list[str] = []
         golden_records, candidate_records = (_records(bundle, keep_going, damage) for bundle in (golden_bundle, candidate_bundle))
@@ -87,31 +86,22 @@ def compare(
         chosen = [pair for pair in pairs if selection.allows(pair.record.name)]
         precision = _Precision()
         tasks = [Task(pair, precision.tolerance_for(pair, tolerances)) for pair in chosen]
-        baselines: dict[Key, Record] | None = None
         wanders = judge.bundle
-        records = [] if judge.bundle is None else _records(judge.bundle, keep_going, damage)
-        if tasks and not records:  # a baseline that holds a series alone judges the series alone
-            judge = replace(judge, bundle=None)
-        if judge.bundle is not None:
-            of_all = golden_records, candidate_records, records
-            try:
-                tasks, baselines = _judged(tasks, pairs, of_all, judge.bundle, models[0], renamings, fed)
-            except UsageError as error:
-                if baseline is not None:
-                    raise
-                judge = replace(judge, bundle=None, unfit=str(error))
+        of_all = golden_records, candidate_records, [] if judge.bundle is None else _records(judge.bundle, keep_going, damage)
+        judge, tasks = judge.judging(tasks, pairs, of_all, models[0], renamings, fed)
         again, golden_again = (_by_key(run, keep_going, damage) for run in (repeat_bundle, golden_repeat))
+        tasks = with_parameters(tasks) if fed else tasks
         tasks = _with_second_runs(tasks, again, unsteady.begins(golden_records, golden_again) if fed else golden_again)
         sides = Sides(golden_bundle, candidate_bundle, judge.bundle, repeat_bundle, verify, keep_going, golden_repeat)
         outcomes = _outcomes(sides, tasks, workers, progress)
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
         rows = with_options(rows) + never_called(golden_bundle, candidate_bundle, selection)
         compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
-        alone = [] if baselines is None else [row for row in compared if _is_alone(row, baselines)]
+        alone = [row for row in compared if judge.has_none_of(row)]
         different = other_model(*models, rows, renamings)
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records, models[0])
         findings += _unused_rules(rules, candidate_records) + _on_maps(renamings, proposed, auto, models)
-        findings += _on_baseline(golden_bundle, candidate_bundle, judge, renamings, alone, len(compared))
+        findings += judge.findings(golden_bundle, candidate_bundle, renamings, alone, len(compared))
         findings += [Finding("model", str(different))] if different is not None else []
         culprits = scaled_first(find_culprits(rows, fed, judge.bundle is not None), rows, fed) if different is None else []
         training = climb(
@@ -152,65 +142,6 @@ def _second_run(stack: contextlib.ExitStack, first: Path) -> Bundle | None:
     return stack.enter_context(open_bundle(first / REPEAT)) if (first / REPEAT / "manifest.json").is_file() else None
 
 
-@dataclass(frozen=True)
-class _Judge:
-    """The baseline: ``bundle`` if it may judge; otherwise why it was refused, or does not fit."""
-
-    bundle: Bundle | None = None
-    refused: RefusedBaseline | None = None
-    unfit: str = ""
-
-
-def _baseline(stack: contextlib.ExitStack, golden: Bundle, candidate: Bundle, asked: Path | None) -> _Judge:
-    """The baseline that the user asked for, or else golden's own for the candidate's precision, if there is one."""
-    try:
-        path = own_baseline(golden, candidate) if asked is None else asked
-        if path is None:
-            return _Judge()
-        bundle = stack.enter_context(open_bundle(path))
-        check_baseline(golden, candidate, bundle)
-    except (BundleError, UsageError) as error:
-        if asked is not None:
-            raise
-        return _Judge(unfit=str(error))
-    why = other_code(golden.manifest, bundle.manifest)
-    if why:  # it may have the same fault as the candidate
-        return _Judge(refused=RefusedBaseline(bundle.path, why, baseline_command(golden, candidate)))
-    return _Judge(bundle)
-
-
-def _judged(
-    tasks: list[Task],
-    pairs: list[Pair],
-    records: tuple[list[Record], list[Record], list[Record]],
-    baseline: Bundle,
-    model: Model,
-    renamings: list[Renaming],
-    fed: bool,
-) -> tuple[list[Task], dict[Key, Record]]:
-    """The tasks with the baseline's records, and those records by golden's keys.
-
-    Args:
-        records: of golden, the candidate and the baseline.
-        model: ``model`` of golden's manifest.
-
-    Raises:
-        UsageError: if the baseline is of another dtype than the candidate.
-    """
-    golden, candidate, own = records
-    if not fed:
-        own = numbered_as(golden, own, renamings)
-    fallback = baseline.manifest.options.fallback
-    narrowed = () if fallback is None else fallback.modules
-    by_key = partners(golden, own, renamings, signatures_of(model, baseline.manifest.model), narrowed)
-    check_dtypes(pairs, by_key, baseline.path)
-    tasks = [with_baseline(task, by_key) for task in tasks]
-    calls = Calls.of(golden, candidate, own, renamings)
-    tasks = [msgspec.structs.replace(task, chosen=calls.chosen(task.pair) or task.chosen) for task in tasks]
-    odd = given_otherwise(golden, by_key) if fed else set()
-    return [msgspec.structs.replace(task, chosen="") if judged_by_limits(task.pair, odd) else task for task in tasks], by_key
-
-
 def _with_second_runs(tasks: list[Task], theirs: Mapping[Key, Record], ours: Mapping[Key, Record]) -> list[Task]:
     """The tasks with the records of the candidate's and of golden's second run."""
     if not theirs and not ours:
@@ -232,18 +163,6 @@ def _count(pairs: list[Pair]) -> int:
 def _by_key(run: Bundle | None, keep_going: bool, damage: list[str]) -> dict[Key, Record]:
     """The records of a second run, if there is one."""
     return {} if run is None else {record.key: record for record in _records(run, keep_going, damage)}
-
-
-def _on_baseline(
-    golden: Bundle, candidate: Bundle, judge: _Judge, renamings: list[Renaming], alone: list[Row], compared: int
-) -> list[Finding]:
-    """Findings about the baseline, or about its absence. ``alone``: the compared rows that it has no record of."""
-    findings = [Finding("baseline", f"golden's own baseline does not judge: {judge.unfit}")] if judge.unfit else []
-    findings += preflight_baseline(golden, candidate, judge.bundle, renamings, judge.refused)
-    if alone:
-        what = f"{len(alone)} of {compared} compared rows (such as {alone[0].place})"
-        findings.append(Finding("baseline", f"the baseline has no record of {what}, which are judged without it"))
-    return findings
 
 
 def _side(bundle: Bundle) -> Side:
@@ -357,16 +276,6 @@ def _has_updates(compared: Iterable[Row]) -> bool:
     return any(row.golden is not None and row.golden.role is Role.PARAM_UPDATE for row in compared)
 
 
-def _is_alone(row: Row, baselines: dict[Key, Record]) -> bool:
-    """Whether a row with both sides was judged without the baseline, which has no such record, or none with an error."""
-    if row.golden is None or row.reason is Reason.IDENTICAL:  # it needs no baseline
-        return False
-    if row.golden.key not in baselines:
-        return True
-    judged = row.baseline is not None or row.reason in (Reason.SHAPE, Reason.DTYPE, Reason.NON_FINITE)
-    return not judged and row.golden.dtype in DTYPES and DTYPES[row.golden.dtype].digits > 0
-
-
 @dataclass
 class _Precision:
     """The coarsest floating dtype in which the two sides have differed so far, step by step.
@@ -388,7 +297,7 @@ class _Precision:
         if golden is None or candidate is None or golden.dtype not in dtypes:
             return EXACT
         tolerance = rules.tolerance_for(golden, candidate, _coarsest_of(before, dtypes))
-        if golden.role not in TRAINING_ROLES:
+        if golden.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return tolerance
         return tolerance.scaled(self._terms.larger(golden) * (1.0 if rules.fed else FREE_GRADIENTS))
 

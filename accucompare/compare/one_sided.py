@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import TRAINING_ROLES, Role
+from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, Role
 from accucompare.compare.align import Pair
 from accucompare.compare.outcomes import Outcome
 from accucompare.compare.rows import Reason, Row, Verdict
@@ -28,7 +28,7 @@ def untrained(golden: Bundle, candidate: Bundle) -> str:
 
 def not_trained(pair: Pair, side: str) -> Outcome | None:
     """The outcome for a record of a backward or an update that one side lacks. ``side``: the one that ``untrained`` names."""
-    if pair.record.role not in TRAINING_ROLES or None not in (pair.golden, pair.candidate):
+    if pair.record.role not in (*TRAINING_ROLES, *NODE_ROLES) or None not in (pair.golden, pair.candidate):
         return None
     return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"{side} was captured without gradients"))
 

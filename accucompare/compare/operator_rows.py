@@ -3,6 +3,8 @@
 They show where in a module's own code an error is made. An operator without partner fails nothing, since another device may compose the
 same from other operators. A number or a string that is given differently is no error by itself, since its effect shows in the output.
 But if values are over their limit, the operators and options before them that differ between the two sides are the cause.
+
+The nodes of a call's backward are its operators likewise: what arrives at a node goes in, and what it gives on comes out.
 """
 
 from __future__ import annotations
@@ -14,15 +16,38 @@ from difflib import SequenceMatcher
 
 import msgspec
 
-from accucompare.bundle.manifest import Unfed
-from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, same_line
+from accucompare.bundle.capture_facts import Unfed
+from accucompare.bundle.records import GRADIENT_ROLES, NODE_ROLES, OPERATOR_ROLES, UPDATE_ROLES, Layout, Record, Role, same_line
 from accucompare.compare.rows import Difference, Option, Reason, Row, Status, Verdict
 
 #: An operator of a module call: (rank, step, name, call index, operator, number).
 Operator = tuple[int, int, str, int, str, int]
 
+#: What goes into an operator, or a node of a backward; and what comes out.
+_TAKEN = (Role.OP_INPUT, Role.OP_GRAD_OUTPUT)
+_GIVEN = (Role.OP_OUTPUT, Role.OP_GRAD_INPUT)
+
 ONLY_GOLDEN = "only golden runs this operator here"
 ONLY_CANDIDATE = "only the candidate runs this operator here"
+
+
+#: (rank, step, name, call index, whether it is the backward) of a module call's own code.
+_Code = tuple[int, int, str, int, bool]
+
+
+def _code_of(record: Record) -> _Code:
+    """The code that a record's value was computed by or given to: that of its own module call."""
+    return record.rank, record.step, record.name, record.call, record.role in (*GRADIENT_ROLES, *NODE_ROLES)
+
+
+def _makers_of(record: Record) -> _Code | None:
+    """The code of the module call that made a module's value; ``None`` if none did."""
+    if record.role in UPDATE_ROLES:
+        return None
+    own = _code_of(record)
+    if record.role not in (Role.INPUT, Role.GRAD_OUTPUT):
+        return own
+    return None if record.parent is None else (*own[:2], *record.parent, own[-1])
 
 
 def is_operator(record: Record | None) -> bool:
@@ -88,21 +113,24 @@ class OperatorOrigins:
     fed: bool
     not_fed: frozenset[Operator] = frozenset()
     _over: set[Operator] = field(default_factory=set)  # an input is over its limit
-    _calls_over: set[tuple[int, int, str, int]] = field(default_factory=set)  # an operator's output is
+    _calls_over: set[_Code] = field(default_factory=set)  # an operator's output is
 
     def trace(self, record: Record, verdict: Verdict, inherited: bool) -> Verdict:
-        """The verdict with the reason that says where the error comes from. ``inherited``: whether the module call's inputs were wrong."""
-        operator, call = operator_of(record), operator_of(record)[:4]
+        """The verdict with the reason that says where the error comes from.
+
+        ``inherited``: whether what the module call's own code, or its backward, computes with was wrong.
+        """
+        operator, call = operator_of(record), _code_of(record)
         if verdict.status is not Status.FAIL:
             return verdict
         unfed = not self.fed or operator in self.not_fed
-        if record.role is Role.OP_INPUT:
+        if record.role in _TAKEN:
             before = inherited or call in self._calls_over
             reason = Reason.GLUE
             if unfed:
                 self._over.add(operator)
         else:
-            before = operator in self._over
+            before = operator in self._over or (record.role is Role.OP_GRAD_INPUT and inherited)
             reason = Reason.INTRODUCED
             if unfed:
                 self._calls_over.add(call)
@@ -186,7 +214,7 @@ class _Inside:
         run, record = self.runs[-1], row.golden or row.candidate
         assert record is not None
         (run.candidate if row.golden is None else run.golden).setdefault(operator_of(record), record)
-        if record.role is Role.OP_OUTPUT:
+        if record.role in _GIVEN:
             self.makers.update(dict.fromkeys(_traits(row), run))
 
     def end_run(self) -> None:
@@ -215,20 +243,20 @@ def blame(rows: list[Row]) -> dict[int, Blame]:
     """
     partners = _partners(row for row in rows if is_operator(row.record))
     shared = set(partners.values())
-    calls: dict[tuple[int, int, str, int], _Inside] = {}
+    calls: dict[_Code, _Inside] = {}
     by_row: dict[int, Blame] = {}
     for row in rows:
         record = row.record
         if record is None:
             continue
         if is_operator(record):
-            call = calls.setdefault(operator_of(record)[:4], _Inside())
+            call = calls.setdefault(_code_of(record), _Inside())
             blamed = _of_operator(row, record, call, _giving(row, partners, shared))
         else:
-            place = record.parent if record.role is Role.INPUT else (record.name, record.call)
-            maker = None if place is None else calls.get((record.rank, record.step, *place))
+            made_by = _makers_of(record)
+            maker = None if made_by is None else calls.get(made_by)
             blamed = None if maker is None else _of_value(row, maker, "")
-            caller = None if record.parent is None else calls.get((record.rank, record.step, *record.parent))
+            caller = None if record.parent is None else calls.get((record.rank, record.step, *record.parent, _code_of(record)[-1]))
             if caller is not None:
                 caller.end_run()
         if blamed is not None:
@@ -247,10 +275,11 @@ def _of_operator(row: Row, record: Record, call: _Inside, shared: Operator | Non
     operator = operator_of(row.golden)
     if row.verdict.option is not None:
         call.options.setdefault(operator, []).append(row.verdict.option)
-    if record.role is Role.OP_INPUT:
+    if record.role in _TAKEN:
         golden, own = row.golden.source_line, row.candidate.source_line
         elsewhere = "" if same_line(golden, own) else f", in golden at {golden}"
-        return _of_value(row, call, f"what {_in_words(row.candidate)} takes as {record.part}{elsewhere}")
+        taken = f"takes as {record.part}" if record.role is Role.OP_INPUT else "is given as gradient"
+        return _of_value(row, call, f"what {_in_words(row.candidate)} {taken}{elsewhere}")
     call.end_run()
     options = tuple(call.options.get(operator, ()))
     if row.status is Status.FAIL:
@@ -292,10 +321,11 @@ def _traits(row: Row) -> Iterator[tuple[bool, Hashable]]:
 
 
 def _in_words(record: Record) -> str:
-    """``aten.bmm call 1 (bert/modeling_bert.py:187)``."""
+    """``aten.bmm call 1 (bert/modeling_bert.py:187)``; ``BmmBackward0 (bert/modeling_bert.py:187), gradient of mat2``."""
     name, number = record.operator
     call = f" call {number}" if number else ""
-    return f"{name.removesuffix('.default')}{call}" + (f" ({record.source_line})" if record.source_line else "")
+    what = f", gradient of {record.part}" if record.role is Role.OP_GRAD_INPUT and record.part else ""
+    return f"{name.removesuffix('.default')}{call}" + (f" ({record.source_line})" if record.source_line else "") + what
 
 
 def _in_short(record: Record) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.records import TRAINING_ROLES, Layout, Record, Role
+from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, Layout, Record, Role
 from accucompare.compare.operator_rows import Operator, OperatorOrigins, is_operator, not_fed_operators
 from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
 from accucompare.compare.training import Training
@@ -71,7 +71,8 @@ class Origins:
             return _of_buffer(record, verdict, self._buffers)
         call = self._state(call_of(record))
         if is_operator(record):
-            return self._operators.trace(record, verdict, call.over)
+            before = self._training.before_node(record) if record.role in NODE_ROLES else call.over
+            return self._operators.trace(record, verdict, before)
         call.known = True
         parent = None
         if (caller := caller_of(record)) is not None:
@@ -175,6 +176,9 @@ class Fed:
         if record.role is Role.COMPUTED_BUFFER:
             return _of_buffer(record, verdict, self._buffers)
         call, parent = call_of(record), caller_of(record)
+        if record.role in NODE_ROLES:
+            before = self._training.before_node(record) or call in self._erring or call in self._tainted
+            return self.operators.trace(record, verdict, before)
         if is_operator(record):
             return self.operators.trace(record, verdict, call in self._tainted)
         if record.role in TRAINING_ROLES:

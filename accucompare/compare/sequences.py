@@ -112,6 +112,17 @@ def _numbers(golden: list[_Step], candidate: list[_Step]) -> dict[tuple[str, int
     return numbers
 
 
+def numbered_nodes(golden: Iterable[Record], nodes: Iterable[tuple[str, int, str]]) -> dict[tuple[str, int], int]:
+    """The numbers of autograd nodes among golden's of a module call, as ``numbered_as`` gives them.
+
+    Args:
+        golden: the records of golden's nodes, in their order.
+        nodes: name, number and source line of each, in their order.
+    """
+    theirs = {record.operator: _Step(*record.operator, record.source_line) for record in golden}
+    return _numbers(list(theirs.values()), [_Step(*node) for node in nodes])
+
+
 def _sequences(records: Iterable[Record]) -> dict[_Call, list[_Step]]:
     """What each module call that ran operators did, in its order."""
     sequences: dict[_Call, dict[tuple[str, int], _Step]] = {}
@@ -124,7 +135,7 @@ def _sequences(records: Iterable[Record]) -> dict[_Call, list[_Step]]:
             step = sequences.setdefault(call, {}).setdefault(record.operator, _Step(*record.operator, record.source_line))
             if record.role is Role.OP_INPUT and record.layout in (Layout.SCALAR, Layout.OPAQUE):
                 step.options += (record.part, record.digest)
-            elif record.role is Role.OP_INPUT:
+            elif record.role in (Role.OP_INPUT, Role.OP_GRAD_OUTPUT):
                 step.tensors.append(record)
         elif record.parent is not None:
             made = _Step(f"call of {record.type}", record.call, options=(record.name,))

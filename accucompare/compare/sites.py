@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from accucompare.bundle.records import TRAINING_ROLES, UPDATE_ROLES, Role
+from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, UPDATE_ROLES, Role
 from accucompare.compare.rows import Difference, Option, Reason, Row
 from accucompare.compare.scaled import ScaledGradients
 
@@ -36,7 +36,7 @@ class Culprit:
         size: how many times as large as expected the error is, by which culprits are ranked: its excess, or else its ``over_limit``.
         reason: why it is a culprit.
         jump: free-running, the excess as a multiple of that of what went in; ``None`` if there is no baseline.
-        operator: for an operator: ``aten.bmm call 1 (bert/modeling_bert.py:187)``.
+        operator: for an operator: ``aten.bmm call 1 (bert/modeling_bert.py:187)``; of a backward ``BmmBackward0 (…)``.
         difference: what the two sides run or give differently there, if that explains the error.
         seen: the number of calls, in all steps and ranks, in which the site shows an error; ``row`` is of the largest.
         words: the shape of its error, one statement each: "concentrated in channels 17 and 700 of dimension -1".
@@ -77,7 +77,7 @@ class Culprit:
         if self.scaled is not None and self.scaled.of_loss is not None:
             return Stage.LOSS if self.scaled.of_loss else Stage.UPDATE
         record = self.row.record
-        if record is None or record.role not in TRAINING_ROLES:
+        if record is None or record.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return Stage.FORWARD
         if record.role in UPDATE_ROLES:
             return Stage.UPDATE
@@ -98,7 +98,8 @@ class Culprit:
         call = f" call {self.call}" if self.call else ""
         if self.site == "operator":
             parts = [part for part in (self.operator, str(self.difference or "")) if part]
-            return f"{self.name or '(root)'}{call}: {': '.join(parts)}"
+            of = "the backward of " if self.stage is Stage.BACKWARD else ""
+            return f"{of}{self.name or '(root)'}{call}: {': '.join(parts)}"
         if self.buffer:
             return f"{self.buffer} (computed buffer)"
         if self.stage is not Stage.FORWARD:

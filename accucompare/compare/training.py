@@ -62,6 +62,12 @@ class Training:
         if verdict.status is Status.FAIL:
             self._over.add((record.rank, record.step))
 
+    def before_node(self, record: Record) -> bool:
+        """Whether what a node of a call's backward computes with was wrong before."""
+        return (record.rank, record.step, record.name, record.call) in self._tainted or (
+            not self.fed and (record.rank, record.step) in self._over
+        )
+
     def trace(self, record: Record, verdict: Verdict, own_forward: bool, has_children: bool) -> Verdict:
         """The verdict with its reason made exact.
 
@@ -154,6 +160,7 @@ class Terms:
     """
 
     _arrived: dict[Call, float] = field(default_factory=dict)  # L2 norm of all that arrived at the outputs of a call
+    _nodes: dict[tuple[Call, str, int], float] = field(default_factory=dict)  # and at one of its nodes
     _sizes: dict[tuple[int, int, str], float] = field(default_factory=dict)  # of the terms of a parameter's gradient
     _values: dict[tuple[int, int, int, str], float] = field(default_factory=dict)  # L2 norm of a parameter before an update
 
@@ -169,6 +176,10 @@ class Terms:
         elif record.role is Role.CALL_GRAD:
             terms = max(size, self._arrived.get(call, 0.0)) if len(record.shape) == 1 else size  # a bias: the sum of what arrived
             self._sizes[part] = math.hypot(self._sizes.get(part, 0.0), terms)
+        elif record.role is Role.OP_GRAD_OUTPUT:
+            self._nodes[(call, *record.operator)] = size
+        elif record.role is Role.OP_GRAD_INPUT and len(record.shape) == 1:
+            terms = max(size, self._nodes.get((call, *record.operator), 0.0))
         elif record.role is Role.PARAM_GRAD:
             terms = self._sizes.get(part, size)
         elif record.role is Role.PARAM_BEFORE:

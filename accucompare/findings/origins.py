@@ -16,9 +16,7 @@ Backward, the first gradient that is not finite is the origin; later ones are it
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
@@ -39,50 +37,15 @@ from accucompare.findings.observations import (
     near_the_limit,
     within,
 )
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.findings.open_calls import INFINITE, OpenCall, blame
 
-_INFINITE = frozenset((PLUS, MINUS))
 #: What is legal until a call makes of it one of these.
 _HARM = {NAN: {NAN}, SATURATED: {NAN, SATURATED, PLUS}, PLUS: {NAN, PLUS, SATURATED}, MINUS: {NAN}}
 #: And what is wrong, too, if a call's own code makes it and gives it back; a mask of -Inf is not.
 _HARMFUL = (NAN, SATURATED, PLUS)
 
-#: Operators that give -Inf for what lies outside of a tensor, and those that masks are added by.
-_POOLS = re.compile(r"aten\.(adaptive_|fractional_)?max_pool")
-_SUMS = re.compile(r"aten\.(add|sub)_?\.")
-
 #: In each step at most so many calls are reported that only passed on what came in.
 _MOST_PASSED_ON = 100
-
-
-@dataclass
-class _OpenCall:
-    """A module call that is running, or what is outside of all of them.
-
-    Attributes:
-        caller: the call that it was made in.
-        arrived: the kinds that it was given.
-        known: those, and what its children gave and its own code was seen to make.
-        bad: of the known, those that come from a finding.
-        pending: by kind, findings that are held back until the value does harm: it was made by this call's own code or, outside of all
-            calls, given to the model.
-        makers: the operators that made each kind, if operators were seen.
-        sources: operators that gave a kind which no tensor given to them had, such as a mask of -Inf made of a number.
-        brought: operators that were given a kind by a tensor that is neither an input of the call nor made in it.
-        last: the child that ended last.
-    """
-
-    place: ModuleCall
-    inputs: Observation | None
-    caller: _OpenCall | None = None
-    arrived: frozenset[str] = frozenset()
-    known: set[str] = field(default_factory=set)
-    bad: set[str] = field(default_factory=set)
-    pending: dict[str, Finding] = field(default_factory=dict)
-    makers: dict[str, Observation] = field(default_factory=dict)
-    sources: dict[str, Observation] = field(default_factory=dict)
-    brought: dict[str, Observation] = field(default_factory=dict)
-    last: ModuleCall | None = None
 
 
 class _Judge:
@@ -91,12 +54,12 @@ class _Judge:
         self._parameters: list[str] = []  # whose gradients are not finite, by the first origin
         self._step = step
         self._limits = limits
-        self._open: dict[tuple[str, int], _OpenCall] = {}
-        self._outside = _OpenCall(OUTSIDE, None)
+        self._open: dict[tuple[str, int], OpenCall] = {}
+        self._outside = OpenCall(OUTSIDE, None)
         self._passed_on = 0
         self._spoilt = False  # backward: something has been found
         self._reported: set[tuple[str, int]] = set()  # calls whose gradients were reported
-        self._ends: dict[tuple[str, int], tuple[_OpenCall, Observation]] = {}
+        self._ends: dict[tuple[str, int], tuple[OpenCall, Observation]] = {}
         self._sees_operators = False
         self._made_in_loss: Observation | None = None  # the first gradient outside of the model that is not finite
 
@@ -123,30 +86,30 @@ class _Judge:
             What.PARAMETER: self._parameter,
         }[observation.what](observation)
 
-    def _caller(self, place: ModuleCall) -> _OpenCall:
+    def _caller(self, place: ModuleCall) -> OpenCall:
         return self._open.get(place.parent, self._outside) if place.parent is not None else self._outside
 
     def _began(self, observation: Observation) -> None:
         caller, tensors = self._caller(observation.place), [tensor for tensor in observation.of("input") if not _is_number(tensor)]
         # of numbers, only -Inf counts: outputs are filled with it
         arrival = self.kinds(tensors) | (self.kinds(observation.of("input")) & {MINUS})
-        call = _OpenCall(observation.place, observation, caller, arrival, set(arrival), set(arrival & caller.bad))
+        call = OpenCall(observation.place, observation, caller, arrival, set(arrival), set(arrival & caller.bad))
         self._open[observation.place.key] = call
         fresh = arrival - caller.known
         caller.known |= fresh
         for kind in sorted(self.kinds(tensors) & fresh):
-            if kind == NAN and caller.known & caller.bad & _INFINITE:  # its own code made it of an Inf that is reported already
-                self._blame({NAN}, caller, call)
+            if kind == NAN and caller.known & caller.bad & INFINITE:  # its own code made it of an Inf that is reported already
+                blame({NAN}, caller, call)
             else:
                 caller.pending[kind] = self._made_before(caller, observation, kind)
 
-    def _made_before(self, caller: _OpenCall, observation: Observation, kind: str) -> Finding:
+    def _made_before(self, caller: OpenCall, observation: Observation, kind: str) -> Finding:
         """What a child, or the model, is given and was not known to its caller."""
         bad = [each for each in observation.of("input") if kind in self.kinds([each])]
         if caller is self._outside:
             return self._finding(observation, Site.INPUT, bad, kinds=[kind])
         near = f"before {within(observation.place, caller.place)}"
-        return self._finding(observation, Site.GLUE, [*self._inputs_of(caller), *bad], caller, near, [kind])
+        return self._finding(observation, Site.GLUE, [*caller.given, *bad], caller, near, [kind])
 
     def _ended(self, observation: Observation) -> None:
         call = self._open.pop(observation.place.key, None)
@@ -159,7 +122,7 @@ class _Judge:
             self._judge(call, caller, observation, kinds)
         caller.known |= kinds
 
-    def _judge(self, call: _OpenCall, caller: _OpenCall, observation: Observation, kinds: frozenset[str]) -> None:
+    def _judge(self, call: OpenCall, caller: OpenCall, observation: Observation, kinds: frozenset[str]) -> None:
         """Say where the kinds in a call's output come from."""
         made = NAN not in call.known and (NAN in kinds or bool(kinds - call.known))
         harmful = self._take_harmful(call, caller, kinds)
@@ -169,97 +132,80 @@ class _Judge:
         elif call.arrived & call.bad:
             self._pass_on(call, caller, observation, kinds)
         elif call.known & call.bad:  # made in a child, and reported there
-            self._blame(kinds, caller, call)
+            blame(kinds, caller, call)
         elif (own := next((kind for kind in _HARMFUL if kind in call.pending and kinds & _HARM[kind]), None)) is not None:
             self._report(call.pending.pop(own), caller, call)
         elif made and not (kinds == {MINUS} and self._is_fill(call)):
             glue = call.last is not None
             near = f"after {within(call.last, call.place)}" if call.last is not None else ""
-            tensors = [*self._inputs_of(call), *observation.tensors]
+            tensors = [*call.given, *observation.tensors]
             self._report(self._finding(observation, Site.GLUE if glue else Site.MODULE, tensors, call, near), caller, call)
 
-    def _take_harmful(self, call: _OpenCall, caller: _OpenCall, kinds: frozenset[str]) -> Finding | None:
+    def _take_harmful(self, call: OpenCall, caller: OpenCall, kinds: frozenset[str]) -> Finding | None:
         """Take the pending finding that does harm in this call, if there is one, from the caller that holds it."""
         for kind in (NAN,) if NAN in call.arrived else (*_HARMFUL, MINUS):
-            around = self._around(kind, caller)
+            around = caller.around(kind)
             maker = around[-1]
-            if kind in call.arrived and kind in maker.pending and kinds & _HARM[kind] and (kind != MINUS or self._is_overflow(maker)):
-                above = self._around(PLUS, maker.caller) if maker.caller is not None and kind == NAN and PLUS in maker.arrived else []
-                if above and PLUS in above[-1].pending:  # the NaN was made of that
+            if not self._does_harm(kind, call, maker, kinds):
+                continue
+            if kind == NAN and PLUS in maker.arrived and maker.caller is not None:
+                above = maker.caller.around(PLUS)
+                if PLUS in above[-1].pending:  # the NaN was made of that
                     maker.pending.pop(kind)
                     around, maker, kind = [*around, *above], above[-1], PLUS
-                finding = maker.pending.pop(kind)
-                other = maker.pending.get(MINUS)
-                if other is not None and other.order == finding.order and self._is_overflow(maker):
-                    finding = replace(finding, kinds=[*finding.kinds, *maker.pending.pop(MINUS).kinds])
-                self._blame(finding.kinds, *around)
-                return finding
+            finding = maker.pending.pop(kind)
+            other = maker.pending.get(MINUS)
+            if other is not None and other.order == finding.order and self._is_overflow(maker):
+                finding = replace(finding, kinds=[*finding.kinds, *maker.pending.pop(MINUS).kinds])
+            blame(finding.kinds, *around)
+            return finding
         return None
 
-    def _around(self, kind: str, call: _OpenCall) -> list[_OpenCall]:
-        """A call and those around it, up to the one whose own code has made an Inf that all within were given."""
-        around = [call]
-        while kind in call.arrived and kind not in call.pending and call is not self._outside:
-            call = call.caller or self._outside
-            around.append(call)
-        return around
+    def _does_harm(self, kind: str, call: OpenCall, maker: OpenCall, kinds: frozenset[str]) -> bool:
+        """Whether a call was given a kind that is pending at its maker, and gives back a kind that comes of it; a mask does none."""
+        pending = kind in call.arrived and kind in maker.pending
+        return pending and bool(kinds & _HARM[kind]) and (kind != MINUS or self._is_overflow(maker))
 
-    def _is_overflow(self, caller: _OpenCall) -> bool:
+    def _is_overflow(self, caller: OpenCall) -> bool:
         """Whether a pending -Inf was computed, and is no mask: by its operator; if that is not known, by there being positive values."""
         if self._sees_operators:
             return MINUS in caller.makers
         return any(float(tensor.high) > 0 for tensor in caller.pending[MINUS].tensors if MINUS in self.kinds([tensor]))
 
-    def _is_fill(self, call: _OpenCall) -> bool:
+    def _is_fill(self, call: OpenCall) -> bool:
         """Whether a -Inf that a call gives is what it was filled with, and none of its operators has computed it."""
         return MINUS not in call.makers if self._sees_operators else self._limits.fills(call.place.name)
 
-    def _report(self, finding: Finding, *calls: _OpenCall) -> None:
+    def _report(self, finding: Finding, *calls: OpenCall) -> None:
         """A finding; from now on these calls' values of its kinds are known to come from one."""
         self._findings.append(finding)
-        self._blame(finding.kinds, *calls)
+        blame(finding.kinds, *calls)
 
-    def _blame(self, kinds: Iterable[str], *calls: _OpenCall) -> None:
-        for call in calls:
-            call.known |= set(kinds)
-            call.bad |= set(kinds)
-
-    def _pass_on(self, call: _OpenCall, caller: _OpenCall, observation: Observation, kinds: frozenset[str]) -> None:
+    def _pass_on(self, call: OpenCall, caller: OpenCall, observation: Observation, kinds: frozenset[str]) -> None:
         """A call that was given what is not finite, and gives it on."""
-        self._blame(kinds, caller)
+        blame(kinds, caller)
         self._passed_on += 1
         if self._passed_on <= _MOST_PASSED_ON:
-            tensors = [*self._inputs_of(call), *observation.tensors]
+            tensors = [*call.given, *observation.tensors]
             self._findings.append(self._finding(observation, Site.MODULE, tensors, call).passing_on())
 
     def _operator(self, observation: Observation) -> None:
         self._sees_operators = True
         call = self._open.get(observation.place.key, self._outside)
         arrival, kinds = self.kinds(observation.of("input")), self.kinds(observation.of("output"))
-        new = kinds - arrival
-        if NAN in new and NAN not in call.makers:
-            infinite = next((call.makers[kind] for kind in (PLUS, MINUS) if kind in arrival and kind in call.makers), None)
-            call.makers[NAN] = infinite or observation
         given = self.kinds(tensor for tensor in observation.of("input") if not _is_number(tensor))
-        for kind in kinds - given:
-            call.sources[kind] = observation
-        for kind in (kinds & given) - call.known - call.makers.keys() - call.sources.keys():
-            call.brought.setdefault(kind, observation)
-        if NAN not in arrival and not arrival & _INFINITE:
-            filled = {MINUS} if _is_mask(observation) else set()
-            call.sources.update(dict.fromkeys(new & filled, observation))
-            call.makers.update(dict.fromkeys(new - {NAN} - filled, observation))  # the last: an earlier one may have done no harm
+        call.saw(observation, arrival, given, kinds)
 
     def _point(self, observation: Observation) -> None:
         call, kinds = self._open.get(observation.place.key, self._outside), self.kinds(observation.tensors)
         if kinds and not kinds <= call.bad:
-            tensors = [*self._inputs_of(call), *observation.tensors]
+            tensors = [*call.given, *observation.tensors]
             self._report(self._finding(observation, Site.POINT, tensors, call, observation.near), call)
 
     def _flag(self, observation: Observation) -> None:
         """The first is the origin: what is saturated raises the flag in most calls after it."""
         call, ended = self._ends.get(observation.place.key, (self._open.get(observation.place.key), None))
-        tensors = [*(self._inputs_of(call) if call is not None else []), *(ended.tensors if ended is not None else [])]
+        tensors = [*(call.given if call is not None else []), *(ended.tensors if ended is not None else [])]
         finding = self._finding(observation, Site.GLUE if observation.near else Site.MODULE, tensors, call, observation.near, [FLAG])
         if call is not None and SATURATED in call.makers:
             finding = _made_by(call.makers[SATURATED], finding)
@@ -307,7 +253,7 @@ class _Judge:
         self._spoilt = True
         self._reported.add(observation.place.key)
         call, ended = self._ends.get(observation.place.key, (None, None))
-        forward = [] if call is None or ended is None else [*self._inputs_of(call), *ended.tensors]
+        forward = [] if call is None or ended is None else [*call.given, *ended.tensors]
         site = Site.GLUE if observation.near else Site.MODULE
         finding = self._finding(observation, site, [*forward, *observation.tensors], near=observation.near)
         finding = _backward(finding, cause=Cause.INSIDE, operator=observation.operator, line=observation.line)
@@ -320,7 +266,7 @@ class _Judge:
         call, _ = self._ends.get(place.key, (None, None))
         for kind in (NAN, PLUS):
             if call is not None and kind in call.arrived:
-                maker = self._around(kind, call.caller or self._outside)[-1]
+                maker = (call.caller or self._outside).around(kind)[-1]
                 if kind in maker.pending:
                     return maker.pending.pop(kind)
         return None
@@ -349,28 +295,24 @@ class _Judge:
         findings = [replace(finding, parameters=self._parameters) if finding is spoiling else finding for finding in self._findings]
         return sorted(findings, key=lambda finding: finding.order)
 
-    def _inputs_of(self, call: _OpenCall) -> list[TensorRange]:
-        return call.inputs.of("input") if call.inputs is not None else []
-
     def _finding(
         self,
         observation: Observation,
         site: Site,
         tensors: Sequence[TensorRange] | None = None,
-        call: _OpenCall | None = None,
+        call: OpenCall | None = None,
         near: str = "",
         kinds: list[str] | None = None,
     ) -> Finding:
         """A finding of an observation: of all its tensors and their kinds, unless others are given."""
         kinds = kinds or sorted(self.kinds(observation.tensors))
-        tensors = list(tensors if tensors is not None else observation.tensors)
-        place = call.place if call is not None and call is not self._outside else observation.place
-        makers = {**call.brought, **call.sources, **call.makers} if call is not None else {}
-        maker = next((makers[kind] for kind in (NAN, *kinds) if kind in kinds and kind in makers), None)
-        given = call if call is not None else self._open.get(observation.place.key)
-        inputs = self._inputs_of(given) if given is not None else [tensor for tensor in tensors if tensor.role == "input"]
-        unseen = list(given.inputs.unseen) if given is not None and given.inputs is not None else []
-        if maker is not None and call is not None and maker in call.brought.values():
+        tensors = list(observation.tensors if tensors is None else tensors)
+        place = observation.place if call is None or call is self._outside else call.place
+        around = call or self._open.get(observation.place.key)
+        inputs = around.given if around is not None else [tensor for tensor in tensors if tensor.role == "input"]
+        unseen = list(around.inputs.unseen) if around is not None and around.inputs is not None else []
+        maker = None if call is None else call.maker_of(kinds)
+        if call is not None and maker is not None and maker in call.brought.values():
             bad = [tensor.path for tensor in maker.of("input") if self.kinds([tensor]) & set(kinds)]
             unseen.append(f"{', '.join(bad)} of {maker.operator}, which is neither an input nor a weight")
         finding = Finding(
@@ -382,17 +324,19 @@ class _Judge:
             site=site,
             direction=Direction.FORWARD,
             origin=True,
-            cause=Cause.RANKS if observation.talked else Cause.NEAR if any(map(self._is_near, inputs)) else Cause.INSIDE,
+            cause=Cause.RANKS if observation.talked else self._cause(inputs),
             kinds=kinds,
             near=near,
             tensors=tensors,
-            legal=[] if site is Site.INPUT else [tensor.path for tensor in inputs if self.kinds([tensor]) & _INFINITE],
+            legal=[] if site is Site.INPUT else [tensor.path for tensor in inputs if self.kinds([tensor]) & INFINITE],
             unseen=unseen,
         )
         return finding if maker is None else _made_by(maker, finding)
 
-    def _is_near(self, tensor: TensorRange) -> bool:
-        return near_the_limit(tensor.dtype, float(tensor.low), float(tensor.high), self._limits.near)
+    def _cause(self, inputs: Iterable[TensorRange]) -> Cause:
+        """Whether inputs near the limit of their type are the cause, or the call itself."""
+        near = any(near_the_limit(tensor.dtype, float(tensor.low), float(tensor.high), self._limits.near) for tensor in inputs)
+        return Cause.NEAR if near else Cause.INSIDE
 
 
 def judge(observations: Iterable[Observation], step: int, limits: Limits) -> list[Finding]:
@@ -424,16 +368,6 @@ def _made_by(maker: Observation, finding: Finding) -> Finding:
 def _is_number(tensor: TensorRange) -> bool:
     """Whether it may be a number in the code, not a tensor."""
     return not tensor.shape and tensor.dtype == "float64"
-
-
-def _is_mask(observation: Observation) -> bool:
-    """Whether an operator that gives -Inf does so where there is nothing, or has added something to the lowest number of a mask."""
-    if _POOLS.match(observation.operator):
-        return True
-    return _SUMS.match(observation.operator) is not None and any(
-        tensor.dtype in DTYPES and -DTYPES[tensor.dtype].largest <= float(tensor.low) <= -0.99 * DTYPES[tensor.dtype].largest
-        for tensor in observation.of("input")
-    )
 
 
 def _swallowed(maker: Observation) -> str:

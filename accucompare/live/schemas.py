@@ -113,3 +113,35 @@ def _draws_inside(op: Any) -> bool:
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor has a storage to look at."""
     return tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+@cache
+def differentiated(node: str, entries: int) -> tuple[str, ...]:
+    """What the entries of an autograd node's ``next_functions`` are the gradients of, such as ``self``, ``mat1``, ``mat2``.
+
+    Those are the arguments of the operator that made it, where they can be told by its name and their number; else their numbers. A
+    single one has no name.
+    """
+    if entries == 1:
+        return ("",)
+    operators = _by_node().get(_BACKWARD.sub("", node).lower(), ())
+    schemas = [schema for name in operators for schema in torch._C._jit_get_schemas_for_operator(name)]
+    found = {
+        tuple(each.name for each in schema.arguments if not each.is_out and str(each.type) in ("Tensor", "Optional[Tensor]"))
+        for schema in schemas
+    }
+    fitting = {names for names in found if len(names) == entries}
+    return fitting.pop() if len(fitting) == 1 else tuple(map(str, range(entries)))
+
+
+#: The end of the name of the node that an operator makes.
+_BACKWARD = re.compile(r"Backward\d+$")
+
+
+@cache
+def _by_node() -> dict[str, list[str]]:
+    """The operators of aten by the names of their nodes, without underscores and in lower case."""
+    found: dict[str, list[str]] = {}
+    for name in sorted({full.partition(".")[0] for full in torch._C._dispatch_get_all_op_names() if full.startswith("aten::")}):
+        found.setdefault(name.removeprefix("aten::").replace("_", ""), []).append(name)
+    return found

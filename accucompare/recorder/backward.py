@@ -13,6 +13,7 @@ from accucompare.bundle.records import Role
 from accucompare.live.graph import Observer, observe, observe_no_more, reachable
 from accucompare.live.hooks import Call
 from accucompare.live.names import Modules
+from accucompare.live.ranks import has_sharded_parameters
 from accucompare.live.spans import (
     OPEN,
     WRITES_INTO_VIEW,
@@ -33,8 +34,12 @@ from accucompare.live.spans import (
 )
 from accucompare.recorder.contributions import Cast, Exchanged, Gift, Output, Running, Uses, add_as
 from accucompare.recorder.copies import IN_PLACE_OF
+from accucompare.recorder.nodes import Nodes
 
 C = TypeVar("C", bound=Call)
+
+#: What gives calls views of one flat parameter, whose gradients are not told apart.
+_FLAT = "FullyShardedDataParallel"
 
 
 class Guard(Protocol):
@@ -61,12 +66,16 @@ class Backward(Generic[C]):
         late: how many gradients arrived at calls of a step that had ended, and are not recorded.
     """
 
-    def __init__(self, modules: Modules, guard: Guard, record: Callable[[C, Role, str, torch.Tensor], None]) -> None:
+    def __init__(
+        self, modules: Modules, guard: Guard, record: Callable[[C, Role, str, torch.Tensor], None], nodes: Nodes[C] | None = None
+    ) -> None:
+        """``nodes``: records those of some calls, too."""
         self.count = 0
         self.other_threads = False
         self.late = 0
         self._guard = guard
         self._record = record
+        self._nodes = nodes
         self._spans: Spans[C] = Spans()
         self._again: dict[int, Spans[C]] = {}  # by thread: of calls that are run again, until the backward through them begins
         self._threads: set[int] = set()  # in which calls of this step were made
@@ -74,6 +83,9 @@ class Backward(Generic[C]):
         self._running: list[Running] = []  # one inside the other, as a reentrant checkpoint's is
         self._handles: list[Any] = []
         self._observer = Observer(self._begins, self._ends)
+        self._gathers = has_sharded_parameters(modules)
+        self._flat = any(type(wrapper).__name__ == _FLAT for wrapper in modules.wrappers)
+        self._gathered: dict[int, torch.Tensor] = {}  # by id: what takes the place of sharded parameters
         self._parameters: dict[int, str] = {}
         self._own: dict[tuple[str, int], str] = {}
         for name, module in modules.named.items():
@@ -93,12 +105,16 @@ class Backward(Generic[C]):
         self._spans.clear()
         self._again.clear()
         self._threads.clear()
+        if self._nodes is not None:
+            self._nodes.next_step()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def began(self, call: C, outer: Span[C] | None, parts: Iterable[tuple[str, Any]]) -> Span[C] | None:
         """A call that autograd follows begins with these inputs; ``None`` if its gradients are not to be recorded."""
+        if self._gathers:
+            self._gather(call)
         if self._again and (again := self._again.get(threading.get_ident())) is not None:
             return again.begin(call, outer, parts)
         self._threads.add(threading.get_ident())
@@ -106,6 +122,14 @@ class Backward(Generic[C]):
             self.other_threads = True
             return None
         return self._spans.begin(call, outer, parts)
+
+    def _gather(self, call: C) -> None:
+        """Learn what FSDP has put in the place of a module's parameters: their gradients are this rank's own, not yet summed."""
+        for own, tensor in call.module._parameters.items():
+            if tensor is not None and tensor.is_leaf and id(tensor) not in self._parameters:
+                self._gathered[id(tensor)] = tensor
+                self._own[call.name, id(tensor)] = own
+                self._parameters[id(tensor)] = f"/{call.name}.{own}" if call.name else f"/{own}"
 
     def run_again(self) -> None:
         """On this thread, inside a backward, calls begin whose first run autograd did not follow; a backward of their own comes next."""
@@ -123,6 +147,8 @@ class Backward(Generic[C]):
     def notes(self) -> list[str]:
         """What is not recorded, one sentence each."""
         found = ["calls of one step were made in several threads; gradients of such steps are not recorded"] if self.other_threads else []
+        if self._flat and self.count:
+            found.append(f"what a call adds to the gradient of a parameter (call_grad) is not recorded under {_FLAT}")
         return found + ([f"{self.late} gradient(s) arrived after session.step(), and are not recorded"] if self.late else [])
 
     def gave(self, span: Span[C], parts: Iterable[tuple[str, Any]], exchange: Callable[[str, torch.Tensor], torch.Tensor] | None) -> None:
@@ -202,6 +228,8 @@ class Backward(Generic[C]):
                 uses.setdefault((id(giver), edge), Uses(giver)).seeds.append(seed)
         for node in reachable(roots):
             made, span = self._made(node, running)
+            if self._nodes is not None and span is not None and made != OPEN:
+                running.handles += self._nodes.follow(node, made, span.call)
             gifts: list[Gift] = []
             for index, (following, number) in enumerate(node.next_functions):
                 if following is None or (self._second and made_by_backward(following)):  # no gradient of such a one is recorded

@@ -105,11 +105,11 @@ class Feed(GoldenValues):
         """What a backward goes on with in place of a gradient: golden's of the same value.
 
         Args:
-            place, path: of the value that was exchanged in the forward. Of an output, the gradient is that which arrives at it; of an
-                input, that which the call has computed.
+            place, path: of the value that was exchanged in the forward, or of the gradient itself. Of an output, the gradient is that which
+                arrives at it; of an input, that which the call has computed.
             grad: the gradient itself, which is given back where golden has none. That is noted.
         """
-        place = replace(place, role=_GRADIENT_ROLE[place.role])
+        place = replace(place, role=_GRADIENT_ROLE.get(place.role, place.role))
         self.load(place.step)
         self._backwards[place, path] += 1
         if (count := self._backwards[place, path]) > 1:  # recorded so, of a second backward through the same call

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,10 +63,10 @@ class GoldenValues:
         self._noted: set[tuple[Place, str]] = set()
         self._before: dict[int, dict[tuple[str, str], dict[int, Record]]] = {}  # by step, see _parameters_before
 
-    def operators_of(self, step: int, name: str, call: int) -> list[Record]:
-        """The records of the operators that golden ran in a module call, in their order; errors as ``inputs``."""
+    def operators_of(self, step: int, name: str, call: int, roles: Collection[Role]) -> list[Record]:
+        """The records of these roles of the operators that golden ran in a module call, in their order; errors as ``inputs``."""
         self.load(step)
-        return self._operators.get((name, call), [])
+        return [record for record in self._operators.get((name, call), []) if record.role in roles]
 
     def golden_tensor(self, record: Record) -> torch.Tensor | None:
         """A record of golden's as it is, on the CPU; ``None`` if it holds no tensor."""

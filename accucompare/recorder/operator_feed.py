@@ -79,7 +79,7 @@ class OperatorFeed:
         self._place = (step, name, call)
         found: dict[tuple[str, int], GoldenOperator] = {}
         made: dict[str | None, int] = {}  # which of golden's gave values of a digest last
-        for record in feed.operators_of(step, name, call):
+        for record in feed.operators_of(step, name, call, (Role.OP_INPUT, Role.OP_OUTPUT)):
             operator = found.setdefault(record.operator, GoldenOperator(*record.operator, record.source_line, len(found)))
             if record.role is Role.OP_INPUT:
                 operator.inputs[record.part] = record

@@ -19,6 +19,7 @@ from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import AccucompareError, CaptureError
 from accucompare.live.hooks import Call, Listener, Mark, arguments_of, in_backward
 from accucompare.live.names import Modules
+from accucompare.live.node_lines import NodeLines
 from accucompare.live.recomputation import Again, Witness, witness, witness_no_more
 from accucompare.live.sources import FunctionsRun
 from accucompare.live.spans import Span
@@ -29,6 +30,7 @@ from accucompare.recorder.fed_updates import FedUpdates
 from accucompare.recorder.feeding import Feed
 from accucompare.recorder.golden_values import Place
 from accucompare.recorder.lending import Lent
+from accucompare.recorder.nodes import Nodes
 from accucompare.recorder.operator_feed import OperatorFeed, storages
 from accucompare.recorder.operators import Operators
 from accucompare.recorder.training import NOTHING, Training
@@ -43,6 +45,7 @@ class _Call(Call):
     returned: tuple[Any, ...] = ()  # what the forward returned, if it has, before any other hook saw it
     operators: Operators | None = None  # of a capture of operators, where they are recorded
     span: Span[_Call] | None = None  # of a capture of the backward: the nodes of autograd's graph that it makes
+    notes_lines: bool = False  # whether the lines are noted of the nodes that it makes
     again: bool = False  # whether it was recorded in its first run, and is run again by activation checkpointing
 
 
@@ -92,7 +95,12 @@ class Recorder(Listener[_Call]):
         golden = FedUpdates(feed, lambda: self.step) if feed is not None and feed.updates else None
         self._updates = Updates(modules, self, golden, training)
         follows = RoleGroup.BACKWARD in groups or (feed is not None and feed.backward)
-        self._backward = Backward(modules, self, self._record_gradient) if follows else None
+        nodes = None
+        if operators and follows:
+            fed = feed if feed is not None and feed.backward else None
+            nodes = Nodes(self, lambda call: self._selection.allows(call.name), self.add_operator, fed)
+        self._backward = Backward(modules, self, self._record_gradient, nodes) if follows else None
+        self._lines = NodeLines() if nodes is not None else None
         self._called = False  # whether an outermost call has begun in this step
         self._computed_recorded = False
         self._outermost: set[str] = set()  # modules whose first outermost call has begun
@@ -252,6 +260,9 @@ class Recorder(Listener[_Call]):
             call.operators.leave()
         if call.span is not None and self._backward is not None:
             self._backward.ended(call.span)  # also of a module that raised
+        if call.notes_lines and self._lines is not None:
+            call.notes_lines = False
+            self._lines.end()
         if call.parent is None:
             self._functions.stop()
 
@@ -299,6 +310,9 @@ class Recorder(Listener[_Call]):
         if self._backward is not None and torch.is_grad_enabled() and (not call.again or self._backward.runs_again):
             outer = self.caller(call)
             call.span = self._backward.began(call, outer.span if outer else None, arguments_of(args, kwargs))
+            if self._lines is not None and call.span is not None and self._selection.allows(call.name):
+                call.notes_lines = True
+                self._lines.begin()
         if self._operators and not call.again and self._selection.allows(call.name):
             feed = None
             if self._feed is not None:
@@ -313,8 +327,8 @@ class Recorder(Listener[_Call]):
         return caller or self._selection.allows(call.name)
 
     def add_operator(self, call: _Call, role: Role, path: str, value: Any, operator: str, line: str) -> None:
-        """Record what an operator took or gave."""
-        if self._writer.failure is None:
+        """Record what an operator, or the node of its backward, took or gave."""
+        if self._writer.failure is None and role in self._roles:
             self._record_value(call, role, path, value, False, operator, line)
 
     def wants(self, name: str, role: Role) -> bool:

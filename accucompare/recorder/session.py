@@ -27,7 +27,7 @@ from accucompare.live.sources import digests_of, modules_in, versions_of
 from accucompare.recorder.feeding import Feed
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.recorder import Recorder
-from accucompare.recorder.start import Start
+from accucompare.recorder.start import ALONE, Start, Within
 from accucompare.recorder.state import Arguments
 from accucompare.recorder.training import NOTHING, Training
 from accucompare.recorder.training_state import StateSaver, UnknownOptimizers
@@ -51,7 +51,6 @@ class Session:
         steps: Steps | None,
         numerics: Numerics,
         modules: Modules,
-        eager: bool,
         start: Start,
         saver: StateSaver | None,
         unknown: UnknownOptimizers | None,
@@ -59,7 +58,6 @@ class Session:
         """What the running capture is made of.
 
         Args:
-            eager: whether compiled code runs eagerly.
             start: what it starts from.
             saver: of the training's state; ``None`` if that is not to be saved, or no more.
             unknown: the optimizers that step although they were not given; ``None`` if no state is saved or restored.
@@ -71,7 +69,8 @@ class Session:
         self._steps = steps
         self._numerics = numerics
         self._modules = modules
-        self._eager = eager
+        self._eager = False  # whether compiled code was run eagerly
+        self._stance = contextlib.ExitStack()
         self._start = start
         self._saver = saver
         self._unknown = unknown
@@ -102,6 +101,30 @@ class Session:
         if self._saver is not None and recorder.step == self._start.first_recorded:
             self._saver.write(self._writer, recorder.step, self._draws)
         recorder.listening = steps is None or steps.has(recorder.step)
+
+    def wake(self) -> None:
+        """Put the hooks on, before the first step and after ``rest``; from now on compiled code runs eagerly.
+
+        Not inside a hook of an optimizer's: PyTorch goes through the hooks that this adds to.
+        """
+        if "torch._dynamo" in sys.modules:  # inner hooks of a compiled model stop firing after its first call
+            self._stance.enter_context(eager_stance())
+            self._eager = True
+        self._recorder.install(self._steps)
+
+    def rest(self) -> None:
+        """Take the hooks off, for steps that are not recorded, until ``wake``; not inside a hook either."""
+        self._recorder.remove()
+        self._stance.close()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What runs meanwhile is not recorded, such as an evaluation between two steps of training."""
+        listening, self._recorder.listening = self._recorder.listening, False
+        try:
+            yield
+        finally:
+            self._recorder.listening = listening
 
     def _note_unknown_optimizers(self) -> None:
         """List as missing what the state that was saved, or started from, does not have of them."""
@@ -216,8 +239,9 @@ def capture(
         model: any module, on any device, wrapped or not.
         out: directory to write the bundle to.
         mode: ``"tensors"`` keeps every distinct tensor; ``"stats"`` only its digest and statistics, in a bundle of a few kilobytes.
-        level: ``"op"`` records the operators called in the code of the modules that ``only`` selects, too, with their source lines, and
-            the calls that these modules make. With ``feed``, operators are fed as well; golden must be of this level then.
+        level: ``"op"`` records the operators called in the code of the modules that ``only`` selects, too, with their source lines,
+            the calls that these modules make, and the nodes of their backward. With ``feed``, operators are fed as
+            well; golden must be of this level then.
         seed: of the random operations; 0 if not given, or that of ``like``.
         steps: record this many steps and no more; without it, all. Or the numbers of the steps to record, a list of them or text such as
             ``"0,10,100-102"`` (``"10-10"`` is step 10 alone): the others run as if there were no capture.
@@ -310,6 +334,7 @@ def recording(
     made: Mapping[str, Any] | None = None,
     notes: Iterable[str] = (),
     training: Training = NOTHING,
+    within: Within = ALONE,
 ) -> Iterator[Session]:
     """What ``capture`` does, with its options as one object."""
     if options.like is not None and Path(options.like).resolve() == Path(out).resolve():
@@ -324,39 +349,38 @@ def recording(
     with contextlib.ExitStack() as stack:
         stack.enter_context(numerics.in_force())
         saver = StateSaver(modules, training, device, inputs) if options.save_state else None
-        start = Start.of(model, modules, out, options, (rank, ranks), stack, training, device)
+        start = Start.of(model, modules, out, options, (rank, ranks), stack, training, device, within)
         start.notes[:0] = [*notes_on_it, *notes]
         directory = Path(out)
-        stack.enter_context(_prepared(directory, options.overwrite, rank, ranks))
+        if not within.prepared:
+            stack.enter_context(_prepared(directory, options.overwrite, rank, ranks))
         manifest = start.manifest(options, ranks)
         manifest.capture.update({**(made or {}), **numerics.options})
         manifest.environment.update({**describe_environment(device, case), "autocast": None, "random": None})
         writer = BundleWriter(directory, manifest, rank, options.queue_bytes, tensors=options.mode == Mode.TENSORS)
         try:
-            draws = stack.enter_context(matched_randomness(start.seed or 0))
+            draws = stack.enter_context(matched_randomness(start.seed or 0)) if within.matched else None
             start.restore_training(manifest, draws)
             if saver is not None and start.first_recorded == start.step:
                 saver.write(writer, start.step, draws)
-            if draws is None:
+            if draws is None and within.matched:
                 manifest.notes.append("this version of torch does not let random operations be matched across devices")
-            eager = "torch._dynamo" in sys.modules
-            if eager:  # inner hooks of a compiled model stop firing after its first call
-                stack.enter_context(eager_stance())
             on_first_call = _on_first_call(manifest, model, device)
             level = options.level == Level.OP
             recorder = Recorder(modules, start.selection, writer, on_first_call, start.feed, level, start.groups, training)
             stack.callback(recorder.remove)
             recorder.step = start.step
-            recorder.install(start.steps)
             unknown = None
             if options.save_state or options.like is not None:
                 unknown = UnknownOptimizers(modules, training)
                 stack.callback(unknown.remove)
+            session = Session(directory, recorder, writer, draws, start.steps, numerics, modules, start, saver, unknown)
+            stack.callback(session.rest)
+            session.wake()
         except BaseException:
             with contextlib.suppress(CaptureError):
                 writer.close()
             raise
-        session = Session(directory, recorder, writer, draws, start.steps, numerics, modules, eager, start, saver, unknown)
         try:
             with numerics.emulation():
                 yield session
@@ -368,7 +392,7 @@ def recording(
             raise
         recorder.remove()
         session._end(None)
-        if rank == 0:
+        if rank == 0 and not within.prepared:
             forget_previous(directory)
 
 

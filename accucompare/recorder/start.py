@@ -30,6 +30,24 @@ from accucompare.recorder.training import Training
 from accucompare.selection import Level, Mode, RoleGroup, Selection, Steps
 
 
+@dataclass(frozen=True)
+class Within:
+    """What there is around a capture already, where it is part of something larger, as of a script that runs anyway.
+
+    Attributes:
+        first: the number of the step that begins; of a capture that starts from a state, that of the state counts.
+        matched: whether random operations draw from the CPU under the seed; else they draw as without a capture.
+        prepared: whether the directory is ready, for all ranks, so that they need not ask each other.
+    """
+
+    first: int = 0
+    matched: bool = True
+    prepared: bool = False
+
+
+ALONE = Within()
+
+
 @dataclass
 class Start:
     """What a capture starts from: what was asked, and what ``like`` and ``feed`` add to it.
@@ -42,6 +60,7 @@ class Start:
         model: described, with its weights as they are now.
         golden, feed: what it is fed with, if it is.
         continuation: the training state of ``like``, if it has one.
+        begun: the number of the step that begins, without such a state.
     """
 
     seed: int | None
@@ -55,6 +74,7 @@ class Start:
     golden: Bundle | None = None
     feed: Feed | None = None
     continuation: Continuation | None = None
+    begun: int = 0
 
     @classmethod
     def of(
@@ -67,6 +87,7 @@ class Start:
         stack: contextlib.ExitStack,
         training: Training,
         device: torch.device,
+        within: Within = ALONE,
     ) -> Start:
         """Restore the weights of ``like`` and open the golden of ``feed``, which the stack closes.
 
@@ -79,7 +100,7 @@ class Start:
             UsageError: if one of them does not fit the model or the options.
         """
         renamings, notes = maps_in_force(options, modules) if options.map else ([], [])
-        start = cls(options.seed, options.asked, options.selection, options.groups, renamings, notes)
+        start = cls(options.seed, options.asked, options.selection, options.groups, renamings, notes, begun=within.first)
         if options.like is not None:
             source = stack.enter_context(open_bundle(options.like))
             start.continuation = Continuation.of(source, ranks[0], training, modules, renamings, device)
@@ -112,7 +133,7 @@ class Start:
             raise UsageError(
                 "--level op: give the modules whose operators are to be recorded (--only NAME); those of all would be too many"
             )
-        start.seed = start.seed or 0
+        start.seed = (start.seed or 0) if within.matched else None
         _check_selection(start.selection, modules)
         return start
 
@@ -149,7 +170,7 @@ class Start:
     @property
     def step(self) -> int:
         """The step that it begins with: that of the state, or 0."""
-        return 0 if self.continuation is None else self.continuation.step
+        return self.begun if self.continuation is None else self.continuation.step
 
     @property
     def sources(self) -> Iterable[str]:

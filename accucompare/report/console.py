@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.text import Text
 
+from accucompare.text import printable
+
 WIDTH = 100
 
 
@@ -16,6 +18,16 @@ def open_console(stderr: bool = False) -> Console:
     console = Console(highlight=False, markup=False, emoji=False, stderr=stderr)
     console.width = console.width if console.is_terminal else WIDTH
     return console
+
+
+def safe_text(text: str, style: str = "") -> Text:
+    """A line as it is printed: with nothing in it that a terminal would obey."""
+    return Text(printable(text), style)
+
+
+def short_number(value: float | None) -> str:
+    """A number in a sentence; ``none`` if there is none."""
+    return "none" if value is None else f"{value:.6g}"
 
 
 def print_heading(console: Console, title: str) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from accucompare.compare.baseline import differing
+from accucompare.compare.conclusion import Answer, conclude, trust
 from accucompare.compare.culprits import is_choice
-from accucompare.compare.result import Answer, Result
+from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
 from accucompare.compare.sites import Culprit
 from accucompare.numbers.dtypes import DTYPES
@@ -24,12 +25,12 @@ def verdict(comparison: Result) -> str:
         return "TROUBLE"
     if not comparison.passed:
         return "FAIL"
-    return "IDENTICAL" if comparison.answer is Answer.IDENTICAL else "PASS"
+    return "IDENTICAL" if conclude(comparison).answer is Answer.IDENTICAL else "PASS"
 
 
 def agreement(comparison: Result) -> str:
     """How far the rows agree of a comparison that passes."""
-    if comparison.answer is not Answer.IDENTICAL:
+    if conclude(comparison).answer is not Answer.IDENTICAL:
         return "within tolerance"
     return "bit for bit identical" + (" by their digests (--verify reads the values)" if comparison.by_digests else "")
 
@@ -59,7 +60,7 @@ def note(comparison: Result) -> str:
         parts.append("inf: the limit is zero, or NaN or Inf is on one side only")
     if comparison.fed:
         parts.append("every call was given golden's values, so each error is its own")
-    if caution := comparison.trust:
+    if caution := trust(comparison):
         parts.append(f"not certain: {caution}")
     return "; ".join(parts)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from functools import partial
 
+from accucompare.compare.conclusion import conclude
 from accucompare.compare.result import Result
 from accucompare.compare.rows import BY_STATISTICS, MEANING, Reason, Row, Status
 from accucompare.compare.sites import Culprit
@@ -47,7 +48,7 @@ def _lines(comparison: Result, layers: Table) -> Iterator[Line]:
     yield Line([], height=8)
     yield _wide(culprits.verdict(comparison), looks.verdict_look(comparison.passed), height=52)
     if culprits.judged(comparison):
-        conclusion = comparison.conclusion
+        conclusion = str(conclude(comparison))
         yield _wide(conclusion, looks.BOLD._replace(size=14, wrap=True), height=max(24, 18 * (1 + len(conclusion) // 115)))
     yield _wide(meaning(comparison), looks.BOLD._replace(size=12, wrap=True), height=36)
     yield _fact("golden", str(comparison.golden.path))

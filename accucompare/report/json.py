@@ -12,6 +12,7 @@ import msgspec
 
 from accucompare.bundle.records import Record
 from accucompare.compare.acceptance import Acceptance
+from accucompare.compare.conclusion import conclude
 from accucompare.compare.ladder import Parting, TrainingResult
 from accucompare.compare.measure import Metrics
 from accucompare.compare.result import Result
@@ -28,6 +29,7 @@ def write_json(comparison: Result, path: Path) -> Path:
     Raises:
         ReportError: if the file cannot be written.
     """
+    conclusion = conclude(comparison)
     first, until = comparison.first_divergence, comparison.identical_until
     numbers = {id(row): number for number, row in enumerate(comparison.rows, 1)} if comparison.culprits else {}
     content = {
@@ -38,8 +40,8 @@ def write_json(comparison: Result, path: Path) -> Path:
         "fed": comparison.fed,
         "verdict": verdict(comparison),
         "passed": comparison.passed,
-        "answer": comparison.answer.value,
-        "conclusion": comparison.conclusion,
+        "answer": conclusion.answer.value,
+        "conclusion": str(conclusion),
         "compared": comparison.compared,
         "by_statistics": comparison.by_statistics,
         "by_digests": comparison.by_digests,

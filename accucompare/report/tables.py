@@ -14,6 +14,9 @@ from accucompare.report.columns import COUNT, EXCESS, NUMBER, SCIENTIFIC, TEXT, 
 from accucompare.report.console import print_heading
 from accucompare.text import cut, printable
 
+#: Characters that a column of names is given at least.
+NAME_WIDTH = 24
+
 _GAP = 2  # spaces between columns
 _FORMATS = {SCIENTIFIC: ".2e", EXCESS: ".3g", NUMBER: ".5g"}
 _PART = re.compile(r"[^./ ]*[./ ]?")

@@ -13,8 +13,9 @@ from accucompare.findings.observations import OUTSIDE, ModuleCall, What
 from accucompare.live.gradients import GradientListener, Grads, Operator, Parameter, gradient_state
 from accucompare.live.graph import PASSING_ON
 from accucompare.live.names import Modules
+from accucompare.live.node_lines import line_of
 from accucompare.watcher.extrema import Extrema
-from accucompare.watcher.lines import Lines, line_of
+from accucompare.watcher.lines import Lines
 from accucompare.watcher.notes import NoteListener
 from accucompare.watcher.own_operators import Part
 

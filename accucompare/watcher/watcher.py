@@ -12,10 +12,10 @@ from torch._C._functorch import TransformType
 from accucompare.findings.observations import OUTSIDE, ModuleCall, What, within
 from accucompare.live.hooks import arguments_of, in_backward
 from accucompare.live.names import Modules
+from accucompare.live.node_lines import line_of
 from accucompare.live.values import leaves
 from accucompare.watcher.extrema import Extrema, Meter, plain
 from accucompare.watcher.gradients import Gradients
-from accucompare.watcher.lines import line_of
 from accucompare.watcher.notes import NoteListener, WatchedCall
 from accucompare.watcher.own_operators import OwnOperators, Part
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import Figure
+from benchmarks.speed import gpt2
 from benchmarks.speed.data import bytes_in, distinct_bytes, files
 from benchmarks.speed.gpt2 import build, disturb, forward, plain, tokens
 from benchmarks.speed.plan import Plan
@@ -51,19 +51,7 @@ def measure(plan: Plan) -> Iterator[Figure]:
 
 def in_child(plan: Plan, threads: int, rounds: int, *modes: str, keep: Path | None = None, disturbed: bool = False) -> Sample:
     """Capture in a process of its own; with ``keep``, leave the last bundle there."""
-    sizes = plan.sizes
-    options: list[Argument] = [
-        "--threads",
-        threads,
-        "--rounds",
-        rounds,
-        "--batch",
-        sizes.batch,
-        "--length",
-        sizes.length,
-        "--layers",
-        sizes.layers,
-    ]
+    options: list[Argument] = ["--threads", threads, *gpt2.options(plan, rounds)]
     options += ["--keep", keep] if keep else []
     options += ["--disturbed"] if disturbed else []
     return child("benchmarks.speed.capture", plan.folder / "capture", *options, *modes)
@@ -133,11 +121,9 @@ def _write(source: Path, target: Path) -> Sample:
 
 
 def _child() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
+    parser = gpt2.parser()
     parser.add_argument("modes", nargs="+")
-    for name in ("threads", "rounds", "batch", "length", "layers"):
-        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--disturbed", action="store_true")
     options = parser.parse_args()

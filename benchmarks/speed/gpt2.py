@@ -1,12 +1,18 @@
-"""The model that captures are measured on: GPT-2 small with random weights."""
+"""The model that captures and watches are measured on: GPT-2 small with random weights, its forward and its training."""
 
 from __future__ import annotations
 
+import argparse
 import os
+import shutil
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.timing import Sample
+from benchmarks.speed.plan import Plan
+from benchmarks.timing import Argument, Sample, alternate
 
 if TYPE_CHECKING:
     import torch
@@ -58,3 +64,49 @@ def forward(model: nn.Module, inputs: torch.Tensor) -> Sample:
         taken = {"forward": time.perf_counter() - began, "busy": time.thread_time() - busy}
     del answer
     return taken
+
+
+@dataclass
+class Training:
+    """A step of training, again and again: forward, backward, AdamW."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    inputs: torch.Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, inputs: torch.Tensor) -> Training:
+        import torch
+
+        return cls(model, torch.optim.AdamW(model.parameters(), lr=1e-5), inputs)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(input_ids=self.inputs, labels=self.inputs, use_cache=False).loss.backward()
+        self.optimizer.step()
+
+
+def options(plan: Plan, rounds: int) -> list[Argument]:
+    """Those by which a process is told how large the model's input is, and how often to measure; ``parser`` reads them."""
+    sizes = {"rounds": rounds, "batch": plan.sizes.batch, "length": plan.sizes.length, "layers": plan.sizes.layers}
+    return [word for name, value in sizes.items() for word in (f"--{name}", value)]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of a process that measures some arms in a folder of its own."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    for name in ("rounds", "batch", "length", "layers"):
+        parser.add_argument(f"--{name}", type=int)
+    return parser
+
+
+def measured(folder: Path, first: Callable[[], Sample], arms: Mapping[str, Callable[[], Sample]], rounds: int) -> dict[str, list[Sample]]:
+    """The samples of some arms, after one round that counts for nothing. The folder is removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        first()  # what the first step loads and allocates is start-up
+        alternate(arms, 1)
+        return alternate(arms, rounds)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -12,16 +11,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from benchmarks.speed import gpt2
 from benchmarks.speed.data import bytes_in
 from benchmarks.speed.gpt2 import build, disturb, forward, plain, tokens
 from benchmarks.timing import Sample, alternate, peak_mb
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    for name in ("threads", "rounds", "batch", "length", "layers"):
-        parser.add_argument(f"--{name}", type=int)
+    parser = gpt2.parser()
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--disturbed", action="store_true")
     options = parser.parse_args()

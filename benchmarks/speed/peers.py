@@ -11,11 +11,12 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.figures import Figure
+from benchmarks.speed import gpt2
 from benchmarks.speed.capture import in_child
 from benchmarks.speed.data import bytes_in
 from benchmarks.speed.plan import Plan
 from benchmarks.speed.startup import SCRIPT, run
-from benchmarks.timing import ROOT, BenchError, Sample, alternate, child, column, process, ratios
+from benchmarks.timing import ROOT, Argument, BenchError, Sample, alternate, child, column, process, ratios
 
 PEER = "mindstudio-probe==26.2.0"
 _HOME = ROOT / "benchmarks" / ".peers"
@@ -59,9 +60,7 @@ def measure(plan: Plan) -> Iterator[Figure]:
 
 
 def _dump(plan: Plan, folder: Path, name: str, rounds: int, disturbed: bool = False) -> Sample:
-    sizes = plan.sizes
-    options: list[str | Path | int] = ["--threads", 1, "--rounds", rounds]
-    options += ["--batch", sizes.batch, "--length", sizes.length, "--layers", sizes.layers, "--keep", folder / name]
+    options: list[Argument] = ["--threads", 1, *gpt2.options(plan, rounds), "--keep", folder / name]
     return child("benchmarks.speed.peer_dump", folder / "dumping", *options, *(["--disturbed"] if disturbed else []), python=_PYTHON)
 
 

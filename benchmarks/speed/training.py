@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.figures import Figure
+from benchmarks.speed import gpt2
 from benchmarks.speed.data import bytes_in, distinct_bytes
-from benchmarks.speed.gpt2 import build, tokens
+from benchmarks.speed.gpt2 import Training
 from benchmarks.speed.plan import Plan
-from benchmarks.timing import Sample, alternate, child, column, peak_mb, ratios
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+from benchmarks.timing import Sample, child, column, peak_mb, ratios
 
 _SECTION = "training"
 _PLAIN = "plain"
@@ -63,38 +58,25 @@ _BYTES = "bytes", "distinct"
 
 
 def _in_child(plan: Plan, rounds: int, names: list[str], dropout: bool = False) -> Sample:
-    sizes = {"batch": plan.sizes.batch, "length": plan.sizes.length, "layers": plan.sizes.layers, "rounds": rounds}
-    options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-    return child("benchmarks.speed.training", plan.folder / "training", *options, *(["--dropout"] if dropout else []), *names)
+    folder = plan.folder / "training"
+    return child("benchmarks.speed.training", folder, *gpt2.options(plan, rounds), *(["--dropout"] if dropout else []), *names)
 
 
-@dataclass
-class _Training:
-    """One step of training, again and again."""
+def _plain(training: Training) -> Sample:
+    os.sync()
+    return _timed(training.step)
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    inputs: torch.Tensor
 
-    def step(self) -> None:
-        self.optimizer.zero_grad()
-        self.model(input_ids=self.inputs, labels=self.inputs, use_cache=False).loss.backward()
-        self.optimizer.step()
+def _captured(training: Training, folder: Path, options: dict[str, Any]) -> Sample:
+    import accucompare as ac
 
-    def plain(self) -> Sample:
-        os.sync()
-        return _timed(self.step)
-
-    def captured(self, folder: Path, options: dict[str, Any]) -> Sample:
-        import accucompare as ac
-
-        shutil.rmtree(folder, ignore_errors=True)
-        os.sync()  # or the disk would still be busy with what was written before
-        with ac.capture(self.model, folder, **{"backward": True, **options}):
-            taken = _timed(self.step)
-            done = time.perf_counter()
-        ended = time.perf_counter()
-        return {**taken, "after": ended - done, "bytes": bytes_in(folder), "distinct": distinct_bytes(folder) or 1}
+    shutil.rmtree(folder, ignore_errors=True)
+    os.sync()  # or the disk would still be busy with what was written before
+    with ac.capture(training.model, folder, **{"backward": True, **options}):
+        taken = _timed(training.step)
+        done = time.perf_counter()
+    ended = time.perf_counter()
+    return {**taken, "after": ended - done, "bytes": bytes_in(folder), "distinct": distinct_bytes(folder) or 1}
 
 
 def _timed(act: Callable[[], None]) -> Sample:
@@ -104,30 +86,20 @@ def _timed(act: Callable[[], None]) -> Sample:
 
 
 def _child() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
+    parser = gpt2.parser()
     parser.add_argument("arms", nargs="+")
-    for name in ("rounds", "batch", "length", "layers"):
-        parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dropout", action="store_true", help="matching its random numbers costs time of its own, in every step")
     options = parser.parse_args()
 
     import torch
 
     torch.set_num_threads(1)  # the other core is the writer's
-    model = build(options.layers).train(options.dropout)
-    training = _Training(model, torch.optim.AdamW(model.parameters(), lr=1e-5), tokens(options.batch, options.length))
-    options.folder.mkdir(parents=True, exist_ok=True)
-    known: dict[str, Callable[[], Sample]] = {_PLAIN: training.plain}
-    known |= {name: partial(training.captured, options.folder / name, arm) for name, (arm, _) in _ARMS.items()}
-    arms = {name: known[name] for name in options.arms}
-    try:
-        training.plain()  # what the first step loads and allocates is start-up
-        alternate(arms, 1)
-        answer: Sample = {"samples": alternate(arms, options.rounds)}
-    finally:
-        shutil.rmtree(options.folder, ignore_errors=True)
-    print(json.dumps({**answer, "peak_mb": peak_mb()}))
+    training = Training.of(gpt2.build(options.layers).train(options.dropout), gpt2.tokens(options.batch, options.length))
+    plain = partial(_plain, training)
+    known: dict[str, Callable[[], Sample]] = {_PLAIN: plain}
+    known |= {name: partial(_captured, training, options.folder / name, arm) for name, (arm, _) in _ARMS.items()}
+    samples = gpt2.measured(options.folder, plain, {name: known[name] for name in options.arms}, options.rounds)
+    print(json.dumps({"samples": samples, "peak_mb": peak_mb()}))
 
 
 if __name__ == "__main__":

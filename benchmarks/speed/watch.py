@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.figures import Figure
-from benchmarks.speed.gpt2 import build, tokens
+from benchmarks.speed import gpt2
+from benchmarks.speed.gpt2 import Training
 from benchmarks.speed.plan import Plan
-from benchmarks.timing import Sample, alternate, child, column, peak_mb, ratios
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+from benchmarks.timing import Sample, child, column, peak_mb, ratios
 
 _SECTION = "watch"
 #: Options of ``accucompare.watch``, and how much longer than the plain step it may take.
@@ -52,9 +47,7 @@ def measure(plan: Plan) -> Iterator[Figure]:
 
 
 def _in_child(plan: Plan, device: str, rounds: int, names: list[str]) -> Sample:
-    sizes = {"batch": plan.sizes.batch, "length": plan.sizes.length, "layers": plan.sizes.layers, "rounds": rounds, "device": device}
-    options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-    return child("benchmarks.speed.watch", plan.folder / "watch", *options, *names)
+    return child("benchmarks.speed.watch", plan.folder / "watch", *gpt2.options(plan, rounds), "--device", device, *names)
 
 
 def _figures(answer: Sample, on: str) -> Iterator[Figure]:
@@ -76,55 +69,40 @@ def _figures(answer: Sample, on: str) -> Iterator[Figure]:
         yield Figure(_SECTION, f"{on}frames: {part} the loop", "s", column(samples["frames"], part))
 
 
-@dataclass
-class _Training:
-    """One step of training, again and again."""
+def _watched(training: Training, folder: Path, options: dict[str, Any]) -> Sample:
+    import accucompare as ac
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    inputs: torch.Tensor
+    shutil.rmtree(folder, ignore_errors=True)
+    began = time.perf_counter()
+    with ac.watch(training.model, training.optimizer, out=folder, **options) as watch:
+        entered = time.perf_counter()
 
-    def step(self) -> None:
-        self.optimizer.zero_grad()
-        self.model(input_ids=self.inputs, labels=self.inputs, use_cache=False).loss.backward()
-        self.optimizer.step()
+        def step() -> None:
+            training.step()
+            watch.step()
 
-    def plain(self) -> Sample:
-        return _timed(self.step)
+        first = _timed(step)  # the first of a hundred is watched, and the first of ten looks for underflow, too
+        taken = _timed(step)
+        done = time.perf_counter()
+    return {
+        **taken,
+        "first": first["step"],
+        "first_busy": first["busy"],
+        "before": entered - began,
+        "after": time.perf_counter() - done,
+    }
 
-    def watched(self, folder: Path, options: dict[str, Any]) -> Sample:
-        import accucompare as ac
 
-        shutil.rmtree(folder, ignore_errors=True)
-        began = time.perf_counter()
-        with ac.watch(self.model, self.optimizer, out=folder, **options) as watch:
-            entered = time.perf_counter()
+def _neighbour(training: Training) -> Sample:
+    from transformers.debug_utils import DebugUnderflowOverflow
 
-            def step() -> None:
-                self.step()
-                watch.step()
-
-            first = _timed(step)  # the first of a hundred is watched, and the first of ten looks for underflow, too
-            taken = _timed(step)
-            done = time.perf_counter()
-        return {
-            **taken,
-            "first": first["step"],
-            "first_busy": first["busy"],
-            "before": entered - began,
-            "after": time.perf_counter() - done,
-        }
-
-    def neighbour(self) -> Sample:
-        from transformers.debug_utils import DebugUnderflowOverflow
-
-        with redirect_stdout(io.StringIO()):
-            DebugUnderflowOverflow(self.model)  # type: ignore[no-untyped-call]
-            try:
-                return _timed(self.step)
-            finally:
-                for module in self.model.modules():
-                    module._forward_hooks.clear()  # it has no way to take them off
+    with redirect_stdout(io.StringIO()):
+        DebugUnderflowOverflow(training.model)  # type: ignore[no-untyped-call]
+        try:
+            return _timed(training.step)
+        finally:
+            for module in training.model.modules():
+                module._forward_hooks.clear()  # it has no way to take them off
 
 
 def _timed(act: Callable[[], None]) -> Sample:
@@ -144,29 +122,20 @@ def _wait() -> None:
 
 
 def _child() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
+    parser = gpt2.parser()
     parser.add_argument("arms", nargs="+")
-    for name in ("rounds", "batch", "length", "layers"):
-        parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--device")
     options = parser.parse_args()
 
     import torch
 
-    model = build(options.layers).train().to(options.device)
-    inputs = tokens(options.batch, options.length).to(options.device)
-    training = _Training(model, torch.optim.AdamW(model.parameters(), lr=1e-5), inputs)
-    known: dict[str, Callable[[], Sample]] = {_PLAIN: training.plain, _NEIGHBOUR: training.neighbour}
-    known |= {name: partial(training.watched, options.folder / name, arm) for name, (arm, _) in _ARMS.items()}
-    arms = {name: known[name] for name in options.arms}
-    try:
-        training.plain()  # what the first step loads and allocates is start-up
-        alternate(arms, 1)
-        answer: Sample = {"samples": alternate(arms, options.rounds)}
-    finally:
-        shutil.rmtree(options.folder, ignore_errors=True)
-    print(json.dumps({**answer, "peak_mb": peak_mb(), "gpu": torch.cuda.is_available()}))
+    model = gpt2.build(options.layers).train().to(options.device)
+    training = Training.of(model, gpt2.tokens(options.batch, options.length).to(options.device))
+    plain = partial(_timed, training.step)
+    known: dict[str, Callable[[], Sample]] = {_PLAIN: plain, _NEIGHBOUR: partial(_neighbour, training)}
+    known |= {name: partial(_watched, training, options.folder / name, arm) for name, (arm, _) in _ARMS.items()}
+    samples = gpt2.measured(options.folder, plain, {name: known[name] for name in options.arms}, options.rounds)
+    print(json.dumps({"samples": samples, "peak_mb": peak_mb(), "gpu": torch.cuda.is_available()}))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accucompare.bundle import archive as archive_module
-from accucompare.bundle.archive import Archive, ArchiveWriter, Member, member_name
+from accucompare.bundle import archive_writer
+from accucompare.bundle.archive import Archive, Member
+from accucompare.bundle.archive_writer import ArchiveWriter, member_name
 from accucompare.errors import BundleError, RecordError
 from accucompare.numbers.dtypes import DTYPES
 
@@ -190,7 +191,7 @@ def test_a_member_is_written_in_one_system_call(tmp_path: Path, monkeypatch: pyt
 def test_a_file_that_takes_a_few_bytes_at_a_time_gets_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = np.arange(100.0), np.arange(7), np.ones(0)
     whole = archive_of(tmp_path / "whole.npz", *arrays)
-    monkeypatch.setattr(archive_module, "_WRITE_LIMIT", 50)
+    monkeypatch.setattr(archive_writer, "_WRITE_LIMIT", 50)
     disk_of(monkeypatch, 1 << 30, at_once=37)
     assert archive_of(tmp_path / "pieces.npz", *arrays).read_bytes() == whole.read_bytes()
 
@@ -225,7 +226,7 @@ def test_a_directory_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [0, 1, 200, 1000, 4000])
 def test_zip64_where_it_is_needed_is_read_by_everyone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    monkeypatch.setattr(archive_module, "_ZIP64_LIMIT", limit)
+    monkeypatch.setattr(archive_writer, "_ZIP64_LIMIT", limit)
     arrays = [np.arange(500.0), np.arange(3.0), np.ones((2, 0)), np.arange(40)]
     path = archive_of(tmp_path / "a.npz", *arrays)
     with np.load(path) as loaded, zipfile.ZipFile(path) as directory, opened(path) as archive:
@@ -272,7 +273,7 @@ def test_a_member_of_more_than_4_gib_is_read_by_everyone(tmp_path: Path, monkeyp
         return written + len(buffers[1])
 
     monkeypatch.setattr(os, "writev", writev)
-    monkeypatch.setattr(archive_module, "crc32", lambda data, crc=0: 0)
+    monkeypatch.setattr(archive_writer, "crc32", lambda data, crc=0: 0)
     path = archive_of(tmp_path / "a.npz", np.memmap(tmp_path / "data", np.uint8, "r"), np.arange(3))
     with zipfile.ZipFile(path) as directory, opened(path) as archive:
         assert [info.file_size for info in directory.infolist()] == [size + 128, 24 + 128]
@@ -291,7 +292,7 @@ def test_a_member_of_more_than_4_gib_is_read_by_everyone(tmp_path: Path, monkeyp
 def test_more_members_than_16_bits_can_count_are_read_by_everyone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, limit: int
 ) -> None:
-    monkeypatch.setattr(archive_module, "_COUNT_LIMIT", limit)  # zipfile does without ZIP64 up to 65,535
+    monkeypatch.setattr(archive_writer, "_COUNT_LIMIT", limit)  # zipfile does without ZIP64 up to 65,535
     array = np.ones(1)
     path = archive_of(tmp_path / "a.npz", *[array] * count)
     with zipfile.ZipFile(path) as directory, opened(path) as archive:
@@ -639,7 +640,7 @@ def test_a_directory_that_is_damaged_is_refused(tmp_path: Path, signature: bytes
 
 @pytest.mark.parametrize("place", ["start", "end", "beyond"])
 def test_a_zip64_end_record_that_is_elsewhere_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    monkeypatch.setattr(archive_module, "_ZIP64_LIMIT", 0)
+    monkeypatch.setattr(archive_writer, "_ZIP64_LIMIT", 0)
     path = archive_of(tmp_path / "a.npz", np.ones(3))
     with path.open("r+b") as file:
         file.seek(-2, os.SEEK_END)
@@ -686,7 +687,7 @@ def sound_files(folder: Path) -> dict[str, bytes]:
     with pytest.MonkeyPatch.context() as patch:
         plain = archive_of(folder / "plain", *ARRAYS).read_bytes()
         np.savez(folder / "numpy.npz", **dict(zip(NAMES, ARRAYS, strict=True)))
-        patch.setattr(archive_module, "_ZIP64_LIMIT", 0)
+        patch.setattr(archive_writer, "_ZIP64_LIMIT", 0)
         return {"plain": plain, "zip64": archive_of(folder / "zip64", *ARRAYS).read_bytes(), "numpy": (folder / "numpy.npz").read_bytes()}
 
 

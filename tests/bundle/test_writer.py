@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 import accucompare as ac
-from accucompare.bundle.archive import ArchiveWriter
+from accucompare.bundle.archive_writer import ArchiveWriter
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.record_file import RecordFile
 from accucompare.bundle.records import Record

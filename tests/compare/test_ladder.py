@@ -12,8 +12,8 @@ import pytest
 
 import accucompare as ac
 from accucompare.bundle.manifest import Manifest, StepSeries
+from accucompare.compare.conclusion import Answer
 from accucompare.compare.ladder import JudgedBy, Rung
-from accucompare.compare.result import Answer
 from accucompare.compare.step_pairs import Setting
 from accucompare.compare.wander import Wander
 from accucompare.errors import BundleError

@@ -294,7 +294,7 @@ def test_the_writers_failure_never_changes_the_models_result(tmp_path: Path, mon
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device", "step0.npz")
 
-    monkeypatch.setattr("accucompare.bundle.archive.ArchiveWriter.add", full)
+    monkeypatch.setattr("accucompare.bundle.archive_writer.ArchiveWriter.add", full)
     results = []
     with pytest.raises(ac.AccucompareError, match="No space left"), ac.capture(model, tmp_path / "out") as session:  # noqa: PT012
         results += [model(x), model(x)]

@@ -14,7 +14,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.training_state import Component, Missing
-from accucompare.compare.result import Answer
+from accucompare.compare.conclusion import Answer
 from accucompare.compare.rows import Reason
 from accucompare.compare.unverified import unverified
 from tests.conftest import Run

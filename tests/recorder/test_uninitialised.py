@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
-from accucompare.compare.result import Answer
+from accucompare.compare.conclusion import Answer
 from accucompare.compare.rows import Reason
 from accucompare.devices import DeviceName
 from accucompare.locate import Setup, locate

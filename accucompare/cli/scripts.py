@@ -1,0 +1,218 @@
+"""The part of `capture` and `watch` that runs a script, and the command `run`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from accucompare.cli import options as option
+from accucompare.cli.group import PASS, TROUBLE, cli
+from accucompare.cli.options import examples
+from accucompare.errors import UsageError
+from accucompare.selection import OnFinding, Steps
+from accucompare.text import printable, printable_lines
+
+if TYPE_CHECKING:
+    from accucompare.scripts.launch import Ended
+    from accucompare.scripts.plan import Plan
+
+#: Options that say how a case is made and run. A script says that itself.
+OF_CASES = {
+    "case": "give a case, or a command after --, not both",
+    "device": "--device: the script chooses its device; give it as the script takes it",
+    "dtype": "--dtype: the script chooses its types",
+    "round_weights": "--round-weights: is for cases, whose weights can be changed before they run",
+    "with_baseline": "--with-baseline: runs a case again in other types, and a script chooses its types",
+    "baseline_tensors": "--baseline-tensors: belongs to --with-baseline, which is for cases",
+    "repeat": "--repeat: is for cases; run the script again with another --out, and diff the two",
+    "like": "--like: starts a case from a saved state; a script starts from its own",
+}
+#: Options that are for scripts only.
+_OF_SCRIPTS = ("model", "arm")
+#: Where a script is recorded, if that is not said: its device is not known before.
+_CAPTURED = Path("captured")
+
+
+class MayRunScript(click.Command):
+    """A command that takes a case, or a command line after ``--``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            place = args.index("--")
+            ctx.meta[__name__] = args[place + 1 :]
+            args = args[:place]
+        return super().parse_args(ctx, args)
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_usage(ctx, formatter)
+        formatter.write_usage(ctx.command_path, "[OPTIONS] -- COMMAND [ARGS]...")
+
+
+def command_after_dashes(refused: Mapping[str, str] = OF_CASES) -> list[str] | None:
+    """The command that the user has given after ``--``; ``None`` if there is no ``--``.
+
+    Raises:
+        UsageError: if there is none behind it, or an option was given that does not go with it, or with a case.
+    """
+    ctx = click.get_current_context()
+    given = [name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    command: list[str] | None = ctx.meta.get(__name__)
+    if command is None:
+        for name in given:
+            if name in _OF_SCRIPTS:
+                raise UsageError(f"--{name}: is for a script; give its command after --, as in: accucompare capture -- python train.py")
+        return None
+    if not command:
+        raise UsageError("after -- give the command that runs the script, as in: accucompare capture -- python train.py")
+    for name in given:
+        if name in refused:
+            raise UsageError(refused[name])
+    return command
+
+
+def capture_script(command: list[str], out: Path | None, overwrite: bool, quiet: bool, options: dict[str, Any]) -> int:
+    """Run a script and capture its model; the exit code."""
+    from accucompare.bundle.directory import forget_previous, prepare_directory, refuse_directory, restore_previous
+    from accucompare.bundle.lock import locked
+    from accucompare.scripts.launch import run as run_script
+    from accucompare.scripts.plan import Action
+
+    directory = out if out is not None else _CAPTURED
+    refuse_directory(directory, overwrite)
+    steps = options.pop("steps") or _steps_of(options["feed"]) or Steps(1)
+    plan = _plan(Action.CAPTURE, directory, steps, options)
+    with locked(directory):
+        prepare_directory(directory, overwrite)
+        try:
+            ended = run_script(command, plan)
+            if (directory / "manifest.json").exists():
+                forget_previous(directory)
+        finally:
+            with contextlib.suppress(OSError):
+                restore_previous(directory)
+                directory.rmdir()  # where nothing was written
+    return after_script(ended, lambda: _conclude_capture(directory, plan, ended, quiet))
+
+
+def _conclude_capture(directory: Path, plan: Plan, ended: Ended, quiet: bool) -> int:
+    """Say what was captured, on standard error, for standard output is the script's."""
+    from accucompare.bundle.reader import open_bundle
+    from accucompare.report.terminal_bundle import print_capture
+    from accucompare.scripts.outcome import others, troubles
+
+    found = troubles(plan, ended.seen)
+    if (directory / "manifest.json").exists():
+        with open_bundle(directory) as bundle:
+            for rank, manifest in sorted(bundle.manifests.items()):
+                if not manifest.complete:
+                    reason = (manifest.stopped or {}).get("error", "the process was ended before it could finish")
+                    found.append(f"{directory}: is incomplete, rank {rank}: {reason}")
+            found += [f"{directory}: rank {rank} is missing" for rank in bundle.missing_ranks]
+        if not quiet:
+            with _on_stderr():
+                print_capture(directory)
+    return _conclude(found, [] if quiet else others(ended.seen), ended)
+
+
+def watch_script(command: list[str], out: Path, steps: int | None, quiet: bool, options: dict[str, Any]) -> tuple[Ended, int]:
+    """Run a script and watch its model; what came of it, and the exit code without regard to findings.
+
+    Where the user has not said otherwise, a finding does not end the script.
+    """
+    from accucompare.scripts.launch import run as run_script
+    from accucompare.scripts.outcome import others, troubles
+    from accucompare.scripts.plan import Action
+
+    source = click.get_current_context().get_parameter_source("on_finding")
+    if source is not click.core.ParameterSource.COMMANDLINE:
+        options["on_finding"] = OnFinding.SNAPSHOT
+    plan = _plan(Action.WATCH, out, None if steps is None else Steps(steps), options)
+    ended = run_script(command, plan)
+    return ended, _conclude(troubles(plan, ended.seen), [] if quiet else others(ended.seen), ended)
+
+
+@cli.command(
+    cls=MayRunScript,
+    epilog=examples(
+        "accucompare run --list -- python train.py --epochs 1",
+        "accucompare run --list -- torchrun --nproc-per-node 8 train.py",
+        "",
+        "Exit code: that of the command, if it is not 0; 2 if no model was seen.",
+    ),
+)
+@click.option("--list", "lists", is_flag=True, required=True, help="Print each process with its models, and who trains them.")
+@option.quiet("nothing but errors")
+def run(lists: bool, quiet: bool) -> int:
+    """Run a script and show which models it has; nothing is captured.
+
+    A model is what is called from outside: a module that no other module calls. The names are those that --model takes in `capture` and
+    `watch`. Nothing of the script is changed.
+    """
+    from accucompare.scripts.launch import run as run_script
+    from accucompare.scripts.outcome import listing, troubles
+    from accucompare.scripts.plan import Action, Plan
+
+    command = command_after_dashes()
+    if command is None:
+        raise UsageError("give the command after --, as in: accucompare run --list -- python train.py")
+    plan = Plan(action=Action.LIST, folder="")
+    ended = run_script(command, plan)
+    found = [each for each in troubles(plan, ended.seen) if not any(model for seen in ended.seen for model in seen.models)]
+    return _conclude(found, [] if quiet else list(listing(ended.seen)), ended)
+
+
+def _plan(action: Any, out: Path, steps: Steps | None, options: dict[str, Any]) -> Plan:
+    from accucompare.scripts.plan import Plan
+
+    own = {name: options.pop(name) for name in ("model", "arm", "seed", "deterministic")}
+    return Plan(
+        action=action,
+        folder="",
+        out=str(out.absolute()),
+        options={name: str(value.absolute()) if isinstance(value, Path) else value for name, value in options.items()},
+        steps=None if steps is None else str(steps),
+        model=own["model"],
+        seed=own["seed"],
+        deterministic=own["deterministic"],
+        arm=None if own["arm"] is None else str(own["arm"].absolute()),
+    )
+
+
+def _steps_of(golden: Path | None) -> Steps | None:
+    """The steps that golden holds, which a fed capture is to have."""
+    if golden is None:
+        return None
+    from accucompare.bundle.reader import open_bundle
+
+    with open_bundle(golden) as bundle:
+        return Steps.held(entry.step for _, entry in bundle.steps())
+
+
+def _conclude(found: list[str], lines: list[str], ended: Ended) -> int:
+    """Say what is wrong, and give the exit code: the script's, if it failed."""
+    for line in (*lines, *found):
+        click.echo(f"accucompare: {printable(line)}", err=True)
+    return ended.code or (TROUBLE if found else PASS)
+
+
+def after_script(ended: Ended, conclude: Callable[[], int]) -> int:
+    """The exit code of what is said after a script; if saying it fails, the script's own, unless that was 0."""
+    try:
+        return conclude()
+    except Exception as error:
+        if not ended.code:
+            raise
+        click.echo(f"accucompare: {printable_lines(str(error)) or type(error).__name__}", err=True)
+        return ended.code
+
+
+@contextlib.contextmanager
+def _on_stderr() -> Iterator[None]:
+    sys.stdout.flush()
+    with contextlib.redirect_stdout(sys.stderr):
+        yield

@@ -1,0 +1,102 @@
+"""Running the command of a script, with our way in set up for all of its Python processes. Needs no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from accucompare.errors import UsageError
+from accucompare.scripts.entry import VARIABLE
+from accucompare.scripts.plan import Plan, Seen, read_seen
+
+#: Signals that are handed on to the script, as far as the system has them.
+_HANDED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A script that has ended.
+
+    Attributes:
+        code: its exit code; of one that a signal has ended 128 and the signal's number, as in a shell.
+        seen: what its processes have seen.
+    """
+
+    code: int
+    seen: list[Seen]
+
+
+def run(command: Sequence[str], plan: Plan) -> Ended:
+    """Run a command, and what it starts, under a plan.
+
+    Args:
+        command: with its arguments; its input, output and errors are this process's.
+        plan: without its folder, which is made here, and removed.
+
+    Raises:
+        UsageError: if the command cannot be run.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="accucompare-"))
+    try:
+        path = folder / "plan"
+        msgspec.structs.replace(plan, folder=str(folder)).write(path)
+        try:
+            child = subprocess.Popen(command, env=environment(path))
+        except OSError as error:
+            raise UsageError(f"{command[0]}: cannot be run ({error.strerror or error})") from None
+        with _handing_on(child):
+            code = child.wait()
+        return Ended(128 - code if code < 0 else code, read_seen(folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def environment(plan: Path) -> dict[str, str]:
+    """The environment of a script: ours, with the plan's path and the directory of our ``sitecustomize``."""
+    boot = str(Path(__file__).parent / "boot")
+    before = os.environ.get("PYTHONPATH")
+    return {**os.environ, VARIABLE: str(plan), "PYTHONPATH": f"{boot}{os.pathsep}{before}" if before else boot}
+
+
+@contextlib.contextmanager
+def _handing_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Hand signals on to the script, and go on waiting for its end: it decides what it makes of them."""
+
+    def hand_on(number: int, frame: object) -> None:
+        if number != signal.SIGINT or not _from_the_keyboard():  # a terminal sends that to the script itself, too
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(number)
+
+    before: dict[int, Callable[[int, object], object] | int | None] = {}
+    for name in _HANDED_ON:
+        with contextlib.suppress(ValueError, AttributeError):  # not in the main thread; not on this system
+            number = getattr(signal, name)
+            before[number] = signal.signal(number, hand_on)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _from_the_keyboard() -> bool:
+    """Whether this process runs in the foreground of a terminal, whose Ctrl-C all its processes get."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

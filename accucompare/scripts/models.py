@@ -1,0 +1,136 @@
+"""Which models a process has: what is called from outside, and what an optimizer trains."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from accucompare.live.names import unwrapped
+from accucompare.scripts.plan import SeenModel
+
+
+class Together(nn.Module):
+    """Several models that one optimizer trains, as the parts of one."""
+
+    def __init__(self, parts: Iterable[nn.Module]) -> None:
+        super().__init__()
+        counted: Counter[str] = Counter()
+        for part in parts:
+            self.add_module(_numbered(type(unwrapped(part)).__name__, counted), part)
+            self.training = part.training
+
+
+class Optimizers:
+    """The optimizers of a process, as they are made, or else when they step."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def note(self, optimizer: Any) -> None:
+        if id(optimizer) not in self._known or self._known[id(optimizer)]() is not optimizer:
+            self._known[id(optimizer)] = weakref.ref(optimizer)
+
+    def alive(self) -> list[Any]:
+        """Those that there are now, and that hold parameters."""
+        found = (reference() for reference in self._known.values())
+        return [each for each in found if each is not None and getattr(each, "param_groups", None)]
+
+    def of(self, model: nn.Module) -> list[Any]:
+        """Those that hold parameters of a model."""
+        own = {id(parameter) for parameter in model.parameters()}
+        return [each for each in self.alive() if own & held_by((each,))]
+
+
+def held_by(optimizers: Iterable[Any]) -> set[int]:
+    """The ids of all that optimizers update."""
+    return {id(tensor) for each in optimizers for group in each.param_groups for tensor in group["params"]}
+
+
+class Models:
+    """The models that were called, by the names that a user can choose them by: ``Net``, and the second one of that class ``Net:2``."""
+
+    def __init__(self) -> None:
+        self.seen: list[SeenModel] = []
+        self._counted: Counter[str] = Counter()
+        self._known: dict[int, tuple[weakref.ref[nn.Module], SeenModel]] = {}
+        self._trainers: set[int] = set()  # ids of the optimizers that were seen to step
+
+    def note(self, module: nn.Module) -> SeenModel:
+        """A module is called, or found to be what is trained; without its wrappers it may be known already."""
+        inner = unwrapped(module)
+        known = self._known.get(id(inner))
+        if known is None or known[0]() is not inner:
+            parameters = sum(each.numel() for each in inner.parameters() if not is_lazy(each))
+            seen = SeenModel(name=_numbered(type(inner).__name__, self._counted), parameters=parameters)
+            self.seen.append(seen)
+            known = self._known[id(inner)] = weakref.ref(inner), seen
+        return known[1]
+
+    def trained(self, optimizer: Any, counts: bool) -> None:
+        """An optimizer has stepped: note whom it trains; with ``counts`` also how often, which takes time at each step."""
+        known = id(optimizer) in self._trainers
+        if known and not counts:
+            return
+        self._trainers.add(id(optimizer))
+        held, name = held_by((optimizer,)), type(optimizer).__name__
+        trained = [reference for reference, _ in self._known.values() if _shares(reference(), held)]
+        if trained and not known and (first := trained[0]()) is not None:
+            self.note(whole_of(first, (optimizer,)))
+        for reference, seen in self._known.values():
+            if _shares(reference(), held):
+                seen.steps += counts
+                if name not in seen.trained_by:
+                    seen.trained_by.append(name)
+
+
+def _shares(module: nn.Module | None, held: set[int]) -> bool:
+    return module is not None and any(id(each) in held for each in module.parameters())
+
+
+def whole_of(root: nn.Module, optimizers: Iterable[Any]) -> nn.Module:
+    """What is trained where a root is called: itself, or the module that it is a part of, whose other parts are called apart.
+
+    An optimizer may hold parameters that are none of the root's: of the ``LightningModule`` around it, which is never called itself; of a
+    decoder beside the encoder. That module, or those, are looked for among all that there are.
+
+    Args:
+        root: a module that is called from outside, of which the optimizers hold parameters.
+        optimizers: which hold parameters of it.
+    """
+    held = held_by(optimizers)
+    if held <= _parameters(root):
+        return root
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    inner = {id(child) for module in modules for child in module.children()}
+    tops: dict[int, nn.Module] = {}
+    for module in modules:
+        if id(module) not in inner and held & _parameters(module):
+            tops.setdefault(id(unwrapped(module)), module)
+    if len(tops) > 1:
+        return Together(tops.values())
+    whole = next(iter(tops.values()), root)
+    held &= _parameters(whole)
+    while (smaller := next((child for child in whole.children() if held <= _parameters(child)), None)) is not None:
+        whole = smaller
+    return whole
+
+
+def contains(model: nn.Module, module: nn.Module) -> bool:
+    """Whether a module is a model, or a part of it."""
+    inner = unwrapped(module)
+    return unwrapped(model) is inner or any(each is inner for each in model.modules())
+
+
+def _parameters(module: nn.Module) -> set[int]:
+    return {id(each) for each in module.parameters()}
+
+
+def _numbered(name: str, counted: Counter[str]) -> str:
+    counted[name] += 1
+    return name if counted[name] == 1 else f"{name}:{counted[name]}"

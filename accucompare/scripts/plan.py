@@ -1,0 +1,155 @@
+"""What the command tells the processes of a script, and what each of them leaves behind for it: its handshake. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from accucompare.errors import UsageError
+from accucompare.selection import Steps
+from accucompare.version import __version__
+
+
+class Action(str, Enum):
+    """What is done with the model that is found."""
+
+    CAPTURE = "capture"
+    WATCH = "watch"
+    LIST = "list"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What every process of the script is to do.
+
+    Attributes:
+        action: what is done with the model.
+        folder: where processes leave their handshakes.
+        out: the bundle, or the directory of the watch's log; absolute, for a script may change its directory.
+        options: of ``accucompare.capture`` or ``accucompare.watch``, under their names.
+        steps: numbers of the steps to record, or how many to watch; counted from the step where ``arm`` appears, if that is given.
+        model: which model, as ``SeenModel.name``, or a class; ``None`` for the first that is trained, or else called.
+        seed: for the generators of Python, NumPy and torch when torch is imported; ``None`` leaves them alone.
+        deterministic: use deterministic algorithms from then on.
+        arm: nothing is done before this file exists.
+        version: of the package that made the plan.
+    """
+
+    action: Action
+    folder: str
+    out: str = ""
+    options: dict[str, Any] = {}
+    steps: str | None = None
+    model: str | None = None
+    seed: int | None = None
+    deterministic: bool = False
+    arm: str | None = None
+    version: str = __version__
+
+    @property
+    def chosen(self) -> Steps | None:
+        """The steps; ``None`` for all."""
+        return None if self.steps is None else Steps.of(self.steps)
+
+    def write(self, path: Path) -> None:
+        path.write_bytes(msgspec.json.encode(self))
+
+
+def read_plan(path: str | Path) -> Plan:
+    """Read a plan that the command has written.
+
+    Raises:
+        UsageError: if it is another version's.
+    """
+    content = Path(path).read_bytes()
+    version = msgspec.json.decode(content, type=_Version).version
+    if version != __version__:
+        raise UsageError(f"the command is accucompare {version}, and the script's Python has {__version__}: install the same in both")
+    return msgspec.json.decode(content, type=Plan)
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+class SeenModel(msgspec.Struct, kw_only=True):
+    """A module that a process called, and no other module did.
+
+    Attributes:
+        name: its class; the second one of a class is ``Class:2``. Of a trained model that is never called itself, but whose parts are,
+            the class of the whole.
+        parameters: how many numbers.
+        trained_by: the classes of the optimizers that updated it.
+        calls: how many were counted: as long as outermost calls are looked at.
+        steps: how many updates of it, of a list of what was seen.
+        part: whether it is called as a part of the model that was captured or watched.
+        chosen: whether it is the model that was captured or watched.
+    """
+
+    name: str
+    parameters: int = 0
+    trained_by: list[str] = []
+    calls: int = 0
+    steps: int = 0
+    part: bool = False
+    chosen: bool = False
+
+
+class Seen(msgspec.Struct, kw_only=True):
+    """What one process has seen.
+
+    Attributes:
+        pid, argv, python: which process.
+        rank: under a launcher.
+        torch: its version; empty if ours did not come as far.
+        way: who let us in.
+        models: in the order of their first calls.
+        steps: how many steps the chosen model made, as far as they were counted.
+        recorded: the numbers of the steps that were captured, or watched.
+        evaluations: calls of the chosen model without gradients between steps of training; they are not recorded.
+        notes: what a reader should know, one sentence each.
+        error: what went wrong with us; ``None`` if nothing did.
+        ended: whether the process came to its end as Python knows it; not if it was killed, or called ``os._exit``.
+    """
+
+    pid: int
+    argv: list[str] = msgspec.field(default_factory=lambda: list(sys.argv))
+    python: str = msgspec.field(default_factory=lambda: sys.executable)
+    rank: int | None = None
+    torch: str = ""
+    way: str = ""
+    models: list[SeenModel] = []
+    steps: int = 0
+    recorded: list[int] = []
+    evaluations: int = 0
+    notes: list[str] = []
+    error: str | None = None
+    ended: bool = False
+    began: float = msgspec.field(default_factory=time.time)
+
+    def write(self, folder: str | Path) -> None:
+        """Write it whole, in the place of what this process has written before."""
+        path = Path(folder) / f"{self.pid}-{self.began:.6f}.json"
+        part = path.with_suffix(".part")
+        part.write_bytes(msgspec.json.encode(self))
+        os.replace(part, path)
+
+
+def read_seen(folder: str | Path) -> list[Seen]:
+    """The handshakes of all processes, in the order of their beginning."""
+    found = [msgspec.json.decode(path.read_bytes(), type=Seen) for path in Path(folder).glob("*.json")]
+    return sorted(found, key=lambda seen: seen.began)
+
+
+def claim(folder: str | Path, rank: int) -> bool:
+    """Whether this process is the first that writes as this rank."""
+    try:
+        os.close(os.open(Path(folder) / f"rank{rank}.claim", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    return True

@@ -1,0 +1,361 @@
+"""Inside a process of a script: finds the model, counts its steps, and begins and ends its capture or watch."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from accucompare.errors import NonFiniteError, WatchEndedError
+from accucompare.live import entrances
+from accucompare.scripts.arming import Arming
+from accucompare.scripts.calls import OutermostCalls
+from accucompare.scripts.models import Models, Optimizers, contains, whole_of
+from accucompare.scripts.plan import Action, Plan, Seen, SeenModel, claim, read_plan
+from accucompare.selection import Steps
+
+#: What the script itself shall get, since the user has asked for it.
+_MEANT = (NonFiniteError, WatchEndedError)
+
+
+def begin(path: str, way: str) -> None:
+    """Torch has been imported in this process: do what the plan of this path says, from now on.
+
+    Args:
+        path: of the plan.
+        way: who let us in.
+    """
+    if not Path(path).exists():  # the command is over, and this process has outlived it
+        return
+    plan = read_plan(path)
+    rank = os.environ.get("RANK", "")
+    seen = Seen(pid=os.getpid(), torch=str(torch.__version__), way=way, rank=int(rank) if rank.isdigit() else None)
+    seen.write(plan.folder)
+    _prepare_numbers(plan)
+    Script(plan, seen).install()
+
+
+def _prepare_numbers(plan: Plan) -> None:
+    """Seed the generators, and ask for deterministic algorithms, if that was asked."""
+    if plan.seed is not None:
+        import numpy as np
+
+        random.seed(plan.seed)
+        np.random.seed(plan.seed)
+        torch.manual_seed(plan.seed)
+    if plan.deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+@dataclass
+class _Chosen:
+    """The model that is observed.
+
+    Attributes:
+        model: as a whole.
+        seen: its entry in the handshake.
+        optimizers: that hold parameters of it; without any, each call of it is a step.
+        steps: those to observe; ``None`` for all.
+    """
+
+    model: nn.Module
+    seen: SeenModel
+    optimizers: list[Any]
+    steps: Steps | None
+
+
+class Script:
+    """What is done in one process.
+
+    Nothing of ours that fails reaches the script: ours is taken off, and the handshake says what it was.
+    """
+
+    def __init__(self, plan: Plan, seen: Seen) -> None:
+        self._plan = plan
+        self._seen = seen
+        self._calls = OutermostCalls(functools.partial(self._guarded, self._before), functools.partial(self._guarded, self._after))
+        self._models = Models()
+        self._optimizers = Optimizers()
+        self._arming = Arming(plan)
+        self._chosen: _Chosen | None = None
+        self._observation: Any = None
+        self._awake = False
+        self._over = False  # nothing is observed any more
+        self._gone = False  # in a process that was forked from ours
+        self._aside: contextlib.ExitStack | None = None  # while a call runs that is not observed
+        self._failed: Exception | None = None  # what went wrong with ours
+        self._claimed: int | None = None  # as which rank this process writes
+        self._updates = 0  # of any optimizer
+        self._updated = False  # whether one of several optimizers has stepped since the step began
+        self._stepping: tuple[Any, ...] | None = None  # what the hooks of an optimizer's step that is running were given
+        self._handle: Any = None
+        self._scaling: list[tuple[Any, str, entrances.Before]] = []
+        seen.models = self._models.seen
+
+    def install(self) -> None:
+        entrances.observe(torch.optim.Optimizer, "add_param_group", self._made)
+        register_optimizer_step_pre_hook(self._steps)
+        self._listen_to_updates()
+        self._calls.install()
+        atexit.register(self.end)
+        os.register_at_fork(after_in_child=self._leave)
+
+    # what happens in the script
+
+    def _before(self, module: nn.Module) -> None:
+        """An outermost call begins."""
+        if _is_worker():
+            self._leave()
+            return
+        seen = self._models.note(module)
+        seen.calls += 1
+        if self._failed is not None:
+            self._finish(self._failed)
+        if self._over or self._plan.action is Action.LIST:
+            return
+        if self._chosen is None or self._is_trained_now(module):
+            self._choose(module, seen)
+        chosen = self._chosen
+        if chosen is None or not contains(chosen.model, module):
+            return
+        seen.part = seen is not chosen.seen
+        if chosen.optimizers and not torch.is_grad_enabled():
+            self._evaluates()
+        else:
+            if self._updated:
+                self._end_step()
+            self._arrange()
+
+    def _after(self, module: nn.Module) -> None:
+        """An outermost call is over."""
+        if self._aside is not None:
+            self._aside.close()
+            self._aside = None
+        elif self._chosen is not None and not self._chosen.optimizers and contains(self._chosen.model, module) and not self._over:
+            self._end_step()
+            self._arrange()
+
+    def _steps(self, *given: Any) -> None:
+        """An optimizer begins to step."""
+        self._stepping = given
+
+    def _stepped(self, optimizer: Any, *arguments: Any) -> None:
+        """An optimizer has stepped, or its step was left out by a scaler."""
+        self._stepping = None
+        self._updates += 1
+        self._optimizers.note(optimizer)
+        self._models.trained(optimizer, counts=self._plan.action is Action.LIST)
+        chosen = self._chosen
+        if chosen is None or self._over or not any(each is optimizer for each in chosen.optimizers):
+            return
+        if len(chosen.optimizers) > 1:  # the others may be still to step: the step ends when the model is called again
+            self._updated = True
+        else:
+            self._end_step()
+        self._look_at_calls()
+
+    def _made(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An optimizer is made, or given more parameters."""
+        self._guarded(self._optimizers.note, args[0])
+        if self._chosen is not None and not self._chosen.optimizers and not self._gone:
+            self._over = self._failed is not None
+            self._calls.install()  # what was taken for a model that only runs may be about to be trained
+
+    def _scaled(self, caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], None] | None:
+        """A scaler is about to let an optimizer step, or to leave that out."""
+        updates, optimizer = self._updates, args[1] if len(args) > 1 else kwargs.get("optimizer")
+        return lambda result: self._guarded(self._stepped, optimizer) if self._updates == updates else None
+
+    # the model and its steps
+
+    def _is_trained_now(self, module: nn.Module) -> bool:
+        """Whether there is an optimizer now for what was taken for a model that only runs."""
+        chosen = self._chosen
+        return chosen is not None and not chosen.optimizers and bool(self._optimizers.alive() and self._optimizers.of(module))
+
+    def _choose(self, module: nn.Module, seen: SeenModel) -> None:
+        """Take a model that is called for the one to observe, if it is."""
+        optimizers = self._optimizers.of(module)
+        if optimizers and not torch.is_grad_enabled():
+            return  # an evaluation before the training
+        if not optimizers and (not seen.parameters or (self._plan.model is None and self._optimizers.alive())):
+            return
+        model = whole_of(module, optimizers) if optimizers else module
+        whole = self._models.note(model)
+        if self._plan.model not in (None, seen.name, whole.name):
+            return
+        if self._chosen is not None:
+            self._start_again()
+        steps = self._arming.steps(self._seen.steps)
+        self._chosen = _Chosen(model, whole, self._optimizers.of(model) if optimizers else [], steps)
+        whole.chosen = True
+        self._seen.write(self._plan.folder)
+
+    def _start_again(self) -> None:
+        """Forget what was recorded of a model while it was not trained."""
+        self._close(None)
+        if self._chosen is not None:
+            self._chosen.seen.chosen = False
+        self._seen.steps, self._seen.recorded = 0, []
+        if self._claimed is not None and self._plan.action is Action.CAPTURE:
+            shutil.rmtree(Path(self._plan.out) / f"rank{self._claimed}", ignore_errors=True)
+
+    def _end_step(self) -> None:
+        chosen, step = self._chosen, self._seen.steps
+        self._updated = False
+        if chosen is not None and self._observation is not None:
+            self._observation.step()  # also of a step that is not observed: they are numbered alike
+            if self._is_wanted(step):
+                self._seen.recorded.append(step)
+        self._seen.steps += 1
+
+    def _is_wanted(self, step: int) -> bool:
+        chosen = self._chosen
+        if chosen is not None and not self._arming.armed:
+            chosen.steps = self._arming.steps(step)
+        return self._arming.armed and chosen is not None and (chosen.steps is None or chosen.steps.has(step))
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether no step is wanted any more."""
+        return self._chosen is not None and self._chosen.steps is not None and self._seen.steps >= self._chosen.steps.count
+
+    def _arrange(self) -> None:
+        """Between two steps, outside of all hooks: observe the one that begins, or not."""
+        chosen = self._chosen
+        if chosen is None:
+            return
+        wanted = self._is_wanted(self._seen.steps)
+        if self._is_last:
+            self._finish(None)
+        elif wanted and not self._awake:
+            known = {*_hooks_before_updates()}
+            if self._observation is None:
+                self._open(chosen)
+            else:
+                self._observation.wake()
+                self._awake = True
+            self._listen_to_updates()
+            if self._stepping is not None:  # the model is called by a closure; those who have come too late are told
+                for number, hook in _hooks_before_updates().items():
+                    if number not in known:
+                        hook(*self._stepping)
+        elif self._observation is not None and self._awake and not wanted:
+            self._observation.rest()
+            self._awake = False
+        self._look_at_calls()
+
+    def _look_at_calls(self) -> None:
+        """Look at outermost calls only as long as there is something to be done at them: they cost time."""
+        chosen = self._chosen
+        if self._over or chosen is None:
+            needed = not self._over
+        else:
+            trains_with_one = len(chosen.optimizers) == 1
+            needed = self._awake or not trains_with_one or self._is_last or self._is_wanted(self._seen.steps)
+        if self._plan.action is Action.LIST or needed:
+            self._calls.install()
+        else:
+            self._calls.remove()
+
+    def _open(self, chosen: _Chosen) -> None:
+        from accucompare.recorder.session import rank_and_ranks
+        from accucompare.scripts.observing import observe
+
+        rank, _ = rank_and_ranks()
+        self._seen.rank = rank
+        if self._claimed is None and not claim(self._plan.folder, rank):
+            self._seen.notes.append(f"another process was rank {rank} before this one, and is the one that was looked at")
+            self._over = True
+            return
+        self._claimed = rank
+        self._observation = observe(self._plan, chosen.model, chosen.optimizers, chosen.steps, self._seen.steps)
+        self._awake = True
+        self._seen.write(self._plan.folder)
+
+    def _evaluates(self) -> None:
+        """The model is called without gradients, between two steps of its training."""
+        self._seen.evaluations += 1
+        if self._observation is not None and self._awake:
+            self._aside = contextlib.ExitStack()
+            self._aside.enter_context(self._observation.aside())
+
+    def _close(self, error: BaseException | None) -> None:
+        observation, self._observation, self._awake = self._observation, None, False
+        if observation is not None:
+            observation.close(error)
+
+    def _finish(self, error: BaseException | None) -> None:
+        """No more is to be observed: the script goes on as if we had never been there."""
+        self._over = True
+        self._close(error)
+        self._look_at_calls()
+        self._seen.write(self._plan.folder)
+
+    def _listen_to_updates(self) -> None:
+        """Be told of updates after everybody else who is: a step is over when they have seen it."""
+        if self._handle is not None:
+            self._handle.remove()
+        for place in self._scaling:
+            entrances.observe_no_more(*place)
+        self._handle = register_optimizer_step_post_hook(functools.partial(self._guarded, self._stepped))
+        self._scaling = [(kind, "step", self._scaled) for kind in entrances.scalers()]
+        for place in self._scaling:
+            entrances.observe(*place)
+
+    # the end
+
+    def end(self) -> None:
+        """Python ends: write what there is."""
+        if self._gone:
+            return
+        if self._updated:
+            self._guarded(self._end_step)
+        self._guarded(self._finish, self._failed or getattr(sys, "last_value", None))
+        self._seen.ended = True
+        with contextlib.suppress(OSError):
+            self._seen.write(self._plan.folder)
+
+    def _leave(self) -> None:
+        """This process is another's: a copy of it, or a worker that loads data. It looks at nothing and writes nothing."""
+        self._gone = True
+        self._calls.remove()
+        if self._observation is not None:
+            self._observation.aside().__enter__()
+
+    def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
+        """Do something of ours; if it fails, ours is taken off at the next call of a module, for this may be a hook of an optimizer's."""
+        if self._gone:
+            return
+        try:
+            act(*arguments)
+        except _MEANT:
+            raise
+        except Exception as error:
+            self._seen.error = self._seen.error or f"{type(error).__name__}: {error}"
+            if self._failed is None:
+                self._failed = error
+                self._calls.install()
+
+
+def _hooks_before_updates() -> dict[int, Any]:
+    """PyTorch's global hooks before an optimizer's step, by number, as they are now."""
+    return dict(getattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_pre_hooks", {}))
+
+
+def _is_worker() -> bool:
+    """Whether this process loads data for another."""
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    return worker is not None and worker.get_worker_info() is not None

@@ -1,0 +1,324 @@
+"""What a process of a script does: the model is found, its steps are recorded, and nothing of the script changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import accucompare as ac
+from accucompare.findings.analysis import read
+from accucompare.scripts.plan import Action
+from tests.scripts.forked import UNEDITED, Ran, run
+
+BEGINNING = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(3, 3), nn.Tanh())
+x = torch.ones(2, 3)
+def train(net, optimizer, steps=1, calls=1):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for call in range(calls):
+            net(x + call).sum().backward()
+        optimizer.step()
+"""
+
+
+def recorded(ran: Ran) -> dict[int, list[str]]:
+    """The names of the modules whose inputs were recorded, by step, a call each."""
+    with ac.open_bundle(ran.bundle) as bundle:
+        assert bundle.complete
+        found: dict[int, list[str]] = {entry.step: [] for _, entry in bundle.steps()}
+        for record in bundle.records():
+            if record.role.value == "input" and not record.path.startswith("_"):
+                found[record.step].append(record.name)
+        return found
+
+
+def names(ran: Ran) -> dict[str, list[str]]:
+    return {model.name: model.trained_by for model in ran.seen[0].models}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return run(tmp_path_factory.mktemp("plain"), UNEDITED / "loop.py", "--lr", "1")
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return run(tmp_path_factory.mktemp("captured"), UNEDITED / "loop.py", "--lr", "1", plan={"steps": "0,2-3"})
+
+
+def test_a_captured_script_prints_and_computes_what_it_does_without(plain: Ran, captured: Ran) -> None:
+    assert (captured.out, captured.err, captured.code) == (plain.out, plain.err, 0)
+
+
+def test_two_captures_of_a_script_are_identical(captured: Ran, tmp_path: Path) -> None:
+    again = run(tmp_path, UNEDITED / "loop.py", plan={"steps": "0,2-3"})
+    comparison = ac.diff(captured.bundle, again.bundle)
+    assert comparison.answer.value == "identical"
+    assert len(comparison.rows) == 3 * 65
+
+
+def test_the_chosen_steps_are_recorded_with_their_numbers(captured: Ran) -> None:
+    assert list(recorded(captured)) == captured.seen[0].recorded == [0, 2, 3]
+
+
+def test_the_first_call_of_the_model_is_recorded_whole(captured: Ran) -> None:
+    with ac.open_bundle(captured.bundle) as bundle:
+        assert bundle.load("", role="input", path="x", step=0).shape == (4, 8)
+
+
+def test_evaluations_between_steps_are_not_recorded(captured: Ran) -> None:
+    assert recorded(captured)[2].count("") == 1
+    assert captured.seen[0].evaluations > 0
+
+
+def test_when_the_window_is_over_every_hook_is_gone(captured: Ran) -> None:
+    assert captured.out.splitlines()[-1] == "0 True"
+
+
+def test_the_trained_model_is_told_from_teachers_copies_and_losses(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        BEGINNING
+        + """
+import copy
+net, teacher, loss = Net(), nn.Linear(3, 3), nn.MSELoss()
+ema = copy.deepcopy(net)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+with torch.no_grad():
+    target = teacher(x)
+    ema(x)
+loss(net(x), target).backward()
+optimizer.step()
+""",
+        plan={},
+    )
+    assert names(ran) == {"Linear": [], "Net": [], "Net:2": ["SGD"], "MSELoss": []}
+    assert [model.name for model in ran.seen[0].models if model.chosen] == ["Net:2"]
+    assert recorded(ran) == {0: ["", "0", "1"]}
+
+
+def test_a_model_is_chosen_by_name_and_the_first_trained_one_without(tmp_path: Path) -> None:
+    script = (
+        BEGINNING
+        + """
+generator, critic = Net(), nn.Linear(3, 1)
+one, two = torch.optim.SGD(generator.parameters(), 0.1), torch.optim.Adam(critic.parameters())
+for _ in range(2):
+    critic(generator(x).detach()).sum().backward()
+    two.step()
+    critic(generator(x)).sum().backward()
+    one.step()
+"""
+    )
+    default, chosen = run(tmp_path, script, plan={}), run(tmp_path, script, plan={"model": "Linear", "out": str(tmp_path / "critic")})
+    assert recorded(default) == {0: ["", "0", "1"] * 2}
+    assert recorded(chosen) == {0: [""]}
+
+
+def test_models_that_one_optimizer_trains_are_recorded_as_one(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        BEGINNING
+        + """
+encoder, decoder = Net(), nn.Linear(3, 2)
+optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], 0.1)
+decoder(encoder(x)).sum().backward()
+optimizer.step()
+""",
+        plan={},
+    )
+    assert recorded(ran) == {0: ["Net", "Net.0", "Net.1", "Linear"]}
+
+
+def test_the_whole_of_a_model_is_found_whose_parts_are_called(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        BEGINNING
+        + """
+class Task(nn.Module):  # never called itself, as a LightningModule
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = Net(), nn.Linear(3, 2)
+task = Task()
+optimizer = torch.optim.SGD(task.parameters(), 0.1)
+task.decoder(task.encoder(x)).sum().backward()
+optimizer.step()
+""",
+        plan={},
+    )
+    assert recorded(ran) == {0: ["encoder", "encoder.0", "encoder.1", "decoder"]}
+    assert [model.name for model in ran.seen[0].models if model.chosen] == ["Task"]
+
+
+def test_without_an_optimizer_each_call_is_a_step(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        BEGINNING
+        + """
+net = Net().eval()
+for token in range(4):  # as generate() does
+    with torch.no_grad():
+        x = net(x)
+""",
+        plan={"steps": "0,2"},
+    )
+    assert recorded(ran) == {0: ["", "0", "1"], 2: ["", "0", "1"]}
+
+
+def test_what_ran_before_its_optimizer_was_made_is_dropped(tmp_path: Path) -> None:
+    ran = run(tmp_path, BEGINNING + "net = Net()\nnet(x[:1])\ntrain(net, torch.optim.SGD(net.parameters(), 0.1), 2)", plan={})
+    assert recorded(ran) == {0: ["", "0", "1"]}
+    with ac.open_bundle(ran.bundle) as bundle:
+        assert bundle.load("", role="input").shape == (2, 3)
+        assert any(record.role.value == "param_update" for record in bundle.records())
+
+
+@pytest.mark.parametrize(
+    ("training", "calls"),
+    [
+        pytest.param("train(net, sgd, 2, calls=2)", 2, id="accumulation"),
+        pytest.param("for _ in range(2):\n    net(x).sum().backward()\n    sgd.step()\n    adam.step()", 1, id="two optimizers"),
+        pytest.param(
+            "lbfgs = torch.optim.LBFGS(net.parameters(), max_iter=2)\ndel sgd, adam\n"
+            "def closure():\n    lbfgs.zero_grad()\n    loss = net(x).square().sum()\n    loss.backward()\n    return loss\n"
+            "for _ in range(2):\n    lbfgs.step(closure)",
+            2,
+            id="closure",
+        ),
+        pytest.param(
+            "scaler = torch.amp.GradScaler('cpu', init_scale=2.0**127)\ndel adam\n"
+            "for _ in range(2):\n    sgd.zero_grad()\n    scaler.scale(net(x).sum() * 1e9).backward()\n"
+            "    scaler.step(sgd)\n    scaler.update()",
+            1,
+            id="skipped by a scaler",
+        ),
+    ],
+)
+def test_a_step_ends_with_its_update(tmp_path: Path, training: str, calls: int) -> None:
+    made = "net = Net()\nsgd = torch.optim.SGD(net[0].parameters(), 0.1)\nadam = torch.optim.Adam(net[0].parameters())\n"
+    if "adam" not in training:
+        made += "del adam\n"
+    ran = run(tmp_path, BEGINNING + made + training, plan={"steps": "0,1"})
+    assert {step: found.count("") for step, found in recorded(ran).items()} == {0: calls, 1: calls}
+
+
+def test_a_script_that_raises_leaves_a_bundle_that_says_where(tmp_path: Path) -> None:
+    ran = run(tmp_path, BEGINNING + "net = Net()\ntrain(net, torch.optim.SGD(net.parameters(), 0.1))\nnet(x[:, :2])", plan={"steps": "2"})
+    assert ran.code == 1
+    assert "RuntimeError" in ran.err
+    with ac.open_bundle(ran.bundle) as bundle:
+        assert [entry.step for _, entry in bundle.steps() if not entry.partial] == [0]
+        assert bundle.manifest.stopped is not None
+        assert (bundle.manifest.stopped["step"], bundle.manifest.stopped["module"]) == (1, "0")
+
+
+def test_a_failure_of_ours_reaches_the_handshake_and_not_the_script(plain: Ran, tmp_path: Path) -> None:
+    ran = run(tmp_path, UNEDITED / "loop.py", "--lr", "1", plan={"options": {"only": ["nothing"]}})
+    assert (ran.out, ran.err, ran.code) == (plain.out, plain.err, 0)
+    assert ran.seen[0].error is not None
+    assert "leaves no module to record" in ran.seen[0].error
+
+
+def test_workers_that_load_data_record_nothing(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        BEGINNING
+        + """
+net, table = Net(), nn.Embedding(8, 3)
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return table(torch.tensor(index)).detach() + net(x)[0].detach()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for batch in torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1):
+    net(batch).sum().backward()
+    optimizer.step()
+""",
+        plan={"steps": "0,1"},
+    )
+    assert len(ran.seen) == 1
+    assert recorded(ran) == {0: ["", "0", "1"], 1: ["", "0", "1"]}
+
+
+def test_steps_count_from_where_the_file_appears(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        BEGINNING
+        + """
+import time
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+train(net, optimizer, 3)
+open("now", "w").close()
+time.monotonic = lambda: 1e9  # the file is looked for once a second
+train(net, optimizer, 5)
+""",
+        plan={"steps": "2", "arm": str(tmp_path / "now")},
+    )
+    steps = list(recorded(ran))
+    assert len(steps) == 2
+    assert steps[0] >= 3
+
+
+def test_seeds_and_flags_are_set_only_if_that_is_asked(tmp_path: Path) -> None:
+    script = (
+        "import random, numpy, torch\n"
+        "print(random.random(), numpy.random.rand(), torch.rand(1), torch.are_deterministic_algorithms_enabled())"
+    )
+    first, second = (run(tmp_path, script, plan={"seed": 3, "deterministic": True}) for _ in range(2))
+    assert first.out == second.out
+    assert "True" in first.out
+    assert "False" in run(tmp_path, script, plan={}).out
+
+
+def test_a_watch_finds_what_a_script_computes_and_lets_it_go_on(tmp_path: Path) -> None:
+    script = (
+        BEGINNING + "net = Net()\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\ntrain(net, optimizer)\n"
+        "x = x * float('inf')\ntrain(net, optimizer)\nprint('done')"
+    )
+    plan = {"action": Action.WATCH, "out": str(tmp_path / "watch"), "steps": None, "options": {"on_finding": "snapshot"}}
+    ran, plain = run(tmp_path, script, plan=plan), run(tmp_path, script)
+    assert (ran.out, ran.err, ran.code) == (plain.out, plain.err, 0)
+    assert read(tmp_path / "watch").findings
+
+
+def test_what_is_seen_is_listed_with_its_trainers_and_steps(tmp_path: Path) -> None:
+    ran = run(tmp_path, UNEDITED / "loop.py", plan={"action": Action.LIST})
+    assert [(model.name, model.trained_by, model.steps, model.calls) for model in ran.seen[0].models] == [
+        ("Net", ["AdamW"], 5, 10),
+        ("CrossEntropyLoss", [], 0, 5),
+    ]
+
+
+def test_a_compiled_model_is_compiled_as_without_a_capture_outside_the_window(tmp_path: Path) -> None:
+    script = (
+        BEGINNING
+        + """
+net = Net()
+graphs = []
+def backend(graph, inputs):
+    graphs.append(len(list(graph.graph.nodes)))
+    return graph.forward
+compiled = torch.compile(net, backend=backend)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+teacher = torch.compile(nn.Linear(3, 3), backend=backend)
+for step in range(4):
+    with torch.no_grad():
+        target = teacher(x)
+    loss = (compiled(x) - target).square().sum()
+    loss.backward()
+    optimizer.step()
+    print(loss.item().hex(), graphs)
+"""
+    )
+    plain, ran = run(tmp_path, script), run(tmp_path, script, plan={"steps": "2-2"})
+    assert (ran.out, ran.err) == (plain.out, plain.err)
+    assert recorded(ran) == {2: ["", "0", "1"]}
