@@ -28,7 +28,8 @@ def test_a_script_is_captured_by_its_command_and_keeps_its_output_and_the_machin
         (tmp_path / f"{name}.py").write_text(f"import builtins\nbuiltins.{name} = True\n")
     script = tmp_path / "script.py"
     script.write_text(
-        f"import builtins, runpy, sys\nprint(builtins.sitecustomize, hasattr(builtins, 'usercustomize'), sys.path[1:2] == [{str(tmp_path)!r}])\n"
+        "import builtins, runpy, sys\n"
+        f"print(builtins.sitecustomize, hasattr(builtins, 'usercustomize'), sys.path[1:2] == [{str(tmp_path)!r}])\n"
         f"runpy.run_path({str(UNEDITED / 'loop.py')!r}, run_name='__main__')\nsys.exit(3)\n"
     )
     variables = environment(PYTHONPATH=str(tmp_path), TORCH_DEVICE_BACKEND_AUTOLOAD="0", PYTHONNOUSERSITE="")

@@ -73,6 +73,12 @@ def test_the_first_call_of_the_model_is_recorded_whole(captured: Ran) -> None:
         assert bundle.load("", role="input", path="x", step=0).shape == (4, 8)
 
 
+def test_a_capture_that_begins_later_says_with_which_steps_weights(tmp_path: Path) -> None:
+    ran = run(tmp_path, UNEDITED / "loop.py", plan={"steps": "3-3"})
+    with ac.open_bundle(ran.bundle) as bundle:
+        assert bundle.manifest.described_at == 3
+
+
 def test_evaluations_between_steps_are_not_recorded(captured: Ran) -> None:
     assert recorded(captured)[2].count("") == 1
     assert captured.seen[0].evaluations > 0
