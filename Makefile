@@ -8,8 +8,12 @@ TORCH_NPU := $(if $(filter Linux-x86_64,$(shell uname -s -m | tr ' ' -)),$(VENV)
 # Two processes that each compute on every core wait for each other. Bytecode is kept although the environment may forbid it: hundreds of
 # processes would compile the package anew. Work is stolen, so that what the tests of a file share is mostly made once.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
+# Types are checked meanwhile: alone they would keep one core for a minute and leave the other idle. What they come to is printed last.
+TYPES := $(VENV)/types.txt
+WITH_TYPES = @$(BIN)/mypy >$(TYPES) 2>&1 & types=$$!; trap "kill $$types" INT TERM; \
+	  $(1); tests=$$?; wait $$types; types=$$?; cat $(TYPES); exit $$((tests || types))
 
-.PHONY: demo demo-npu test test-all lint format libreoffice bench bench-peers bench-faults bench-origins bench-history clean
+.PHONY: demo demo-npu test test-all lint style format libreoffice bench bench-peers bench-faults bench-origins bench-history clean
 
 demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it where thresholds fail nearly every row
 	$(BIN)/accucompare capture fixtures/minilm.py --round-weights bfloat16 --out demo/golden --overwrite
@@ -34,16 +38,18 @@ demo-npu: $(INSTALLED) $(TORCH_NPU)  ## the same three commands, on an NPU that 
 	  --dtype bfloat16 --out demo/training-npu --overwrite --report reports/demo-training.xlsx --quiet || test $$? -eq 1
 	@echo "The reports to open:            $(CURDIR)/reports/demo-npu.xlsx, demo-training.xlsx"
 
-test: $(INSTALLED) $(TORCH_NPU) libreoffice lint  ## linters, types, tests
-	$(PYTEST)
+test: $(INSTALLED) $(TORCH_NPU) libreoffice style  ## linters, types, tests
+	$(call WITH_TYPES,$(PYTEST))
 
-test-all: $(INSTALLED) $(TORCH_NPU) libreoffice lint  ## the same with ten times as many examples of each property
-	$(PYTEST) --hypothesis-profile=all
+test-all: $(INSTALLED) $(TORCH_NPU) libreoffice style  ## the same with ten times as many examples of each property
+	$(call WITH_TYPES,$(PYTEST) --hypothesis-profile=all)
 
-lint: $(INSTALLED)
+lint: style
+	$(BIN)/mypy
+
+style: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

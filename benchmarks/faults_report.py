@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.table import Table
 
 from benchmarks.faults_trial import METHODS
+from benchmarks.figures import Entry, grid, rates
 from planted.faults_alone import RISES
 from planted.faults_orders import ORDERS
 
-Entry = dict[str, Any]
 Found = dict[str, list[Entry]]
 
 #: The smallest top-1 rates that are good enough: method, setup, share.
@@ -74,7 +73,7 @@ def _plain(pairs: list[Entry]) -> list[Entry]:
     return [pair for pair in pairs if pair["order"] in ORDERS]
 
 
-def _share(trials: list[Entry], method: str, top: int) -> float:
+def _share(trials: Sequence[Entry], method: str, top: int) -> float:
     return sum(1 <= trial["rank"].get(method, 0) <= top for trial in trials) / len(trials) if trials else math.nan
 
 
@@ -83,27 +82,16 @@ def _octave(rise: float) -> str:
     return f"{2**power:4d} to {2 ** (power + 1)}" if power < 10 else "1024 and more"
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left", overflow="fold")
-    return table
-
-
 def _rates(title: str, trials: list[Entry], key: Callable[[Entry], str]) -> Table:
-    groups = defaultdict(list)
-    for trial in trials:
-        groups[key(trial)].append(trial)
-    table = _table(title, "", "faults", *METHODS)
-    for name, group in [*sorted(groups.items()), ("all", trials)]:
-        rates = [f"{_share(group, method, 1):6.1%} {_share(group, method, 3):6.1%}" for method in METHODS]
-        table.add_row(name, str(len(group)), *rates)
-    return table
+    def cells(group: Sequence[Entry]) -> list[str]:
+        return [f"{_share(group, method, 1):6.1%} {_share(group, method, 3):6.1%}" for method in METHODS]
+
+    return rates(title, trials, key, METHODS, cells)
 
 
 def _planted(trials: list[Entry]) -> Table:
     """What was planted, and how much of it is too small to be told from rounding."""
-    table = _table(f"Faults: planted, and too small to count (under {RISES:g} rounding errors of their module)", "", "planted", "too small")
+    table = grid(f"Faults: planted, and too small to count (under {RISES:g} rounding errors of their module)", "", "planted", "too small")
     for setup in sorted({trial["setup"] for trial in trials}):
         group = [trial for trial in trials if trial["setup"] == setup]
         table.add_row(setup, str(len(group)), str(len(group) - len(_counted({"trials": group}))))
@@ -111,7 +99,7 @@ def _planted(trials: list[Entry]) -> Table:
 
 
 def _two_at_once(doubles: list[Entry]) -> Table:
-    table = _table("Two faults at once, the second behind the first: both named, and as the first two", "", "pairs", *METHODS)
+    table = grid("Two faults at once, the second behind the first: both named, and as the first two", "", "pairs", *METHODS)
     for setup in sorted({each["setup"] for each in doubles}):
         group = [each for each in doubles if each["setup"] == setup and each["rise"] >= RISES]
         both = [
@@ -123,7 +111,7 @@ def _two_at_once(doubles: list[Entry]) -> Table:
 
 
 def _alarms(pairs: list[Entry]) -> Table:
-    table = _table(
+    table = grid(
         "False alarms: fault-free pairs with a row over its limit (*: rounds more often than the baseline, no target)",
         "",
         "pairs",
@@ -143,7 +131,7 @@ def _size(elements: int) -> int:
 
 def _excesses(found: Found) -> Table:
     """What slack and floor are set by: the largest excess / limit without a fault, the smallest with one."""
-    table = _table(
+    table = grid(
         "Excess and excess / limit by number of elements: the largest without a fault, the smallest with one",
         *("", "elements", "rows", "free", "/ limit", "fed", "/ limit", "fed, faulty: / limit"),
     )
@@ -182,7 +170,7 @@ def missed(found: Found, method: str) -> Iterator[str]:
 
 def _loudest(pairs: list[Entry]) -> Table:
     """Where false alarms are, the most frequent first."""
-    table = _table("Rows over their limit without a fault", "method, setup, model", "times", "such as")
+    table = grid("Rows over their limit without a fault", "method, setup, model", "times", "such as")
     places: Counter[str] = Counter()
     example: dict[str, str] = {}
     for pair in _plain(pairs):

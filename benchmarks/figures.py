@@ -7,7 +7,8 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +18,9 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.timing import ROOT
+
+#: A trial, a pair or a baseline of a benchmark, as JSON holds it.
+Entry = dict[str, Any]
 
 _PACKAGES = ("accucompare", "numpy", "torch", "transformers", "openpyxl", "xxhash", "lxml", "isal", "zlib-ng")
 
@@ -75,6 +79,36 @@ def table(figures: Sequence[Figure], title: str) -> Table:
             {None: "", True: "[green]yes[/]", False: "[red]NO[/]"}[figure.met],
         )
         last = figure.section
+    return result
+
+
+def grid(title: str, *columns: str, right: Sequence[str] | None = None) -> Table:
+    """An empty table with these columns; those ``right`` names are numbers, all but the first if it is ``None``."""
+    result = Table(title=title, title_justify="left", title_style="bold")
+    for place, column in enumerate(columns):
+        number = bool(place) if right is None else column in right
+        result.add_column(column, justify="right" if number else "left", overflow="fold")
+    return result
+
+
+def rates(
+    title: str, trials: Sequence[Entry], key: Callable[[Entry], str], columns: Sequence[str], cells: Callable[[Sequence[Entry]], list[str]]
+) -> Table:
+    """One line for each group of trials, and one for all.
+
+    Args:
+        title: of the table.
+        trials: as the benchmark saves them.
+        key: the name of a trial's group.
+        columns: what is measured of a group.
+        cells: measures it, in the order of the columns.
+    """
+    groups: dict[str, list[Entry]] = defaultdict(list)
+    for trial in trials:
+        groups[key(trial)].append(trial)
+    result = grid(title, "", "faults", *columns)
+    for name, group in [*sorted(groups.items()), ("all", trials)]:
+        result.add_row(name, str(len(group)), *cells(group))
     return result
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.figures import grid
 from benchmarks.origins_trial import ALARM, BESIDE, RAISES, RIGHT, SILENT, TOOLS, WRONG, Trial
 
 _ORDER = (RIGHT, BESIDE, WRONG, SILENT, ALARM, RAISES)
@@ -23,7 +24,7 @@ def tables(trials: list[Trial]) -> Iterator[Table]:
 
 def full(trials: Iterable[Trial]) -> Table:
     """One line a trial."""
-    table = _table("Every trial", "model", "type", "origin", "right", *TOOLS)
+    table = grid("Every trial", "model", "type", "origin", "right", *TOOLS, right=())
     for trial in trials:
         cells = [
             _colored(f"{said.verdict}: {said.place}" if said.place else said.verdict, trial, tool) for tool, said in trial.said.items()
@@ -43,7 +44,7 @@ def wrong(trials: Iterable[Trial]) -> list[str]:
 
 
 def _verdicts(title: str, trials: list[Trial]) -> Table:
-    table = _table(title, "", "trials", *TOOLS, "not tried", right=("trials",))
+    table = grid(title, "", "trials", *TOOLS, "not tried", right=("trials",))
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(trial.origin, []).append(trial)
@@ -69,7 +70,7 @@ def _row(group: list[Trial], examples: bool) -> list[str | Text]:
 
 
 def _rights(title: str, trials: list[Trial]) -> Table:
-    table = _table(title, "", *TOOLS, right=tuple(TOOLS))
+    table = grid(title, "", *TOOLS, right=tuple(TOOLS))
     for name in dict.fromkeys(f"{trial.model}, {trial.dtype}" for trial in trials):
         group = [trial for trial in trials if trial.said and name == f"{trial.model}, {trial.dtype}"]
         cells = [f"{sum(trial.said[tool].is_right(trial.legal) for trial in group)} of {len(group)}" for tool in TOOLS]
@@ -79,10 +80,3 @@ def _rights(title: str, trials: list[Trial]) -> Table:
 
 def _colored(words: str, trial: Trial, tool: str) -> Text:
     return Text(words, "green" if trial.said[tool].is_right(trial.legal) else "red")
-
-
-def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return table

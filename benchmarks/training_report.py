@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.table import Table
 
+from benchmarks.figures import Entry, grid, rates
 from benchmarks.training_trial import CURVE, METHODS
 from planted.faults_alone import RISES
 
-Entry = dict[str, Any]
 Found = dict[str, list[Entry]]
 
 #: The smallest top-1 rate that is good enough, of the first method.
@@ -74,7 +73,7 @@ def _visible(found: Found) -> list[Entry]:
     return [trial for trial in found["trials"] if trial["rise"] > VISIBLE or trial["error"]]
 
 
-def _share(trials: list[Entry], method: str) -> float:
+def _share(trials: Sequence[Entry], method: str) -> float:
     return sum(trial["rank"].get(method) == 1 for trial in trials) / len(trials) if trials else math.nan
 
 
@@ -85,28 +84,17 @@ def _size(rise: float) -> str:
     return "over 4096"
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left", overflow="fold")
-    return table
-
-
 def _rates(title: str, trials: list[Entry], key: Callable[[Entry], str]) -> Table:
-    groups = defaultdict(list)
-    for trial in trials:
-        groups[key(trial)].append(trial)
-    table = _table(title, "", "faults", *METHODS, f"({CURVE})")
-    for name, group in [*sorted(groups.items()), ("all", trials)]:
-        rates = [f"{_share(group, method):6.1%}" for method in METHODS]
+    def cells(group: Sequence[Entry]) -> list[str]:
         noticed = sum(trial["noticed"] for trial in group) / len(group) if group else math.nan
-        table.add_row(name, str(len(group)), *rates, f"{noticed:6.1%}")
-    return table
+        return [*(f"{_share(group, method):6.1%}" for method in METHODS), f"{noticed:6.1%}"]
+
+    return rates(title, trials, key, (*METHODS, f"({CURVE})"), cells)
 
 
 def _planted(trials: list[Entry]) -> Table:
     """What was planted, and how much of it rounding hides."""
-    table = _table("Faults: planted; of these, changing no bit, or no more than rounding does", "", "planted", "no bit", "under rounding")
+    table = grid("Faults: planted; of these, changing no bit, or no more than rounding does", "", "planted", "no bit", "under rounding")
     for setup in sorted({trial["setup"] for trial in trials}):
         group = [trial for trial in trials if trial["setup"] == setup and not trial["error"]]
         nothing = sum(trial["rise"] == 0.0 for trial in group)
@@ -116,7 +104,7 @@ def _planted(trials: list[Entry]) -> Table:
 
 def _alarms(pairs: list[Entry]) -> Table:
     methods = METHODS[:2]
-    table = _table("False alarms: fault-free pairs with a row over its limit", "", "pairs", "rows", *methods)
+    table = grid("False alarms: fault-free pairs with a row over its limit", "", "pairs", "rows", *methods)
     groups = defaultdict(list)
     for pair in pairs:
         groups[f"{pair['order']}, {pair['setup']}"].append(pair)

@@ -23,6 +23,14 @@ from typing import NoReturn
 
 ROOT = Path(__file__).parent.parent
 CLI = "from accucompare.cli import main; main()"
+#: As ``python script.py …`` and ``python -m module …``, whose name is the first argument.
+SCRIPT = """
+import os, runpy, sys
+del sys.argv[0]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 #: What most commands import.
 MODULES = ("accucompare.locate", "accucompare.recorder.capture_case", "accucompare.report.terminal", "accucompare.watcher.watch_case")
 #: What the fixtures' models are made of.

@@ -6,6 +6,7 @@ The lists below are the architecture. A room is a package or a file of ``accucom
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 NAMES = {file: ".".join(["accucompare", *file.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__") for file in FILES}
 
 
+@cache
 def imports(file: Path) -> list[tuple[str, str, bool]]:
     """What a file imports of this package: module, name, and whether it does so inside a function."""
     found = []

@@ -284,6 +284,21 @@ abort_after_step = click.option("--abort-after-step", type=click.IntRange(0), he
 every = click.option(
     "--every", type=click.IntRange(1), default=1, show_default=True, help="Watch only every Nth step; the others cost nothing."
 )
+checks_every = click.option(
+    "--checks-every",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    help="Look closely at every Nth step for the checklist (norms, optimizer state, units); 0 leaves the checklist out.",
+)
+thresholds = click.option(
+    "--threshold",
+    "thresholds",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Judge by this in place of a check's default, such as loss-spike=20. Can be given several times.",
+)
+threshold_file = click.option("--thresholds", "threshold_file", type=_PATH, metavar="TOML", help="A file of such lines: loss-spike = 20")
 allow = click.option("--allow", multiple=True, metavar="GLOB", help="Layers whose output may be infinite. Can be given several times.")
 near = click.option(
     "--near",

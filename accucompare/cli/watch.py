@@ -37,7 +37,11 @@ _NOT_OF_SCRIPTS = {**OF_CASES, "hf32": "--hf32: the script sets its device's fla
         "accucompare watch -- python train.py --fp16                   # a script, as it is",
         "accucompare overflow watch/                                   # then: analysis and Excel report",
         "",
-        "Exit code: 0 everything was finite, 1 something was not, 2 trouble.",
+        "accucompare watch model.py --steps 300 --threshold loss-spike=20   # the checklist, less strict",
+        "accucompare health watch/                                     # the checklist again, all of it",
+        "",
+        "Exit code: 0 everything was finite, 1 something was not, 2 trouble. The checklist does not change it:",
+        "`accucompare health` has an exit code of its own.",
     ),
 )
 @option.case
@@ -51,6 +55,9 @@ _NOT_OF_SCRIPTS = {**OF_CASES, "hf32": "--hf32: the script sets its device's fla
 @option.trace_steps
 @option.abort_after_step
 @option.every
+@option.checks_every
+@option.thresholds
+@option.threshold_file
 @option.level("op: look at every operator, wherever it is called.")
 @option.allow
 @option.near
@@ -75,12 +82,15 @@ def watch(
     tf32: bool | None,
     model: str | None,
     arm: Path | None,
+    thresholds: tuple[str, ...],
+    threshold_file: Path | None,
     quiet: bool,
     **options: Any,
 ) -> int:
-    """Run CASE, or a script, and find where NaN, Inf or an overflow begins.
+    """Run CASE, or a script, and find where NaN, Inf or an overflow begins; then check the training against a list.
 
-    Its loss and optimizer are run too, if it has them.
+    Its loss and optimizer are run too, if it has them. At the end, the checklist names what else looks wrong: data, randomness, model,
+    precision, optimizer, schedule, run.
 
     CASE is file.py[:callable] or package.module[:callable]; the callable, `case` if not named, returns an accucompare.Case.
     Without CASE, [tool.accucompare] case of the nearest pyproject.toml is run, or else ./case.py.
@@ -88,9 +98,12 @@ def watch(
     A script is run by its COMMAND, unedited, with the same output, results and exit code. Its model is found and watched; a finding does
     not end it, unless --on-finding raise is given.
     """
+    from accucompare.findings.health import read_thresholds
+
+    given = read_thresholds(thresholds, threshold_file)
     if (command := command_after_dashes(_NOT_OF_SCRIPTS)) is not None:
         asked_of_script = {**options, "seed": seed, "deterministic": deterministic, "model": model, "arm": arm}
-        return _watch_script(command, out, steps, quiet, asked_of_script)
+        return _watch_script(command, out, steps, given, quiet, asked_of_script)
     from accucompare.devices import DeviceName, open_device
 
     name = DeviceName.parse(device)
@@ -99,7 +112,6 @@ def watch(
     from accucompare.findings.log import log_path
     from accucompare.recorder.session import rank_and_ranks
     from accucompare.report.console import progress_bar, reader_may_leave
-    from accucompare.report.terminal_watch import print_watched
     from accucompare.watcher.options import WatchOptions
     from accucompare.watcher.watch_case import watch_case
 
@@ -123,14 +135,13 @@ def watch(
     rank, several = rank_and_ranks()
     ranks = read(out if several == 1 else log_path(out, rank))  # the others may still be running
     with reader_may_leave():
-        print_watched(ranks, quiet)
+        _print_watched(ranks, given, quiet, options)
     return DIFFERENT if found else _code(ranks)
 
 
-def _watch_script(command: list[str], out: Path, steps: int | None, quiet: bool, options: dict[str, Any]) -> int:
+def _watch_script(command: list[str], out: Path, steps: int | None, given: dict[str, float], quiet: bool, options: dict[str, Any]) -> int:
     from accucompare.findings.analysis import read
     from accucompare.report.console import reader_may_leave
-    from accucompare.report.terminal_watch import print_watched
 
     ended, code = watch_script(command, out, steps, quiet, options)
 
@@ -139,10 +150,21 @@ def _watch_script(command: list[str], out: Path, steps: int | None, quiet: bool,
             return code or TROUBLE
         ranks = read(out)
         with reader_may_leave(), contextlib.redirect_stdout(sys.stderr):  # standard output is the script's
-            print_watched(ranks, quiet)
+            _print_watched(ranks, given, quiet, options)
         return code or _code(ranks)
 
     return after_script(ended, conclude)
+
+
+def _print_watched(ranks: Ranks, given: dict[str, float], quiet: bool, options: dict[str, Any]) -> None:
+    """Print what was found, and the checklist in short."""
+    from accucompare.findings.health import examine
+    from accucompare.report.terminal_health import print_health_briefly
+    from accucompare.report.terminal_watch import print_watched
+
+    print_watched(ranks, quiet)
+    if not quiet and options["checks_every"] and ranks.watched:
+        print_health_briefly(ranks, examine(ranks, given))
 
 
 @cli.command(

@@ -24,6 +24,7 @@ from accucompare.findings.events import (
 )
 from accucompare.findings.hints import hints as hints
 from accucompare.findings.log import read_log
+from accucompare.findings.vitals import Setup, Vitals
 from accucompare.findings.wording import printable
 
 #: So many steps skipped without one between that was not are an alarm: the loss scale was halved as often.
@@ -63,6 +64,8 @@ class Analysis:
         warnings, frames, scaled, steps: as they were written.
         end: ``None`` if the process was killed, or the run is not over.
         path: the log, if it was read from one.
+        setups, vitals: what the checklist is judged by.
+        earlier: the run before this one in the same log.
     """
 
     start: Start
@@ -73,6 +76,9 @@ class Analysis:
     steps: list[Step]
     end: End | None
     path: Path | None = None
+    setups: list[Setup] = field(default_factory=list)
+    vitals: list[Vitals] = field(default_factory=list)
+    earlier: Analysis | None = None
 
     @cached_property
     def origins(self) -> list[Finding]:
@@ -146,12 +152,13 @@ class Analysis:
         return next((frames for frames in self.frames if frames.step == finding.step and not frames.traced), None)
 
 
-def analyse(run: list[Event], path: Path | None = None) -> Analysis:
+def analyse(run: list[Event], path: Path | None = None, earlier: Analysis | None = None) -> Analysis:
     """Sort out a run.
 
     Args:
         run: its events, the ``Start`` first, as ``read_log`` gives them.
         path: the log that they are from.
+        earlier: the run before it in the same log.
     """
     start = run[0]
     assert isinstance(start, Start)
@@ -166,7 +173,16 @@ def analyse(run: list[Event], path: Path | None = None) -> Analysis:
         steps=[event for event in run if isinstance(event, Step)],
         end=ends[-1] if ends else None,
         path=path,
+        setups=[event for event in run if isinstance(event, Setup)],
+        vitals=[event for event in run if isinstance(event, Vitals)],
+        earlier=earlier,
     )
+
+
+def _last_run(log: Path) -> Analysis:
+    """The last run of a log, with the one before it."""
+    runs = read_log(log)
+    return analyse(runs[-1], log, analyse(runs[-2], log) if len(runs) > 1 else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +265,7 @@ def read(path: Path) -> Ranks:
         UsageError: if there is no log, or none of them can be read.
     """
     if not path.is_dir():
-        return Ranks(path, [analyse(read_log(path)[-1], path)])
+        return Ranks(path, [_last_run(path)])
     numbered = [(int(match[1]), log) for log in path.iterdir() if (match := re.fullmatch(r"rank(\d{1,9})\.jsonl", log.name))]
     if not numbered:
         raise UsageError(f"{path}: holds no log of a watch (rank0.jsonl); name the directory that `watch` wrote, or a log in it")
@@ -266,7 +282,7 @@ def _last_runs(logs: list[Path]) -> tuple[list[Analysis], list[str]]:
     runs, errors = [], []
     for log in logs:
         try:
-            runs.append(analyse(read_log(log)[-1], log))
+            runs.append(_last_run(log))
         except UsageError as error:
             errors.append(error)
     if not runs:

@@ -1,21 +1,22 @@
 """The events of a watch's log, each a line of JSON. Without torch, so that a log can be read anywhere.
 
 A log holds runs, one after the other. Each begins with a ``Start``; then for each step, in this order, its ``Alert``, ``Finding``,
-``Frames`` and ``ScaleChange`` events and its ``Step``; and at last an ``End``, which is missing if the process was killed.
+``Frames`` and ``ScaleChange`` events, its ``Setup`` (in the first step, and where it has changed), its ``Vitals`` and its ``Step``; and
+at last an ``End``, which is missing if the process was killed.
 """
 
 from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
 from accucompare.bundle.records import display_name
-
-#: JSON has no NaN and no Infinity: these are written as words.
-Number: TypeAlias = float | Literal["nan", "inf", "-inf"]
+from accucompare.findings.number import Number as Number
+from accucompare.findings.number import number as number
+from accucompare.findings.vitals import Setup, Vitals
 
 
 class Site(str, Enum):
@@ -339,12 +340,14 @@ class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaul
         steps: how many there were; ``watched`` of them were watched.
         reason: how it ended, in words: ``finished``, ``stopped after step N, as asked``, or the error that ended the loop.
         ending: how it ended; a log of version 0.1 has the words only, from which ``read_log`` takes it.
+        weights: the norm of each of ``Setup.parameters`` at last, in that order: by them, a run that goes on from here is known.
     """
 
     steps: int
     watched: int
     reason: str
     ending: Ending | None = None
+    weights: list[Number | None] = []
 
     @property
     def as_meant(self) -> bool:
@@ -352,11 +355,4 @@ class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaul
         return self.ending in (Ending.FINISHED, Ending.FINDING, Ending.STOPPED)
 
 
-Event: TypeAlias = Start | Finding | Alert | Frames | ScaleChange | Step | End
-
-
-def number(value: float) -> Number:
-    """A number as JSON can hold it."""
-    if math.isnan(value):
-        return "nan"
-    return float(value) if math.isfinite(value) else "inf" if value > 0 else "-inf"
+Event: TypeAlias = Start | Setup | Finding | Alert | Frames | ScaleChange | Vitals | Step | End

@@ -103,7 +103,7 @@ def _seeing_inside(mode: TorchDispatchMode, names: Iterable[str]) -> Iterator[No
             yield
 
 
-def own(active: Sequence[tuple[int, T]]) -> T | None:
+def of_this_thread(active: Sequence[tuple[int, T]]) -> T | None:
     """The last entry of this thread; on a thread of a backward, which has none, the last of all."""
     thread = threading.get_ident()
     return next((entered for by, entered in reversed(active) if by == thread), active[-1][1] if active else None)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad
+from torch.optim import optimizer as optimizer_module
 
 #: Called before a function with the name of its caller, and what it is given; gives what is to be called with what it returns, if anything.
 Before = Callable[[str, tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
@@ -57,6 +58,22 @@ def observe_no_more(owner: Any, name: str, before: Before) -> None:
         observers.remove(before)
         if not observers:
             setattr(owner, name, vars(owner)[name].__wrapped__)
+
+
+def running_steps() -> Iterator[Any]:
+    """The optimizers whose ``step`` runs on this thread, the innermost first, as PyTorch's wrapper of that has them.
+
+    One that wraps another (``ZeroRedundancyOptimizer``) calls that one's.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "wrapper" and frame.f_globals is vars(optimizer_module):
+            found = frame.f_locals.get("self")
+            if found is not None:
+                yield found
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
 
 
 def scalers(given: Any = None) -> list[type]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from accucompare.live.dispatch import intercepting, own, plainly, register
+from accucompare.live.dispatch import intercepting, of_this_thread, plainly, register
 from accucompare.live.randomness import register_kernels
 
 
@@ -55,7 +55,7 @@ def _noting(name: str) -> Callable[..., Any]:
     op = getattr(getattr(torch.ops.aten, base), overload or "default")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        listener = own(_active)
+        listener = of_this_thread(_active)
         if listener is not None and name in listener.operators:
             tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
             if any(tensor.device.type == listener.type for tensor in tensors):

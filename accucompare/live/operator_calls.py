@@ -72,7 +72,7 @@ def source_line(folders: int = 0) -> str | None:
     frame = sys._getframe(2)
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if frame.f_globals is randomness.__dict__ and frame.f_code not in randomness.PASSING_ON:
+        if frame.f_globals is randomness.__dict__ and frame.f_code not in randomness.RUN_FOR_THE_MODEL:
             return None
         if frame.f_code.co_filename in CALLERS:
             break

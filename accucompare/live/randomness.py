@@ -21,7 +21,7 @@ import torch
 import xxhash
 
 from accucompare.bundle.training_state import SavedDraws
-from accucompare.live.dispatch import intercepting, own, plainly, register
+from accucompare.live.dispatch import intercepting, of_this_thread, plainly, register
 from accucompare.live.random_state import get_state, set_state
 
 _STEPS = {torch.bfloat16: 2.0**8, torch.float16: 2.0**11}  # how many uniform numbers a narrow type has between 0 and 1
@@ -155,7 +155,7 @@ def _generator_for(tensor: torch.Tensor, given: torch.Generator | None) -> torch
 
     They stand for a CPU generator of the user's own, which agrees on every device, and where there is no plain data.
     """
-    draws = own(_active)
+    draws = of_this_thread(_active)
     if draws is None or (given is not None and given.device.type == "cpu") or not _is_plain(tensor, draws):
         return None
     state = given.get_state() if given is not None else get_state(tensor.device)
@@ -245,10 +245,10 @@ def _scaled_dot_product_attention(
 ) -> torch.Tensor:
     """With dropout, the fused kernels draw inside; the mathematical form drops out by an operation of its own."""
     plain = _aten.scaled_dot_product_attention.default
-    draws = own(_active)
+    draws = of_this_thread(_active)
     matched = dropout_p > 0 and draws is not None and _is_plain(query, draws)
     before = get_state(query.device) if matched else None
-    run = _aside if matched else plainly
+    run = _advance_generators if matched else plainly
     result: torch.Tensor = run(plain, query, key, value, attn_mask, dropout_p, is_causal, **options)
     if before is None:
         return result
@@ -266,8 +266,11 @@ def _scaled_dot_product_attention(
     return output
 
 
-def _aside(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """As ``plainly``, for the sake of the generators only."""
+def _advance_generators(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator only because the generators must advance as they would plainly; what it runs inside is no work of the model's.
+
+    Whoever looks for the source line of such an operator meets this function's frame, which is none of ``RUN_FOR_THE_MODEL``.
+    """
     return plainly(op, *args, **kwargs)
 
 
@@ -312,7 +315,7 @@ def _unmatched(op: Any) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        draws = own(_active)
+        draws = of_this_thread(_active)
         if draws is not None and (given.get("dropout") or given.get("training") or "dropout" in _name_of(op)):
             draws.unmatched.add(_name_of(op))
         return plainly(op, *args, **kwargs)
@@ -320,5 +323,5 @@ def _unmatched(op: Any) -> Callable[..., Any]:
     return kernel
 
 
-#: The code of the kernels that run operators of the model's own; whatever the others run is part of a draw.
-PASSING_ON = (_scaled_dot_product_attention.__code__, _unmatched(_aten._cudnn_rnn.default).__code__)
+#: The code of the kernels that run operators of the model's own. Whatever the other functions here run is part of a draw.
+RUN_FOR_THE_MODEL = (_scaled_dot_product_attention.__code__, _unmatched(_aten._cudnn_rnn.default).__code__)

@@ -13,6 +13,7 @@ from accucompare.bundle.records import Role
 from accucompare.live.graph import Observer, observe, observe_no_more, reachable
 from accucompare.live.hooks import Call
 from accucompare.live.names import Modules
+from accucompare.live.ranks import has_sharded_parameters
 from accucompare.live.spans import (
     OPEN,
     WRITES_INTO_VIEW,
@@ -36,6 +37,9 @@ from accucompare.recorder.copies import IN_PLACE_OF
 from accucompare.recorder.nodes import Nodes
 
 C = TypeVar("C", bound=Call)
+
+#: What gives calls views of one flat parameter, whose gradients are not told apart.
+_FLAT = "FullyShardedDataParallel"
 
 
 class Guard(Protocol):
@@ -79,6 +83,9 @@ class Backward(Generic[C]):
         self._running: list[Running] = []  # one inside the other, as a reentrant checkpoint's is
         self._handles: list[Any] = []
         self._observer = Observer(self._begins, self._ends)
+        self._gathers = has_sharded_parameters(modules)
+        self._flat = any(type(wrapper).__name__ == _FLAT for wrapper in modules.wrappers)
+        self._gathered: dict[int, torch.Tensor] = {}  # by id: what takes the place of sharded parameters
         self._parameters: dict[int, str] = {}
         self._own: dict[tuple[str, int], str] = {}
         for name, module in modules.named.items():
@@ -106,6 +113,8 @@ class Backward(Generic[C]):
 
     def began(self, call: C, outer: Span[C] | None, parts: Iterable[tuple[str, Any]]) -> Span[C] | None:
         """A call that autograd follows begins with these inputs; ``None`` if its gradients are not to be recorded."""
+        if self._gathers:
+            self._gather(call)
         if self._again and (again := self._again.get(threading.get_ident())) is not None:
             return again.begin(call, outer, parts)
         self._threads.add(threading.get_ident())
@@ -113,6 +122,14 @@ class Backward(Generic[C]):
             self.other_threads = True
             return None
         return self._spans.begin(call, outer, parts)
+
+    def _gather(self, call: C) -> None:
+        """Learn what FSDP has put in the place of a module's parameters: their gradients are this rank's own, not yet summed."""
+        for own, tensor in call.module._parameters.items():
+            if tensor is not None and tensor.is_leaf and id(tensor) not in self._parameters:
+                self._gathered[id(tensor)] = tensor
+                self._own[call.name, id(tensor)] = own
+                self._parameters[id(tensor)] = f"/{call.name}.{own}" if call.name else f"/{own}"
 
     def run_again(self) -> None:
         """On this thread, inside a backward, calls begin whose first run autograd did not follow; a backward of their own comes next."""
@@ -130,6 +147,8 @@ class Backward(Generic[C]):
     def notes(self) -> list[str]:
         """What is not recorded, one sentence each."""
         found = ["calls of one step were made in several threads; gradients of such steps are not recorded"] if self.other_threads else []
+        if self._flat and self.count:
+            found.append(f"what a call adds to the gradient of a parameter (call_grad) is not recorded under {_FLAT}")
         return found + ([f"{self.late} gradient(s) arrived after session.step(), and are not recorded"] if self.late else [])
 
     def gave(self, span: Span[C], parts: Iterable[tuple[str, Any]], exchange: Callable[[str, torch.Tensor], torch.Tensor] | None) -> None:

@@ -19,6 +19,7 @@ from accucompare.bundle.records import Record, Role
 from accucompare.bundle.training_state import Component, Missing, SavedObject, TrainingState
 from accucompare.bundle.writer import BundleWriter
 from accucompare.live.attributes import generators_of, numbers_of
+from accucompare.live.entrances import running_steps
 from accucompare.live.environment import describe_tensors
 from accucompare.live.names import Modules
 from accucompare.live.random_state import RandomState
@@ -168,7 +169,12 @@ class StateSaver:
 
     def _optimizer_state(self, part: Part, parts: _Parts, groups: list[tuple[str, ...]]) -> dict[str, Any]:
         """An optimizer's state by parameter, taken apart."""
-        table = part.live.state_dict() if part.has_state else None
+        try:
+            table = part.live.state_dict() if part.has_state else None
+        except Exception as error:  # ZeroRedundancyOptimizer's, of which each rank has a part
+            reason = str(error).strip().partition("\n")[0]
+            parts.missing.append(Missing(part.component, f"{part.place}: its state_dict fails ({type(error).__name__}: {reason})"))
+            return {}
         if not isinstance(table, Mapping) or not isinstance(table.get("state"), Mapping) or "param_groups" not in table:
             parts.missing.append(Missing(part.component, f"{part.place}: its state_dict is not that of a torch.optim.Optimizer"))
             return {}
@@ -241,7 +247,7 @@ class UnknownOptimizers:
         self._handle = register_optimizer_step_pre_hook(self._steps)
 
     def _steps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if id(optimizer) in self._known:
+        if any(id(each) in self._known for each in (optimizer, *running_steps())):  # also one that a known one steps
             return
         self._known.add(id(optimizer))
         if any(id(tensor) in self._parameters for group in optimizer.param_groups for tensor in group["params"]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -261,6 +261,9 @@ class Updates:
                 if key not in self._held and each.grad[1]:  # it steps copies of the parameters
                     self._gradient(each, None)
             return
+        if self._is_inner(optimizer, parameters):
+            self._states(optimizer, parameters, Role.STATE_BEFORE)
+            return
         self._series.rates(optimizer)
         self._groups(optimizer)
         closure = any(each is not None for each in (*args[1:2], kwargs.get("closure")))  # the first argument is the optimizer
@@ -270,8 +273,7 @@ class Updates:
             if not closure:  # which computes gradients only then
                 self._gradient(each, scale)
             self._parameter(each, self._weight(each) if first else None)
-            for path, value in self._state(optimizer, each):
-                self._take(each, Role.STATE_BEFORE, path, value, How(bits=Bits.NEW))
+            self._states(optimizer, [each], Role.STATE_BEFORE)
         self._held |= {id(each.tensor) for each in parameters}
         if first:
             held = {id(each.tensor) for each in parameters}
@@ -286,6 +288,9 @@ class Updates:
         parameters = list(self._of(optimizer))
         if not parameters:
             return
+        if self._is_inner(optimizer, parameters):
+            self._states(optimizer, parameters, Role.STATE_AFTER)
+            return
         for each in parameters:
             if id(each.tensor) not in self._recorded:
                 self._gradient(each, None, late=True)
@@ -294,8 +299,7 @@ class Updates:
                 wide = torch.float32 if before.itemsize < 4 else before.dtype
                 self._give(each, Role.PARAM_UPDATE, each.own, each.tensor.detach().to(wide) - before.to(wide), How(bits=Bits.OURS))
                 del before
-            for path, value in self._state(optimizer, each):
-                self._give(each, Role.STATE_AFTER, path, value, How(bits=Bits.NEW))
+            self._states(optimizer, [each], Role.STATE_AFTER)
         self._series.updated(getattr(optimizer, "found_inf", None))
         for record in (self._recorded, self._times, self._clipped):
             record.clear()
@@ -367,9 +371,17 @@ class Updates:
         self._series.measure(parameter.tensor, grad)
         return None
 
-    def _state(self, optimizer: Any, parameter: Parameter) -> Iterator[tuple[str, Any]]:
-        for path, value in leaves(dict(optimizer.state.get(parameter.tensor, {}))):
-            yield f"{parameter.own}.{path}", value
+    def _is_inner(self, optimizer: Any, parameters: Collection[Parameter]) -> bool:
+        """Whether an optimizer steps as a part of another's step of the same parameters, which is the update. It may keep the state."""
+        own = {id(each.tensor) for each in parameters}
+        others = (each for each in entrances.running_steps() if each is not optimizer)
+        return any(id(each.tensor) in own for other in others for each in self._of(other))
+
+    def _states(self, optimizer: Any, parameters: Iterable[Parameter], role: Role) -> None:
+        """Record an optimizer's state of parameters, before an update or after it."""
+        for each in parameters:
+            for path, value in leaves(dict(optimizer.state.get(each.tensor, {}))):
+                (self._take if role is Role.STATE_BEFORE else self._give)(each, role, f"{each.own}.{path}", value, How(bits=Bits.NEW))
 
     def _take(self, parameter: Parameter, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
         """Record what an update is given, and give it golden's."""

@@ -1,4 +1,4 @@
-"""The Excel report of a watch: *Findings*, *Frames*, *Steps*, *Warnings*, *Environment*."""
+"""The Excel report of a watch: *Findings*, *Frames*, *Steps*, *Warnings*, *Health*, *Environment*."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from openpyxl.utils import get_column_letter
 
 from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.findings.events import Cause, Number, Step
+from accucompare.findings.health import examine
 from accucompare.report import looks
 from accucompare.report import watch_columns as log
 from accucompare.report.columns import COUNT, NUMBER, Column
 from accucompare.report.excel_environment import ABSENT, Entry, entry_table, flat
+from accucompare.report.excel_health import health_sheet
 from accucompare.report.excel_sheets import write_workbook
 from accucompare.report.looks import AMBER, BOLD, GREEN, MUTED_TEXT, PALE_RED, PLAIN, RED, SECTION, Look
 from accucompare.report.sheets import Chart, Item, Line, Series, Table, thinned
@@ -33,7 +35,8 @@ def write_watch(ranks: Ranks, path: Path) -> Path:
     Raises:
         ReportError: if it cannot be written.
     """
-    sheets = [_findings(ranks), _frames(ranks), *_steps(ranks), _warnings(ranks), _environment(ranks)]
+    health = [health_sheet(ranks, examine(ranks))] if any(run.vitals for run in ranks.ranks) else []
+    sheets = [_findings(ranks), _frames(ranks), *_steps(ranks), _warnings(ranks), *health, _environment(ranks)]
     return write_workbook(path, f"what a watch found: {ranks.path.name}", sheets)
 
 

@@ -104,7 +104,7 @@ class Meter:
         if known is not None and version >= 0 and known[0]() is value and known[1] == version and known[2] >= wanted:
             return known[3]
         with outside_transforms(), torch.no_grad():
-            data = _data(value)
+            data = data_of(value)
             if data is None:
                 return None
             extrema = Extrema(dtype_name(value.dtype), tuple(data.shape if value.is_nested else value.shape))
@@ -122,7 +122,7 @@ class Meter:
     def norm(self, tensors: Iterable[torch.Tensor]) -> list[Extrema]:
         """Begin to find the L2 norms of tensors; each will be both the ``low`` and the ``high``: not finite if the tensor is not."""
         found = []
-        plain = [(tensor, _data(tensor.detach())) for tensor in tensors]
+        plain = [(tensor, data_of(tensor.detach())) for tensor in tensors]
         alike: dict[tuple[torch.device, torch.dtype], list[tuple[Extrema, torch.Tensor]]] = defaultdict(list)
         for tensor, data in plain:
             extrema = Extrema(dtype_name(tensor.dtype), tuple(tensor.shape))
@@ -141,6 +141,14 @@ class Meter:
                 with torch.no_grad():
                     self._wait_for(extrema)
         return found
+
+    def later(self, low: torch.Tensor, high: torch.Tensor | None = None) -> Extrema:
+        """Leave one number or two, tensors of one element on any device, to ``read``: they will be ``low`` and ``high``."""
+        extrema = Extrema(dtype_name(low.dtype), ())
+        extrema.waiting = {"low": low, "high": low if high is None else high}
+        with outside_transforms(), torch.no_grad():
+            self._wait_for(extrema)
+        return extrema
 
     def _wait_for(self, extrema: Extrema) -> None:
         """Leave what was computed to ``read``.
@@ -243,7 +251,7 @@ def _of_number(value: float) -> Extrema:
     return extrema
 
 
-def _data(tensor: torch.Tensor) -> torch.Tensor | None:
+def data_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """A tensor's own numbers, as a real floating tensor that can be reduced; ``None`` if it has none."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return None
@@ -306,13 +314,18 @@ def _abs_min(data: torch.Tensor) -> torch.Tensor:
     return torch.stack([torch.abs(block, out=magnitudes[: block.numel()]).amin() for block in blocks]).amin()
 
 
+def sample_of(data: torch.Tensor) -> torch.Tensor:
+    """At most about twice ``_SAMPLE`` of a tensor's values, at the same places of every tensor of its shape: a view, unless it has gaps."""
+    flat = data.permute(sorted(range(data.dim()), key=data.stride, reverse=True)).reshape(-1)
+    apart = max(1, flat.numel() // _SAMPLE)
+    while math.gcd(apart, flat.numel()) > 1:  # else it might be one column of a matrix
+        apart -= 1
+    return flat[::apart]
+
+
 def _small(data: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Of a sample of the values, the shares that are zero and that are subnormal."""
-    sample = data.permute(sorted(range(data.dim()), key=data.stride, reverse=True)).reshape(-1)  # a view, unless there are gaps
-    apart = max(1, sample.numel() // _SAMPLE)
-    while math.gcd(apart, sample.numel()) > 1:  # else it might be one column of a matrix
-        apart -= 1
-    sample = sample[::apart].abs()
+    sample = sample_of(data).abs()
     zero = sample == 0
     subnormal = (sample < torch.finfo(dtype.to_real() if dtype.is_complex else dtype).tiny) & ~zero
     return {"zero": zero.float().mean(), "subnormal": subnormal.float().mean()}

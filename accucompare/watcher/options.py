@@ -35,6 +35,8 @@ class WatchOptions:
     case: str | None = None
     quiet: bool = False
     agree: bool = False
+    scheduler: Any = None
+    checks_every: int = 10
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "allow", (self.allow,) if isinstance(self.allow, str) else self._all("allow", str, "globs of names"))
@@ -44,7 +46,13 @@ class WatchOptions:
             value, names = getattr(self, name), [each.value for each in kinds]
             if value not in names:
                 raise UsageError(f"{name} must be one of {', '.join(names)}, but is {value!r}")
-        for name, kind, least in (("frames", int, 0), ("abort_after_step", int, 0), ("every", int, 1), ("near", float, 1)):
+        for name, kind, least in (
+            ("frames", int, 0),
+            ("abort_after_step", int, 0),
+            ("every", int, 1),
+            ("checks_every", int, 0),
+            ("near", float, 1),
+        ):
             value = getattr(self, name)
             if value is None and name == "abort_after_step":
                 continue
@@ -55,6 +63,7 @@ class WatchOptions:
         for name, needed, cure, values in (
             ("optimizer", "param_groups", "a torch.optim.Optimizer, or a list of them", self.optimizers),
             ("scaler", "get_scale", "a torch.amp.GradScaler", (self.scaler,)),
+            ("scheduler", "step", "a scheduler of learning rates, or a list of them", self.schedulers),
         ):
             for value in values:
                 if value is not None and not hasattr(value, needed):
@@ -74,6 +83,12 @@ class WatchOptions:
         several = isinstance(self.optimizer, Iterable) and not hasattr(self.optimizer, "param_groups")
         return tuple(self.optimizer) if several else () if self.optimizer is None else (self.optimizer,)
 
+    @property
+    def schedulers(self) -> tuple[Any, ...]:
+        """One, several or none."""
+        several = isinstance(self.scheduler, Iterable) and not hasattr(self.scheduler, "step")
+        return tuple(self.scheduler) if several else () if self.scheduler is None else (self.scheduler,)
+
     def allows(self, name: str) -> bool:
         """Whether the output of a module of this name, or of the name that is printed of it, may be infinite or NaN."""
         selection = Selection.of(self.allow, ())
@@ -81,7 +96,8 @@ class WatchOptions:
 
     def as_json(self) -> dict[str, Any]:
         """For the log."""
-        values = {name: value for name, value in vars(self).items() if name not in ("optimizer", "scaler", "case", "quiet")}
+        left_out = ("optimizer", "scaler", "scheduler", "case", "quiet")
+        values = {name: value for name, value in vars(self).items() if name not in left_out}
         return {
             **values,
             "on_finding": OnFinding(self.on_finding).value,

@@ -19,6 +19,7 @@ from accucompare.findings.events import (
     End,
     Ending,
     Finding,
+    Number,
     ScaleChange,
     Start,
     Step,
@@ -38,6 +39,7 @@ from accucompare.watcher.notes import Scope, WatchedCall
 from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.reporting import Reporter
 from accucompare.watcher.step_end import Reader
+from accucompare.watcher.vitals import VitalSigns
 from accucompare.watcher.watcher import Watcher
 
 #: From so many outermost calls in a step on, the flags are read early, and those that were clean are forgotten.
@@ -75,6 +77,7 @@ class Watch:
         flag = self._device_flag if options.flag_per_module and start.saturates else None
         self._watcher = Watcher(modules, Meter(), self, flag, distributed=start.ranks > 1)
         self._watcher.gradients.lines.always = options.level == Level.OP
+        self._vitals = VitalSigns(modules, self._watcher, options.optimizers, options.schedulers, options.checks_every)
         self._reader = Reader(self._watcher, limits, start.ranks)
         self._reader.scaled = options.scaler is not None
         self._contexts = Contexts(modules, device, start.ranks)
@@ -145,6 +148,10 @@ class Watch:
         """Write a sentence into the log."""
         self._log.write(Alert(AlertKind.NOTE, text, self._watcher.step))
 
+    def reuses(self, inputs: int) -> None:
+        """The loop uses so many inputs again and again, as it was asked to: that they come again is no fault."""
+        self._vitals.cycle = inputs
+
     # called by the watcher for outermost calls
 
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -157,6 +164,13 @@ class Watch:
             if not self._reader.findings:
                 contexts.kept = [each for each in contexts.kept if each.grad_enabled and not each.grads]  # whose backward is to come
         contexts.keep(call, args, kwargs, self._watcher.indices())
+        self._vitals.called(args, kwargs)
+
+    def returned(self, call: WatchedCall) -> None:
+        self._vitals.returned()
+
+    def gave(self, call: WatchedCall, output: Any) -> None:
+        self._vitals.gave(call.name, call.module, output)
 
     def _forget(self) -> None:
         """Drop what was seen in a step without an end, if nothing was found in it."""
@@ -228,6 +242,7 @@ class Watch:
         if getattr(optimizer, "found_inf", None) is None:  # else the loss scaler has set it, and the optimizer skips the update itself
             with self._watcher.paused():
                 self._watcher.gradients.look_again(tensor for group in optimizer.param_groups for tensor in group["params"])
+        self._vitals.before_update(optimizer)
         self._read()
         error = self._report(forward_only=self._scaling.scale is not None)  # with a loss scale, a fused optimizer skips a bad update itself
         gradients = self._watcher.gradients
@@ -238,6 +253,7 @@ class Watch:
         self._end_by(error or others)
 
     def _end_watched_step(self, loss: float | None) -> None:
+        self._vitals.end_step()
         self._read()
         step = self._watcher.step
         self._reader.add_loss(loss)
@@ -266,6 +282,8 @@ class Watch:
         total = math.hypot(*norms.values()) if norms else None
         if total is not None:
             self.grad_norms.append(total)
+        for event in self._vitals.events(self._scale_of_step):
+            self._log.write(event)
         by_size = sorted(norms.items(), key=lambda item: -math.inf if math.isnan(item[1]) else -item[1])
         self._log.write(
             Step(
@@ -296,8 +314,10 @@ class Watch:
         idle = self._watcher.step % self._options.every != 0
         if idle and self._watcher.listening:
             self._watcher.remove()
+            self._vitals.remove()
         elif not idle and not self._watcher.listening:
             self._watcher.install()
+            self._vitals.install()
         self._set_scope()
 
     def _set_scope(self) -> None:
@@ -352,6 +372,7 @@ class Watch:
     def begin(self) -> None:
         self._bad_at_first = {parameter.name for parameter, _ in self._reader.bad_parameters()}
         self._watcher.install()
+        self._vitals.install()
         points.active.append(self._watcher)
         self._set_scope()
 
@@ -392,6 +413,7 @@ class Watch:
         if self._ended:
             return
         self._ended = True
+        self._vitals.remove()
         self._watcher.remove()
         if self._watcher in points.active:
             points.active.remove(self._watcher)
@@ -400,5 +422,8 @@ class Watch:
         if self._options.optimizers and self._trainings and self._watched_steps and not self._backwards:
             text = "no backward was seen, so that no gradient was looked at; is the backward inside the watch?"
             self._lookout.warn(AlertKind.NOTE, text, self._watcher.step)
-        self._log.write(End(self._watcher.step + self._written, self._watched_steps, reason or ending.value, ending))
+        weights: list[Number | None] = []
+        with contextlib.suppress(Exception):  # as of a device that has failed; the loop's own error matters more
+            weights = self._vitals.final_weights()
+        self._log.write(End(self._watcher.step + self._written, self._watched_steps, reason or ending.value, ending, weights))
         self._log.close()

@@ -52,6 +52,8 @@ def watch(
     kernel_dump: str | Path | None = None,
     mesh: Any = None,
     agree: bool = False,
+    scheduler: Any = None,
+    checks_every: int = 10,
     quiet: bool = False,
     case: str | None = None,
     device: torch.device | None = None,
@@ -82,6 +84,9 @@ def watch(
         mesh: the ``DeviceMesh`` that tells this rank's coordinates, if the parameters do not.
         agree: with several ranks and ``on_finding="raise"``, let them ask each other before each update whether one has found something, so
             that all raise: one reduction of one number, for which each waits. Without it, those raise whose own gradients it has come to.
+        scheduler: of learning rates, or a list of them: the checklist looks at how often it is stepped, and whether its rates are applied.
+        checks_every: what the checklist looks at closely (norms of weights and updates, optimizer state, units) it looks at in every so
+            many-th step; 0 leaves the whole checklist out.
         quiet: print nothing, and warn of nothing; the log has it all.
         case: how the log shall call what is run; the reproducer then builds the module from it.
         device: where the model computes; where its first parameter or buffer is, if not given.
@@ -120,6 +125,8 @@ def watch(
         case=case,
         quiet=quiet,
         agree=agree,
+        scheduler=scheduler,
+        checks_every=checks_every,
     )
     return watching(model, out, options, mesh, device)
 

@@ -10,6 +10,7 @@ from accucompare.case import Case
 from accucompare.devices import DeviceName, backend, explain, open_device
 from accucompare.errors import AccucompareError, CaptureError, NonFiniteError, WatchEndedError
 from accucompare.findings.events import Finding
+from accucompare.live.hooks import arguments_of
 from accucompare.live.numerics import Numerics
 from accucompare.recorder.capture_case import Casting, build, moved
 from accucompare.recorder.training import run_step
@@ -59,12 +60,16 @@ def watch_case(
     casting = Casting(None, dtype)
     built = build(target, place, casting, seed or 0)
     case, count = built.case, steps if steps is not None else len(built.inputs)
-    options = replace(options, optimizer=case.optimizer, case=built.name)
+    training = built.training
+    options = replace(options, optimizer=case.optimizer, scaler=training.scaler, scheduler=list(training.schedulers), case=built.name)
     with numerics.in_force():
         try:
             with watching(built.model, out, options, device=place) as watch:
                 for note in _notes(case, place.type, options):
                     watch.say(note)
+                different = len({tuple(id(part) for _, part in arguments_of(*given)) for given in built.inputs})
+                if count > different:
+                    watch.reuses(different)
                 for step in range(count):
                     args, kwargs = moved(built.inputs[step % len(built.inputs)], place, casting)
                     watch.step(run_step(built.model, args, kwargs, case.loss, built.training))

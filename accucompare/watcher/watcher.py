@@ -25,6 +25,12 @@ class Outermost(Protocol):
 
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
 
+    def returned(self, call: WatchedCall) -> None:
+        """It is over."""
+
+    def gave(self, call: WatchedCall, output: Any) -> None:
+        """Any call, outermost or not, has given this."""
+
     def arrived(self, place: ModuleCall, path: str, grad: torch.Tensor) -> None:
         """The gradient of one of its outputs."""
 
@@ -103,6 +109,10 @@ class Watcher(NoteListener):
         if not in_backward():
             self.note(What.ENDED, call.place, outputs)
             self._look_at_flag(call, ended=True)
+            if self._outermost is not None:
+                self._outermost.gave(call, output)
+                if call.parent is None:
+                    self._outermost.returned(call)
         if (caller := self.caller(call)) is not None:
             caller.children.append((torch._C._autograd._get_sequence_nr(), within(call.place, caller.place)))
         if torch.is_grad_enabled() and not self._is_differentiated(call):

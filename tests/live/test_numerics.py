@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -19,6 +18,7 @@ from accucompare import devices
 from accucompare.errors import UsageError
 from accucompare.live.numerics import Numerics
 from tests.conftest import ROOT, Run
+from tests.forkserver import with_torch
 
 
 class Deterministic(nn.Module):
@@ -175,11 +175,9 @@ def test_random_operators_that_a_device_lacks_draw_the_same_numbers(tmp_path: Pa
         "with ac.capture(Poisson(), sys.argv[1]):\n    ones = torch.ones(50)\n    torch.manual_seed(len(sys.argv[1]))\n"
         "    print(Poisson()(ones).sum().item())\n"
     )
-    sums = {
-        subprocess.run([sys.executable, "-c", program, name], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-        for name in ("has", "lacks")
-    }
-    assert len(sums) == 1
+    done = [with_torch()(program, name, cwd=tmp_path, variables=os.environ) for name in ("has", "lacks")]
+    assert done[0].returncode == 0, done[0].stderr
+    assert done[0].stdout == done[1].stdout
 
 
 def test_two_captures_in_two_threads_draw_each_their_own(tmp_path: Path) -> None:
@@ -247,17 +245,17 @@ def test_a_model_that_moves_while_it_is_captured_is_noted(tmp_path: Path, monkey
         assert "the model was called on cuda, and was on cpu when the capture began: move it before" in bundle.manifest.notes
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_capture_does_not_import_the_compiler(deterministic: bool, tmp_path: Path) -> None:
+def test_a_capture_does_not_import_the_compiler(tmp_path: Path) -> None:
     """It takes seconds, which is long beside a small model's forward."""
-    program = f"""
+    program = """
 import sys, torch, accucompare as ac
-with ac.capture(torch.nn.Identity(), "golden", deterministic={deterministic}) as session:
-    session.step()
-print(torch.are_deterministic_algorithms_enabled(), "torch._inductor" in sys.modules, "torch._dynamo" in sys.modules)
+for deterministic in (False, True):
+    with ac.capture(torch.nn.Identity(), f"golden{deterministic}", deterministic=deterministic) as session:
+        session.step()
+    print(torch.are_deterministic_algorithms_enabled(), "torch._inductor" in sys.modules, "torch._dynamo" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
-    assert done.stdout.decode().split() == ["False", "False", "False"], done.stderr.decode()
+    done = with_torch()(program, cwd=tmp_path, variables=os.environ)
+    assert done.stdout.split() == ["False"] * 6, done.stderr
 
 
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["off", "warn", "error"])

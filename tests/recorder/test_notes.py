@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.recorded import Glue, Record
+import accucompare as ac
+from tests.recorded import Glue, Opened, Record
 
 
 def notes(record: Record, model: nn.Module, *args: Any) -> list[str]:
@@ -50,3 +52,21 @@ def test_code_that_is_not_compiled_is_not(decorate: Any, record: Record) -> None
     helper = decorate(lambda x: x + 1)
     torch.compile(helper)  # the compiler is there, and not called
     assert notes(record, Glue(lambda self, x: self.fc(helper(x)), fc=nn.Linear(2, 2)), torch.randn(2, 2)) == []
+
+
+def test_gradients_that_flat_parameters_hide_are_noted(tmp_path: Path, opened: Opened) -> None:
+    class FullyShardedDataParallel(nn.Module):
+        """Like the first generation's, whose own needs a GPU."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._fsdp_wrapped_module = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self._fsdp_wrapped_module(x)
+
+    model = FullyShardedDataParallel()
+    with ac.capture(model, tmp_path / "out"):
+        model(torch.ones(1, 2)).sum().backward()
+    (note,) = opened(tmp_path / "out").manifest.notes
+    assert "(call_grad) is not recorded under FullyShardedDataParallel" in note

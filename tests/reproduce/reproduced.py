@@ -30,6 +30,7 @@ from accucompare.reproduce.outcome import Outcome
 from accucompare.reproduce.reproducer import Reproducer
 from accucompare.reproduce.saving import save_reproducer
 from accucompare.reproduce.snapshot import Snapshot
+from tests.forkserver import SCRIPT, with_torch
 
 NAN, INF = float("nan"), float("inf")
 
@@ -196,11 +197,6 @@ def run_here(script: Path, *arguments: str) -> Answer:
     return Answer(ended.value.code, said.getvalue(), warned.getvalue())
 
 
-def run(script: Path, *arguments: str, cwd: Path | str = "/", **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(script), *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
+def run(script: Path) -> subprocess.CompletedProcess[str]:
+    """What the script answers, run in another process than this one, from anywhere."""
+    return with_torch()(SCRIPT, script, cwd=Path("/"), variables=os.environ)

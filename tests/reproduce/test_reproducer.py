@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from torch import nn
 
 from accucompare.findings.events import Site, TensorRange
 from accucompare.reproduce.reproducer import Reproducer
-from tests.reproduce.reproduced import INF, NAN, Around, PassesOn, poisoned, run, run_here, save, take
+from tests.forkserver import with_torch
+from tests.reproduce.reproduced import INF, NAN, Around, PassesOn, poisoned, run_here, save, take
 
 
 @pytest.fixture
@@ -51,7 +53,8 @@ def test_a_device_that_is_not_here_gives_way_to_the_cpu(finite: Path) -> None:
 def test_without_its_package_it_exits_2(finite: Path, tmp_path: Path) -> None:
     (tmp_path / "empty" / "accucompare").mkdir(parents=True)
     (tmp_path / "empty" / "accucompare" / "__init__.py").write_text("raise ImportError('not here')")
-    ran = run(finite, PYTHONPATH=str(tmp_path / "empty"))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "empty")}
+    ran = subprocess.run([sys.executable, finite], cwd="/", env=environment, capture_output=True, text=True)
     assert ran.returncode == 2
     assert "this needs torch and accucompare: not here" in ran.stderr
 
@@ -198,11 +201,11 @@ def test_only_the_output_that_was_bad_is_judged(tmp_path: Path) -> None:
     assert run_here(save(taken, tmp_path / "r", tensors=[seen])[0]).returncode == 0
 
 
-def test_scripts_of_version_0_1_find_what_they_import() -> None:
+def test_scripts_of_version_0_1_find_what_they_import(tmp_path: Path) -> None:
     program = (
         "from accucompare.watch.rerun import Reproducer, module_of_case\n"
         "from accucompare.watch.importing import import_file\n"
         "from accucompare.watch.rebuilding import assemble, buffer, parameter\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = with_torch()(program, cwd=tmp_path, variables=os.environ)
     assert (done.returncode, done.stderr) == (0, "")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from accucompare.live.autocast import autocast_now, autocast_then
 from accucompare.reproduce.reproducer import Reproducer
 from accucompare.reproduce.saving import save_reproducer
 from accucompare.reproduce.snapshot import Snapshot
+from tests.forkserver import MODULE, SCRIPT, with_torch
 from tests.reproduce.reproduced import (
     INF,
     NAN,
@@ -276,14 +275,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, T
 @pytest.fixture(scope="module")
 def answers(written: dict[str, tuple[Path, Taken]]) -> dict[str, tuple[int, str]]:
     """Exit code and text of every script, run in another process than that which wrote them."""
-    ran = subprocess.run(
-        [sys.executable, "-c", _RUN_ALL, *(str(script) for script, _ in written.values())],
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    ran = with_torch()(_RUN_ALL, *(script for script, _ in written.values()), cwd=Path("/"), variables=os.environ)
+    assert ran.returncode == 0, ran.stderr
     table = json.loads(ran.stdout)
     return {name: tuple(table[str(script)]) for name, (script, _) in written.items()}
 
@@ -465,15 +458,15 @@ def main():
 @pytest.mark.parametrize("as_module", [False, True], ids=["python train.py", "python -m"])
 def test_a_class_of_a_guarded_script_is_imported_from_it(as_module: bool, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_TRAINING.format(root=str(ROOT)) + 'if __name__ == "__main__":\n    main()\n')
-    how = ["-m", "train"] if as_module else ["train.py"]
-    subprocess.run([sys.executable, *how, str(tmp_path / "r")], cwd=tmp_path, check=True, capture_output=True)
+    how = (MODULE, "train") if as_module else (SCRIPT, tmp_path / "train.py")
+    assert with_torch()(*how, tmp_path / "r", cwd=tmp_path, variables=os.environ).returncode == 0
     ran = run(tmp_path / "r.py")
     assert ran.returncode == 1, ran.stderr
 
 
 def test_a_class_of_an_unguarded_script_is_missing(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_TRAINING.format(root=str(ROOT)) + "main()\n")
-    subprocess.run([sys.executable, "train.py", str(tmp_path / "r")], cwd=tmp_path, check=True, capture_output=True)
+    assert with_torch()(SCRIPT, tmp_path / "train.py", tmp_path / "r", cwd=tmp_path, variables=os.environ).returncode == 0
     ran = run(tmp_path / "r.py")
     assert ran.returncode == 2
     assert "importing it would run the training again" in ran.stderr

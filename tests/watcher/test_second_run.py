@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from accucompare.findings.events import Direction, Finding, Site
 from accucompare.findings.wording import answer
 from accucompare.reproduce.reproducer import Reproducer
 from fixtures.cnn import Net
-from tests.conftest import ROOT
+from tests.forkserver import with_torch
 from tests.reproduce import reproduced
 from tests.reproduce.reproduced import run_here
 from tests.watcher.watched import Glue, Subject, assert_same, differing, origins, run, trained
@@ -630,7 +628,7 @@ def test_a_reproducer_names_no_directory_and_can_be_moved_with_what_it_imports(t
         "    watch_me(torch.ones(1, 2))\n"
         "    watch.step()\n"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=project, check=True, timeout=100, env={**os.environ, "PYTHONPATH": f"{ROOT}:."})
+    assert with_torch()(code, cwd=project, variables=os.environ).returncode == 0
     (script,) = (project / "watch").glob("*.py")
     assert str(tmp_path) not in script.read_text()
     project.rename(tmp_path / "moved")

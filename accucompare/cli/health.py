@@ -1,0 +1,70 @@
+"""The command `health`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from accucompare.cli import options as option
+from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
+from accucompare.cli.options import examples, refuse_other_than_xlsx, refuse_places
+from accucompare.errors import UsageError
+
+
+@cli.command(
+    epilog=examples(
+        "accucompare health watch/                       # all checks of the last run, of all ranks",
+        "accucompare health watch/ --json health.json --report health.xlsx",
+        "accucompare health watch/ --threshold norm-spike=20 --threshold dead-units=0.8",
+        "accucompare health watch/ --quiet               # one line",
+        "",
+        "Exit code: 0 every check that was looked at is passed, 1 there is a WARN or a FAIL, 2 trouble: the log",
+        "cannot be read, or no step was watched.",
+    )
+)
+@click.argument("log", type=click.Path(path_type=Path))
+@option.thresholds
+@option.threshold_file
+@option.json
+@click.option("--report", type=click.Path(path_type=Path), metavar="XLSX", help="Write an Excel report, too.")
+@option.quiet("the line with the counts only")
+def health(
+    log: Path, thresholds: tuple[str, ...], threshold_file: Path | None, json_path: Path | None, report: Path | None, quiet: bool
+) -> int:
+    """Check a training by what a watch has written: PASS, WARN, FAIL, or not looked at and why.
+
+    LOG is the directory that `accucompare watch` or accucompare.watch() wrote, or one of the logs in it. Of each check it shows what was
+    measured, in which step, where, the thresholds, and what to do. Only the last run in a log counts; some checks compare it with the one
+    before.
+    """
+    if report is not None:
+        refuse_other_than_xlsx(report)
+    refuse_places({"--report": report, "--json": json_path})
+    from accucompare.findings.analysis import read
+    from accucompare.findings.health import examine, read_thresholds
+
+    given = read_thresholds(thresholds, threshold_file)
+    ranks = read(log)
+    if not ranks.watched and not ranks.findings:
+        raise UsageError(f"{log}: no step was watched, so that there is nothing to check; {ranks.ranks[0].ending}")
+    found = examine(ranks, given)
+    from accucompare.report.console import reader_may_leave
+    from accucompare.report.terminal_health import print_health
+
+    with reader_may_leave():
+        print_health(ranks, found, quiet=quiet)
+    if json_path is not None:
+        from accucompare.report.json_health import write_health_json
+
+        write_health_json(ranks, found, json_path)
+    if report is not None:
+        from accucompare.report.excel_health import write_health
+
+        write_health(ranks, found, report)
+    return code(found.status.value)
+
+
+def code(status: str) -> int:
+    """The exit code of a checklist whose worst result is this."""
+    return {"PASS": PASS, "WARN": DIFFERENT, "FAIL": DIFFERENT}.get(status, TROUBLE)

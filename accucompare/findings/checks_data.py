@@ -1,0 +1,359 @@
+"""The checklist's layer *data*: what the model was given, and what the loss was computed of."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+
+from accucompare.findings.analysis import Analysis
+from accucompare.findings.checks import (
+    Check,
+    Evidence,
+    Layer,
+    Need,
+    Outcome,
+    Threshold,
+    failed,
+    not_looked_at,
+    passed,
+    steps_of,
+    warned,
+)
+from accucompare.findings.vitals import Given, Targets, Vitals
+
+_LABELS = re.compile(r"label|target|(^|[._])ids?$|_ids$", re.IGNORECASE)
+
+
+def _every(seen: Evidence) -> Iterator[tuple[Vitals, Given]]:
+    return ((each, given) for each in seen.vitals for given in each.given)
+
+
+def _targets(seen: Evidence) -> list[tuple[int, Targets]]:
+    return [(each.step, each.targets) for each in seen.vitals if each.targets is not None]
+
+
+def _called(given: Given) -> str:
+    return f"input {given.path or '0'}"
+
+
+def _input_finite(seen: Evidence) -> Outcome:
+    count = 0
+    for each, given in _every(seen):
+        if given.low is None or given.high is None:
+            continue
+        count += 1
+        low, high = float(given.low), float(given.high)
+        if math.isnan(low) or math.isnan(high) or high == math.inf:  # a mask may hold -Inf
+            return failed(f"values from {given.low} to {given.high}", None, each.step, _called(given))
+    return passed(f"{count:,} inputs were finite")
+
+
+def _input_range(seen: Evidence) -> Outcome:
+    largest, worst = 0.0, None
+    for each, given in _every(seen):
+        if given.low is None or given.high is None or "float" not in given.dtype:
+            continue
+        size = max(abs(float(given.low)) if float(given.low) > _MASKED else 0.0, abs(float(given.high)))
+        if math.isfinite(size) and size > largest:
+            largest, worst = size, (each.step, _called(given))
+    measured = f"floating inputs were {largest:.4g} at most"
+    if worst is not None and largest > seen.limits["input-range"]:
+        return warned(measured, largest, *worst)
+    return passed(measured, largest)
+
+
+#: Masks that are added hold the lowest number of a type: float16's is -65504.
+_MASKED = -6.5e4
+
+
+def _input_constant(seen: Evidence) -> Outcome:
+    looks: dict[str, list[tuple[int, float]]] = {}
+    for each, given in _every(seen):
+        if given.constant is not None:
+            looks.setdefault(_called(given), []).append((each.step, given.constant))
+    if not looks:
+        return not_looked_at("no floating input had several samples in a step that was looked at closely")
+    name, series = max(looks.items(), key=lambda item: min(share for _, share in item[1]))
+    share = min(share for _, share in series)
+    measured = f"{share:.0%} of its features had the same value in all samples of a batch, in each of {len(series):,} looks"
+    if share > seen.limits["constant-features"]:
+        return warned(measured, share, series[0][0], name)
+    return passed(f"{name}: {measured}", share)
+
+
+def _type_changed(seen: Evidence) -> Outcome:
+    known: dict[str, str] = {}
+    for each, given in _every(seen):
+        before = known.setdefault(given.path, given.dtype)
+        if before != given.dtype:
+            return warned(f"it was {before}, and then {given.dtype}", None, each.step, _called(given))
+        if given.whole and _LABELS.search(given.path):
+            return warned(f"it is {given.dtype}, and holds whole numbers alone", None, each.step, _called(given))
+    return passed(f"{len(known):,} inputs kept their types")
+
+
+def _labels_range(seen: Evidence) -> Outcome:
+    highest, classes = -1.0, 0
+    for step, targets in _targets(seen):
+        if targets.low is None or targets.high is None:
+            continue
+        low, high = float(targets.low), float(targets.high)
+        if low < 0 or high >= targets.classes:
+            return failed(f"labels from {low:g} to {high:g}, and logits of {targets.classes:,} classes", high, step)
+        highest, classes = max(highest, high), targets.classes
+    failure = _out_of_vocabulary(seen)
+    return failure or passed(f"labels were {highest:g} at most, and logits of {classes:,} classes", highest)
+
+
+def _out_of_vocabulary(seen: Evidence) -> Outcome | None:
+    rows = seen.setup.vocabulary if seen.setup is not None else None
+    for each, given in _every(seen):
+        if rows is not None and re.search(r"input_ids|labels", given.path) and given.high is not None and float(given.high) >= rows:
+            measured = f"ids up to {float(given.high):g}, and the embedding has {rows:,} rows"
+            return failed(measured, float(given.high), each.step, _called(given))
+    return None
+
+
+def _labels_ignored(seen: Evidence) -> Outcome:
+    every = _targets(seen)
+    emptied = [(step, targets) for step, targets in every if targets.ignored >= 1]
+    worst = max(targets.ignored for _, targets in every)
+    if emptied:
+        return failed(f"all labels were ignored in {len(emptied):,} of {steps_of(len(every))}", 1.0, emptied[0][0])
+    step, share = max(((step, targets.ignored) for step, targets in every), key=lambda pair: pair[1])
+    if share > seen.limits["labels-ignored"]:
+        return warned(f"{share:.1%} of the labels were ignored", share, step)
+    return passed(f"{worst:.0%} of the labels were ignored at most", worst)
+
+
+def _shapes(seen: Evidence) -> Outcome:
+    known: dict[str, Given] = {}
+    for each, given in _every(seen):
+        before = known.setdefault(given.path, given)
+        if len(before.shape) != len(given.shape):
+            return warned(f"its shape was {list(before.shape)}, and then {list(given.shape)}", None, each.step, _called(given))
+    return passed(f"{len(known):,} inputs kept the number of their axes")
+
+
+def _digests(run: Analysis) -> list[tuple[int, str]]:
+    """Of each step, one word for all that the model was given in it."""
+    return [(each.step, " ".join(given.digest for given in each.given)) for each in run.vitals if each.given]
+
+
+def _repeated(seen: Evidence) -> Outcome:
+    if seen.setup is not None and seen.setup.cycle == 1:
+        return not_looked_at("the command uses the one input of the case in every step")
+    digests = _digests(seen.run)
+    twice = [step for (before, one), (step, other) in itertools.pairwise(digests) if one == other and before + 1 == step]
+    if twice:
+        measured = f"{len(twice):,} of {steps_of(len(digests))} had the same batch as the step before, by a sample of its values"
+        return warned(measured, len(twice) / len(digests), twice[0])
+    return passed(f"no step of {len(digests):,} had the batch of the step before", 0.0)
+
+
+def _order(seen: Evidence) -> Outcome:
+    if seen.setup is not None and seen.setup.cycle:
+        return not_looked_at(f"the command uses the {seen.setup.cycle:,} inputs of the case again and again")
+    digests = _digests(seen.run)
+    first: dict[str, int] = {}
+    periods = []
+    for number, (_, word) in enumerate(digests):
+        if word in first:
+            periods.append(number - first[word])
+        first[word] = number
+    running = [period for period in periods if period > 1]
+    if not running:
+        return passed(f"no batch of {len(digests):,} came again", 0.0)
+    usual = max(set(running), key=running.count)
+    share = running.count(usual) / (len(digests) - usual)
+    measured = f"{share:.0%} of the batches from the second epoch on came {usual:,} steps after the same batch before"
+    if share > seen.limits["order-repeated"] and running.count(usual) >= 3:
+        return warned(measured, share, digests[usual][0])
+    return passed(measured, share)
+
+
+def _padding(seen: Evidence) -> Outcome:
+    looks = [(each.step, given) for each, given in _every(seen) if given.padding_rows is not None]
+    if not looks:
+        return not_looked_at("the model was given no attention_mask of rows")
+    step, given = max(looks, key=lambda pair: pair[1].padding_rows or 0.0)
+    share = given.padding_rows or 0.0
+    measured = f"the mask leaves nothing of {share:.0%} of the rows at most, in {len(looks):,} looks"
+    return warned(measured, share, step, _called(given)) if share > seen.limits["padding-rows"] else passed(measured, share)
+
+
+def _mask(seen: Evidence) -> Outcome:
+    looks = [(each.step, given) for each, given in _every(seen) if given.unmasked_padding is not None]
+    if not looks:
+        return not_looked_at("no input_ids with an attention_mask were given, or the id of padding is not known")
+    step, given = max(looks, key=lambda pair: max(pair[1].unmasked_padding or 0.0, pair[1].masked_content or 0.0))
+    kept, hidden = given.unmasked_padding or 0.0, given.masked_content or 0.0
+    measured = f"{kept:.1%} of what the mask keeps is padding, and {hidden:.1%} of what it hides is none"
+    if max(kept, hidden) > seen.limits["mask-padding"]:
+        return warned(measured, max(kept, hidden), step, _called(given))
+    return passed(measured, max(kept, hidden))
+
+
+def _tokenizer(seen: Evidence) -> Outcome:
+    earlier = seen.run.earlier
+    assert earlier is not None
+    if seen.setup is None or not earlier.setups:
+        return not_looked_at("one of the two runs has no setup")
+    mine, theirs = seen.setup, earlier.setups[-1]
+    facts: list[tuple[str, object, object]] = [("padding id", theirs.pad, mine.pad), ("vocabulary", theirs.vocabulary, mine.vocabulary)]
+    facts.append(("side of padding", _side(earlier), _side(seen.run)))
+    for name, before, now in facts:
+        if before is not None and now is not None and before != now:
+            return warned(f"{name}: {before} in the run before, {now} in this one", place=name)
+    known = [f"{name} {now}" for name, _, now in facts if now is not None]
+    return passed(f"the same as in the run before: {', '.join(known)}") if known else not_looked_at("the model is given no ids of tokens")
+
+
+def _side(run: Analysis) -> str | None:
+    sides = {given.pads_left for each in run.vitals for given in each.given if given.pads_left is not None}
+    return None if len(sides) != 1 else "left" if sides.pop() else "right"
+
+
+def _two_ranks(seen: Evidence) -> Outcome:
+    if any(set(run.start.coordinates) - {"dp", "data", "dp_replicate"} for run in seen.ranks):
+        return not_looked_at("ranks that split a model are given the same batch; which of them are replicas is not looked at")
+    held: dict[tuple[int, str], int] = {}
+    steps: set[int] = set()
+    same = []
+    for run in seen.ranks:
+        for step, word in _digests(run):
+            steps.add(step)
+            other = held.setdefault((step, word), run.start.rank)
+            if other != run.start.rank:
+                same.append((step, other, run.start.rank))
+    if same:
+        step, one, other = min(same)
+        count = len({step for step, *_ in same})
+        return warned(f"ranks {one} and {other} had the same batch, in {count:,} of {steps_of(len(steps))}", count / len(steps), step)
+    return passed(f"no two of {len(seen.ranks)} ranks had the same batch in {steps_of(len(steps))}", 0.0)
+
+
+_GIVEN = (Need.VITALS, Need.GIVEN)
+_ISSUE = "issue 15"
+DATA = (
+    Check(
+        "input-finite",
+        Layer.DATA,
+        "NaN and Inf in what the model is given",
+        "clean the data: look at this step's batch, and at divisions and logarithms before the model",
+        _input_finite,
+        needs=_GIVEN,
+    ),
+    Check(
+        "input-range",
+        Layer.DATA,
+        "the magnitude of floating inputs",
+        "normalise the inputs: mean 0, standard deviation 1",
+        _input_range,
+        (Threshold("input-range", 1e4, "magnitude", _ISSUE),),
+        needs=_GIVEN,
+    ),
+    Check(
+        "input-constant",
+        Layer.DATA,
+        "features that are the same in all samples of a batch",
+        "check the loader: the same sample stacked, a feature that is never filled, an augmentation that blanks",
+        _input_constant,
+        (Threshold("constant-features", 0.5, "share of features, in every look", "borders of images are constant; tuned on sound runs"),),
+        needs=_GIVEN,
+    ),
+    Check(
+        "input-type",
+        Layer.DATA,
+        "inputs whose type changes, and labels or ids that are floating",
+        "cast labels to int64 where they are loaded",
+        _type_changed,
+        needs=_GIVEN,
+    ),
+    Check(
+        "labels-range",
+        Layer.DATA,
+        "labels and ids beyond the width of the logits or the embedding",
+        "check the number of classes and the vocabulary against the tokenizer's; resize the embedding",
+        _labels_range,
+        needs=(Need.VITALS, Need.TARGETS),
+    ),
+    Check(
+        "labels-ignored",
+        Layer.DATA,
+        "the share of labels that the loss ignores",
+        "check how labels are masked: a batch whose labels are all ignored has a loss of 0/0",
+        _labels_ignored,
+        (Threshold("labels-ignored", 0.99, "share of a step's labels", "masked language models ignore 0.85"),),
+        needs=(Need.VITALS, Need.TARGETS),
+    ),
+    Check(
+        "input-shape",
+        Layer.DATA,
+        "inputs whose number of axes changes",
+        "check the collate function: a last batch of one sample that is squeezed",
+        _shapes,
+        needs=_GIVEN,
+    ),
+    Check(
+        "batch-repeated",
+        Layer.DATA,
+        "one batch given in two steps running",
+        "check that the loader's iterator is made once an epoch, not once a step",
+        _repeated,
+        needs=_GIVEN,
+    ),
+    Check(
+        "order-repeated",
+        Layer.DATA,
+        "batches that come again in the order of the epoch before",
+        "shuffle: DataLoader(shuffle=True), or sampler.set_epoch(epoch) before each epoch",
+        _order,
+        (Threshold("order-repeated", 0.5, "share of the batches behind the first epoch", "tuned on sound runs"),),
+        needs=_GIVEN,
+    ),
+    Check(
+        "batch-on-two-ranks",
+        Layer.DATA,
+        "one batch given to two ranks",
+        "give each rank its part: DistributedSampler with its rank and the number of ranks",
+        _two_ranks,
+        across=True,
+        needs=(Need.RANKS, *_GIVEN),
+    ),
+    Check(
+        "padding-rows",
+        Layer.DATA,
+        "rows that are all padding",
+        "leave empty samples out before they are batched",
+        _padding,
+        (Threshold("padding-rows", 0.0, "share of rows of any batch", "none is meant"),),
+        needs=_GIVEN,
+    ),
+    Check(
+        "mask-padding",
+        Layer.DATA,
+        "whether the attention mask hides padding, and padding alone",
+        "make the mask of the ids: attention_mask = ids != pad; check on which side the tokenizer pads",
+        _mask,
+        (
+            Threshold(
+                "mask-padding",
+                0.1,
+                "share of tokens; the id may also end texts",
+                "tuned on sound runs",
+            ),
+        ),
+        needs=_GIVEN,
+    ),
+    Check(
+        "tokenizer",
+        Layer.DATA,
+        "padding id, side of padding and vocabulary against those of the run before in the log",
+        "load the tokenizer that the weights were trained with",
+        _tokenizer,
+        needs=(Need.VITALS, Need.EARLIER),
+    ),
+)

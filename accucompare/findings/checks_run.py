@@ -1,0 +1,189 @@
+"""The checklist's layer *run*: losses, spikes, ranks."""
+
+from __future__ import annotations
+
+import math
+
+from accucompare.findings.checks import (
+    Check,
+    Evidence,
+    Layer,
+    Need,
+    Outcome,
+    Point,
+    Threshold,
+    failed,
+    median,
+    not_looked_at,
+    passed,
+    spikes,
+    steps_of,
+    warned,
+)
+
+#: Fewer losses show no trend.
+_FEWEST = 30
+
+
+def _finite(seen: Evidence) -> Outcome:
+    if seen.run.findings:
+        first = seen.run.findings[0]
+        return failed(f"{first.place} gave {', '.join(first.kinds)}", step=first.step, place=first.place)
+    if seen.run.unexplained:
+        return failed("something was not finite, and no call was found", step=seen.run.unexplained[0].step)
+    return passed(f"everything that was looked at was finite in {steps_of(len(seen.run.steps))}")
+
+
+def _loss_finite(seen: Evidence) -> Outcome:
+    bad = [point for point in seen.losses if not math.isfinite(point.value)]
+    if not bad:
+        return passed(f"the loss was finite in {steps_of(len(seen.losses))}", 0.0)
+    running = longest = 0
+    for point in seen.losses:
+        running = 0 if math.isfinite(point.value) else running + 1
+        longest = max(longest, running)
+    measured = f"the loss was {bad[0].value:g} in {steps_of(len(bad))}, {longest} running"
+    judge = failed if longest >= seen.limits["loss-not-finite-running"] else warned
+    return judge(measured, float(longest), bad[0].step)
+
+
+def _spiking(what: str, series: list[Point], times: float, floor: float) -> Outcome:
+    if len(series) <= 20:
+        return not_looked_at(f"{steps_of(len(series))} are too few to know a spread: 21 at least")
+    found = spikes(series, times, floor=floor)
+    if not found:
+        return passed(f"{what} never rose more than {times:g} spreads above the median of the 100 steps before")
+    worst = max(found, key=lambda each: each.spreads)
+    measured = f"{what} was {worst.point.value:.4g}, {worst.spreads:.3g} spreads above the median of the steps before ({worst.usual:.4g})"
+    return warned(measured + (f"; {len(found):,} such steps" if len(found) > 1 else ""), worst.spreads, worst.point.step)
+
+
+def _loss_spike(seen: Evidence) -> Outcome:
+    finite = [point.value for point in seen.losses if math.isfinite(point.value)]
+    if any(value <= 0 for value in finite):
+        lowest = min(finite)
+        return not_looked_at(f"the loss is not positive ({lowest:.4g} at least), and spreads are measured in its logarithm")
+    floor = seen.limits["loss-spike-floor"] * median(finite[:_FEWEST])  # near 0, a loss may well be ten times the last one
+    series = [Point(step, value + floor) for step, value in seen.losses]
+    return _spiking("the loss", series, seen.limits["loss-spike"], 0.1)
+
+
+def _norm_spike(seen: Evidence) -> Outcome:
+    return _spiking("the gradient norm", seen.norms, seen.limits["norm-spike"], 0.2)
+
+
+def _update_spike(seen: Evidence) -> Outcome:
+    series = []
+    for each in seen.looked:
+        sizes = [float(value) for value in each.layers.get("update", ()) if value is not None and math.isfinite(float(value))]
+        rate = max((float(value) for value in each.lr.values()), default=0.0)
+        if sizes and rate > 0:
+            series.append(Point(each.step, median(sizes) / rate))  # a schedule's rise is no spike
+    return _spiking("the median update of the layers, over the learning rate,", series, seen.limits["update-spike"], 0.2)
+
+
+def _loss_trend(seen: Evidence) -> Outcome:
+    values = [point.value for point in seen.losses if math.isfinite(point.value)]
+    if len(values) < _FEWEST:
+        return not_looked_at(f"{steps_of(len(values))} are too few for a trend: {_FEWEST} at least")
+    part = max(len(values) // 10, 5)
+    first, last = median(values[:part]), median(values[-part:])
+    if first <= 0:
+        return not_looked_at(f"the loss is not positive ({first:.4g} at first), and a trend is judged by its ratio")
+    ratio = last / first
+    measured = f"the loss went from {first:.4g} to {last:.4g} (medians of the first and the last {steps_of(part)})"
+    return warned(measured, ratio, seen.losses[-1].step) if ratio > seen.limits["loss-rise"] else passed(measured, ratio)
+
+
+def _ranks_agree(seen: Evidence) -> Outcome:
+    """Weights of parameters that are whole on each rank, by their norms: replicas compute the same numbers bit for bit."""
+    if any(set(run.start.coordinates) - {"dp", "data", "replicate", "dp_replicate"} for run in seen.ranks):
+        return not_looked_at("ranks hold different parts of the model, and which are replicas is not looked at")
+    first, *others = seen.ranks
+    norms = {each.step: each.layers.get("weight", []) for each in first.vitals if each.layers}
+    parameters = first.setups[-1].parameters if first.setups else []
+    compared = 0
+    for other in others:
+        for each in other.vitals:
+            if not each.layers or each.step not in norms:
+                continue
+            for parameter, mine, theirs in zip(parameters, norms[each.step], each.layers.get("weight", []), strict=False):
+                if parameter.sharded or mine is None or theirs is None:
+                    continue
+                compared += 1
+                if mine != theirs:
+                    measured = f"the norm of the weights is {mine} on rank {first.start.rank} and {theirs} on rank {other.start.rank}"
+                    return failed(measured, step=each.step, place=parameter.name)
+    if not compared:
+        return not_looked_at("no step was looked at closely on two ranks, or all parameters are sharded")
+    return passed(f"{compared:,} weights have the same norm on all of {len(seen.ranks)} ranks")
+
+
+#: What a watch says first, too.
+FINITE = Check(
+    "finite",
+    Layer.RUN,
+    "NaN, Inf and overflow in every module call and gradient",
+    "see where it began: `accucompare overflow LOG`",
+    _finite,
+)
+RUN = (
+    FINITE,
+    Check(
+        "loss-finite",
+        Layer.RUN,
+        "losses that are NaN or Inf, and how many running",
+        "see where it began: `accucompare overflow LOG`; go on from the last checkpoint before",
+        _loss_finite,
+        (Threshold("loss-not-finite-running", 3, "so many running are a FAIL; one is a WARN", "issue 15; msprobe's AnomalyNan"),),
+        needs=(Need.LOSSES,),
+    ),
+    Check(
+        "loss-spike",
+        Layer.RUN,
+        "losses above their running spread",
+        "look at this step's batch and gradient norm; run the step twice: a result that differs is the hardware's (silent data corruption)",
+        _loss_spike,
+        (
+            Threshold("loss-spike", 10, "spreads above the median of the 100 steps before", "tuned on sound runs"),
+            Threshold("loss-spike-floor", 0.1, "share of the first losses that is added to all", "tuned on sound runs"),
+        ),
+        needs=(Need.LOSSES,),
+    ),
+    Check(
+        "loss-trend",
+        Layer.RUN,
+        "whether the loss ends higher than it began",
+        "lower the learning rate; check the sign of the loss and the labels",
+        _loss_trend,
+        (Threshold("loss-rise", 1.5, "last losses over first losses", "tuned on sound runs"),),
+        needs=(Need.LOSSES,),
+    ),
+    Check(
+        "norm-spike",
+        Layer.RUN,
+        "gradient norms above their running spread",
+        "look at this step's batch; clip gradients; run the step twice: a result that differs is the hardware's",
+        _norm_spike,
+        (Threshold("norm-spike", 10, "spreads above the median of the 100 steps before", "msprobe's AnomalyTurbulence; sound runs"),),
+        needs=(Need.NORMS,),
+    ),
+    Check(
+        "update-spike",
+        Layer.RUN,
+        "updates above their running spread, the learning rate taken out",
+        "look at the gradients and the optimizer's second moment in this step",
+        _update_spike,
+        (Threshold("update-spike", 10, "spreads above the median of the looks before", "tuned on sound runs"),),
+        needs=(Need.CLOSE,),
+    ),
+    Check(
+        "ranks-agree",
+        Layer.RUN,
+        "whether replicas on several ranks have the same weights",
+        "check that gradients are summed over all ranks, and that all ranks started from the same weights",
+        _ranks_agree,
+        across=True,
+        needs=(Need.RANKS, Need.VITALS),
+    ),
+)

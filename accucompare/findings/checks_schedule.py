@@ -1,0 +1,286 @@
+"""The checklist's layer *schedule and clipping*: learning rates as they were applied, and what became of gradients before the update."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from accucompare.findings.checks import (
+    Check,
+    Evidence,
+    Layer,
+    Need,
+    Outcome,
+    Point,
+    Threshold,
+    failed,
+    median,
+    not_looked_at,
+    passed,
+    steps_of,
+    warned,
+)
+
+#: Schedulers that let the learning rate rise again, by design.
+_RISES_AGAIN = ("CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR", "SequentialLR", "ChainedScheduler", "LambdaLR", "MultiplicativeLR")
+#: Up to this step a learning rate may rise as fast as it likes: from 0, a warm-up doubles it in its first steps.
+_WARMING = 10
+
+
+def _rates(seen: Evidence) -> Iterator[tuple[str, list[Point]]]:
+    """By parameter group, the learning rate of each update."""
+    for name in dict.fromkeys(name for each in seen.updates for name in each.lr):
+        yield name, [Point(each.step, float(each.lr[name])) for each in seen.updates if name in each.lr]
+
+
+def _lr_range(seen: Evidence) -> Outcome:
+    for name, series in _rates(seen):
+        bad = next((point for point in series if not math.isfinite(point.value) or point.value < 0), None)
+        if bad is not None:
+            return failed(f"the learning rate was {bad.value:.4g}", bad.value, bad.step, name)
+        zeros = [point for point in series if point.value == 0]
+        share = len(zeros) / len(series)
+        if share > seen.limits["lr-zero"] and len(zeros) > 1:
+            return warned(f"the learning rate was 0 in {len(zeros):,} of {len(series):,} updates", share, zeros[-1].step, name)
+    highest = max(point.value for _, series in _rates(seen) for point in series)
+    lowest = min(point.value for _, series in _rates(seen) for point in series)
+    return passed(f"learning rates from {lowest:.4g} to {highest:.4g} in {steps_of(len(seen.updates))}", highest)
+
+
+def _lr_jump(seen: Evidence) -> Outcome:
+    largest = 1.0
+    for name, series in _rates(seen):
+        for number, (before, after) in enumerate(itertools.pairwise(series), 1):
+            if number < _WARMING or before.value <= 0:
+                continue
+            ratio = after.value / before.value
+            largest = max(largest, ratio)
+            if ratio > seen.limits["lr-jump"] and not _restarts(seen):
+                measured = f"the learning rate rose from {before.value:.4g} to {after.value:.4g} in one step"
+                return warned(measured, ratio, after.step, name)
+    return passed(f"the learning rate never rose by more than {largest:.3g} x in one step, after the first {_WARMING}", largest)
+
+
+def _restarts(seen: Evidence) -> bool:
+    return seen.setup is not None and any(name.startswith(("CosineAnnealingWarmRestarts", "CyclicLR")) for name in seen.setup.schedulers)
+
+
+def _lr_rises_again(seen: Evidence) -> Outcome:
+    assert seen.setup is not None
+    for name, length in seen.setup.scheduler_lengths.items():
+        if name.startswith(_RISES_AGAIN):
+            continue
+        past = next((each for each in seen.updates if name in each.schedulers and each.schedulers[name].stepped > length), None)
+        if past is not None:
+            taken = past.schedulers[name].stepped
+            measured = f"{name} was made for {length:,} steps, and had been stepped {taken:,} times"
+            return warned(measured, taken / length, past.step, name)
+    if not seen.setup.scheduler_lengths:
+        return not_looked_at("no scheduler says how many steps it is made for")
+    return passed(f"no scheduler went beyond the steps that it is made for ({min(seen.setup.scheduler_lengths.values()):,} at least)")
+
+
+def _counts(seen: Evidence) -> Iterator[tuple[str, list[tuple[Point, int]]]]:
+    """By scheduler, how often it was stepped between one update and the next, and how many steps lie between."""
+    for name in dict.fromkeys(name for each in seen.updates for name in each.schedulers):
+        having = [each for each in seen.updates if name in each.schedulers]
+        yield (
+            name,
+            [
+                (Point(after.step, after.schedulers[name].stepped - before.schedulers[name].stepped), after.step - before.step)
+                for before, after in itertools.pairwise(having)
+            ],
+        )
+
+
+def _schedule_steps(seen: Evidence) -> Outcome:
+    words = []
+    for name, counts in _counts(seen):
+        if not counts:
+            continue
+        total, steps = sum(point.value for point, _ in counts), sum(between for _, between in counts)
+        words.append(f"{name} was stepped {total:g} times in {steps_of(steps)}")
+        if total == 0 and steps >= seen.limits["schedule-unstepped"]:
+            return warned(words[-1], 0.0, counts[-1][0].step, name)
+        doubled = [point for point, between in counts if point.value > between]
+        if len(doubled) > seen.limits["schedule-doubled"] * len(counts):
+            measured = f"{name} was stepped {total / steps:.3g} times between one update and the next"
+            return warned(measured, total / steps, doubled[0].step, name)
+    return passed("; ".join(words)) if words else not_looked_at("one update was seen: it shows from the second on")
+
+
+def _schedule_order(seen: Evidence) -> Outcome:
+    assert seen.setup is not None
+    first = seen.updates[0]
+    for name, applied in first.schedulers.items():
+        before = applied.stepped - seen.run.setups[0].schedulers.get(name, applied.stepped)
+        if before > 0 and first.step == seen.run.steps[0].step:
+            measured = (
+                f"{name} was stepped {before} time{'' if before == 1 else 's'} before the first update, so that its first rate is left out"
+            )
+            return warned(measured, float(before), first.step, name)
+    return passed("no scheduler was stepped before the first update")
+
+
+def _schedule_applied(seen: Evidence) -> Outcome:
+    """Learning rates of the groups against those that the scheduler says it has set."""
+    compared = 0
+    for each in seen.updates:
+        applied = [float(rate) for rate in each.lr.values()]
+        for name, scheduled in each.schedulers.items():
+            rates = [float(rate) for rate in scheduled.rates]
+            if not rates or len(rates) > len(applied):
+                continue
+            compared += 1
+            if not all(any(_close(rate, other) for other in applied) for rate in rates):
+                shown = ", ".join(f"{rate:.4g}" for rate in applied[:3])
+                measured = f"the update was made with {shown}, and {name} had set {', '.join(f'{rate:.4g}' for rate in rates[:3])}"
+                return warned(measured, max(applied), each.step, name)
+    return passed(f"every update was made with the rate that the scheduler had set ({steps_of(compared)})")
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-5, abs_tol=1e-15)
+
+
+def _clipped(seen: Evidence) -> list[tuple[Point, float]]:
+    """Of each update: what became of the gradient norm before it, as a ratio, and the norm that the update was given."""
+    found = []
+    for each in seen.updates:
+        before, after = each.norm, each.norm_at_update
+        if before is None or after is None:
+            continue
+        norms = float(before), float(after)
+        if all(map(math.isfinite, norms)) and norms[0] > 0:
+            found.append((Point(each.step, norms[1] / norms[0]), norms[1]))
+    return found
+
+
+def _clip_share(seen: Evidence) -> Outcome:
+    ratios = _clipped(seen)
+    clipped = [point for point, _ in ratios if point.value < 0.999]
+    if not ratios:
+        return not_looked_at("all gradients were zero")
+    share = len(clipped) / len(ratios)
+    usual = median(point.value for point in clipped) if clipped else 1.0
+    measured = f"gradients were made smaller before {len(clipped):,} of {len(ratios):,} updates" + (
+        f", to {usual:.3g} x" if clipped else ""
+    )
+    if share >= seen.limits["clip-always"] and usual < seen.limits["clip-strength"]:
+        return warned(measured, share, clipped[0].step)
+    return passed(measured, share)
+
+
+def _grown(seen: Evidence) -> Outcome:
+    ratios = [point for point, _ in _clipped(seen)]
+    grown = [point for point in ratios if point.value > seen.limits["clip-grows"]]
+    if not grown:
+        return passed("gradients were not larger at any update than at the end of the backward")
+    worst = max(grown, key=lambda point: point.value)
+    measured = f"gradients were {worst.value:.4g} x as large at the update as at the end of the backward, in {steps_of(len(grown))}"
+    return warned(measured, worst.value, worst.step)
+
+
+def _clip_before_unscale(seen: Evidence) -> Outcome:
+    scaled = {each.step: each.scale for each in seen.vitals if each.scale}
+    pairs = [(point, norm, scaled[point.step]) for point, norm in _clipped(seen) if point.step in scaled and point.value < 0.999]
+    if not pairs:
+        return not_looked_at("gradients were not made smaller before any update with a loss scale")
+    usual = median(norm for _, norm, _ in pairs)
+    product = [norm * scale for _, norm, scale in pairs]
+    middle = median(product)
+    even = all(abs(each - middle) <= 1e-3 * middle for each in product)
+    if even and usual < seen.limits["clip-scaled"] and len(pairs) > 2:
+        measured = f"at each clipped update the gradient norm times the loss scale was {middle:.4g}; the norm itself {usual:.4g}"
+        return failed(measured, usual, pairs[0][0].step)
+    return passed(f"clipped gradients had a norm of {usual:.4g} at the update, without the loss scale", usual)
+
+
+_STEPS = "issue 15"
+SCHEDULE = (
+    Check(
+        "lr-range",
+        Layer.SCHEDULE,
+        "learning rates below 0, not finite, or 0 in many updates",
+        "check the number of steps that the schedule was made for: a linear decay goes below 0 behind its end",
+        _lr_range,
+        (Threshold("lr-zero", 0.05, "share of updates with a learning rate of 0", "tuned on sound runs"),),
+        needs=(Need.VITALS, Need.UPDATES),
+    ),
+    Check(
+        "lr-jump",
+        Layer.SCHEDULE,
+        "a learning rate that rises in one step, as at a warm-up's edge that does not meet the decay",
+        "let the warm-up end where the decay begins",
+        _lr_jump,
+        (Threshold("lr-jump", 1.5, "one update's rate over the last one's, after ten updates", "tuned on sound runs"),),
+        needs=(Need.VITALS, Need.UPDATES),
+    ),
+    Check(
+        "lr-length",
+        Layer.SCHEDULE,
+        "a scheduler that is stepped more often than it was made for (T_max, total_iters), so that its rate rises again or stays",
+        "make the schedule for the steps of the whole run: epochs x updates in one",
+        _lr_rises_again,
+        needs=(Need.VITALS, Need.SCHEDULER, Need.UPDATES),
+    ),
+    Check(
+        "schedule-steps",
+        Layer.SCHEDULE,
+        "how often the scheduler was stepped between one update and the next",
+        "step the scheduler once behind each update, or once each epoch if it counts epochs",
+        _schedule_steps,
+        (
+            Threshold("schedule-unstepped", 200, "steps without one of the scheduler's", "sound runs; one of epochs needs more"),
+            Threshold("schedule-doubled", 0.1, "share of updates with more than one step of the scheduler between", _STEPS),
+        ),
+        needs=(Need.VITALS, Need.SCHEDULER, Need.UPDATES),
+    ),
+    Check(
+        "schedule-order",
+        Layer.SCHEDULE,
+        "a scheduler that is stepped before the first update",
+        "call scheduler.step() behind optimizer.step()",
+        _schedule_order,
+        needs=(Need.VITALS, Need.SCHEDULER, Need.UPDATES),
+    ),
+    Check(
+        "schedule-applied",
+        Layer.SCHEDULE,
+        "whether updates are made with the rates that the scheduler has set",
+        "make the scheduler of the optimizer that is stepped, after its last replacement; do not set the rate elsewhere",
+        _schedule_applied,
+        needs=(Need.VITALS, Need.SCHEDULER, Need.UPDATES),
+    ),
+    Check(
+        "clip-share",
+        Layer.SCHEDULE,
+        "the share of updates whose gradients were made smaller before, and by how much",
+        "raise the limit of the clipping, or lower the learning rate: what is always clipped is only a smaller learning rate",
+        _clip_share,
+        (
+            Threshold("clip-always", 0.95, "share of updates", _STEPS),
+            Threshold("clip-strength", 0.05, "median of the factor; below it, clipping that always acts is a WARN", "tuned on sound runs"),
+        ),
+        needs=(Need.VITALS, Need.UPDATES, Need.NORMS),
+    ),
+    Check(
+        "gradients-grow",
+        Layer.SCHEDULE,
+        "gradients that are larger at the update than when the backward ended",
+        "look at what stands between backward() and step(): unscaling, averaging, clipping by a wrong factor",
+        _grown,
+        (Threshold("clip-grows", 1.01, "norm at the update over that behind the backward", "rounding is below"),),
+        needs=(Need.VITALS, Need.UPDATES, Need.NORMS),
+    ),
+    Check(
+        "clip-before-unscale",
+        Layer.SCHEDULE,
+        "clipped gradients whose norm is the same before the loss scale is taken out, and tiny behind it",
+        "call scaler.unscale_(optimizer) before the clipping",
+        _clip_before_unscale,
+        (Threshold("clip-scaled", 1e-2, "norm at the update below which it is a FAIL", "a limit of clipping is 0.01 to 100"),),
+        needs=(Need.VITALS, Need.SCALER, Need.UPDATES),
+    ),
+)

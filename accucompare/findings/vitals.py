@@ -1,0 +1,181 @@
+"""The events of a watch's log that the checklist is judged by. Without torch.
+
+``Setup`` says what a training consists of; it is written with the first step, and again whenever something in it has changed.
+``Vitals`` are the numbers of one step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from accucompare.findings.number import Number
+
+
+class ParameterFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One parameter.
+
+    Attributes:
+        name: qualified.
+        shape, dtype: of this rank's part, where it is sharded.
+        owner: the class of the module that holds it.
+        trainable: whether it requires a gradient.
+        group: the optimizer and the number of its parameter group, such as ``AdamW.0``; empty if it is in none.
+        decay: the weight decay of that group.
+        sharded: whether other ranks hold other parts of it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    owner: str
+    trainable: bool
+    group: str = ""
+    decay: float = 0.0
+    sharded: bool = False
+
+
+class Setup(msgspec.Struct, tag="setup", tag_field="event", frozen=True, omit_defaults=True):
+    """What a training consists of.
+
+    Attributes:
+        step: from which on.
+        parameters: of the model, each once.
+        optimizers: classes of the known ones; empty if none is known yet.
+        taken: by optimizer, how many steps its state says that it had taken when the watch began; none where it keeps no count.
+        schedulers: by scheduler, how often it had been stepped when the watch began; none if the watch was given no scheduler.
+        scheduler_lengths: by scheduler, the number of steps that it was made for, where it says so (``T_max``, ``total_steps``).
+        twins: pairs of names in one list, such as ``layers.0`` and ``layers.1``, under which there is one and the same module.
+        switched: how many modules compute otherwise in training than in evaluation: dropout with p > 0, batch norm.
+        seeds: by generator, the seed that it was given last; ``torch`` has its own default if it was given none.
+        default_seed: whether torch's generator has that default.
+        cycle: after so many steps the same inputs are used again, as the command was asked to; 0 if not known to be so.
+        pad: the id of padding, as the model's configuration or its embedding says; ``None`` if neither does.
+        vocabulary: how many rows the model's input embedding has; ``None`` without one.
+        every: every so many-th step is looked at closely.
+    """
+
+    step: int
+    parameters: list[ParameterFacts] = []
+    optimizers: list[str] = []
+    taken: dict[str, int] = {}
+    schedulers: dict[str, int] = {}
+    scheduler_lengths: dict[str, int] = {}
+    twins: list[tuple[str, str]] = []
+    switched: int = 0
+    seeds: dict[str, int] = {}
+    default_seed: bool = False
+    cycle: int = 0
+    pad: int | None = None
+    vocabulary: int | None = None
+    every: int = 1
+
+
+class Given(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tensor that the model was given by its caller.
+
+    Attributes:
+        path, dtype, shape: which, and what.
+        low, high: its smallest and its largest value; ``None`` if it has none.
+        digest: of its shape and a sample of at most 4,096 of its values, at fixed places.
+        constant: of a floating tensor with samples in its first axis, the share of features that are the same in all of them.
+        whole: whether a floating tensor holds whole numbers alone.
+        padding_rows: the share of rows of which a mask leaves nothing.
+        unmasked_padding: the share of what the mask keeps that is padding.
+        masked_content: the share of what the mask hides that is no padding.
+        pads_left: whether padding is on the left; ``None`` if there is none, or it is on both sides.
+    """
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    low: Number | None = None
+    high: Number | None = None
+    digest: str = ""
+    constant: float | None = None
+    whole: bool | None = None
+    padding_rows: float | None = None
+    unmasked_padding: float | None = None
+    masked_content: float | None = None
+    pads_left: bool | None = None
+
+
+class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a cross entropy in the graph of the loss was computed of.
+
+    Attributes:
+        classes: how many there are: the width of the logits.
+        dtype: of the log-probabilities.
+        low, high: of the labels that are not ignored; ``None`` if all are.
+        ignored: the share of labels that are.
+        lowest: the smallest log-probability.
+        entropy: of the output, the mean over all rows of a sample, in nats.
+    """
+
+    classes: int
+    dtype: str
+    low: Number | None = None
+    high: Number | None = None
+    ignored: float = 0.0
+    lowest: Number | None = None
+    entropy: Number | None = None
+
+
+class Applied(NamedTuple):
+    """Of a scheduler when an update began: how often it had been stepped, and the learning rates that it had set."""
+
+    stepped: int
+    rates: list[Number]
+
+
+class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_defaults=True):
+    """The numbers of one step.
+
+    Attributes:
+        step: its number.
+        backwards, updates: how many there were.
+        lr: by parameter group, the learning rate that the update was made with.
+        loss: that the backward began with, without the loss scale; the mean of several.
+        norm: the L2 norm of the gradients of the parameters that are updated, when the backward ended, without the loss scale.
+        norm_at_update: the same when the update began.
+        scale: the loss scale when the step began.
+        kept: how many parameters still had the gradient of before the last update when the backward began, and it was not zero.
+        schedulers: by scheduler, what it had set when the update began.
+        given: what the model was given.
+        targets: of the cross entropy, if the loss has one.
+        evaluated: how many modules that compute otherwise in training were in evaluation, in calls with gradients.
+        trained_without: how many of them were in training, in calls without gradients.
+        drawn: generators that were drawn from between the first call of the model and the end of the step, besides torch's.
+        frozen: frozen parameters that have a gradient; the first few.
+        layers: of a step that was looked at closely, by measurement, the numbers of each of ``Setup.parameters``, in that order:
+            ``grad``: the L2 norm of the gradient when the backward ended, without the loss scale; ``None`` if there is none;
+            ``weight``: that of the parameter before the update;
+            ``update``: the root mean square of what the update has added, over that of the parameter before it, of a sample;
+            ``moved``: the share of a sample that the update has changed;
+            ``m``, ``v``: of Adam's moments (or SGD's momentum) after the update, the root mean square, and the mean, of a sample.
+        idle: by module, the share of its units that have given nothing above zero in any step that was looked at closely.
+        buffers: by buffer, its smallest and its largest value.
+        outputs: by module with parameters of its own, the extrema of what it gave.
+    """
+
+    step: int
+    backwards: int = 0
+    updates: int = 0
+    lr: dict[str, Number] = {}
+    loss: Number | None = None
+    norm: Number | None = None
+    norm_at_update: Number | None = None
+    scale: float | None = None
+    kept: int = 0
+    schedulers: dict[str, Applied] = {}
+    given: list[Given] = []
+    targets: Targets | None = None
+    evaluated: int = 0
+    trained_without: int = 0
+    drawn: list[str] = []
+    frozen: list[str] = []
+    layers: dict[str, list[Number | None]] = {}
+    idle: dict[str, float] = {}
+    buffers: dict[str, tuple[Number, Number]] = {}
+    outputs: dict[str, tuple[Number, Number]] = {}

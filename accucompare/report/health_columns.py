@@ -1,0 +1,32 @@
+"""The checklist as rows and columns; every report of it reads them."""
+
+from __future__ import annotations
+
+from accucompare.findings.checks import Status
+from accucompare.findings.health import Result
+from accucompare.report.columns import COUNT, NUMBER, TEXT, Column
+
+
+def limits(result: Result) -> str:
+    """The thresholds of a check, as they were in force: ``loss-spike=10``."""
+    return ", ".join(f"{name}={value:g}" for name, value in result.limits.items())
+
+
+def cure(result: Result) -> str:
+    """What to do; nothing where nothing is wrong."""
+    return result.check.cure if result.status in (Status.WARN, Status.FAIL) else ""
+
+
+HEALTH = (
+    Column("layer", lambda row: row.check.layer.value, TEXT, 20),
+    Column("check", lambda row: row.check.id, TEXT, 22, least=12),
+    Column("result", lambda row: row.status.value, TEXT, 16, "verdict"),
+    Column("rank", lambda row: row.rank, COUNT, 7),
+    Column("step", lambda row: row.outcome.step, COUNT, 9),
+    Column("place", lambda row: row.outcome.place, TEXT, 36, least=16),
+    Column("what was measured", lambda row: row.outcome.measured, TEXT, 90, "difference", least=30),
+    Column("value", lambda row: row.outcome.value, NUMBER, 15, "difference"),
+    Column("thresholds", limits, TEXT, 40, "baseline"),
+    Column("what to do", cure, TEXT, 90, "judgement"),
+    Column("what it looks at", lambda row: row.check.looks_at, TEXT, 80, "judgement"),
+)

@@ -1,0 +1,138 @@
+"""What a training consists of, for the checklist: parameters and their groups, schedulers, seeds, what the model says of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
+
+from accucompare.findings.vitals import ParameterFacts, Setup
+from accucompare.live.gradients import Parameter
+from accucompare.live.names import Modules
+from accucompare.live.tensors import dtype_name
+from accucompare.watcher.updates import groups_of, stepped, steps_taken
+
+#: The seed that torch's generator begins with.
+_DEFAULT_SEED = 67280421310721
+#: What schedulers call the number of steps that they are made for.
+_LENGTHS = ("T_max", "total_steps", "total_iters")
+
+
+class SetupFacts:
+    """Says what a training consists of.
+
+    Attributes:
+        schedulers: those that the watch was given, by name.
+        pad: the id of padding, if the model says it.
+    """
+
+    def __init__(self, modules: Modules, parameters: Sequence[Parameter], optimizers: list[Any], schedulers: list[Any], every: int) -> None:
+        self.schedulers = [(_numbered(schedulers, at), scheduler) for at, scheduler in enumerate(schedulers)]
+        self._model = modules.named[""]
+        self.pad = self._padding()
+        self._parameters = parameters
+        self._owners = {name: type(module).__name__ for name, module in modules.named.items()}
+        self._optimizers = list(optimizers)
+        self._every = every
+        self._switched = sum(map(is_switched, modules.named.values()))
+        self._twins = list(_twins(modules))
+        taken = [(type(each).__name__, steps_taken(each)) for each in optimizers]
+        self._taken = {name: count for name, count in taken if count is not None}
+        self._stepped = {name: stepped(scheduler) for name, scheduler in self.schedulers}
+        self._seeds = {"torch": torch.initial_seed()}
+
+    def add(self, optimizer: Any) -> None:
+        """An optimizer is about to make its first update in the watch, or another one."""
+        if not self.knows(optimizer):
+            self._optimizers.append(optimizer)
+            count = steps_taken(optimizer)
+            if count is not None:
+                self._taken[type(optimizer).__name__] = count
+
+    def knows(self, optimizer: Any) -> bool:
+        return any(each is optimizer for each in self._optimizers)
+
+    def setup(self, step: int, cycle: int) -> Setup:
+        """As it is now; ``cycle``: after so many steps the same inputs are used again."""
+        groups = {id(tensor): (name, group) for each in self._optimizers for name, group in groups_of(each) for tensor in group["params"]}
+        return Setup(
+            step,
+            parameters=[self._facts_of(each, *groups.get(id(each.tensor), ("", {}))) for each in self._parameters],
+            optimizers=[type(each).__name__ for each in self._optimizers],
+            taken=dict(self._taken),
+            schedulers=self._stepped,
+            scheduler_lengths=dict(self._lengths()),
+            twins=self._twins,
+            switched=self._switched,
+            seeds=self._seeds,
+            default_seed=self._seeds["torch"] == _DEFAULT_SEED,
+            cycle=cycle,
+            pad=self.pad,
+            vocabulary=self._vocabulary(),
+            every=self._every,
+        )
+
+    @staticmethod
+    def differ(one: Setup, other: Setup) -> bool:
+        """Whether they say something else, but for the step."""
+        return msgspec.structs.replace(one, step=other.step) != other
+
+    def _facts_of(self, parameter: Parameter, group: str, options: dict[str, Any]) -> ParameterFacts:
+        tensor = parameter.tensor
+        decay = options.get("weight_decay", 0.0)
+        return ParameterFacts(
+            parameter.name,
+            () if is_lazy(tensor) else tuple(tensor.shape),
+            dtype_name(tensor.dtype),
+            self._owners[parameter.owner],
+            tensor.requires_grad,
+            group,
+            float(decay) if isinstance(decay, (int, float)) else 0.0,
+            hasattr(tensor, "to_local"),
+        )
+
+    def _lengths(self) -> Iterator[tuple[str, int]]:
+        for name, scheduler in self.schedulers:
+            length = next((found for each in _LENGTHS if isinstance(found := getattr(scheduler, each, None), int)), None)
+            if length is not None and type(scheduler).__name__.startswith(("Cosine", "OneCycle", "Polynomial")):
+                yield name, length
+
+    def _padding(self) -> int | None:
+        pad = getattr(getattr(self._model, "config", None), "pad_token_id", None)
+        return pad if isinstance(pad, int) and pad >= 0 else None
+
+    def _vocabulary(self) -> int | None:
+        if not callable(find := getattr(self._model, "get_input_embeddings", None)):
+            return None
+        try:
+            rows = getattr(find(), "num_embeddings", None)
+        except Exception:  # a class of the user's may refuse in any way
+            return None
+        return rows if isinstance(rows, int) else None
+
+
+def is_switched(module: nn.Module) -> bool:
+    """Whether a module computes otherwise in training than in evaluation: dropout with p > 0, norms with running statistics."""
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    return isinstance(module, _NormBase) and module.running_mean is not None
+
+
+def _twins(modules: Modules) -> Iterator[tuple[str, str]]:
+    """Names in one list under which there is one and the same module."""
+    for alias, first in modules.aliases.items():
+        (one, own), (other, others) = ((name.rpartition(".")[0], name.rpartition(".")[2]) for name in (first, alias))
+        if one == other and own.isdigit() and others.isdigit() and next(iter(modules.named[first].parameters()), None) is not None:
+            yield first, alias
+
+
+def _numbered(schedulers: list[Any], at: int) -> str:
+    name = type(schedulers[at]).__name__
+    earlier = sum(type(each).__name__ == name for each in schedulers[:at])
+    return f"{name}#{earlier + 1}" if earlier else name

@@ -1,0 +1,306 @@
+"""Collects what the checklist is judged by, step by step. It changes nothing, and waits for a device with the watch, not by itself."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from accucompare.findings.number import Number, number
+from accucompare.findings.observations import What
+from accucompare.findings.vitals import Setup, Vitals
+from accucompare.live.gradients import Parameter, gradient_state
+from accucompare.live.graph import Observer, observe, observe_no_more
+from accucompare.live.hooks import arguments_of, in_backward
+from accucompare.live.names import Modules
+from accucompare.watcher.batches import GivenTensor, look_at_batch
+from accucompare.watcher.extrema import Extrema, Meter, has_memory
+from accucompare.watcher.losses import CrossEntropy, cross_entropy_of, loss_of
+from accucompare.watcher.setup import SetupFacts, is_switched
+from accucompare.watcher.updates import Updates, applied_by
+from accucompare.watcher.watcher import Watcher
+
+#: Classes that cut off what is below zero, or nearly.
+_CUTTING = re.compile(r"^(ReLU6?|(New|Fast|Quick)?GELU(Activation)?|GELUTanh|SiLU(Activation)?|Swish)$")
+_RUNNING = ("running_mean", "running_var")
+#: How many frozen parameters with a gradient are named.
+_FROZEN = 8
+
+
+class VitalSigns:
+    """The numbers of the step that runs.
+
+    Attributes:
+        cycle: after so many steps the loop uses the same inputs again, as it was asked to; 0 if that is not known.
+    """
+
+    def __init__(self, modules: Modules, watcher: Watcher, optimizers: Iterable[Any], schedulers: Iterable[Any], every: int) -> None:
+        """
+        Args:
+            modules: of the model.
+            watcher: whose meter reads the numbers, and whose hooks see the calls.
+            optimizers, schedulers: those that the watch was given.
+            every: every so many-th step is looked at closely; 0: nothing is looked at.
+        """
+        self.cycle = 0
+        self._watcher = watcher
+        self._meter: Meter = watcher.meter
+        self._every = every
+        self._facts = SetupFacts(modules, watcher.gradients.parameters, list(optimizers), list(schedulers), every)
+        self._written: Setup | None = None
+        self._switched = [module for module in modules.named.values() if is_switched(module)]
+        self._cutting = {name for name, module in modules.named.items() if _CUTTING.match(type(module).__name__)}
+        self._owners = {name for name, module in modules.named.items() if any(each is not None for each in module._parameters.values())}
+        self._running = [(name, tensor) for kind, name, tensor in modules.tensors() if kind == "buffers" and name.endswith(_RUNNING)]
+        self._alive: dict[str, torch.Tensor] = {}  # by module: which of its units have given something above zero
+        self._states: dict[int, tuple[int, int]] = {}  # by a parameter's id: its gradient as the last update or backward left it
+        self._dirty = False  # whether an update was made since gradients were last seen to be cleared
+        self._observer = Observer(self._begins, self._ends)
+        self._handle: Any = None
+        self._drawing: tuple[Any, Any] | None = None  # the states of Python's and NumPy's generators when the model was called
+        self._next()
+
+    def _next(self) -> None:
+        self._updates = Updates()
+        self._given: list[GivenTensor] = []
+        self._losses: list[Extrema] = []
+        self._entropy: CrossEntropy | None = None
+        self._kept: tuple[int, list[Extrema]] = (0, [])
+        self._evaluated = self._trained_without = 0
+        self._drawn: dict[str, None] = {}
+        self._buffers: dict[str, Extrema] = {}
+        self._idle: dict[str, Extrema] = {}
+        self._root: tuple[int, Extrema, CrossEntropy | None] | None = None  # of the backward that runs
+
+    # when
+
+    def install(self) -> None:
+        """Begin to look."""
+        if self._every and self._handle is None:
+            observe(self._observer)
+            self._handle = register_optimizer_step_post_hook(self._updated)
+
+    def remove(self) -> None:
+        """Look no more."""
+        observe_no_more(self._observer)
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    @property
+    def _closely(self) -> bool:
+        return self._watcher.step % self._every == 0
+
+    def _looking(self) -> bool:
+        return bool(self._every) and self._watcher.listening
+
+    def _guarded(self, act: Any, *arguments: Any) -> None:
+        """Do something whose error must not reach the loop."""
+        if self._looking():
+            self._watcher.run(act, "the checklist", arguments)
+
+    # what is seen
+
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An outermost call begins."""
+        if not self._looking():
+            return
+        trains = torch.is_grad_enabled()
+        in_training = sum(module.training for module in self._switched)
+        if trains:
+            self._evaluated = max(self._evaluated, len(self._switched) - in_training)
+            if len(self._given) < 64:
+                self._given += look_at_batch(arguments_of(args, kwargs), self._meter, self._closely, self._facts.pad)
+        else:
+            self._trained_without = max(self._trained_without, in_training)
+        self._drawing = _states()
+
+    def returned(self) -> None:
+        """An outermost call is over."""
+        if self._looking() and self._drawing is not None:
+            python, numpy = self._drawing
+            now = _states()
+            self._drawn |= {name: None for name, same in (("python", python == now[0]), ("numpy", numpy == now[1])) if not same}
+            self._drawing = None
+
+    def gave(self, name: str, module: nn.Module, output: Any) -> None:
+        """A module call is over: of one that cuts off below zero, note which units have given something above."""
+        if name not in self._cutting or not self._looking() or not self._closely or not torch.is_grad_enabled():
+            return
+        if type(output) is not torch.Tensor or output.dim() < 2 or in_backward():
+            return
+        with torch.no_grad():
+            axis = 1 if output.dim() > 3 else -1
+            above = (output.detach() > 0).transpose(axis, -1).flatten(0, -2).any(0)
+            known = self._alive.get(name)
+            self._alive[name] = above if known is None or known.shape != above.shape else known | above
+
+    def _begins(self, roots: Any, seeds: Any, makes_graph: bool) -> None:
+        if not in_backward() and torch._C._functorch.peek_interpreter_stack() is None:  # else it is a part of a forward
+            self._guarded(self._backward_begins, roots)
+
+    def _backward_begins(self, roots: Any) -> None:
+        gradients = self._watcher.gradients
+        same = [each for each in gradients.parameters if self._is_as_it_was(each)]
+        self._dirty = self._dirty and bool(same)
+        if self._dirty and not self._kept[0]:
+            smallest = sorted(same, key=lambda each: each.tensor.numel())[:3]  # one that was set to zero past autograd is no longer there
+            self._kept = len(same), self._meter.norm([each.tensor.grad for each in smallest if each.tensor.grad is not None])
+        elif not self._dirty:
+            self._kept = 0, []
+        root = loss_of(roots)
+        if root is not None:
+            loss = self._meter.later(root.detach().clone().reshape(()))
+            self._root = gradients.backwards, loss, None if self._entropy else cross_entropy_of(root, self._meter, self._closely)
+
+    def _is_as_it_was(self, parameter: Parameter) -> bool:
+        return parameter.tensor.grad is not None and gradient_state(parameter.tensor) == self._states.get(id(parameter.tensor))
+
+    def _ends(self, given: Any) -> None:
+        if not in_backward():
+            self._guarded(self._backward_ends)
+
+    def _backward_ends(self) -> None:
+        root, self._root = self._root, None
+        gradients = self._watcher.gradients
+        if root is not None and gradients.backwards > root[0]:  # it went through this model
+            self._losses.append(root[1])
+            self._entropy = self._entropy or root[2]
+        if self._dirty:
+            self._states |= {
+                id(each.tensor): gradient_state(each.tensor) for each in gradients.parameters if id(each.tensor) in self._states
+            }
+
+    def before_update(self, optimizer: Any) -> None:
+        """An optimizer is about to update parameters of the model."""
+        self._guarded(self._before_update, optimizer)
+
+    def _before_update(self, optimizer: Any) -> None:
+        self._facts.add(optimizer)
+        if not self._updates.count:
+            self._updates.applied = applied_by(self._facts.schedulers)
+        self._updates.begin(optimizer, self._watcher.gradients.parameters, self._meter, self._closely)
+
+    def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._facts.knows(optimizer):
+            self._guarded(self._after_update, optimizer)
+
+    def _after_update(self, optimizer: Any) -> None:
+        parameters = self._watcher.gradients.parameters
+        self._updates.end(optimizer, parameters, self._meter)
+        held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        ours = [each for each in parameters if id(each.tensor) in held and each.tensor.grad is not None]
+        self._states = {key: state for key, state in self._states.items() if key not in held}
+        self._states |= {id(each.tensor): gradient_state(each.tensor) for each in ours}
+        self._dirty = True
+
+    # the end of a step
+
+    def end_step(self) -> None:
+        """The step is over: begin to look at what is looked at then."""
+        self._guarded(self._end_step)
+
+    def _end_step(self) -> None:
+        if not self._closely:
+            return
+        with torch.no_grad():
+            for name, tensor in self._running:
+                if (extrema := self._meter.look(tensor)) is not None:
+                    self._buffers[name] = extrema
+            self._idle = {name: self._meter.later(1 - alive.float().mean()) for name, alive in self._alive.items()}
+
+    def events(self, scale: float | None) -> list[Setup | Vitals]:
+        """What is to be written of the step, its numbers read; ``scale``: the loss scale when it began."""
+        found: list[Setup | Vitals] = []
+        self._guarded(self._collect, scale, found)
+        self._next()
+        return found
+
+    def _collect(self, scale: float | None, found: list[Setup | Vitals]) -> None:
+        setup = self._facts.setup(self._watcher.step, self.cycle) if self._closely or self._written is None else self._written
+        if self._written is None or self._facts.differ(setup, self._written):
+            found.append(setup)
+            self._written = setup
+        found.append(self._vitals(scale))
+
+    def _vitals(self, scale: float | None) -> Vitals:
+        updates, divisor = self._updates, scale or 1.0
+        norm, at_update = self._norms(divisor)
+        count, kept = self._kept
+        losses = [extrema.low / divisor for extrema in self._losses]
+        return Vitals(
+            self._watcher.step,
+            backwards=self._watcher.gradients.backwards,
+            updates=updates.count,
+            lr=updates.lr(),
+            loss=number(math.fsum(losses) / len(losses)) if losses and all(map(math.isfinite, losses)) else _first_bad(losses),
+            norm=norm,
+            norm_at_update=at_update,
+            scale=scale,
+            kept=count if updates.count and any(extrema.low > 0 for extrema in kept) else 0,
+            schedulers=updates.applied,
+            given=[given.read() for given in self._given],
+            targets=None if self._entropy is None else self._entropy.read(),
+            evaluated=self._evaluated,
+            trained_without=self._trained_without,
+            drawn=list(self._drawn),
+            frozen=self._frozen(),
+            layers=self._layers(divisor) if self._closely else {},
+            idle={name: each.low for name, each in self._idle.items()},
+            buffers={name: (number(each.low), number(each.high)) for name, each in self._buffers.items()},
+            outputs=self._outputs() if self._closely else {},
+        )
+
+    def _norms(self, divisor: float) -> tuple[Number | None, Number | None]:
+        """Of the gradients of what is updated, when the backward ended and when the update began."""
+        gradients, updated = self._watcher.gradients, self._updates.updated
+        before = {name: norm.low / divisor for name, norm in gradients.norms.items() if name in updated}
+        if not before:
+            return None, None
+        after = {**before, **{name: norm.low for name, norm in gradients.late.items() if name in updated}}
+        return number(math.hypot(*before.values())), number(math.hypot(*after.values()))
+
+    def _layers(self, divisor: float) -> dict[str, list[Number | None]]:
+        names = [each.name for each in self._watcher.gradients.parameters]
+        norms = self._watcher.gradients.norms
+        grads = [number(norms[name].low / divisor) if name in norms else None for name in names]
+        return {**({"grad": grads} if norms else {}), **self._updates.layers(names)}
+
+    def _frozen(self) -> list[str]:
+        every = self._watcher.gradients.parameters
+        return [each.name for each in every if not each.tensor.requires_grad and each.tensor.grad is not None][:_FROZEN]
+
+    def _outputs(self) -> dict[str, tuple[Number, Number]]:
+        """Of each module with parameters, the extrema of the first tensor that its first call in the step gave."""
+        found: dict[str, tuple[Number, Number]] = {}
+        for note in self._watcher.notes:
+            if note.what is What.ENDED and note.place.name in self._owners and note.parts and note.place.name not in found:
+                extrema = note.parts[0][2]
+                found[note.place.name] = number(extrema.low), number(extrema.high)
+        return found
+
+    def final_weights(self) -> list[Number | None]:
+        """The norms of all weights when the watch ends; none if nothing was looked at. It waits for the device, once."""
+        if not self._every or self._written is None:
+            return []
+        parameters = [each for each in self._watcher.gradients.parameters if has_memory(each.tensor)]
+        norms = dict(zip((each.name for each in parameters), self._meter.norm([each.tensor for each in parameters]), strict=True))
+        self._meter.read()
+        return [number(norms[each.name].low) if each.name in norms else None for each in self._watcher.gradients.parameters]
+
+
+def _first_bad(losses: list[float]) -> Number | None:
+    return next((number(loss) for loss in losses if not math.isfinite(loss)), None)
+
+
+def _states() -> tuple[Any, Any]:
+    """The states of Python's and of NumPy's generator."""
+    name, keys, *rest = np.random.get_state()
+    return random.getstate(), (name, keys.tobytes() if isinstance(keys, np.ndarray) else keys, *rest)
