@@ -31,8 +31,14 @@ sys.path[0] = os.path.dirname(sys.argv[0])
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
-#: What most commands import.
-MODULES = ("accucompare.locate", "accucompare.recorder.capture_case", "accucompare.report.terminal", "accucompare.watcher.watch_case")
+#: What most commands import, and the first optimizer (torch._dynamo).
+MODULES = (
+    "accucompare.locate",
+    "accucompare.recorder.capture_case",
+    "accucompare.report.terminal",
+    "accucompare.watcher.watch_case",
+    "torch._dynamo",
+)
 #: What the fixtures' models are made of.
 MODELS = (
     "transformers.models.gpt2.modeling_gpt2",
