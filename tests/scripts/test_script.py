@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import accucompare as ac
 from accucompare.findings.analysis import read
@@ -328,3 +329,22 @@ for step in range(4):
     plain, ran = run(tmp_path, script), run(tmp_path, script, plan={"steps": "2-2"})
     assert (ran.out, ran.err) == (plain.out, plain.err)
     assert recorded(ran) == {2: ["", "0", "1"]}
+
+
+def test_a_second_run_is_fed_with_the_first(captured: Ran, tmp_path: Path) -> None:
+    changed = (UNEDITED / "loop.py").read_text().replace("return self.head(self.inner(x))", "return self.head(self.inner(x) * 1.01)")
+    ran = run(tmp_path, changed, plan={"steps": "1", "options": {"feed": str(captured.bundle)}, "out": str(tmp_path / "fed")})
+    assert ran.seen[0].error is None
+    comparison = ac.diff(captured.bundle, ran.bundle)
+    assert [(culprit.name, culprit.site) for culprit in comparison.culprits[:1]] == [("", "glue")]
+
+
+def test_a_saved_state_is_that_before_the_first_recorded_step(tmp_path: Path) -> None:
+    script = (
+        BEGINNING + "net = Net()\noptimizer = torch.optim.SGD(net.parameters(), 1.0)\n"
+        "train(net, optimizer, 2)\ntorch.save(net[0].weight.detach(), 'before')\ntrain(net, optimizer)\n"
+    )
+    ran = run(tmp_path, script, plan={"steps": "2-2", "options": {"save_state": True}})
+    with ac.open_bundle(ran.bundle) as bundle:
+        (weight,) = (record for record in bundle.state() if record.name == "0.weight")
+        assert bundle.values(weight).tolist() == torch.load(tmp_path / "before").tolist()
