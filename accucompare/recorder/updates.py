@@ -13,12 +13,13 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from accucompare.bundle.manifest import StepSeries
-from accucompare.bundle.records import Record, Role
+from accucompare.bundle.memory import Lease
+from accucompare.bundle.records import WAYS_OF_UPDATING, Record, Role
 from accucompare.live import entrances
 from accucompare.live.graph import Observer, observe, observe_no_more
 from accucompare.live.hooks import in_backward
 from accucompare.live.names import Modules
-from accucompare.live.tensors import Bits
+from accucompare.live.tensors import Bits, copy_of, difference
 from accucompare.live.values import Scalar, leaves
 from accucompare.recorder.series import Series
 from accucompare.recorder.training import Training
@@ -28,9 +29,6 @@ NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
 
 #: Where Megatron keeps gradients that it has taken out of ``grad``.
 MAIN_GRAD = "main_grad"
-
-#: What parameter groups say of how an update is computed, and not of what: a device may compute it otherwise.
-_WAYS = ("foreach", "fused", "capturable", "differentiable")
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,13 @@ class How:
         detail: of the record.
         written: called with the record, when it is written.
         bits: what is known of the value's bits.
+        lease: the memory that they are in, if it was taken from the sink.
     """
 
     detail: str = ""
     written: Callable[[Record], None] | None = None
     bits: Bits = Bits.ANY
+    lease: Lease | None = None
 
 
 PLAINLY = How()
@@ -81,6 +81,9 @@ class Sink(Protocol):
 
     def wants(self, name: str, role: Role) -> bool:
         """Whether what updates take or give is recorded of a module."""
+
+    def room(self, nbytes: int) -> Lease:
+        """Memory of the host for a value that will be recorded; waits until there is some."""
 
     def add_update(self, module: nn.Module, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
         """Record what an update of this step, counted from 0, takes or gives, if that is wanted."""
@@ -312,8 +315,8 @@ class Updates:
                 self._gradient(each, None, late=True)
             before = self._before.pop(id(each.tensor), None)
             if before is not None:
-                wide = torch.float32 if before.itemsize < 4 else before.dtype
-                self._give(each, Role.PARAM_UPDATE, each.own, each.tensor.detach().to(wide) - before.to(wide), How(bits=Bits.OURS))
+                update, lease = difference(each.tensor, before, self._sink.room)
+                self._give(each, Role.PARAM_UPDATE, each.own, update, How(bits=Bits.OURS, lease=lease))
                 del before
             self._states(optimizer, [each], Role.STATE_AFTER)
         self._series.updated(getattr(optimizer, "found_inf", None))
@@ -332,7 +335,7 @@ class Updates:
     def _groups(self, optimizer: Any) -> None:
         """Record learning rates, betas and whatever numbers else the parameter groups have."""
         for number, group in enumerate(optimizer.param_groups):
-            options = {name: value for name, value in group.items() if name not in ("params", *_WAYS)}
+            options = {name: value for name, value in group.items() if name not in ("params", *WAYS_OF_UPDATING)}
             for path, value in leaves(options):
                 if isinstance(value, (torch.Tensor, *Scalar)):
                     path = f"{type(optimizer).__name__}.{number}.{path}"
@@ -373,12 +376,12 @@ class Updates:
         """Record a parameter that an update is given, keep it until that is over, and give it golden's."""
         tensor, wanted = parameter.tensor.detach(), self._sink.wants(parameter.name, Role.PARAM_BEFORE)
         if self._golden is None and wanted:  # one copy is recorded, and kept
-            tensor = self._before[id(parameter.tensor)] = tensor.clone()
+            tensor = self._before[id(parameter.tensor)] = copy_of(tensor)
             self._give(parameter, Role.PARAM_BEFORE, parameter.own, tensor, How(written=written, bits=Bits.OURS))
         elif self._golden is not None:
             self._take(parameter, Role.PARAM_BEFORE, parameter.own, parameter.tensor, How(written=written))
             if wanted:
-                self._before[id(parameter.tensor)] = tensor.clone()
+                self._before[id(parameter.tensor)] = copy_of(tensor)
 
     def _norm(self, parameter: Parameter, grad: torch.Tensor) -> Callable[[Record], None] | None:
         """What is to be called with the record of a gradient, for its norm; if it is not recorded, or has no plain data, it is read now."""
