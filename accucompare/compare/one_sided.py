@@ -34,7 +34,7 @@ def not_trained(pair: Pair, side: str) -> Outcome | None:
 
 
 def other_state(pair: Pair, classes: tuple[str, str] | None) -> Outcome | None:
-    """The outcome for state of an optimizer that one side alone has, since the other's is of another class: ``other_classes``."""
+    """The outcome for an optimizer's state that only one side has, because the other's optimizer is of another class (``classes``)."""
     record = pair.golden or pair.candidate
     if (
         classes is None

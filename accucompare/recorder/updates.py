@@ -115,6 +115,9 @@ class Updates:
         self._updated: set[int] = set()
         self._begun: Counter[int] = Counter()  # steps of each optimizer, by its id
         self._any_update = False  # whether an optimizer stepped in this step, also one of other parameters
+        self._versions: list[int] = []  # how often each parameter had been written into when the step began
+        self._backwards = 0  # until then
+        self._changed_otherwise = False  # whether parameters changed in a step that trained without an optimizer's step
         self._others: dict[str, None] = {}  # classes of optimizers that hold no parameter of the model
         self._handles: list[Any] = []
         self._observer = Observer(self._backward_begins)
@@ -133,12 +136,18 @@ class Updates:
         """What was not updated though it could be, one sentence each."""
         kinds = ", ".join(self._others)
         notes = [f"an optimizer stepped that holds no parameter of the model ({kinds}); its updates are not recorded"] if kinds else []
+        if self._changed_otherwise:
+            notes.append(
+                "parameters changed in a step with a backward, but without a step of a torch.optim optimizer: that update, and the whole "
+                "gradients of parameters, are not recorded, and a fed capture goes on with its own parameters"
+            )
         idle = [each for key, each in self._parameters.items() if key not in self._updated and each.tensor.requires_grad]
         if not idle or not self._updated:
             return notes
         return [*notes, f"{len(idle)} trainable parameter(s) are in no optimizer that stepped, such as {idle[0].name}"]
 
     def install(self) -> None:
+        self._versions = self._written()
         self._handles = [
             register_optimizer_step_pre_hook(functools.partial(self._guarded, self._begins)),
             register_optimizer_step_post_hook(functools.partial(self._guarded, self._ends)),
@@ -158,6 +167,8 @@ class Updates:
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
         """A step ends: tell the gradients that no update was given. Gives what ``Series.end_step`` does."""
+        if not self._any_update and self._series.backwards > self._backwards and self._written() != self._versions:
+            self._changed_otherwise = True
         if self._any_update:
             for key, each in self._parameters.items():
                 if each.tensor.requires_grad and key not in self._held and key not in self._told:
@@ -170,8 +181,13 @@ class Updates:
         self._count = 0
         self._started = -1
         self._any_update = False
+        self._versions, self._backwards = self._written(), self._series.backwards
         for each in (self._recorded, self._times, self._told, self._clipped, self._before):
             each.clear()
+
+    def _written(self) -> list[int]:
+        """How often each parameter has been written into."""
+        return [-1 if each.tensor.is_inference() else each.tensor._version for each in self._parameters.values()]
 
     def start_from_golden(self) -> None:
         """The model is called for the first time in a step, or since an update: with golden's weights, where it has recorded them."""

@@ -455,6 +455,20 @@ def test_a_fed_model_has_goldens_weights_wherever_the_updates_are(tmp_path: Path
     assert known == {Role.STATE_BEFORE, Role.PARAM_UPDATE}  # the learning rate, and what is made of it
 
 
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_an_update_without_an_optimizer_of_torchs_is_noted(by_hand: bool, tmp_path: Path, opened: Opened) -> None:
+    model = nn.Linear(2, 2)
+    with ac.capture(model, tmp_path / "golden") as session:
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            with torch.no_grad():
+                for parameter in model.parameters() if by_hand else ():
+                    parameter -= 0.1 * parameter.grad
+            session.step()
+    noted = [note for note in opened(tmp_path / "golden").manifest.notes if "without a step of a torch.optim optimizer" in note]
+    assert len(noted) == by_hand
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_updates_are_right_where_there_is_room_for_few_at_a_time(dtype: torch.dtype, tmp_path: Path, opened: Opened) -> None:
     """Their memory is used again as soon as one is written."""
