@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from accucompare.bundle.manifest import StepSeries
@@ -167,8 +168,9 @@ class Updates:
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
         """A step ends: tell the gradients that no update was given. Gives what ``Series.end_step`` does."""
-        if not self._any_update and self._series.backwards > self._backwards and self._written() != self._versions:
-            self._changed_otherwise = True
+        if not self._any_update and self._series.backwards > self._backwards:
+            versions = zip(self._versions, self._written(), strict=True)
+            self._changed_otherwise = self._changed_otherwise or any(before not in (-1, now) for before, now in versions)
         if self._any_update:
             for key, each in self._parameters.items():
                 if each.tensor.requires_grad and key not in self._held and key not in self._told:
@@ -186,8 +188,9 @@ class Updates:
             each.clear()
 
     def _written(self) -> list[int]:
-        """How often each parameter has been written into."""
-        return [-1 if each.tensor.is_inference() else each.tensor._version for each in self._parameters.values()]
+        """How often each parameter has been written into; -1 if that is not counted, or it has no values yet."""
+        tensors = (each.tensor for each in self._parameters.values())
+        return [-1 if is_lazy(tensor) or tensor.is_inference() else tensor._version for tensor in tensors]
 
     def start_from_golden(self) -> None:
         """The model is called for the first time in a step, or since an update: with golden's weights, where it has recorded them."""
