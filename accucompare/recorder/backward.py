@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from accucompare.bundle.records import Role
-from accucompare.live.gradients import has_foreign_hooks
+from accucompare.live.gradients import has_foreign_hooks, parameters_of
 from accucompare.live.graph import Observer, observe, observe_no_more, reachable
 from accucompare.live.hooks import Call
 from accucompare.live.names import Modules
@@ -84,11 +84,9 @@ class Backward(Generic[C]):
         self._gathered: dict[int, torch.Tensor] = {}  # by id: what takes the place of sharded parameters
         self._parameters: dict[int, str] = {}
         self._own: dict[tuple[str, int], str] = {}
-        for name, module in modules.named.items():
-            for own, parameter in module._parameters.items():
-                if parameter is not None and id(parameter) not in self._parameters:
-                    self._own[name, id(parameter)] = own
-                    self._parameters[id(parameter)] = f"/{name}.{own}" if name else f"/{own}"
+        for each in parameters_of(modules):
+            self._own[each.owner, id(each.tensor)] = each.own
+            self._parameters[id(each.tensor)] = f"/{each.name}"
 
     def install(self) -> None:
         observe(self._observer)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from accucompare import devices
 from accucompare.bundle.manifest import StepSeries
@@ -337,10 +336,10 @@ class Recorder(Listener[_Call]):
         """Whether what updates take or give is recorded of a module."""
         return role in self._roles and (self._selection.allows(name) or not name)
 
-    def add_update(self, module: nn.Module, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
+    def add_update(self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
         """Record what an update of this step takes or gives, if that is wanted."""
         if self._writer.failure is None and self.wants(name, role):
-            self._record_value(_Call(module, name, update, None, None), role, path, value, False, how=how)
+            self._record_value(_Call(self._modules.named[name], name, update, None, None), role, path, value, False, how=how)
         elif how.lease is not None:
             how.lease.release()
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from accucompare.bundle.manifest import StepSeries
 from accucompare.bundle.memory import Lease
 from accucompare.bundle.records import WAYS_OF_UPDATING, Record, Role
 from accucompare.live import entrances
+from accucompare.live.gradients import Parameter, parameters_of
 from accucompare.live.graph import Observer, observe, observe_no_more
 from accucompare.live.hooks import in_backward
 from accucompare.live.names import Modules
@@ -31,21 +32,11 @@ NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
 MAIN_GRAD = "main_grad"
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter under its first name: the module that it belongs to, and its name there."""
-
-    module: nn.Module
-    name: str
-    own: str
-    tensor: torch.Tensor
-
-    @property
-    def grad(self) -> tuple[torch.Tensor | None, str]:
-        """Its gradient, and where that is, if it is not in ``grad``."""
-        if self.tensor.grad is not None or not isinstance(getattr(self.tensor, MAIN_GRAD, None), torch.Tensor):
-            return self.tensor.grad, ""
-        return getattr(self.tensor, MAIN_GRAD), MAIN_GRAD
+def gradient_of(parameter: torch.Tensor) -> tuple[torch.Tensor | None, str]:
+    """A parameter's gradient, and where that is, if it is not in ``grad``."""
+    if parameter.grad is not None or not isinstance(getattr(parameter, MAIN_GRAD, None), torch.Tensor):
+        return parameter.grad, ""
+    return getattr(parameter, MAIN_GRAD), MAIN_GRAD
 
 
 @dataclass(frozen=True)
@@ -85,8 +76,8 @@ class Sink(Protocol):
     def room(self, nbytes: int) -> Lease:
         """Memory of the host for a value that will be recorded; waits until there is some."""
 
-    def add_update(self, module: nn.Module, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
-        """Record what an update of this step, counted from 0, takes or gives, if that is wanted."""
+    def add_update(self, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
+        """Record what an update of this step, counted from 0, takes or gives of the module of this name, if that is wanted."""
 
 
 class Golden(Protocol):
@@ -113,12 +104,7 @@ class Updates:
         self._sink = sink
         self._golden = golden
         self._series = Series()
-        self._parameters: dict[int, Parameter] = {}
-        self._root = modules.named[""]
-        for name, module in modules.named.items():
-            for own, tensor in module._parameters.items():
-                if tensor is not None:
-                    self._parameters.setdefault(id(tensor), Parameter(module, name, own, tensor))
+        self._parameters = {id(each.tensor): each for each in parameters_of(modules)}
         self._count = 0  # of updates in this step
         self._started = -1  # after how many of them the model was given golden's weights
         self._recorded: set[int] = set()  # ids of parameters whose gradient was recorded for the next update
@@ -159,8 +145,7 @@ class Updates:
         idle = [each for key, each in self._parameters.items() if key not in self._updated and each.tensor.requires_grad]
         if not idle or not self._updated:
             return notes
-        first = f"{idle[0].name}.{idle[0].own}" if idle[0].name else idle[0].own
-        return [*notes, f"{len(idle)} trainable parameter(s) are in no optimizer that stepped, such as {first}"]
+        return [*notes, f"{len(idle)} trainable parameter(s) are in no optimizer that stepped, such as {idle[0].name}"]
 
     def install(self) -> None:
         self._versions = self._written()
@@ -183,14 +168,15 @@ class Updates:
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
         """A step ends: tell the gradients that no update was given. Gives what ``Series.end_step`` does."""
-        if not self._any_update and self._series.backwards > self._backwards and self._written() != self._versions:
-            self._changed_otherwise = True
+        if not self._any_update and self._series.backwards > self._backwards:
+            versions = zip(self._versions, self._written(), strict=True)
+            self._changed_otherwise = self._changed_otherwise or any(before not in (-1, now) for before, now in versions)
         if self._any_update:
             for key, each in self._parameters.items():
                 if each.tensor.requires_grad and key not in self._held and key not in self._told:
-                    grad, _ = each.grad
+                    grad, _ = gradient_of(each.tensor)
                     value = IN_NO_OPTIMIZER if grad is None else grad
-                    self._sink.add_update(each.module, each.name, 0, Role.PARAM_GRAD, each.own, value, How(IN_NO_OPTIMIZER))
+                    self._sink.add_update(each.owner, 0, Role.PARAM_GRAD, each.own, value, How(IN_NO_OPTIMIZER))
         return self._series.end_step(step)
 
     def next_step(self) -> None:
@@ -202,15 +188,16 @@ class Updates:
             each.clear()
 
     def _written(self) -> list[int]:
-        """How often each parameter has been written into."""
-        return [-1 if each.tensor.is_inference() else each.tensor._version for each in self._parameters.values()]
+        """How often each parameter has been written into; -1 if that is not counted, or it has no values yet."""
+        tensors = (each.tensor for each in self._parameters.values())
+        return [-1 if is_lazy(tensor) or tensor.is_inference() else tensor._version for tensor in tensors]
 
     def start_from_golden(self) -> None:
         """The model is called for the first time in a step, or since an update: with golden's weights, where it has recorded them."""
         if self._golden is not None and self._started != self._count:
             self._started = self._count
             for each in self._parameters.values():
-                self._golden.start(each.name, self._count, each.own, each.tensor)
+                self._golden.start(each.owner, self._count, each.own, each.tensor)
 
     def call_begins(self) -> None:
         """The model is called."""
@@ -277,7 +264,7 @@ class Updates:
         if not parameters:
             self._others[type(optimizer).__name__] = None
             for key, each in self._parameters.items():
-                if key not in self._held and each.grad[1]:  # it steps copies of the parameters
+                if key not in self._held and gradient_of(each.tensor)[1]:  # it steps copies of the parameters
                     self._gradient(each, None)
             return
         if self._is_inner(optimizer, parameters):
@@ -300,7 +287,7 @@ class Updates:
                 if key not in held:
                     self._weight(each, recorded=False)
         if any(id(each.tensor) in self._clipped for each in parameters):
-            grads = (each.grad[0] for each in parameters)
+            grads = (gradient_of(each.tensor)[0] for each in parameters)
             self._series.clipped(grad if scale is None else grad / scale for grad in grads if grad is not None)
 
     def _ends(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -329,7 +316,7 @@ class Updates:
         if not self._sink.wants("", Role.PARAM_BEFORE):
             return None
         if recorded is None:
-            recorded = self._sink.wants(parameter.name, Role.PARAM_BEFORE)
+            recorded = self._sink.wants(parameter.owner, Role.PARAM_BEFORE)
         return self._series.weight(parameter.tensor, recorded)
 
     def _groups(self, optimizer: Any) -> None:
@@ -339,7 +326,7 @@ class Updates:
             for path, value in leaves(options):
                 if isinstance(value, (torch.Tensor, *Scalar)):
                     path = f"{type(optimizer).__name__}.{number}.{path}"
-                    self._sink.add_update(self._root, "", self._count, Role.STATE_BEFORE, path, value)
+                    self._sink.add_update("", self._count, Role.STATE_BEFORE, path, value)
 
     def _gradient(self, parameter: Parameter, scale: torch.Tensor | None, late: bool = False) -> None:
         """Record a parameter's gradient, once for each update; again if there was a backward since.
@@ -356,7 +343,7 @@ class Updates:
         self._told.add(key)
         self._times[key] += 1
         path = parameter.own if self._times[key] == 1 else f"{parameter.own}#{self._times[key]}"
-        grad, where = parameter.grad
+        grad, where = gradient_of(parameter.tensor)
         if grad is None:
             if parameter.tensor.requires_grad:
                 self._give(parameter, Role.PARAM_GRAD, path, NO_GRADIENT)
@@ -366,7 +353,7 @@ class Updates:
         if late:
             self._give(parameter, Role.PARAM_GRAD, path, value, How(where, written))
             if self._golden is not None:
-                self._golden.leave(parameter.name, self._count, Role.PARAM_GRAD, path, "the update computed it itself, in its closure")
+                self._golden.leave(parameter.owner, self._count, Role.PARAM_GRAD, path, "the update computed it itself, in its closure")
             return
         self._take(parameter, Role.PARAM_GRAD, path, value, How(where, written))
         if scale is not None and self._golden is not None:
@@ -374,7 +361,7 @@ class Updates:
 
     def _parameter(self, parameter: Parameter, written: Callable[[Record], None] | None) -> None:
         """Record a parameter that an update is given, keep it until that is over, and give it golden's."""
-        tensor, wanted = parameter.tensor.detach(), self._sink.wants(parameter.name, Role.PARAM_BEFORE)
+        tensor, wanted = parameter.tensor.detach(), self._sink.wants(parameter.owner, Role.PARAM_BEFORE)
         if self._golden is None and wanted:  # one copy is recorded, and kept
             tensor = self._before[id(parameter.tensor)] = copy_of(tensor)
             self._give(parameter, Role.PARAM_BEFORE, parameter.own, tensor, How(written=written, bits=Bits.OURS))
@@ -385,7 +372,7 @@ class Updates:
 
     def _norm(self, parameter: Parameter, grad: torch.Tensor) -> Callable[[Record], None] | None:
         """What is to be called with the record of a gradient, for its norm; if it is not recorded, or has no plain data, it is read now."""
-        if self._sink.wants(parameter.name, Role.PARAM_GRAD) and grad.layout is torch.strided:
+        if self._sink.wants(parameter.owner, Role.PARAM_GRAD) and grad.layout is torch.strided:
             return self._series.norm_of(parameter.tensor)
         self._series.measure(parameter.tensor, grad)
         return None
@@ -406,7 +393,7 @@ class Updates:
         """Record what an update is given, and give it golden's."""
         self._give(parameter, role, path, value, how)
         if self._golden is not None and isinstance(value, torch.Tensor):
-            self._golden.put(parameter.name, self._count, role, path, value)
+            self._golden.put(parameter.owner, self._count, role, path, value)
 
     def _give(self, parameter: Parameter, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
-        self._sink.add_update(parameter.module, parameter.name, self._count, role, path, value, how)
+        self._sink.add_update(parameter.owner, self._count, role, path, value, how)
