@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -85,6 +86,7 @@ def run(task: Task) -> Trial:
     import torch
 
     import accucompare as ac
+    from accucompare.errors import NonFiniteError
     from accucompare.findings.analysis import read
     from accucompare.findings.checks import Status
     from accucompare.findings.health import examine
@@ -101,8 +103,8 @@ def run(task: Task) -> Trial:
     if planted is not None:
         planted.plant(training)
     with tempfile.TemporaryDirectory() as folder:
-        options = {"scaler": training.scaler, "scheduler": training.scheduler, "on_finding": "warn", "frames": 0, "quiet": True}
-        with ac.watch(training.model, training.optimizer, out=folder, **options) as watch:
+        options = {"scaler": training.scaler, "scheduler": training.scheduler, "frames": 0, "quiet": True}
+        with contextlib.suppress(NonFiniteError), ac.watch(training.model, training.optimizer, out=folder, **options) as watch:
             training.run(watch.step)
         health = examine(read(Path(folder)))
     said = {each.check.id: f"{each.status}: {each.outcome.measured}" for each in health.of(Status.WARN, Status.FAIL)}
@@ -164,14 +166,15 @@ def _tables(trials: list[Trial], full: bool) -> Iterator[Table]:
 def _wanted(task: Task, options: argparse.Namespace) -> bool:
     from planted.health_faults import FAULTS
 
-    if options.sound:
-        return task.fault < 0
+    if task.model not in options.models or (options.sound and task.fault >= 0):
+        return False
     return options.only in (FAULTS[task.fault].name if task.fault >= 0 else "sound")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.health", description=__doc__)
     parser.add_argument("--only", metavar="TEXT", default="", help="faults with this in their name")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
     parser.add_argument("--sound", action="store_true", help="the sound runs alone")
     parser.add_argument("--full", action="store_true", help="all checks that complain of a fault, too")
     parser.add_argument("--workers", type=int, default=2, help="processes; default: 2")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ def fault(name: str, *checks: str, places: str) -> Callable[[Callable[[Training]
     return add
 
 
-def _at(step: int, act: Callable[[Training], None]) -> Callable[[Training, int], None]:
+def _at(step: int, act: Callable[[Training], Any]) -> Callable[[Training, int], None]:
     return lambda training, now: act(training) if now == step else None
 
 
@@ -68,17 +68,17 @@ def _head(training: Training) -> Any:
 
 @fault("a NaN in one batch", "input-finite", places="cnn float32, moe bfloat16")
 def _(training: Training) -> None:
-    training.given.append(lambda step, given, labels: given["x"].view(-1)[:1].fill_(math.nan) and None if step == _ONCE else None)
+    training.given.append(lambda step, given, labels: given["x"].view(-1)[:1].fill_(math.nan) if step == _ONCE else None)
 
 
 @fault("inputs that were not normalised", "input-range", places="cnn bfloat16")
 def _(training: Training) -> None:
-    training.given.append(lambda step, given, labels: given["x"].mul_(2e5) and None)
+    training.given.append(lambda step, given, labels: given["x"].mul_(2e5))
 
 
 @fault("one sample stacked into each batch", "input-constant", places="cnn float32")
 def _(training: Training) -> None:
-    training.given.append(lambda step, given, labels: given["x"].copy_(given["x"][:1].clone()) and None)
+    training.given.append(lambda step, given, labels: given["x"].copy_(given["x"][:1].clone()))
 
 
 @fault("inputs that change their type", "input-type", places="moe bfloat16")
@@ -92,7 +92,7 @@ def _(training: Training) -> None:
 
 @fault("all labels of a batch ignored", "labels-ignored", places="cnn bfloat16")
 def _(training: Training) -> None:
-    training.given.append(lambda step, given, labels: labels.fill_(-100) and None if step == _ONCE else None)
+    training.given.append(lambda step, given, labels: labels.fill_(-100) if step == _ONCE else None)
 
 
 @fault("the loader's iterator made anew in each step", "batch-repeated", places="lstm float32")
@@ -118,7 +118,7 @@ def _(training: Training) -> None:
 
 @fault("a mask that keeps the padding", "mask-padding", places="gpt2 bfloat16")
 def _(training: Training) -> None:
-    training.given.append(lambda step, given, labels: given["attention_mask"].fill_(1) and None)
+    training.given.append(lambda step, given, labels: given["attention_mask"].fill_(1))
 
 
 @fault("a batch of one sample, squeezed", "input-shape", places="moe float32")
@@ -162,9 +162,9 @@ def _(training: Training) -> None:
 
 @fault("units that are dead from the beginning", "dead-units", places="cnn float32, gpt2 float32")
 def _(training: Training) -> None:
-    layer = training.model.get_submodule("norm1" if hasattr(training.model, "norm1") else "transformer.h.0.mlp.c_fc")
+    layer: Any = training.model.get_submodule("norm1" if hasattr(training.model, "norm1") else "transformer.h.0.mlp.c_fc")
     with torch.no_grad():
-        layer.bias.fill_(-50)  # type: ignore[union-attr]
+        layer.bias.fill_(-50)
 
 
 @fault("[layer] * n", "shared-by-mistake", places="gpt2 float32")
@@ -176,7 +176,7 @@ def _(training: Training) -> None:
 
 @fault("in evaluation since an evaluation", "training-mode", places="cnn bfloat16")
 def _(training: Training) -> None:
-    training.before_step.append(_at(_ONCE, lambda training: training.model.eval() and None))
+    training.before_step.append(_at(_ONCE, lambda training: training.model.eval()))
 
 
 @fault("never in training", "training-mode", places="gpt2 float32")
@@ -213,7 +213,7 @@ def _(training: Training) -> None:
 
 @fault("running statistics out of range", "buffers", places="cnn float32")
 def _(training: Training) -> None:
-    training.given.append(lambda step, given, labels: given["x"].mul_(1e3) and None)
+    training.given.append(lambda step, given, labels: given["x"].mul_(1e3))
 
 
 # precision
@@ -248,9 +248,7 @@ def _(training: Training) -> None:
 @fault("gradients that overflow at any loss scale", "scale-falling", "scale-at-one", places="cnn float32")
 def _(training: Training) -> None:
     training.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    training.before_clip.append(
-        lambda training, step: next(training.model.parameters()).grad.mul_(math.inf) and None if step >= _ONCE else None
-    )
+    training.before_clip.append(lambda training, step: _trained(training)[0].grad.mul_(math.inf) if step >= _ONCE else None)
 
 
 @fault("a loss scale and gradients that are zero", "scale-growing", places="moe float32")
@@ -264,7 +262,7 @@ def _(training: Training) -> None:
 
 @fault("a gradient that vanishes", "gradient-vanishes", "second-moment", places="gpt2 float32, cnn bfloat16")
 def _(training: Training) -> None:
-    weight = next(parameter for parameter in training.model.parameters() if parameter.dim() > 1)
+    weight: Any = next(parameter for parameter in training.model.parameters() if parameter.dim() > 1)
     weight.register_hook(lambda grad: grad * 1e-7)
 
 
@@ -376,10 +374,10 @@ def _(training: Training) -> None:
 @fault("gradients multiplied where they should be divided", "gradients-grow", places="moe float32")
 def _(training: Training) -> None:
     training.clip = None
-    training.before_update.append(lambda training, step: [each.grad.mul_(4) for each in _trained(training)] and None)
+    training.before_update.append(lambda training, step: [each.grad.mul_(4) for each in _trained(training)])
 
 
-def _trained(training: Training) -> Sequence[Any]:
+def _trained(training: Training) -> list[Any]:
     return [parameter for parameter in training.model.parameters() if parameter.grad is not None]
 
 
@@ -418,4 +416,4 @@ def _(training: Training) -> None:
 
 @fault("the sign of the loss", "loss-trend", "loss-finite", "logit-spread", places="cnn float32")
 def _(training: Training) -> None:
-    training.before_clip.append(lambda training, step: [each.grad.neg_() for each in _trained(training)] and None)
+    training.before_clip.append(lambda training, step: [each.grad.neg_() for each in _trained(training)])

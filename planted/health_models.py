@@ -52,11 +52,11 @@ class Training:
     schedule_steps: int = 1
     unscales: bool = True
     updates: Callable[[int], bool] = lambda step: True
-    before_step: list[Callable[[Training, int], None]] = field(default_factory=list)
-    before_clip: list[Callable[[Training, int], None]] = field(default_factory=list)
-    before_update: list[Callable[[Training, int], None]] = field(default_factory=list)
-    after_update: list[Callable[[Training, int], None]] = field(default_factory=list)
-    given: list[Callable[[int, dict[str, Any], torch.Tensor], None]] = field(default_factory=list)
+    before_step: list[Callable[[Training, int], Any]] = field(default_factory=list)
+    before_clip: list[Callable[[Training, int], Any]] = field(default_factory=list)
+    before_update: list[Callable[[Training, int], Any]] = field(default_factory=list)
+    after_update: list[Callable[[Training, int], Any]] = field(default_factory=list)
+    given: list[Callable[[int, dict[str, Any], torch.Tensor], Any]] = field(default_factory=list)
     losses: list[Callable[[int, torch.Tensor], torch.Tensor]] = field(default_factory=list)
 
     def batch(self, step: int) -> tuple[dict[str, Any], torch.Tensor]:
@@ -188,8 +188,17 @@ def gpt2() -> Training:
     """A GPT-2 that predicts the next word; sentences end early, and are padded on the right."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    options = {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 16, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": _PAD}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=_WORDS, **options, loss_type="ForCausalLM")).train()
+    options: dict[str, Any] = {
+        "n_layer": 2,
+        "n_embd": 32,
+        "n_head": 2,
+        "n_positions": 16,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+        "pad_token_id": _PAD,
+        "loss_type": "ForCausalLM",
+    }
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=_WORDS, **options)).train()
     ids = _sentences(EPOCH * _BATCH)
     lengths = torch.randint(6, _LENGTH + 1, (len(ids),))
     mask = (torch.arange(_LENGTH) < lengths[:, None]).long()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -126,6 +127,25 @@ def test_a_training_that_stays_finite(folder: Path, run: Run) -> None:
     events = log(folder, "gpt2")
     assert (steps(events), reason(events)) == ([0, 1, 2], "finished")
     assert all(isinstance(step.grad_norm, float) and step.grad_norm > 0 for step in events if isinstance(step, Step))
+
+
+def test_health_shows_every_check_and_writes_it_down(folder: Path, run: Run) -> None:
+    run("watch", "fixtures/gpt2.py:training", "--steps", "3", "--out", "checked")
+    done = run("health", "checked", "--json", "health.json", "--report", "health.xlsx", "--threshold", "loss-spike=20")
+    written = json.loads((folder / "health.json").read_text())
+    assert (done.returncode, written["status"]) == (1, "WARN")  # the fixture trains in evaluation mode
+    assert [each["id"] for each in written["checks"] if each["status"] == "WARN"] == ["training-mode"]
+    assert "[loss-spike=20, " in done.stdout
+    assert all(f" {each['id']}: " in done.stdout for each in written["checks"])
+    sheet = openpyxl.load_workbook(folder / "health.xlsx")["Health"]
+    assert {row[1].value for row in sheet.iter_rows(min_row=3)} >= {each["id"] for each in written["checks"]}
+    run("overflow", "checked")
+    assert "Health" in openpyxl.load_workbook(folder / "reports" / "checked-overflow.xlsx").sheetnames
+
+
+def test_a_log_without_steps_is_trouble_for_health(run: Run) -> None:
+    done = run("health", "nowhere")
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_a_nan_is_answered_with_place_operator_and_line(planted: subprocess.CompletedProcess[str]) -> None:
