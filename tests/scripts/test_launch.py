@@ -139,3 +139,16 @@ def test_ranks_compute_and_record_the_same_however_they_are_started(
     assert len(printed[0]) == 2
     assert printed[0] == printed[1] == printed[2]
     assert ac.diff(by_torchrun[1], tmp_path / "spawned").answer.value == "identical"
+
+
+def test_locate_runs_a_script_without_accelerators_and_again_fed(tmp_path: Path) -> None:
+    fault = 'x * (1.05 if os.environ.get("CUDA_VISIBLE_DEVICES", "all") else 1)'  # as a device's own operator may have it
+    script = (
+        (UNEDITED / "loop.py").read_text().replace("self.inner(x)", f"self.inner({fault})").replace("import sys", "import os\nimport sys")
+    )
+    (tmp_path / "script.py").write_text(script)
+    command = [*COMMAND, "locate", "--device", "cpu", "-q", "--", sys.executable, "script.py"]
+    variables = {name: value for name, value in environment().items() if name != "CUDA_VISIBLE_DEVICES"}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "bug: (root) (glue, before inner)" in done.stdout
