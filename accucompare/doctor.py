@@ -152,12 +152,12 @@ def _memory() -> int | None:
 def _parts() -> tuple[dict[str, str | None], list[Problem]]:
     """The kernel, CRC and digests in use, and what is wrong with them."""
     try:
-        from accucompare.bundle import archive
+        from accucompare.bundle import archive_writer
         from accucompare.numbers import digests, kernel
     except Exception as error:
         message = f"bundles can neither be read nor written ({type(error).__name__}: {_first_line(error)})"
         return dict.fromkeys(("kernel", "crc", "digests")), [Problem("bundle", message, _REINSTALL, serious=True)]
-    crc, hashing = (_with_version(module) for module in (archive.crc32.__module__, digests.xxhash.__name__))  # type: ignore[attr-defined]
+    crc, hashing = (_with_version(module) for module in (archive_writer.crc32.__module__, digests.xxhash.__name__))  # type: ignore[attr-defined]
     parts: dict[str, str | None] = {"kernel": kernel.description(), "crc": crc, "digests": hashing}
     if parts["kernel"] == "compiled":
         return parts, []

@@ -31,12 +31,9 @@ sys.path[0] = os.path.dirname(sys.argv[0])
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 MODULE = "import runpy, sys; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
-#: What most commands import, and the first optimizer (torch._dynamo).
+#: What most commands import; every optimizer imports the compiler, which takes nearly as long as torch itself.
 MODULES = (
-    "accucompare.locate",
-    "accucompare.recorder.capture_case",
-    "accucompare.report.terminal",
-    "accucompare.watcher.watch_case",
+    *("accucompare.locate", "accucompare.recorder.capture_case", "accucompare.report.terminal", "accucompare.watcher.watch_case"),
     "torch._dynamo",
 )
 #: What the fixtures' models are made of.
@@ -105,6 +102,7 @@ def _become(program: str, argv: list[str], cwd: str, variables: dict[str, str], 
             with suppress(AttributeError):
                 function.cache_clear()
     sys.argv, sys.path[0] = argv, ""
+    sys.path[1:1] = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
     code = 0
     try:
         exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})

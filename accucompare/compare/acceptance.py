@@ -125,8 +125,14 @@ class Acceptance:
         return PRESETS[self.standard]
 
     @property
-    def passed(self) -> bool:
+    def kept(self) -> bool:
+        """Whether all rules are met by the steps that there are."""
         return all(rule.passed for rule in self.rules)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all rules are met over as many steps as the standard asks for."""
+        return self.kept and not self.too_few
 
     @property
     def failed(self) -> bool:
@@ -150,9 +156,18 @@ class Acceptance:
 
     @property
     def trouble(self) -> str:
-        """Which rules could not be judged, in words; ``""`` if all could. What fails, fails whatever could not be measured."""
-        missing = [f"{rule.rule.measure.value}: {rule.why_not}" for rule in self.rules if not rule.judged]
-        return f"the standard {self.standard.value} could not be judged ({'; '.join(missing)})" if missing and not self.failed else ""
+        """Which rules could not be judged, or how many steps are missing, in words; ``""`` if nothing is.
+
+        What fails, fails whatever could not be measured, and however many steps there are.
+        """
+        if self.failed:
+            return ""
+        if missing := [f"{rule.rule.measure.value}: {rule.why_not}" for rule in self.rules if not rule.judged]:
+            return f"the standard {self.standard.value} could not be judged ({'; '.join(missing)})"
+        if self.too_few:
+            steps = f"{self.steps:,} step{'' if self.steps == 1 else 's'}"
+            return f"meets the standard {self.standard.value} over {steps} so far, but that asks for {self.preset.least_steps:,}"
+        return ""
 
     @property
     def too_few(self) -> bool:

@@ -66,6 +66,7 @@ class Expected:
         different: of integers and booleans, how many differ.
         missing_cast: words for it, if the candidate computes in a wider type than the baseline.
         dtype: the type whose rounding is expected: the baseline's, if the candidate's is wider; ``""`` for the candidate's.
+        one_minus_cosine: of the baseline; ``None`` of one that keeps its errors only.
     """
 
     rel_l2: float
@@ -73,6 +74,7 @@ class Expected:
     different: int = 0
     missing_cast: str = ""
     dtype: str = ""
+    one_minus_cosine: float | None = None
 
     @classmethod
     def kept(cls, error: Error, candidate: Record, baseline: Record) -> Expected:
@@ -81,7 +83,8 @@ class Expected:
 
     @classmethod
     def of(cls, metrics: Metrics, candidate: Record, baseline: Record) -> Expected:
-        return cls(metrics.rel_l2, metrics.rmse, differing(metrics))._cast(candidate, baseline)
+        angle = metrics.one_minus_cosine
+        return cls(metrics.rel_l2, metrics.rmse, differing(metrics), one_minus_cosine=angle)._cast(candidate, baseline)
 
     def _cast(self, candidate: Record, baseline: Record) -> Expected:
         """The same, with ``missing_cast`` and ``dtype`` set if the candidate computes in a wider type."""

@@ -24,7 +24,7 @@ from accucompare.compare.ladder import climb
 from accucompare.compare.models import other_model
 from accucompare.compare.one_sided import never_called, not_run, not_trained, other_classes, other_state, untrained
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
-from accucompare.compare.outcomes import Outcome, Progress, Sides, Task, same_bits
+from accucompare.compare.outcomes import Outcome, Progress, Sides, Task, same_bits, with_parameters
 from accucompare.compare.preflight import preflight
 from accucompare.compare.proposals import propose
 from accucompare.compare.provenance import OtherCode, other_optimizer
@@ -90,6 +90,7 @@ def compare(
         of_all = golden_records, candidate_records, [] if judge.bundle is None else _records(judge.bundle, keep_going, damage)
         judge, tasks = judge.judging(tasks, pairs, of_all, models[0], renamings, fed)
         again, golden_again = (_by_key(run, keep_going, damage) for run in (repeat_bundle, golden_repeat))
+        tasks = with_parameters(tasks) if fed else tasks
         tasks = _with_second_runs(tasks, again, unsteady.begins(golden_records, golden_again) if fed else golden_again)
         sides = Sides(golden_bundle, candidate_bundle, judge.bundle, repeat_bundle, verify, keep_going, golden_repeat)
         outcomes = _outcomes(sides, tasks, workers, progress)

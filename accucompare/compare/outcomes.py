@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import Key, Layout, Record, Role
+from accucompare.bundle.records import GRADIENT_ROLES, TRAINING_ROLES, Key, Layout, Record, Role
 from accucompare.compare.align import Pair
-from accucompare.compare.baseline import Expected, why_not
+from accucompare.compare.baseline import Expected, floor, is_half, limit, why_not
 from accucompare.compare.bounds import judge_bounds, lower_bounds
-from accucompare.compare.choices import chosen_shape
+from accucompare.compare.choices import chosen_shape, most_changed
+from accucompare.compare.closer import ERRORS, Values, beyond_last_place, carriers, common_factor, common_limit, standard_error
 from accucompare.compare.judge import judge, judge_without_data, settle_noise, settle_unsteady
 from accucompare.compare.masks import may_hold_masks, may_say_the_same
 from accucompare.compare.measure import Metrics, measure, measure_identical, measure_masks
@@ -49,6 +50,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     repeat: Record | None = None
     chosen: str = ""  # how rounding changes the shape or the number of calls, as the baseline shows
     golden_repeat: Record | None = None
+    before: Pair | None = None  # of an update, the parameter that it was given
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -71,6 +73,19 @@ def with_baseline(task: Task, baselines: dict[Key, Record]) -> Task:
         return msgspec.structs.replace(task, baseline=record)
     chosen = chosen_shape(golden, candidate, record)
     return msgspec.structs.replace(task, chosen=chosen, tolerance=_because(task.tolerance, why))
+
+
+def with_parameters(tasks: list[Task]) -> list[Task]:
+    """The tasks of updates with the parameters that they were given, for updates are rounded as those are."""
+    given = {task.pair.golden.key: task.pair for task in tasks if task.pair.golden is not None and task.pair.candidate is not None}
+
+    def with_parameter(task: Task) -> Task:
+        golden = task.pair.golden
+        if golden is None or golden.role is not Role.PARAM_UPDATE:
+            return task
+        return msgspec.structs.replace(task, before=given.get(golden.key._replace(role=Role.PARAM_BEFORE)))
+
+    return [with_parameter(task) for task in tasks]
 
 
 def _because(tolerance: Tolerance, why: str) -> Tolerance:
@@ -156,11 +171,89 @@ class Sides:
             tolerance = _because(tolerance, "the baseline has NaN or Inf where golden has not, or the other way round")
         noise = self._noise(candidate, task.repeat, metrics, run)
         verdict = judge(golden, candidate, metrics, tolerance, expected)
+        if expected is not None and tolerance.fed and golden.role in TRAINING_ROLES and candidate.member is not None:
+            verdict = self._closer(task, golden, candidate, metrics, verdict, expected, run)
         if noise is not None:
             verdict = settle_noise(verdict, tolerance, metrics, noise)
         if verdict.status is Status.FAIL:
             verdict = settle_unsteady(verdict, tolerance, metrics, self._unsteadiness(golden, task.golden_repeat, run))
         return Outcome(metrics, verdict, None if expected is None else expected.rel_l2, noise)
+
+    def _closer(
+        self, task: Task, golden: Record, candidate: Record, metrics: Metrics, verdict: Verdict, expected: Expected, run: Run
+    ) -> Verdict:
+        """The verdict on a fed gradient or update that a baseline has judged, after a closer look (``compare.closer``)."""
+        if verdict.reason is Reason.OVER and verdict.excess_limit is not None and verdict.excess is not None:
+            return self._of_few_values(golden, candidate, metrics, task.tolerance, verdict, expected)
+        if verdict.reason is not Reason.OK or expected.missing_cast:
+            return verdict
+        baseline, before = task.baseline, task.before
+        if before is not None and before.golden is not None and before.candidate is not None and is_half(before.candidate.dtype):
+            return self._beyond_last_place(golden, candidate, before.golden, before.candidate.dtype, baseline, verdict)
+        if is_half(candidate.dtype) and golden.role in (*GRADIENT_ROLES, Role.PARAM_GRAD) and baseline is not None:
+            return self._common_factor(golden, candidate, baseline, metrics, verdict, expected, run)
+        return verdict
+
+    def _of_few_values(
+        self, golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance, verdict: Verdict, expected: Expected
+    ) -> Verdict:
+        """The verdict on a pair over its limit, by the limit for as many elements as carry golden's norm."""
+        few = carriers(self._values(self.golden, golden))
+        most = limit(math.floor(few), expected.dtype or candidate.dtype)
+        ratio = verdict.excess or 0.0
+        over_ceiling = tolerance.ceiling is not None and metrics.rel_l2 > tolerance.ceiling
+        if not few or over_ceiling or ratio > most or not math.isfinite(metrics.rel_l2):
+            return verdict
+        detail = f"{few:.1f} of {metrics.compared} elements carry golden's norm, and the limit is that of so few"
+        reason, used = Reason.OK, ratio / most
+        found = msgspec.structs.replace(verdict, reason=reason, used=used, detail=detail, tolerance=f"excess {most:.3g}", excess_limit=most)
+        scale = max(expected.rel_l2, floor(expected.dtype or candidate.dtype))
+        return msgspec.structs.replace(found, rel_l2_limit=most * scale)
+
+    def _beyond_last_place(
+        self, golden: Record, candidate: Record, before: Record, dtype: str, baseline: Record | None, verdict: Verdict
+    ) -> Verdict:
+        """The verdict on an update of a parameter of a half type, element by element."""
+        if baseline is None or None in (baseline.member, before.member) or self.baseline is None or before.shape != golden.shape:
+            return verdict
+        ours, parameter = self._values(self.golden, golden), self._values(self.golden, before)
+        digits = DTYPES[dtype].digits
+        count = beyond_last_place(ours, self._values(self.candidate, candidate), parameter, digits)
+        if count <= most_changed(0):
+            return verdict
+        expects = beyond_last_place(ours, self._values(self.baseline, baseline), parameter, digits)
+        most = most_changed(expects)
+        if count <= most:
+            return verdict
+        elements = math.prod(golden.shape)
+        detail = f"{count} of {elements} elements are off by more than rounding to {dtype} can do; {expects} of the baseline are"
+        return Verdict(Reason.OVER, f"{most:.0f} elements beyond their last place", "last place", used=count / most, detail=detail)
+
+    def _common_factor(
+        self, golden: Record, candidate: Record, baseline: Record, metrics: Metrics, verdict: Verdict, expected: Expected, run: Run
+    ) -> Verdict:
+        """The verdict on a gradient whose elements may all be off by one factor."""
+        factors = [
+            common_factor(angle, golden.statistics, record.statistics)
+            for angle, record in ((metrics.one_minus_cosine, candidate), (expected.one_minus_cosine, baseline))
+        ]
+        if None in factors or golden.statistics is None or baseline.statistics is None or self.baseline is None:
+            return verdict
+        ours, theirs = (each or 0.0 for each in factors)
+        allowed = common_limit(DTYPES[candidate.dtype].rounding, theirs)
+        if not abs(ours - theirs) > allowed:  # nearly always
+            return verdict
+        norm, length = golden.statistics.l2 or 0.0, baseline.statistics.l2 or 0.0
+        apart = self._measure(self.baseline, baseline, self.candidate, candidate, EXACT, run).rel_l2 * length
+        largest = max(abs(float(end or 0.0)) for end in (golden.statistics.min, golden.statistics.max))
+        most = allowed + ERRORS * standard_error(apart, (ours - theirs) * norm, largest, norm)
+        if not abs(ours - theirs) > most:
+            return verdict
+        detail = f"golden's times {1.0 + ours:.4f}, where the baseline has {1.0 + theirs:.4f}: one factor on all elements is no rounding"
+        return Verdict(Reason.OVER, f"factor within {most:.2g}", "common factor", used=abs(ours - theirs) / most, detail=detail)
+
+    def _values(self, bundle: Bundle, record: Record) -> Values:
+        return Values(bundle.stored(record), DTYPES[record.dtype], math.prod(record.shape))
 
     def _masks_of_two_kinds(self, golden: Record, candidate: Record) -> Outcome | None:
         """The outcome of a boolean and a floating mask that say the same; ``None`` for any other pair."""

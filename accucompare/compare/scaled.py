@@ -43,7 +43,7 @@ class ScaledGradients:
         count: how many gradients.
         rank, step: of what step, the first.
         row: where it is seen first: of the loss, or else of the largest gradient.
-        of_loss: whether what comes out of the loss has the factor already; ``None`` if that was not recorded.
+        of_loss: whether what comes out of the loss has the factor already; ``None`` if that was not recorded, or is off by something else.
         of_parameters: whether the gradients are those of parameters; else those that come out of the loss.
     """
 
@@ -104,7 +104,8 @@ def find_scaled(rows: Iterable[Row]) -> ScaledGradients | None:
         if (found := _common(own, _FEWEST)) is not None:
             scaled = ScaledGradients(found[0], found[1], len(own), rank, step, found[2])
             made = next(filter(scaled.holds, of_loss), None)  # by the loss, if its gradient has the factor already
-            return replace(scaled, row=made or scaled.row, of_loss=made is not None if of_loss else None)
+            right = bool(of_loss) and all(row.status is not Status.FAIL for row in of_loss)
+            return replace(scaled, row=made or scaled.row, of_loss=True if made else False if right else None)
         if (found := _common(of_loss, 1)) is not None:  # fed, or without gradients of parameters
             return ScaledGradients(found[0], found[1], len(of_loss), rank, step, found[2], True, of_parameters=False)
     return None

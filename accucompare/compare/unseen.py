@@ -5,6 +5,9 @@ unreadable) is not judged, and later code may make its error small: a normalisat
 values. It counts if nothing else that the call returns is compared, and something after the call is. So a cache beside the hidden states
 hides nothing, nor does an object that the whole model returns at its end. Inputs do not count, since their errors show in the outputs.
 
+**Gradients.** So is a gradient without data (a sparse one): a call's outputs say nothing of its backward. That of a parameter hides nothing
+where the update that was made of it agrees.
+
 **Chosen.** If rounding alone changes a shape or the number of calls, as the baseline shows, nothing can judge the row.
 
 **Many.** If more than half of the tensors could not be compared, of whatever kind, too little was compared.
@@ -18,10 +21,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from accucompare.bundle.records import Layout, Role
+from accucompare.bundle.records import GRADIENT_ROLES, Layout, Record, Role
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.reasons import Call, call_of, caller_of
 from accucompare.compare.rows import Reason, Row, Status
+from accucompare.compare.training import parameter_of
 
 #: Layouts of tensors that are listed without data. A meta tensor is not among them: it has no values that could be wrong.
 _WITHOUT_DATA = (Layout.NESTED, Layout.SPARSE, Layout.QUANTIZED, Layout.BATCHED, Layout.UNREADABLE)
@@ -44,7 +48,7 @@ def unseen(rows: Sequence[Row], fed: bool) -> Unseen | None:
     if not suspects:
         return None
     proven = _Proven(rows, fed)
-    suspects = [row for row in suspects if not proven(row)]
+    suspects = [row for row in suspects if _is_gradient(row) or not proven(row)]
     compared = sum(row.status is Status.PASS for row in rows)
     on_the_way = _on_the_way(suspects, rows)
     if on_the_way:
@@ -69,10 +73,21 @@ def _holds_values(row: Row) -> bool:
     return ours.layout is not Layout.META
 
 
+def _is_gradient(row: Row) -> bool:
+    """Whether a row is of a gradient without data."""
+    record: Record | None = row.record
+    return record is not None and record.role in (*GRADIENT_ROLES, Role.PARAM_GRAD) and record.layout in _WITHOUT_DATA
+
+
 def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
     """The rows of outputs that nothing judges."""
     judged = {
         call_of(row.record) for row in rows if row.status is Status.PASS and row.record is not None and row.record.role is Role.OUTPUT
+    }
+    updated = {
+        (row.golden.rank, row.golden.step, parameter_of(row.golden))
+        for row in rows
+        if row.status is Status.PASS and row.golden is not None and row.golden.role is Role.PARAM_UPDATE
     }
     last: dict[tuple[int, int], int] = {}  # the order of the last row that was compared, by rank and step
     for row in rows:
@@ -85,6 +100,11 @@ def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
         assert record is not None
         if row.verdict.chosen:
             hiding.append(row)
+            continue
+        if _is_gradient(row):
+            of_parameter = record.role in (Role.CALL_GRAD, Role.PARAM_GRAD)
+            if not of_parameter or (record.rank, record.step, parameter_of(record)) not in updated:
+                hiding.append(row)
             continue
         between = record.order < last.get((record.rank, record.step), -1)
         alone = record.layout is Layout.OPAQUE and between and call_of(record) not in judged

@@ -5,6 +5,7 @@ A check is a pure function from what the log holds to an outcome. It states what
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -240,6 +241,8 @@ def median(values: Iterable[float]) -> float:
 
 #: The spread of a normal distribution as a multiple of its median absolute deviation.
 _NORMAL = 1.4826
+#: So many values before a spike are its surroundings.
+_RECENT = 10
 
 
 class Spike(NamedTuple):
@@ -251,15 +254,16 @@ class Spike(NamedTuple):
 
 
 def spikes(series: Sequence[Point], times: float, *, window: int = 100, fewest: int = 20, floor: float = 0.1) -> list[Spike]:
-    """The values of a positive series that lie more than ``times`` spreads above the median of those before them.
+    """The values of a positive series that lie more than ``times`` spreads above the median of the ten before them.
 
-    Measured in logarithms, so that a fall over decades is no spread. The spread is that of a normal distribution with the same median
-    absolute deviation, but at least ``floor`` (0.1: a tenth of the value), since a smooth series would have none.
+    Measured in logarithms. The spread is that of a value from its neighbours: of the steps from one value to the next, the standard
+    deviation of a normal distribution with the same median absolute deviation, over the square root of two. So a slow fall over decades is
+    no spread. It is at least ``floor`` (0.1: a tenth of the value), since a smooth series would have none.
 
     Args:
         series: by step; what is not finite or not positive is left out, for other checks to see.
         times: how many spreads.
-        window: how many values before count.
+        window: how many values before count for the spread.
         fewest: with fewer values before, nothing is a spike.
     """
     found: list[Spike] = []
@@ -269,8 +273,10 @@ def spikes(series: Sequence[Point], times: float, *, window: int = 100, fewest: 
             continue
         value = math.log(point.value)
         if len(before) >= fewest:
-            usual = median(before[-window:])
-            spread = max(_NORMAL * median(abs(each - usual) for each in before[-window:]), floor)
+            usual = median(before[-_RECENT:])
+            steps = [after - earlier for earlier, after in itertools.pairwise(before[-window:])]
+            middle = median(steps)
+            spread = max(_NORMAL * median(abs(each - middle) for each in steps) / math.sqrt(2), floor)
             if value - usual > times * spread:
                 found.append(Spike(point, math.exp(usual), (value - usual) / spread))
         before.append(value)

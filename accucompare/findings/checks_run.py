@@ -52,9 +52,9 @@ def _spiking(what: str, series: list[Point], times: float, floor: float) -> Outc
         return not_looked_at(f"{steps_of(len(series))} are too few to know a spread: 21 at least")
     found = spikes(series, times, floor=floor)
     if not found:
-        return passed(f"{what} never rose more than {times:g} spreads above the median of the 100 steps before")
+        return passed(f"{what} never rose more than {times:g} spreads above the median of the ten steps before")
     worst = max(found, key=lambda each: each.spreads)
-    measured = f"{what} was {worst.point.value:.4g}, {worst.spreads:.3g} spreads above the median of the steps before ({worst.usual:.4g})"
+    measured = f"{what} was {worst.point.value:.4g}, {worst.spreads:.3g} spreads above the median of the ten before ({worst.usual:.4g})"
     return warned(measured + (f"; {len(found):,} such steps" if len(found) > 1 else ""), worst.spreads, worst.point.step)
 
 
@@ -145,7 +145,7 @@ RUN = (
         "look at this step's batch and gradient norm; run the step twice: a result that differs is the hardware's (silent data corruption)",
         _loss_spike,
         (
-            Threshold("loss-spike", 10, "spreads above the median of the 100 steps before", "tuned on sound runs"),
+            Threshold("loss-spike", 10, "spreads above the median of the ten steps before", "tuned on sound runs"),
             Threshold("loss-spike-floor", 0.1, "share of the first losses that is added to all", "tuned on sound runs"),
         ),
         needs=(Need.LOSSES,),
@@ -165,7 +165,7 @@ RUN = (
         "gradient norms above their running spread",
         "look at this step's batch; clip gradients; run the step twice: a result that differs is the hardware's",
         _norm_spike,
-        (Threshold("norm-spike", 10, "spreads above the median of the 100 steps before", "msprobe's AnomalyTurbulence; sound runs"),),
+        (Threshold("norm-spike", 10, "spreads above the median of the ten steps before", "msprobe's AnomalyTurbulence; sound runs"),),
         needs=(Need.NORMS,),
     ),
     Check(
@@ -174,7 +174,7 @@ RUN = (
         "updates above their running spread, the learning rate taken out",
         "look at the gradients and the optimizer's second moment in this step",
         _update_spike,
-        (Threshold("update-spike", 10, "spreads above the median of the looks before", "tuned on sound runs"),),
+        (Threshold("update-spike", 10, "spreads above the median of the ten looks before", "tuned on sound runs"),),
         needs=(Need.CLOSE,),
     ),
     Check(

@@ -111,14 +111,14 @@ def capture_case(
             try:
                 _capture_once(target, repeat_of(Path(out), run), place, casting, again, note_step, narrowed, grad)
                 break
-            except CaptureError as error:
-                if not grad and _wanted_gradients(error.__cause__):
-                    grad = True
-                else:
-                    no_kernel = isinstance(error.__cause__, RuntimeError) and options.feed is not None and dtype is FloatType.FLOAT64
-                    if not isinstance(error, _ModuleFailedError) or not no_kernel or error.module in narrowed:
-                        raise
-                    narrowed.add(error.module)
+            except _WantedGradientsError:
+                grad = True
+                again = replace(again, overwrite=True)  # what was recorded until then
+            except _ModuleFailedError as error:
+                no_kernel = isinstance(error.__cause__, RuntimeError) and options.feed is not None and dtype is FloatType.FLOAT64
+                if not no_kernel or error.module in narrowed:
+                    raise
+                narrowed.add(error.module)
                 again = replace(again, overwrite=True)  # what was recorded until then
     return Path(out)
 
@@ -183,14 +183,14 @@ def _capture_once(
         notes.append(f"{len(narrow)} module(s) do not run in float64 and ran in float32: {', '.join(narrow[:3])}")
     saved = inputs if options.save_state else None
     recorded = replace(options, steps=steps if steps.chosen is not None else None)  # of those that are run here
-    training = built.training if trains or not fed else NOTHING
+    training, loss = (built.training, case.loss) if trains or not fed else (NOTHING, None)
     with (
-        _naming_the_model(name, out, place.type, model),
+        _naming_the_model(name, out, place.type, model, without_gradients=loss is None and not grad),
         recording(model, out, recorded, device=place, case=name, inputs=saved, training=training, made=made, notes=notes) as session,
     ):
         for step in range(first, steps.count):
             args, kwargs = moved(inputs[step % len(inputs)], place, casting)
-            run_step(model, args, kwargs, case.loss if trains or not fed else None, training, grad or (fed and torch.is_grad_enabled()))
+            run_step(model, args, kwargs, loss, training, grad or (fed and torch.is_grad_enabled()))
             session.step()
             progress(step - first + 1, steps.count - first)
 
@@ -329,9 +329,9 @@ def _seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _wanted_gradients(error: BaseException | None) -> bool:
+def _wanted_gradients(error: BaseException) -> bool:
     """Whether a model failed when it asked autograd for gradients in its forward, as force fields do; there are none without a graph."""
-    place = None if error is None else error.__traceback__
+    place = error.__traceback__
     while place is not None:
         if place.tb_frame.f_code.co_filename == torch.autograd.__file__:
             return True
@@ -367,8 +367,12 @@ class _ModuleFailedError(CaptureError):
         self.module = module
 
 
+class _WantedGradientsError(CaptureError):
+    """The model asked for gradients in its forward, and ran without."""
+
+
 @contextlib.contextmanager
-def _naming_the_model(name: str, out: Path, device: str, model: nn.Module) -> Any:
+def _naming_the_model(name: str, out: Path, device: str, model: nn.Module, without_gradients: bool) -> Any:
     """Turn what the model raised into a CaptureError that names the module."""
     try:
         yield
@@ -381,6 +385,8 @@ def _naming_the_model(name: str, out: Path, device: str, model: nn.Module) -> An
         if stopped and module is None:
             what = f"the case raised outside of the model's forward, step {step}"
         message = f"{name}: {what}: {explain(device, error)}\nW{_kept(out)[1:]}; --debug shows the traceback"
+        if without_gradients and _wanted_gradients(error):
+            raise _WantedGradientsError(message) from error
         failing = name_modules(model).named.get(module or "")
         if failing is not None and module:
             raise _ModuleFailedError(message, _name_of(type(failing))) from error

@@ -151,6 +151,11 @@ def run_step(
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
         raise CaseError(f"the case's loss must return a tensor of one element, but returned {found}")
+    if not value.requires_grad:
+        raise CaseError(
+            "the case's loss has no gradient: it was computed under torch.no_grad(), of detached tensors, or of a model that is frozen as "
+            "a whole; to compare the forward alone, leave loss and optimizer out of the case"
+        )
     training.scaled(value).backward()  # type: ignore[no-untyped-call]
     training.update(value)
     return value.detach()

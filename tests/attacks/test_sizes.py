@@ -75,16 +75,16 @@ def test_what_is_printed_is_what_numpy_prints(command: Command, tmp_path: Path, 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle whose only tensor takes 512 MiB; it ends with 7."""
-    values = np.zeros((128, 1 << 20), "float32")
+    """A bundle whose only tensor takes 256 MiB; it ends with 7."""
+    values = np.zeros((128, 1 << 19), "float32")
     values[-1, -1] = 7
     return write(tmp_path_factory.mktemp("large") / "b", [item("fc", values)])
 
 
 def show(large: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Show it in a process that may not take more than 576 MiB, a part of which is gone before it begins."""
+    """Show it in a process that may not take more than 320 MiB, a part of which is gone before it begins."""
     command = [sys.executable, "-m", "accucompare", "show", str(large), "fc", *arguments]
-    limited = ["sh", "-c", 'ulimit -v 589824 && exec "$@"', "sh", *command]
+    limited = ["sh", "-c", 'ulimit -v 327680 && exec "$@"', "sh", *command]
     return subprocess.run(limited, cwd=folder, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, capture_output=True, text=True)
 
 
@@ -95,7 +95,7 @@ WHOLE = {"all": [], "a row": ["--slice", "0"], "the end": ["--slice", "-1, -2:",
 def test_a_part_of_a_tensor_that_is_larger_than_memory_is_shown(large: Path, tmp_path: Path, arguments: list[str]) -> None:
     done = show(large, tmp_path, *arguments)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "[128, 1048576]" in done.stdout
+    assert "[128, 524288]" in done.stdout
     assert ("7." in done.stdout.split("\n", 2)[2]) == (arguments in (WHOLE["all"], WHOLE["the end"]))
 
 

@@ -105,3 +105,10 @@ def test_fed_it_is_the_gradient_of_the_loss_alone_that_shows_it(tmp_path: Path) 
     (culprit,) = compare(tmp_path, gradients(loss=1.0), gradients(loss=0.25)).culprits
     assert (culprit.place, culprit.stage) == ("the backward of the loss, gradient of logits", Stage.LOSS)
     assert culprit.scaled.factor == pytest.approx(0.25)
+
+
+def test_a_loss_that_is_off_by_another_factor_is_not_called_right(tmp_path: Path) -> None:
+    """Fed, a gradient scaler's scale is seen in what the loss gives, and its inverse in the parameters' gradients."""
+    comparison = compare(tmp_path, gradients(loss=1.0), gradients(1 / 1024, loss=1024.0))
+    assert "loss scale" in comparison.culprits[0].hints[0]
+    assert "what the loss gives is right" not in comparison.conclusion

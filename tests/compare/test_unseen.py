@@ -78,6 +78,15 @@ def test_a_meta_tensor_has_no_values_to_hide(tmp_path: Path) -> None:
     assert answer(tmp_path, value("a"), without("b", "meta"), value("c")).answer is Answer.ROUNDING
 
 
+@pytest.mark.parametrize("role", ["call_grad", "param_grad"])
+def test_a_sparse_gradient_hides_nothing_only_where_the_update_made_of_it_agrees(tmp_path: Path, role: str) -> None:
+    forward = value("a", 0.0), value("", 0.0, parent=None)
+    gradient = without("a", "sparse", role=role, path="weight", parent=None)
+    assert answer(tmp_path, *forward, gradient).answer is Answer.NOT_SURE
+    assert answer(tmp_path, *forward, gradient, value("a", role="param_update", path="bias", parent=None)).answer is Answer.NOT_SURE
+    assert answer(tmp_path, *forward, gradient, value("a", role="param_update", path="weight", parent=None)).answer is Answer.ROUNDING
+
+
 def test_what_the_call_around_it_gives_bit_for_bit_proves_what_is_inside(tmp_path: Path) -> None:
     inside = value("a"), without("b", "nested"), value("c")
     assert answer(tmp_path, *inside, value("", 0.0, parent=None)).answer is Answer.ROUNDING

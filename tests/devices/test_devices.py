@@ -88,7 +88,7 @@ def test_an_npu_with_too_high_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
         open_device(DeviceName("npu", 8))
 
 
-# -- as a user meets it: in a process of its own ----------------------------------------------------------------------------------
+# -- as a user meets it: in a process of its own, which imports torch itself where that matters -----------------------------------
 
 
 @pytest.fixture
@@ -128,9 +128,9 @@ torch.npu = types.SimpleNamespace(is_available=lambda: True, device_count=device
 """
 
 
-def refused(process: Run, folder: Path, packages: str = "") -> str:
+def refused(run: Run, folder: Path, packages: str = "") -> str:
     """What ``capture --device npu`` says; it must fail as every bad input fails."""
-    done = process("capture", "--device", "npu", cwd=folder, PYTHONPATH=packages)
+    done = run("capture", "--device", "npu", cwd=folder, PYTHONPATH=packages)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
@@ -138,37 +138,37 @@ def refused(process: Run, folder: Path, packages: str = "") -> str:
     return done.stderr
 
 
-def test_npu_without_torch_npu(process: Run, folder: Path) -> None:
-    message = refused(process, folder)
+def test_npu_without_torch_npu(forked: Run, folder: Path) -> None:
+    message = refused(forked, folder)
     assert message == "accucompare: --device npu: torch_npu is not installed; pip install 'accucompare[npu]'\n"
 
 
 @pytest.mark.parametrize("autoload", [False, True], ids=["imported by us", "imported by torch"])
-def test_npu_without_cann(autoload: bool, process: Run, folder: Path) -> None:
+def test_npu_without_cann(autoload: bool, process: Run, forked: Run, folder: Path) -> None:
     packages = pretend(folder, WITHOUT_CANN, autoload=autoload)
-    message = refused(process, folder, packages)
+    message = refused(process if autoload else forked, folder, packages)
     assert "libhccl.so: cannot open shared object file" in message
     assert "source /usr/local/Ascend/ascend-toolkit/set_env.sh" in message
     assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize("autoload", [False, True], ids=["imported by us", "imported by torch"])
-def test_npu_without_a_device(autoload: bool, process: Run, folder: Path) -> None:
+def test_npu_without_a_device(autoload: bool, process: Run, forked: Run, folder: Path) -> None:
     packages = pretend(folder, WITHOUT_DEVICE, autoload=autoload)
-    message = refused(process, folder, packages)
+    message = refused(process if autoload else forked, folder, packages)
     assert message == "accucompare: --device npu: no NPU is available; see whether `npu-smi info` lists one\n"
 
 
-def test_npu_whose_driver_fails(process: Run, folder: Path) -> None:
-    message = refused(process, folder, pretend(folder, DRIVER_BROKEN))
+def test_npu_whose_driver_fails(forked: Run, folder: Path) -> None:
+    message = refused(forked, folder, pretend(folder, DRIVER_BROKEN))
     assert "aclInit, error code is 507008" in message
     assert "npu-smi info" in message
 
 
 @pytest.mark.parametrize("autoload", [False, True], ids=["imported by us", "imported by torch"])
-def test_the_cpu_still_works_where_torch_npu_lacks_cann(autoload: bool, process: Run, folder: Path) -> None:
+def test_the_cpu_still_works_where_torch_npu_lacks_cann(autoload: bool, process: Run, forked: Run, folder: Path) -> None:
     packages = pretend(folder, WITHOUT_CANN, autoload=autoload)
-    done = process("capture", "--device", "cpu", "--out", "golden", cwd=folder, PYTHONPATH=packages)
+    done = (process if autoload else forked)("capture", "--device", "cpu", "--out", "golden", cwd=folder, PYTHONPATH=packages)
     assert (done.returncode, done.stderr) == (0, "")
     assert (folder / "golden" / "manifest.json").is_file()
 
@@ -189,10 +189,10 @@ def test_a_missing_torch_says_how_to_get_it(process: Run, folder: Path) -> None:
     assert done.stderr == "accucompare: capturing needs PyTorch, which is not installed here: pip install torch\n"
 
 
-def test_cuda_where_there_is_none(process: Run, folder: Path) -> None:
+def test_cuda_where_there_is_none(forked: Run, folder: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    done = process("capture", "--device", "cuda", cwd=folder)
+    done = forked("capture", "--device", "cuda", cwd=folder)
     assert done.returncode == 2
     assert done.stderr.startswith("accucompare: --device cuda: ")
     assert "Traceback" not in done.stderr

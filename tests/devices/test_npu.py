@@ -31,7 +31,7 @@ except RuntimeError as error:
     pytest.skip(f"no simulated NPU here: {error}", allow_module_level=True)
 
 pytestmark = pytest.mark.xdist_group("npu")
-TRAINED = ["cnn", "gpt2", "llama", "minilm", "t5"]
+TRAINED = ["cnn", "gpt2", "llama", "t5"]
 SETTINGS = {"OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1", "COLUMNS": "100"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -254,7 +255,8 @@ for deterministic in (False, True):
         session.step()
     print(torch.are_deterministic_algorithms_enabled(), "torch._inductor" in sys.modules, "torch._dynamo" in sys.modules)
 """
-    done = with_torch()(program, cwd=tmp_path, variables=os.environ)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.stdout.split() == ["False"] * 6, done.stderr
 
 

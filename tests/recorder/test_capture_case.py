@@ -230,6 +230,7 @@ def test_a_seed_out_of_range_is_refused(seed: int, case: WriteCase, tmp_path: Pa
     [
         ("loss=lambda y: y", r"loss must return a tensor of one element, but returned a tensor of shape \[2, 2\]"),
         ("loss=lambda y: 1.0", "loss must return a tensor of one element, but returned a float"),
+        ("loss=lambda y: y.detach().sum()", "the case's loss has no gradient"),
         ("optimizer=object()", "has an optimizer but no loss"),
         ("loss=lambda y: y.sum(), optimizer=3", "the case's optimizer must be an optimizer, or a list of them, but is a int"),
         ("loss=lambda y: y.sum(), scheduler=object()", "has a scheduler but no optimizer"),
@@ -242,6 +243,22 @@ def test_a_loss_that_cannot_be_sent_backward_is_named_as_such(tmp_path: Path, op
     )
     with pytest.raises(CaseError, match=message):
         capture_case(f"{tmp_path}/net.py", tmp_path / "out", CPU)
+
+
+FAILS = """
+def fail(grad):
+    with open(__file__ + ".runs", "a") as runs:
+        runs.write("x")
+    raise ValueError("in a hook")
+"""
+
+
+def test_a_backward_that_fails_is_not_run_a_second_time(case: WriteCase, tmp_path: Path) -> None:
+    target = case("Case(nn.Linear(2, 2), torch.ones(2, 2), loss=lambda y: (y.register_hook(fail), y.sum())[1])", FAILS)
+    with pytest.raises(CaptureError, match="in a hook") as failure:
+        capture_case(target, tmp_path / "out", CPU)
+    assert Path(f"{target}.runs").read_text() == "x"
+    assert ".previous" not in str(failure.value)
 
 
 @pytest.mark.parametrize("rounded", list(RoundedType), ids=lambda rounded: rounded.value)

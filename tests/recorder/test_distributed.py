@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import accucompare as ac
 from accucompare.bundle.records import Role
 from accucompare.errors import CaptureError
+from tests.forkserver import with_torch
 from tests.recorded import Opened
 
 #: How the trained model, or its optimizer, is spread over two ranks.
@@ -101,7 +102,12 @@ def work(rank: int, folder: str) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes have written; they are started once for all tests."""
     made = tmp_path_factory.mktemp("ranks")
-    mp.spawn(work, (str(made),), nprocs=2)
+    program = (
+        "import sys, torch.multiprocessing as mp; from tests.recorder.test_distributed import work;"
+        "mp.start_processes(work, (sys.argv[1],), nprocs=2, start_method='fork')"
+    )
+    done = with_torch()(program, made, cwd=made, variables=os.environ)
+    assert done.returncode == 0, done.stderr
     return made
 
 

@@ -116,11 +116,17 @@ def operators(bundle: Bundle, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "context",
-    [torch.no_grad, torch.inference_mode, torch.enable_grad, lambda: torch.autocast("cpu"), "autocast in inference mode"],
-    ids=["no_grad", "inference_mode", "enable_grad", "autocast", "both"],
+    ("context", "emulate"),
+    [
+        pytest.param(torch.no_grad, None, id="no_grad"),
+        pytest.param(torch.inference_mode, None, id="inference_mode"),
+        pytest.param(torch.enable_grad, None, id="enable_grad"),
+        pytest.param(lambda: torch.autocast("cpu"), None, id="autocast"),
+        pytest.param("autocast in inference mode", None, id="both"),
+        pytest.param(torch.enable_grad, "hf32", id="enable_grad-hf32"),
+        pytest.param("autocast in inference mode", "hf32", id="both-hf32"),
+    ],
 )
-@pytest.mark.parametrize("emulate", [None, "hf32"])
 def test_the_model_computes_what_it_computes_without(
     model: tuple[nn.Module, torch.Tensor, str], tmp_path: Path, opened: Opened, context: Any, emulate: str | None
 ) -> None:

@@ -24,7 +24,7 @@ from accucompare.compare.sites import Culprit
 from accucompare.report.columns import COLUMNS, to_dataframe
 from accucompare.report.terminal import print_comparison
 from tests.compare.builder import item, write
-from tests.report.test_excel import chart_data, column, comparison, fills, libreoffice, missing, opened, pair, summary_lines, target, values
+from tests.report.test_excel import chart_data, column, comparison, fills, missing, opened, pair, summary_lines, target, values
 
 MOST = limit(6, "float32")  # of the six elements that `pair` says were measured
 SPARSE = ["excess", "excess limit", "baseline relative L2", "noise"]
@@ -353,12 +353,6 @@ def test_json_of_two_bundles_alone_has_the_same_keys(tmp_path: Path) -> None:
 
 
 # The file
-
-
-@pytest.mark.filterwarnings("ignore:.*extension is not supported")  # LibreOffice's own data bars
-def test_libreoffice_opens_a_report_with_culprits(tmp_path: Path) -> None:
-    opened(tmp_path, fed(judged("a"), judged("b", 31.0)))
-    assert libreoffice(tmp_path / "report.xlsx", "pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_a_multiple_of_no_limit_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measure import Metrics
 from accucompare.compare.result import Side
 from accucompare.compare.rows import MEANING, Finding, Reason, Row, Verdict
+from accucompare.compare.sites import Culprit
 from accucompare.errors import ReportError
 from accucompare.numbers.statistics import Statistics
 from accucompare.report import sheets
@@ -684,24 +686,28 @@ def test_no_temporary_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not os.listdir(tmp_path / "temporary")
 
 
-def libreoffice(path: Path, suffix: str) -> Path:
-    profile = f"-env:UserInstallation={(path.parent / 'profile').as_uri()}"
-    target = path.parent / "converted"
-    command = ["soffice", profile, "--headless", "--convert-to", suffix, "--outdir", str(target), str(path)]
+def libreoffice(suffix: str, *paths: Path) -> list[Path]:
+    """What LibreOffice makes of some workbooks of one folder."""
+    folder = paths[0].parent
+    profile = f"-env:UserInstallation={(folder / 'profile').as_uri()}"
+    command = ["soffice", profile, "--headless", "--convert-to", suffix, "--outdir", folder / "converted", *paths]
     subprocess.run(command, check=True, capture_output=True)
-    return target / f"{path.stem}.{suffix}"
+    return [folder / "converted" / f"{path.stem}.{suffix}" for path in paths]
 
 
+@pytest.mark.skipif(shutil.which("soffice") is None, reason="LibreOffice is not installed")
 @pytest.mark.filterwarnings("ignore:.*extension is not supported")  # LibreOffice's own data bars
 def test_libreoffice_opens_it_and_finds_no_formula(tmp_path: Path) -> None:
     rows = [*every_reason(), *(pair(name, 1e-2) for name in NASTY.values())]
     path = write_excel(comparison(*rows), tmp_path / "r.xlsx")
-    workbook: Any = load_workbook(libreoffice(path, "xlsx"))
+    culprit = Culprit("fc", 0, "module", "", pair("fc", 31.0), 31.0, Reason.INTRODUCED, words=("in channel 3",))
+    with_culprits = write_excel(comparison(culprit.row, culprits=[culprit]), tmp_path / "culprits.xlsx")
+    workbook: Any = load_workbook(*libreoffice("xlsx", path))
     assert workbook.sheetnames == ["Summary", "Layers", "Divergence", "Unmatched", "Environment"]
     assert [str(name) for name in values(workbook["Layers"], "layer")] == [row.module for row in rows]
     assert not [cell for sheet in workbook for line in sheet.iter_rows() for cell in line if cell.data_type == "f"]
     assert workbook["Divergence"]._charts
-    assert libreoffice(path, "pdf").read_bytes().startswith(b"%PDF")
+    assert all(page.read_bytes().startswith(b"%PDF") for page in libreoffice("pdf", path, with_culprits))
 
 
 # Trouble

@@ -1,0 +1,338 @@
+"""The checklist on logs built by hand: each check complains of its fault, is silent about the sound run, and says when it cannot look."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from accucompare.errors import UsageError
+from accucompare.findings.analysis import Analysis, Ranks
+from accucompare.findings.checks import Need, Point, Status, spikes
+from accucompare.findings.events import Alert, AlertKind, End, Ending, ScaleChange, Start, Step
+from accucompare.findings.health import CHECKS, examine, read_thresholds
+from accucompare.findings.vitals import Applied, Given, ParameterFacts, Setup, Targets, Vitals
+
+STEPS = 60
+PARAMETERS = [
+    ParameterFacts("up.weight", (8, 4), "bfloat16", "Linear", True, "AdamW.0", 0.01),
+    ParameterFacts("up.bias", (8,), "bfloat16", "Linear", True, "AdamW.1", 0.0),
+]
+
+
+def rate(step: int) -> float:
+    """A decay, from the fifth step on."""
+    return 1e-3 * min(1.0, (step + 1) / 5) * (1 - step / 100)
+
+
+def vital(step: int) -> Vitals:
+    """A step of a sound training."""
+    wave = 1 + 0.05 * math.sin(step)
+    return Vitals(
+        step,
+        backwards=1,
+        updates=1,
+        lr={"AdamW.0": rate(step)},
+        loss=2.0 / (1 + step / 20) * wave,
+        norm=0.5 * wave,
+        norm_at_update=0.3 * wave,
+        scale=1024.0,
+        schedulers={"CosineAnnealingLR": Applied(step, [rate(step)])},
+        given=[
+            Given("ids", "int64", (4, 6), 0.0, 9.0, f"{step}", padding_rows=0.0, unmasked_padding=0.0, masked_content=0.0, pads_left=False),
+            Given("x", "float32", (4, 6), -3.0, 3.0, f"{step}x", constant=0.0, whole=False),
+        ],
+        targets=Targets(10, "float32", 0.0, 9.0, 0.1, -9.0, 1.5),
+        layers={
+            "grad": [0.4 * wave, 0.3 * wave],
+            "weight": [3.0, 0.5],
+            "update": [1e-3, 2e-3],
+            "moved": [0.9, 0.9],
+            "m": [0.01 * wave, 0.01],
+            "v": [1e-4, 1e-4],
+        },
+        idle={"act": 0.1},
+        buffers={"norm.running_var": (0.5, 2.0)},
+        outputs={"up": (-1.0 * wave, 1.0 * wave)},
+    )
+
+
+@dataclasses.dataclass
+class Log:
+    """The parts of a run, to be spoilt."""
+
+    setup: Setup
+    vitals: list[Vitals]
+    steps: list[Step]
+    scaled: list[ScaleChange] = dataclasses.field(default_factory=list)
+    warnings: list[Alert] = dataclasses.field(default_factory=list)
+    others: list[Log] = dataclasses.field(default_factory=list)
+    earlier: Log | None = None
+    rank: int = 0
+
+    def change(self, step: int | slice, **fields: Any) -> None:
+        """Exchange fields in one step's numbers, or in several."""
+        chosen = range(STEPS)[step] if isinstance(step, slice) else [step]
+        for each in chosen:
+            self.vitals[each] = replace(self.vitals[each], **fields)
+
+    def layer(self, name: str, values: Any, step: int | slice = slice(None)) -> None:
+        for each in range(STEPS)[step] if isinstance(step, slice) else [step]:
+            self.change(each, layers={**self.vitals[each].layers, name: values})
+
+    def given(self, which: int, step: int | slice = slice(None), **fields: Any) -> None:
+        for each in range(STEPS)[step] if isinstance(step, slice) else [step]:
+            given = list(self.vitals[each].given)
+            given[which] = replace(given[which], **fields)
+            self.change(each, given=given)
+
+    def analysis(self) -> Analysis:
+        start = Start("1", "2026-01-01", self.rank, 1 + len(self.others), "Net", 40, "cpu")
+        end = End(STEPS, STEPS, "finished", Ending.FINISHED, weights=[3.0, 0.5])
+        earlier = None if self.earlier is None else self.earlier.analysis()
+        return Analysis(start, [], self.warnings, [], self.scaled, self.steps, end, None, [self.setup], self.vitals, earlier)
+
+    def ranks(self) -> Ranks:
+        return Ranks(Path("watch"), [self.analysis(), *(other.analysis() for other in self.others)])
+
+
+def sound() -> Log:
+    setup = Setup(
+        0, PARAMETERS, ["AdamW"], {"AdamW": 5}, {"CosineAnnealingLR": 0}, {"CosineAnnealingLR": 100}, switched=2, seeds={"torch": 1}, pad=0
+    )
+    setup = replace(setup, vocabulary=10)
+    steps = [Step(step, True, 0.5 * (1 + 0.05 * math.sin(step)), scale=1024.0) for step in range(STEPS)]
+    return Log(setup, [vital(step) for step in range(STEPS)], steps)
+
+
+def several() -> Log:
+    """Two ranks, and a run before, which began with other weights."""
+    log = sound()
+    log.others = [sound()]
+    log.others[0].rank = 1
+    log.others[0].given(0, digest="other")
+    log.earlier, log.others[0].earlier = sound(), sound()
+    log.others[0].earlier.given(0, digest="other")
+    log.layer("weight", [2.0, 0.4], 0)
+    log.others[0].layer("weight", [2.0, 0.4], 0)
+    return log
+
+
+FAULTS: dict[str, Callable[[Log], None]] = {}
+
+
+def spoilt(check: str) -> Callable[[Callable[[Log], None]], Callable[[Log], None]]:
+    def add(spoil: Callable[[Log], None]) -> Callable[[Log], None]:
+        FAULTS[check] = spoil
+        return spoil
+
+    return add
+
+
+FAULTS |= {
+    "input-finite": lambda log: log.given(1, 7, high="nan"),
+    "input-range": lambda log: log.given(1, 7, high=2e4),
+    "input-constant": lambda log: log.given(1, constant=0.9),
+    "input-type": lambda log: log.given(1, slice(30, None), dtype="float64"),
+    "labels-range": lambda log: log.change(7, targets=Targets(10, "float32", 0.0, 10.0)),
+    "labels-ignored": lambda log: log.change(7, targets=Targets(10, "float32", ignored=1.0)),
+    "input-shape": lambda log: log.given(0, 7, shape=(6,)),
+    "batch-repeated": lambda log: log.change(8, given=log.vitals[7].given),
+    "order-repeated": lambda log: [log.change(step, given=log.vitals[step % 20].given) for step in range(20, STEPS)] and None,
+    "batch-on-two-ranks": lambda log: log.others[0].change(7, given=log.vitals[7].given),
+    "padding-rows": lambda log: log.given(0, 7, padding_rows=0.25),
+    "mask-padding": lambda log: log.given(0, 7, unmasked_padding=0.3),
+    "tokenizer": lambda log: log.given(0, pads_left=True),
+    "drawn-behind": lambda log: log.change(7, drawn=["python"]),
+    "same-first-step": lambda log: log.change(0, loss=3.0),
+    "frozen-with-gradient": lambda log: log.change(7, frozen=["up.bias"]),
+    "dead-units": lambda log: log.change(slice(None), idle={"act": 0.7}),
+    "output-constant": lambda log: log.change(slice(None), outputs={"up": (-1.0, 1.0)}),
+    "training-mode": lambda log: log.change(slice(30, None), evaluated=2),
+    "evaluation-mode": lambda log: log.change(30, trained_without=2),
+    "buffers": lambda log: log.change(30, buffers={"norm.running_var": (0.5, 1e5)}),
+    "without-gradient": lambda log: log.layer("grad", [0.4, None]),
+    "logit-spread": lambda log: log.change(7, targets=Targets(10, "float32", 0.0, 9.0, 0.1, -200.0, 1.5)),
+    "entropy": lambda log: log.change(slice(None), loss=5.0, targets=Targets(10, "float32", 0.0, 9.0, 0.1, -9.0, 1e-6)),
+    "loss-type": lambda log: log.change(slice(None), targets=Targets(10, "bfloat16", 0.0, 9.0, 0.1, -9.0, 1.5)),
+    "update-lost": lambda log: log.layer("moved", [0.1, 0.2]),
+    "underflow": lambda log: log.warnings.append(Alert(AlertKind.UNDERFLOW, "act: 20% of gradients are subnormal", 3, "act")),
+    "near-limit": lambda log: log.warnings.append(Alert(AlertKind.NEAR, "act: values up to 6e4", 3, "act")),
+    "gradient-vanishes": lambda log: log.layer("grad", [1e-6, 0.3]),
+    "gradient-explodes": lambda log: log.layer("grad", [1e4, 0.3], 7),
+    "update-ratio": lambda log: log.layer("update", [0.3, 2e-3]),
+    "first-moment": lambda log: log.layer("m", [0.2, 0.01], 40),
+    "second-moment": lambda log: log.layer("v", [1e-12, 1e-4]),
+    "zero-grad": lambda log: log.change(slice(1, None), kept=2),
+    "update-skipped": lambda log: log.change(7, updates=0),
+    "lr-range": lambda log: log.change(50, lr={"AdamW.0": -1e-5}),
+    "lr-jump": lambda log: log.change(slice(40, None), lr={"AdamW.0": 1e-2}),
+    "schedule-order": lambda log: log.change(0, schedulers={"CosineAnnealingLR": Applied(1, [rate(0)])}),
+    "schedule-applied": lambda log: log.change(30, schedulers={"CosineAnnealingLR": Applied(30, [5e-2])}),
+    "clip-share": lambda log: log.change(slice(None), norm_at_update=1e-3),
+    "gradients-grow": lambda log: log.change(7, norm_at_update=4.0),
+    "loss-spike": lambda log: log.change(40, loss=30.0),
+    "loss-trend": lambda log: log.change(slice(50, None), loss=9.0),
+    "loss-finite": lambda log: log.change(slice(50, 55), loss="nan"),
+    "ranks-agree": lambda log: log.others[0].layer("weight", [3.0000001, 0.5], 7),
+}
+
+
+@spoilt("seeded")
+def _(log: Log) -> None:
+    log.setup = replace(log.setup, default_seed=True)
+
+
+@spoilt("in-no-optimizer")
+def _(log: Log) -> None:
+    log.setup = replace(log.setup, parameters=[PARAMETERS[0], replace(PARAMETERS[1], group="")])
+
+
+@spoilt("shared-by-mistake")
+def _(log: Log) -> None:
+    log.setup = replace(log.setup, twins=[("layers.0", "layers.1")])
+
+
+@spoilt("decay-of-biases")
+def _(log: Log) -> None:
+    log.setup = replace(log.setup, parameters=[PARAMETERS[0], replace(PARAMETERS[1], decay=0.1)])
+
+
+@spoilt("state-restored")
+def _(log: Log) -> None:
+    log.setup = replace(log.setup, taken={"AdamW": 0}, schedulers={"CosineAnnealingLR": 500})
+
+
+@spoilt("lr-length")
+def _(log: Log) -> None:
+    log.setup = replace(log.setup, scheduler_lengths={"CosineAnnealingLR": 40})
+
+
+@spoilt("schedule-steps")
+def _(log: Log) -> None:
+    for step in range(STEPS):
+        log.change(step, schedulers={"CosineAnnealingLR": Applied(2 * step, [rate(step)])})
+
+
+@spoilt("clip-before-unscale")
+def _(log: Log) -> None:
+    for step in range(STEPS):
+        scale = 1024.0 * 2 ** (step // 20)
+        log.change(step, scale=scale, norm_at_update=1 / scale)
+
+
+@spoilt("finite")
+def _(log: Log) -> None:
+    log.steps[7] = replace(log.steps[7], finite=False, overflowed=True)
+
+
+@spoilt("scale-falling")
+def _(log: Log) -> None:
+    log.scaled += [ScaleChange(step, 1024.0, True, step - 9) for step in range(10, 16)]
+
+
+@spoilt("scale-at-one")
+def _(log: Log) -> None:
+    log.steps[7] = replace(log.steps[7], scale=1.0)
+
+
+@spoilt("scale-growing")
+def _(log: Log) -> None:
+    log.steps[20:] = [replace(step, grad_norm=0.0, scale=4096.0) for step in log.steps[20:]]
+
+
+@spoilt("norm-spike")
+def _(log: Log) -> None:
+    log.steps[40] = replace(log.steps[40], grad_norm=50.0)
+
+
+@spoilt("update-spike")
+def _(log: Log) -> None:
+    log.layer("update", [5.0, 5.0], 40)
+
+
+#: What does not judge the values of a run: there is no wrong number of seeds.
+TELLS_ONLY = {"seeds-of-ranks"}
+
+
+@pytest.fixture(scope="module")
+def unspoilt() -> dict[str, Any]:
+    return {each.check.id: each for each in examine(several().ranks()).results}
+
+
+@pytest.mark.parametrize("check", [check.id for check in CHECKS if check.judge is not None and check.id not in TELLS_ONLY])
+def test_a_check_complains_of_its_fault_and_of_no_sound_run(check: str, unspoilt: dict[str, Any]) -> None:
+    assert (unspoilt[check].status, unspoilt[check].outcome.measured) == (Status.PASS, unspoilt[check].outcome.measured)
+    log = several()
+    FAULTS[check](log)
+    found = {each.check.id: each for each in examine(log.ranks()).results}[check]
+    assert found.status in (Status.WARN, Status.FAIL)
+    assert found.outcome.measured
+    assert found.check.cure
+
+
+def test_what_nobody_looks_at_is_listed_with_the_reason() -> None:
+    unbuilt = [each for each in examine(sound().ranks()).results if each.check.judge is None]
+    assert unbuilt
+    assert all(each.status is Status.NOT_LOOKED_AT and each.outcome.measured for each in unbuilt)
+
+
+def test_a_log_of_an_earlier_version_is_not_called_sound() -> None:
+    log = sound()
+    log.vitals, log.steps = [], [Step(step, True) for step in range(3)]
+    found = examine(log.ranks())
+    assert {each.status for each in found.results if each.check.needs[:1] == (Need.VITALS,)} == {Status.NOT_LOOKED_AT}
+
+
+def test_one_rank_is_said_to_be_one() -> None:
+    found = {each.check.id: each for each in examine(sound().ranks()).results}
+    assert (found["ranks-agree"].status, found["ranks-agree"].outcome.measured) == (Status.NOT_LOOKED_AT, "one rank")
+
+
+def test_a_run_that_goes_on_with_an_empty_optimizer_is_seen_by_its_weights() -> None:
+    log = several()
+    log.setup = replace(log.setup, taken={"AdamW": 0})
+    log.layer("weight", [3.0, 0.5], 0)  # those that the run before ended with
+    found = {each.check.id: each for each in examine(log.ranks()).results}["state-restored"]
+    assert (found.status, found.outcome.measured.split(";")[0]) == (
+        Status.FAIL,
+        "the run goes on with the weights of the one before, whose optimizer had taken 60 steps",
+    )
+
+
+def test_a_threshold_takes_the_default_s_place_and_stands_in_the_result() -> None:
+    log = sound()
+    FAULTS["loss-spike"](log)
+    found = {each.check.id: each for each in examine(log.ranks(), {"loss-spike": 1e3}).results}["loss-spike"]
+    assert (found.status, found.limits["loss-spike"]) == (Status.PASS, 1e3)
+
+
+def test_thresholds_are_read_from_options_and_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "thresholds.toml"
+    file.write_text("loss-spike = 20\ndead-units = 0.8\n")
+    assert read_thresholds(["loss-spike=30"], file) == {"loss-spike": 30.0, "dead-units": 0.8}
+
+
+@pytest.mark.parametrize("text", ["loss-spike", "loss-spike=much", "no-such=1", "loss-spike=nan"])
+def test_a_threshold_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--threshold"):
+        read_thresholds([text])
+
+
+def test_a_spike_is_measured_from_the_median_in_logarithms() -> None:
+    """Against the definition, by NumPy: a fall by a tenth in each step is no spread, and what was noise in it is."""
+    noise = np.random.default_rng(0).normal(0, 0.2, 60)
+    logs = noise - 0.1 * np.arange(60)
+    points = [Point(step, math.exp(value)) for step, value in enumerate([*logs, 2.0])]
+    (found,) = spikes(points, 10, floor=0.1)
+    steps = np.diff(logs)
+    spread = 1.4826 * np.median(np.abs(steps - np.median(steps))) / np.sqrt(2)
+    assert found.point.step == 60
+    assert found.usual == pytest.approx(np.exp(np.median(logs[-10:])))
+    assert found.spreads == pytest.approx((2.0 - np.median(logs[-10:])) / spread)
