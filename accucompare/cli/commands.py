@@ -246,7 +246,7 @@ def locate(
     quiet: bool,
     **options: Any,
 ) -> int:
-    """Run CASE, or a script, on a device: does it differ by rounding, or by a bug?
+    """Run CASE, or a script: does it differ by rounding, or by a bug?
 
     If by a bug, in which layer?
 
