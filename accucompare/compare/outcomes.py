@@ -171,7 +171,7 @@ class Sides:
             tolerance = _because(tolerance, "the baseline has NaN or Inf where golden has not, or the other way round")
         noise = self._noise(candidate, task.repeat, metrics, run)
         verdict = judge(golden, candidate, metrics, tolerance, expected)
-        if expected is not None and tolerance.fed and golden.role in TRAINING_ROLES and candidate.member is not None:
+        if expected is not None and tolerance.by_default and golden.role in TRAINING_ROLES and candidate.member is not None:
             verdict = self._closer(task, golden, candidate, metrics, verdict, expected, run)
         if noise is not None:
             verdict = settle_noise(verdict, tolerance, metrics, noise)
@@ -182,10 +182,10 @@ class Sides:
     def _closer(
         self, task: Task, golden: Record, candidate: Record, metrics: Metrics, verdict: Verdict, expected: Expected, run: Run
     ) -> Verdict:
-        """The verdict on a fed gradient or update that a baseline has judged, after a closer look (``compare.closer``)."""
+        """The verdict on a gradient or an update that a baseline has judged, after a closer look (``compare.closer``)."""
         if verdict.reason is Reason.OVER and verdict.excess_limit is not None and verdict.excess is not None:
             return self._of_few_values(golden, candidate, metrics, task.tolerance, verdict, expected)
-        if verdict.reason is not Reason.OK or expected.missing_cast:
+        if verdict.reason is not Reason.OK or expected.missing_cast or not task.tolerance.fed:
             return verdict
         baseline, before = task.baseline, task.before
         if before is not None and before.golden is not None and before.candidate is not None and is_half(before.candidate.dtype):
