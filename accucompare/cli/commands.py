@@ -14,7 +14,7 @@ import click
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.options import examples, refuse_other_than_xlsx, refuse_places, stem
-from accucompare.cli.scripts import MayRunScript, capture_script, command_after_dashes
+from accucompare.cli.scripts import OF_CASES, MayRunScript, capture_script, command_after_dashes, locate_script
 from accucompare.errors import CaptureError, UsageError
 from accucompare.files import is_stdout, is_stream
 from accucompare.selection import FloatType, Mode, RoleGroup, RoundedType, Steps
@@ -187,7 +187,12 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
     return _conclude(comparison, report, json_path, quiet)
 
 
+#: Of locate, --device says where the script is meant to run.
+_NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
+
+
 @cli.command(
+    cls=MayRunScript,
     epilog=examples(
         "accucompare locate model.py --device npu --golden golden/",
         "accucompare locate model.py --device npu --dtype bfloat16      # makes golden itself, on the CPU",
@@ -195,9 +200,10 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
         "accucompare locate model.py --device cpu --golden golden/ --golden-python old/bin/python  # or in another release?",
         "accucompare locate ported.py --device cpu --golden golden/ --map auto     # its layers have other names",
         "accucompare locate model.py --device npu --ops                 # and in which operator, on which line?",
+        "accucompare locate --device npu --golden golden/ -- python train.py --device npu   # a script, as it is",
         "",
         "Exit code: 0 rounding, 1 a bug, 2 trouble.",
-    )
+    ),
 )
 @option.case
 @option.device("The device under test: cpu, cuda, cuda:N, npu or npu:N.", default=None, required=True)
@@ -221,6 +227,7 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
 @option.json
 @option.overwrite("Replace the bundles of an earlier run.")
 @option.force("Go on even if golden has other weights.")
+@option.model
 @option.quiet("the answer only")
 def locate(
     case: str | None,
@@ -235,16 +242,19 @@ def locate(
     ops: bool,
     report: Path | None,
     json_path: Path | None,
+    model: str | None,
     quiet: bool,
     **options: Any,
 ) -> int:
-    """Run CASE on a device: does it differ by rounding, or by a bug?
+    """Run CASE, or a script: does it differ by rounding, or by a bug?
 
     If by a bug, in which layer?
 
     Each layer runs on golden's inputs (it is fed), so its error is its own; it is judged by the error that rounding alone makes there on
     the CPU. A culprit is the place where an error is made: a layer, or glue (a layer's own code between its children). Its excess is its
     error as a multiple of rounding's.
+
+    A script chooses its device itself, and --device says which that must be. Without --golden it is first run with all accelerators hidden.
     """
     from accucompare.devices import DeviceName
 
@@ -253,6 +263,10 @@ def locate(
     made = [options["out"] / name for name in ("golden", "candidate", "baseline", "ops")]
     refuse_places({"--report": report, "--json": json_path}, made)
     name = DeviceName.parse(device)
+    if (command := command_after_dashes(_NOT_LOCATED)) is not None:
+        asked = {**options, "model": model, "seed": seed, "steps": steps, "golden": golden, "map": map}
+        found = locate_script(command, name.type, asked, _announcer(quiet), only=only, skip=skip)
+        return _conclude(found, report, json_path, quiet)
     from accucompare.locate import Setup, locate_operators
     from accucompare.locate import locate as find
 

@@ -18,6 +18,7 @@ from accucompare.selection import OnFinding, Steps
 from accucompare.text import printable, printable_lines
 
 if TYPE_CHECKING:
+    from accucompare.api import Comparison
     from accucompare.scripts.launch import Ended
     from accucompare.scripts.plan import Plan
 
@@ -30,6 +31,9 @@ OF_CASES = {
     "with_baseline": "--with-baseline: runs a case again in other types, and a script chooses its types",
     "baseline_tensors": "--baseline-tensors: belongs to --with-baseline, which is for cases",
     "repeat": "--repeat: is for cases; run the script again with another --out, and diff the two",
+    "golden_case": "--golden-case: is for cases; give golden itself (--golden)",
+    "golden_python": "--golden-python: is for cases; name the interpreter in the command",
+    "ops": "--ops: is for cases; capture both runs with --level op --only NAME, and diff them",
     "like": "--like: starts a case from a saved state; a script starts from its own",
 }
 #: Options that are for scripts only.
@@ -77,46 +81,38 @@ def command_after_dashes(refused: Mapping[str, str] = OF_CASES) -> list[str] | N
 
 def capture_script(command: list[str], out: Path | None, overwrite: bool, quiet: bool, options: dict[str, Any]) -> int:
     """Run a script and capture its model; the exit code."""
-    from accucompare.bundle.directory import forget_previous, prepare_directory, refuse_directory, restore_previous
-    from accucompare.bundle.lock import locked
-    from accucompare.scripts.launch import run as run_script
+    from accucompare.bundle.directory import refuse_directory
+    from accucompare.report.terminal_bundle import print_capture
+    from accucompare.scripts.captures import capture_script as capture_it
+    from accucompare.scripts.captures import held_steps
+    from accucompare.scripts.outcome import others
     from accucompare.scripts.plan import Action
 
     directory = out if out is not None else _CAPTURED
     refuse_directory(directory, overwrite)
-    steps = options.pop("steps") or _steps_of(options["feed"]) or Steps(1)
-    plan = _plan(Action.CAPTURE, directory, steps, options)
-    with locked(directory):
-        prepare_directory(directory, overwrite)
-        try:
-            ended = run_script(command, plan)
-            if (directory / "manifest.json").exists():
-                forget_previous(directory)
-        finally:
-            with contextlib.suppress(OSError):
-                restore_previous(directory)
-                directory.rmdir()  # where nothing was written
-    return after_script(ended, lambda: _conclude_capture(directory, plan, ended, quiet))
+    golden = options["feed"]
+    steps = options.pop("steps") or (None if golden is None else held_steps(golden)) or Steps(1)
+    made = capture_it(command, plan_of(Action.CAPTURE, directory, steps, options), overwrite)
 
-
-def _conclude_capture(directory: Path, plan: Plan, ended: Ended, quiet: bool) -> int:
-    """Say what was captured, on standard error, for standard output is the script's."""
-    from accucompare.bundle.reader import open_bundle
-    from accucompare.report.terminal_bundle import print_capture
-    from accucompare.scripts.outcome import others, troubles
-
-    found = troubles(plan, ended.seen)
-    if (directory / "manifest.json").exists():
-        with open_bundle(directory) as bundle:
-            for rank, manifest in sorted(bundle.manifests.items()):
-                if not manifest.complete:
-                    reason = (manifest.stopped or {}).get("error", "the process was ended before it could finish")
-                    found.append(f"{directory}: is incomplete, rank {rank}: {reason}")
-            found += [f"{directory}: rank {rank} is missing" for rank in bundle.missing_ranks]
-        if not quiet:
-            with _on_stderr():
+    def conclude() -> int:
+        if made.written and not quiet:
+            with _on_stderr():  # standard output is the script's
                 print_capture(directory)
-    return _conclude(found, [] if quiet else others(ended.seen), ended)
+        return _conclude(made.troubles, [] if quiet else others(made.ended.seen), made.ended)
+
+    return after_script(made.ended, conclude)
+
+
+def locate_script(command: list[str], device: str, options: dict[str, Any], announce: Callable[[str], None], **compared: Any) -> Comparison:
+    """Run a script twice, or once if there is a golden, and compare; ``device``: the type that the candidate is to run on."""
+    from accucompare.scripts.captures import locate_script as locate_it
+    from accucompare.scripts.plan import Action
+
+    folder, golden, maps, steps, overwrite = (options.pop(name) for name in ("out", "golden", "map", "steps", "overwrite"))
+    for name in OF_CASES:  # which were not given
+        options.pop(name, None)
+    plan = plan_of(Action.CAPTURE, folder, steps, options)
+    return locate_it(command, device, folder, plan, golden=golden, map=maps, overwrite=overwrite, announce=announce, **compared)
 
 
 def watch_script(command: list[str], out: Path, steps: int | None, quiet: bool, options: dict[str, Any]) -> tuple[Ended, int]:
@@ -131,7 +127,7 @@ def watch_script(command: list[str], out: Path, steps: int | None, quiet: bool, 
     source = click.get_current_context().get_parameter_source("on_finding")
     if source is not click.core.ParameterSource.COMMANDLINE:
         options["on_finding"] = OnFinding.SNAPSHOT
-    plan = _plan(Action.WATCH, out, None if steps is None else Steps(steps), options)
+    plan = plan_of(Action.WATCH, out, None if steps is None else Steps(steps), options)
     ended = run_script(command, plan)
     return ended, _conclude(troubles(plan, ended.seen), [] if quiet else others(ended.seen), ended)
 
@@ -166,10 +162,11 @@ def run(lists: bool, quiet: bool) -> int:
     return _conclude(found, [] if quiet else list(listing(ended.seen)), ended)
 
 
-def _plan(action: Any, out: Path, steps: Steps | None, options: dict[str, Any]) -> Plan:
+def plan_of(action: Any, out: Path, steps: Steps | None, options: dict[str, Any]) -> Plan:
+    """The plan of these options, as the command line has them."""
     from accucompare.scripts.plan import Plan
 
-    own = {name: options.pop(name) for name in ("model", "arm", "seed", "deterministic")}
+    own = {name: options.pop(name, None) for name in ("model", "arm", "seed", "deterministic")}
     return Plan(
         action=action,
         folder="",
@@ -178,19 +175,9 @@ def _plan(action: Any, out: Path, steps: Steps | None, options: dict[str, Any]) 
         steps=None if steps is None else str(steps),
         model=own["model"],
         seed=own["seed"],
-        deterministic=own["deterministic"],
+        deterministic=bool(own["deterministic"]),
         arm=None if own["arm"] is None else str(own["arm"].absolute()),
     )
-
-
-def _steps_of(golden: Path | None) -> Steps | None:
-    """The steps that golden holds, which a fed capture is to have."""
-    if golden is None:
-        return None
-    from accucompare.bundle.reader import open_bundle
-
-    with open_bundle(golden) as bundle:
-        return Steps.held(entry.step for _, entry in bundle.steps())
 
 
 def _conclude(found: list[str], lines: list[str], ended: Ended) -> int:

@@ -8,9 +8,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -35,12 +36,13 @@ class Ended:
     seen: list[Seen]
 
 
-def run(command: Sequence[str], plan: Plan) -> Ended:
+def run(command: Sequence[str], plan: Plan, variables: Mapping[str, str] = MappingProxyType({})) -> Ended:
     """Run a command, and what it starts, under a plan.
 
     Args:
         command: with its arguments; its input, output and errors are this process's.
         plan: without its folder, which is made here, and removed.
+        variables: of its environment, beside this process's.
 
     Raises:
         UsageError: if the command cannot be run.
@@ -50,7 +52,7 @@ def run(command: Sequence[str], plan: Plan) -> Ended:
         path = folder / "plan"
         msgspec.structs.replace(plan, folder=str(folder)).write(path)
         try:
-            child = subprocess.Popen(command, env=environment(path))
+            child = subprocess.Popen(command, env={**environment(path), **variables})
         except OSError as error:
             raise UsageError(f"{command[0]}: cannot be run ({error.strerror or error})") from None
         with _handing_on(child):

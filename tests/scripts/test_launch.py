@@ -113,15 +113,19 @@ def test_torchrun_writes_its_ranks_into_one_bundle(by_torchrun: tuple[subprocess
         assert bundle.manifest.ranks == 2
 
 
-#: Runs distributed.py as torchrun does, but in two forks of this process.
+#: Runs a script as torchrun does, but in two forks of this process; under a plan, if its path is given, too.
 TWO_RANKS = """
-import os, runpy, socket, sys
+import atexit, os, runpy, socket, sys
 with socket.create_server(("127.0.0.1", 0)) as server:
     port = str(server.getsockname()[1])
 for rank in "01":
     if not os.fork():
         os.environ.update(RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        if len(sys.argv) > 2:
+            from accucompare.scripts.script import begin
+            begin(sys.argv[2], "test")
         runpy.run_path(sys.argv[1], run_name="__main__")
+        atexit._run_exitfuncs()
         os._exit(0)
 for rank in "01":
     os.wait()
@@ -139,3 +143,30 @@ def test_ranks_compute_and_record_the_same_however_they_are_started(
     assert len(printed[0]) == 2
     assert printed[0] == printed[1] == printed[2]
     assert ac.diff(by_torchrun[1], tmp_path / "spawned").answer.value == "identical"
+
+
+def test_locate_runs_a_script_without_accelerators_and_again_fed(tmp_path: Path) -> None:
+    fault = 'x * (1.05 if os.environ.get("CUDA_VISIBLE_DEVICES", "all") else 1)'  # as a device's own operator may have it
+    script = (
+        (UNEDITED / "loop.py").read_text().replace("self.inner(x)", f"self.inner({fault})").replace("import sys", "import os\nimport sys")
+    )
+    (tmp_path / "script.py").write_text(script)
+    command = [*COMMAND, "locate", "--device", "cpu", "-q", "--", sys.executable, "script.py"]
+    variables = {name: value for name, value in environment().items() if name != "CUDA_VISIBLE_DEVICES"}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "bug: (root) (glue, before inner)" in done.stdout
+
+
+def test_a_sharded_model_is_captured_by_all_ranks_and_computes_what_it_does_without(tmp_path: Path) -> None:
+    plan = Plan(action=Action.CAPTURE, folder=str(tmp_path), out=str(tmp_path / "golden"), steps="0,2")
+    plan.write(tmp_path / "plan")
+    plain, captured = (
+        with_torch()(TWO_RANKS, UNEDITED / "sharded.py", *arguments, cwd=tmp_path, variables=environment())
+        for arguments in ((), (tmp_path / "plan",))
+    )
+    assert len(plain.stdout.splitlines()) == 2
+    assert sorted(captured.stdout.splitlines()) == sorted(plain.stdout.splitlines())
+    with ac.open_bundle(tmp_path / "golden") as bundle:
+        assert bundle.complete
+        assert (bundle.manifest.ranks, {entry.step for _, entry in bundle.steps()}) == (2, {0, 2})

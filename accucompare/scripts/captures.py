@@ -1,0 +1,144 @@
+"""Capturing a script, and locating where two runs of it part. Needs no torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from accucompare.api import Comparison, diff
+from accucompare.bundle.directory import forget_previous, prepare_directory, restore_previous
+from accucompare.bundle.lock import locked
+from accucompare.bundle.reader import open_bundle
+from accucompare.compare.brought import own_baseline
+from accucompare.errors import CaptureError, UsageError
+from accucompare.scripts.launch import Ended, run
+from accucompare.scripts.outcome import troubles
+from accucompare.scripts.plan import Plan
+from accucompare.selection import Steps
+
+#: Set to nothing, these hide accelerators, so that a script that takes one where there is one takes the CPU.
+HIDING = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"), "")
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A script that was captured.
+
+    Attributes:
+        ended: how it ended.
+        written: whether there is a bundle.
+        troubles: what is wrong with it, one sentence each.
+    """
+
+    ended: Ended
+    written: bool
+    troubles: list[str]
+
+
+def capture_script(command: Sequence[str], plan: Plan, overwrite: bool, variables: Mapping[str, str] | None = None) -> Captured:
+    """Run a script and capture its model into the directory of the plan.
+
+    Args:
+        command: that runs it.
+        plan: what to record.
+        overwrite: replace an earlier bundle, when there is another.
+        variables: of the script's environment, beside this process's.
+
+    Raises:
+        CaptureError: if something is there that may not be overwritten.
+        UsageError: if the command cannot be run.
+    """
+    directory = Path(plan.out)
+    with locked(directory):
+        prepare_directory(directory, overwrite)
+        try:
+            ended = run(command, plan, variables or {})
+            if written := (directory / "manifest.json").exists():
+                forget_previous(directory)
+        finally:
+            with contextlib.suppress(OSError):
+                restore_previous(directory)
+                directory.rmdir()  # where nothing was written
+    found = troubles(plan, ended.seen)
+    if written:
+        with open_bundle(directory) as bundle:
+            for rank, manifest in sorted(bundle.manifests.items()):
+                if not manifest.complete:
+                    reason = (manifest.stopped or {}).get("error", "the process was ended before it could finish")
+                    found.append(f"{directory}: is incomplete, rank {rank}: {reason}")
+            found += [f"{directory}: rank {rank} is missing" for rank in bundle.missing_ranks]
+    return Captured(ended, written, found)
+
+
+def held_steps(golden: Path) -> Steps | None:
+    """The steps that a bundle holds."""
+    with open_bundle(golden) as bundle:
+        return Steps.held(entry.step for _, entry in bundle.steps())
+
+
+def locate_script(
+    command: Sequence[str],
+    device: str,
+    out: Path,
+    plan: Plan,
+    *,
+    golden: Path | None,
+    map: Sequence[str],
+    overwrite: bool,
+    announce: Callable[[str], None],
+    **compared: Any,
+) -> Comparison:
+    """Run a script again, each layer on golden's inputs, and compare.
+
+    The script chooses its device: golden is made with all accelerators hidden from it, the candidate without, and each must have run where
+    it was meant to. No baseline is made, for that would be the script in other types; one that golden brings is used, or else fixed limits.
+
+    Args:
+        command: that runs it.
+        device: type of device that the candidate is meant to run on.
+        out: directory of the bundles.
+        plan: of both captures.
+        golden: the trusted bundle; without it one is made.
+        map: renamings of golden's layers, as for ``accucompare.capture``.
+        overwrite: replace bundles of an earlier run.
+        announce: is told what is done.
+        compared: of ``accucompare.diff``.
+
+    Raises:
+        CaptureError: if one of the two could not be captured, or ran elsewhere.
+        UsageError, BundleError: as of the captures and the comparison.
+    """
+    if golden is None:
+        golden = out / "golden"
+        announce("golden: the script with all accelerators hidden from it, so on the CPU")
+        made = msgspec.structs.replace(plan, out=str(golden.absolute()), steps=plan.steps or "1")
+        _captured(command, made, overwrite, "cpu", HIDING)
+    announce(f"candidate: the script, each module on golden's inputs, on {device} if that is what it chooses")
+    fed = {**plan.options, "feed": str(golden.absolute()), "map": list(map)}
+    steps = plan.steps or str(held_steps(golden) or 1)
+    candidate = out / "candidate"
+    _captured(command, msgspec.structs.replace(plan, out=str(candidate.absolute()), options=fed, steps=steps), overwrite, device, {})
+    with open_bundle(golden) as ours, open_bundle(candidate) as theirs:
+        baseline, maps = own_baseline(ours, theirs), theirs.manifest.capture["map"]
+    if baseline is None:
+        announce("no baseline: that of a script would be the script in other types; fixed limits judge")
+    return diff(golden, candidate, baseline=baseline, map=maps, **compared)
+
+
+def _captured(command: Sequence[str], plan: Plan, overwrite: bool, device: str, variables: Mapping[str, str]) -> None:
+    """Capture, and refuse what does not hold what it was meant to."""
+    made = capture_script(command, plan, overwrite, variables)
+    if made.ended.code:
+        raise CaptureError(f"the script ended with exit code {made.ended.code}, so that {plan.out} cannot be compared")
+    if made.troubles:
+        raise CaptureError("; ".join(made.troubles))
+    with open_bundle(Path(plan.out)) as bundle:
+        ran_on = str((bundle.manifest.environment.get("device") or {}).get("type"))
+    if ran_on != device:
+        cure = "give a bundle of a run on the CPU (--golden)" if variables else "name the device that it is given by its own options"
+        raise UsageError(f"the script ran on {ran_on}, and was meant to run on {device}; it chooses that itself: {cure}")
