@@ -82,7 +82,7 @@ def diff(
     """Compare two bundles.
 
     Args:
-        golden: the trusted bundle's directory; if it was captured with ``--repeat 2``, values in which its two runs differ are told.
+        golden: the trusted bundle's directory; if captured with ``--repeat 2``, values that differ between its two runs judge nothing.
         candidate: the directory of the bundle under test; if it was captured with ``--repeat 2``, its second run shows its noise.
         baseline: the directory of a bundle in the candidate's precision from a device that is trusted, captured as the candidate was
             (fed or not) with golden's code: errors are then judged by how many times as large they are as the baseline's. Without it,

@@ -67,15 +67,14 @@ def tasks() -> Iterator[Task]:
     """Sixty and more with a fault, and twenty sound ones."""
     from planted.health_faults import FAULTS
 
-    for number, each in enumerate(FAULTS):
-        for model, precision in each.places:
-            yield Task(model, precision, number)
+    planted = [Task(model, precision, number) for number, each in enumerate(FAULTS) for model, precision in each.places]
+    yield from sorted(planted, key=lambda task: list(MODELS).index(task.model))
     for model in MODELS:
         for precision in PRECISIONS:
             for seed in (1, 2):
                 yield Task(model, precision, seed=seed)
     for model, variant in zip(MODELS, list(VARIANTS)[1:], strict=True):
-        yield Task({"gpt2": "cnn", "cnn": "gpt2"}.get(model, model), "float32", variant=variant, seed=3)
+        yield Task(model, "float32", variant=variant, seed=3)
 
 
 def run(task: Task) -> Trial:
@@ -122,7 +121,8 @@ def main() -> int:
         done = {}
         for finished in as_completed(waiting):
             done[waiting[finished]] = trial = finished.result()
-            words = f"{time.monotonic() - began:4.0f} s  {len(done)}/{len(chosen)}  {trial.where}: {trial.name}"
+            said = "" if trial.is_right else f": {trial.said}"
+            words = f"{time.monotonic() - began:4.0f} s  {len(done)}/{len(chosen)}  {trial.where}: {trial.name}{said}"
             progress.print(words, style="dim" if trial.is_right else "red", highlight=False)
     trials = [done[number] for number in sorted(done)]
     for table in _tables(trials, options.full):

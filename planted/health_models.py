@@ -148,14 +148,14 @@ class _Expert(nn.Module):
 
 
 class _Mixture(nn.Module):
-    """Two layers of three experts each, of which a router takes two."""
+    """A layer of three experts, of which a router takes two."""
 
     def __init__(self) -> None:
         super().__init__()
         self.enter = nn.Linear(20, 24)
-        self.routers = nn.ModuleList(nn.Linear(24, 3) for _ in range(2))
-        self.norms = nn.ModuleList(nn.LayerNorm(24) for _ in range(2))
-        self.layers = nn.ModuleList(nn.ModuleList(_Expert() for _ in range(3)) for _ in range(2))
+        self.routers = nn.ModuleList(nn.Linear(24, 3) for _ in range(1))
+        self.norms = nn.ModuleList(nn.LayerNorm(24) for _ in range(1))
+        self.layers = nn.ModuleList(nn.ModuleList(_Expert() for _ in range(3)) for _ in range(1))
         self.dropout, self.head = nn.Dropout(0.1), nn.Linear(24, _CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -224,7 +224,7 @@ def moe() -> Training:
     return _training(_Mixture(), [points, labels], lambda parts: ({"x": parts[0].clone()}, parts[1].clone()), _cross_entropy)
 
 
-MODELS: dict[str, Callable[[], Training]] = {"gpt2": gpt2, "cnn": cnn, "lstm": lstm, "moe": moe}
+MODELS: dict[str, Callable[[], Training]] = {"lstm": lstm, "cnn": cnn, "moe": moe, "gpt2": gpt2}
 #: How a model computes, by name.
 PRECISIONS = {"float32": False, "bfloat16": True}
 

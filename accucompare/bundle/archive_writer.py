@@ -49,7 +49,7 @@ def member_name(number: int, name: str, role: str, path: str) -> str:
 
 
 class ArchiveWriter:
-    """A ``.npz`` being written, one member after the other, without a step back."""
+    """A ``.npz`` being written, one member after the other, in a single pass."""
 
     def __init__(self, path: Path) -> None:
         """Create the file, or empty the one that is there.

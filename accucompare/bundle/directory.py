@@ -75,7 +75,7 @@ def _left_behind(directory: Path) -> bool:
 
 
 def _hardly_begun(directory: Path) -> bool:
-    """Whether nothing is in a directory but what a capture leaves that was stopped before it had a manifest."""
+    """Whether a directory holds only what a capture leaves that was stopped before it wrote a manifest."""
     return all(
         path.name == "manifest.json.part" or (re.fullmatch(r"rank\d+", path.name) and path.is_dir() and not any(path.iterdir()))
         for path in directory.iterdir()
@@ -100,7 +100,7 @@ def _move(path: Path, target: Path, directory: Path) -> None:
 
 
 def _remove_empty(folder: Path, directory: Path) -> None:
-    """Remove a folder of a bundle, and those that it is in, as far as nothing is left in them."""
+    """Remove a folder of a bundle and the folders around it, as long as they are empty."""
     with contextlib.suppress(OSError):
         while folder != directory:
             folder.rmdir()

@@ -164,7 +164,7 @@ class Manifest:
         state, started = self.training.training_state, self.training.started
         if self.state is not None and state is not None:
             return state.step
-        return 0 if started is None else started.step
+        return self.training.begun if started is None else started.step
 
     @property
     def code(self) -> Code:

@@ -43,7 +43,7 @@ class IdleBlocks:
         return self._pop((allocate, size)) if (allocate, size) in self._blocks else None
 
     def shrink(self, nbytes: int) -> None:
-        """Free blocks of the size that was added first, and so on, until no more than so many bytes are left."""
+        """Free idle blocks, first those of the size that was added first, until no more than so many bytes are left."""
         while self._blocks and self.nbytes > nbytes:
             self._pop(next(iter(self._blocks)))
 
@@ -71,7 +71,7 @@ class HostMemory:
     """
 
     def __init__(self, limit: int, alive: Callable[[], bool]) -> None:
-        """``alive`` says whether whoever releases the blocks still can; if not, nobody waits for them."""
+        """``alive`` tells whether somebody can still release blocks; if not, nobody waits for them."""
         self.held = 0
         self.closed = False
         self._limit = limit

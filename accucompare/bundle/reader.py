@@ -78,7 +78,7 @@ class Bundle:
         return [(rank, entry) for rank, manifest in sorted(self.manifests.items()) for entry in manifest.steps]
 
     def identity(self) -> str:
-        """What tells this bundle's content from another's: a digest of the digests of all finished steps of all ranks.
+        """Identifies the content of this bundle: a digest of the digests of all finished steps of all ranks.
 
         That of a copied bundle is the same. 32 hexadecimal digits.
         """
@@ -310,7 +310,7 @@ class StoredTensor:
             raise self._bundle.changed(self._record)
 
     def part(self, *indices: Index) -> Array:
-        """Some of the stored bits, and no others are read: what ``array[index]`` gives, of which the next index is taken, and so on.
+        """Some of the stored bits: ``array[index]``, of that the next index, and so on. Only these are read.
 
         They are not verified; ``read`` does that, for a digest is of the whole.
 
@@ -336,7 +336,7 @@ class StoredTensor:
         return self._view(indices)[1].shape
 
     def _view(self, indices: tuple[Index, ...]) -> tuple[Array, Array]:
-        """An array of the record's shape that has no memory, and its part: only where its elements would lie is looked at."""
+        """An array of the record's shape that has no memory, and a part of it: they tell where elements lie, and hold none."""
         size, shape = self._storage.itemsize, self._record.shape
         strides = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         whole = view = np.lib.stride_tricks.as_strided(np.empty(1, self._storage), shape, strides)

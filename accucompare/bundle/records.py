@@ -54,6 +54,9 @@ TRAINING_ROLES = (*GRADIENT_ROLES, *UPDATE_ROLES)
 NODE_ROLES = (Role.OP_GRAD_OUTPUT, Role.OP_GRAD_INPUT)
 OPERATOR_ROLES = (Role.OP_INPUT, Role.OP_OUTPUT, *NODE_ROLES)
 
+#: What parameter groups say of how an update is computed, and not of what: a device may compute it otherwise. Older bundles hold them.
+WAYS_OF_UPDATING = ("foreach", "fused", "capturable", "differentiable")
+
 #: What ``--roles`` chooses.
 ROLES_OF = {
     RoleGroup.FORWARD: (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, Role.OP_INPUT, Role.OP_OUTPUT),

@@ -95,7 +95,13 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class SavedAndStarted(msgspec.Struct, frozen=True):
-    """Of the table ``capture`` of a manifest; ``None`` in older bundles."""
+    """Of the table ``capture`` of a manifest; ``None`` in older bundles.
+
+    Attributes:
+        training_state, started: the state that was saved, and the one that it started from.
+        begun: the step before which the capture began, of a script that had run until then.
+    """
 
     training_state: TrainingState | None = None
     started: Started | None = None
+    begun: int = 0

@@ -211,7 +211,7 @@ class BundleWriter:
             self._changed.notify_all()
 
     def _wake(self) -> bool:
-        """Let what is queued be written, for somebody waits for its memory; whether there is a thread that does."""
+        """Have what is queued written, because somebody waits for its memory; returns whether there is a thread that writes."""
         with self._changed:
             self._write_now()
         return self._thread.is_alive()

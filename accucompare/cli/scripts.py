@@ -145,7 +145,7 @@ def watch_script(command: list[str], out: Path, steps: int | None, quiet: bool, 
         "Exit code: that of the command, if it is not 0; 2 if no model was seen.",
     ),
 )
-@click.option("--list", "lists", is_flag=True, required=True, help="Print each process with its models, and who trains them.")
+@option.lists
 @option.quiet("nothing but errors")
 def run(lists: bool, quiet: bool) -> int:
     """Run a script and show which models it has; nothing is captured.

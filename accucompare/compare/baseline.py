@@ -183,7 +183,7 @@ def partners(
     signatures: tuple[Signatures, Signatures] = ({}, {}),
     narrowed: Iterable[str] = (),
 ) -> dict[Key, Record]:
-    """The baseline's record for each of golden's, under golden's own name or else its new one.
+    """The baseline's record for each of golden's: the one of the same name, or else of the name that a renaming gives.
 
     Args:
         golden, baseline: the records of both.

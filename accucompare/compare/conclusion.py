@@ -52,25 +52,22 @@ class Conclusion(NamedTuple):
 
 def conclude(result: Result) -> Conclusion:
     """What is concluded of a result."""
-    if trouble := result.trouble_of_rows or result.poor_baseline:
-        return Conclusion(Answer.NOT_SURE, trouble)
-    if 2 * result.without_baseline > result.compared:
-        judged = result.compared - result.without_baseline
-        return Conclusion(Answer.NOT_SURE, f"the baseline judges {judged} of {result.compared} compared rows only")
+    if doubt := result.trouble_of_rows or result.poor_baseline or result.judged_by_few:
+        return Conclusion(Answer.NOT_SURE, doubt)
     answer, words = _by_rows(result)
     configured = _configured_otherwise(result) if answer is Answer.ROUNDING else []
     return Conclusion(answer, "; ".join([words, *configured, *_not_looked_at(result)]) if answer in ALL_CLEAR else words)
 
 
 def trust(result: Result) -> str:
-    """How far the first culprit can be trusted, where that must be said."""
+    """How far the first culprit can be trusted; ``""`` where it is the right one nearly always."""
     if result.fed or not result.culprits:
         return ""
     return TRUST["free" if result.baseline is None else "free baseline"]
 
 
 def _configured_otherwise(result: Result) -> Iterator[str]:
-    """What may be more than rounding and too small to show; where all is bit for bit identical, it makes no difference."""
+    """Attributes of modules that differ: they may do more than rounding, and too little to show. Where all bits agree, they do nothing."""
     if found := [finding.message for finding in result.preflight if finding.about is About.CONFIGURATION]:
         yield f"configured otherwise: {found[0]}" + (f", and {len(found) - 1} more" if len(found) > 1 else "")
 
@@ -112,11 +109,8 @@ def _by_rows(result: Result) -> tuple[Answer, str]:
     different = _given_differently(result.preflight) or (counts[Reason.INPUTS_DIFFER] and "the two models were given different inputs")
     if different:
         return Answer.NOT_SURE, different
-    beyond = [row for row in result.rows if row.verdict.beyond]
-    if beyond and all(culprit.row.verdict.beyond or culprit.reason in STRUCTURAL for culprit in result.culprits):
-        error = "" if beyond[0].metrics is None else f" by rel_l2 {beyond[0].metrics.rel_l2:.3g}"
-        where = result.place(beyond[0])
-        return Answer.NOT_SURE, f"{where} is off{error}, far beyond rounding, and so is the baseline: it may have the fault too"
+    if result.far_beyond and all(culprit.row.verdict.beyond or culprit.reason in STRUCTURAL for culprit in result.culprits):
+        return Answer.NOT_SURE, result.far_beyond
     if not result.culprits:
         reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if STATUS_OF[reason] is Status.FAIL)
         return Answer.NOT_SURE, f"no place shows an error of its own ({reasons})"

@@ -277,7 +277,7 @@ def _jump(row: Row, before: float) -> float | None:
 
 
 def scaled_first(culprits: list[Culprit], rows: Iterable[Row], fed: bool) -> list[Culprit]:
-    """The same, but where all gradients are golden's times one number, that once, in place of each gradient that shows it.
+    """The culprits, but if all gradients are golden's times one number, one culprit for that in place of one for each gradient.
 
     Free-running, what comes after that step has it from there.
     """

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from accucompare.bundle.flags import roundoff
+from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, Key, Record, Role
 from accucompare.compare import unsteady
@@ -23,7 +24,7 @@ from accucompare.compare.culprits import described, find_culprits, scaled_first
 from accucompare.compare.ladder import climb
 from accucompare.compare.later_steps import after_updates, by_envelope
 from accucompare.compare.models import other_model
-from accucompare.compare.one_sided import never_called, not_run, not_trained, other_classes, other_state, untrained
+from accucompare.compare.one_sided import never_called, not_run, not_trained, other_classes, other_state, other_way, untrained
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Outcome, Progress, Sides, Task, same_bits, with_parameters
 from accucompare.compare.preflight import preflight
@@ -107,14 +108,8 @@ def compare(
         findings += judge.findings(golden_bundle, candidate_bundle, renamings, alone, len(compared))
         findings += [Finding("model", str(different))] if different is not None else []
         culprits = scaled_first(find_culprits(rows, fed, judge.bundle is not None), rows, fed) if different is None else []
-        training = climb(
-            golden_bundle.manifests,
-            candidate_bundle.manifests,
-            baseline={} if wanders is None else wanders.manifests,
-            repeat={} if golden_repeat is None else golden_repeat.manifests,
-            given=limits,
-            rows=rows,
-        )
+        series = golden_bundle.manifests, candidate_bundle.manifests
+        training = climb(*series, baseline=_manifests(wanders), repeat=_manifests(golden_repeat), given=limits, rows=rows)
         return Result(
             golden=_side(golden_bundle),
             candidate=_side(candidate_bundle),
@@ -143,6 +138,10 @@ REPEAT = "repeat1"
 
 def _second_run(stack: contextlib.ExitStack, first: Path) -> Bundle | None:
     return stack.enter_context(open_bundle(first / REPEAT)) if (first / REPEAT / "manifest.json").is_file() else None
+
+
+def _manifests(bundle: Bundle | None) -> Mapping[int, Manifest]:
+    return {} if bundle is None else bundle.manifests
 
 
 def _with_second_runs(tasks: list[Task], theirs: Mapping[Key, Record], ours: Mapping[Key, Record]) -> list[Task]:
@@ -205,7 +204,7 @@ def _outcomes(sides: Sides, tasks: list[Task], workers: int | None, progress: Pr
     if side := untrained(sides.golden, sides.candidate):
         outcomes = [not_trained(task.pair, side) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
     classes = other_classes(sides.golden, sides.candidate)
-    outcomes = [other_state(task.pair, classes) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
+    outcomes = [other_state(task.pair, classes) or other_way(task.pair) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
     asked = sides.golden.manifest.options, sides.candidate.manifest.options
     return [not_asked(task.pair, *asked) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, Role
+from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, WAYS_OF_UPDATING, Role
 from accucompare.compare.align import Pair
 from accucompare.compare.outcomes import Outcome
 from accucompare.compare.rows import Reason, Row, Verdict
@@ -34,7 +34,7 @@ def not_trained(pair: Pair, side: str) -> Outcome | None:
 
 
 def other_state(pair: Pair, classes: tuple[str, str] | None) -> Outcome | None:
-    """The outcome for state of an optimizer that one side alone has, since the other's is of another class: ``other_classes``."""
+    """The outcome for an optimizer's state that only one side has, because the other's optimizer is of another class (``classes``)."""
     record = pair.golden or pair.candidate
     if (
         classes is None
@@ -44,6 +44,16 @@ def other_state(pair: Pair, classes: tuple[str, str] | None) -> Outcome | None:
     ):
         return None
     return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"golden's optimizer is {classes[0]}, the candidate's {classes[1]}"))
+
+
+def other_way(pair: Pair) -> Outcome | None:
+    """The outcome for how an optimizer computes (``AdamW.0.foreach``), which an older bundle holds and a newer one does not."""
+    record = pair.golden or pair.candidate
+    if record is None or None not in (pair.golden, pair.candidate) or record.name or record.role is not Role.STATE_BEFORE:
+        return None
+    if record.path.rpartition(".")[2] not in WAYS_OF_UPDATING:
+        return None
+    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail="how an update is computed, not what; newer captures do not record it"))
 
 
 def other_classes(golden: Bundle, candidate: Bundle) -> tuple[str, str] | None:

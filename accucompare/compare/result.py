@@ -78,7 +78,7 @@ class Result:
 
     @property
     def compared(self) -> int:
-        """How many rows are about both sides: those that pass, and those that fail for another reason than being alone."""
+        """How many rows have a record on both sides and were compared."""
         return sum(row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED for row in self.rows)
 
     @property
@@ -88,7 +88,7 @@ class Result:
 
     @property
     def by_digests(self) -> int:
-        """How many rows are identical by the digests that were taken when they were captured: their values were not read now."""
+        """How many rows are identical by their digests alone: their values were read when they were captured, and not now."""
         rows = (row for row in self.rows if row.reason is Reason.IDENTICAL and row.metrics is not None)
         return sum(not self.verified or None in (row.golden and row.golden.member, row.candidate and row.candidate.member) for row in rows)
 
@@ -140,7 +140,7 @@ class Result:
 
     @property
     def trouble_of_rows(self) -> str:
-        """The same whatever standard was asked for."""
+        """The same by the rows and the steps, whatever standard was asked for."""
         if not self.compared and not self.steps_judged:
             return "nothing could be compared"
         if unverified := [finding.message for finding in self.preflight if finding.about is About.UNVERIFIED]:
@@ -158,15 +158,10 @@ class Result:
             return self.poor_baseline
         if self.training is not None and self.training.unclear:
             return self.training.unclear
-        if 2 * self.without_baseline > self.compared:
-            return f"the baseline judges {self.compared - self.without_baseline} of {self.compared} compared rows only"
-        beyond = [row for row in self.rows if row.verdict.beyond]
-        if beyond:
-            error = "" if beyond[0].metrics is None else f" by rel_l2 {beyond[0].metrics.rel_l2:.3g}"
-            return (
-                f"{self.place(beyond[0])} is off{error}, far beyond rounding, and so is the baseline: "
-                "it may have the fault too, or rounding changed a choice before; a fed capture tells"
-            )
+        if self.judged_by_few:
+            return self.judged_by_few
+        if self.far_beyond:
+            return f"{self.far_beyond}, or rounding changed a choice before; a fed capture tells"
         if hidden := self.unseen_words:
             return hidden
         if self.refused is not None:
@@ -176,8 +171,24 @@ class Result:
         return ""
 
     @property
+    def judged_by_few(self) -> str:
+        """How few of the compared rows the baseline judges; ``""`` if it judges half of them."""
+        if 2 * self.without_baseline <= self.compared:
+            return ""
+        return f"the baseline judges {self.compared - self.without_baseline} of {self.compared} compared rows only"
+
+    @property
+    def far_beyond(self) -> str:
+        """The first row that is far beyond rounding, and so is the baseline; ``""`` if there is none."""
+        row = next((row for row in self.rows if row.verdict.beyond), None)
+        if row is None:
+            return ""
+        error = "" if row.metrics is None else f" by rel_l2 {row.metrics.rel_l2:.3g}"
+        return f"{self.place(row)} is off{error}, far beyond rounding, and so is the baseline: it may have the fault too"
+
+    @property
     def unseen_words(self) -> str:
-        """How much could not be compared where an error could begin, and where first; ``""`` if nothing that hides one."""
+        """How many rows could not be compared although an error may hide there, and the first of them; ``""`` if there are none."""
         found = unseen(self.rows, self.fed)
         if found is None:
             return ""
@@ -188,7 +199,7 @@ class Result:
 
     @property
     def poor_baseline(self) -> str:
-        """What the baseline was given otherwise than golden, weights or inputs or mode, so that it cannot judge; ``""`` if nothing."""
+        """Why the baseline cannot judge: it had other weights or inputs than golden, or another mode; ``""`` if it had the same."""
         return next((finding.message for finding in self.preflight if finding.serious and finding.of_baseline), "")
 
     def __repr__(self) -> str:

@@ -29,6 +29,9 @@ FREE_GRADIENTS = 4.0
 #: What a row of an update says that was made of other gradients than golden's.
 NOT_FED = "made of other gradients or weights than golden's; a fed capture judges it"
 
+#: The same of a fed capture, which could not give golden's: a sparse gradient, one that a closure computes.
+NOT_GIVEN = "over its limit, but made of gradients or weights that could not be replaced by golden's, so not judged"
+
 
 def parameter_of(record: Record) -> str:
     """The qualified name of the parameter that a record of its gradient, value or update is about."""
@@ -129,7 +132,7 @@ class Training:
         if given and verdict.reason is not Reason.IDENTICAL and (own or not self.fed):
             self._other.add(step)
         if verdict.reason is Reason.OVER and self._wanders(record, given):
-            return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_FED)
+            return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_GIVEN if self.fed else NOT_FED)
         of_group = record.role is Role.STATE_BEFORE and not record.name and record.parent is None and record.shape == ()
         if verdict.reason is Reason.OVER:
             inherited = {

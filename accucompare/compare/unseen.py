@@ -6,7 +6,7 @@ values. It counts if nothing else that the call returns is compared, and somethi
 hides nothing, nor does an object that the whole model returns at its end. Inputs do not count, since their errors show in the outputs.
 
 **Gradients.** So is a gradient without data (a sparse one): a call's outputs say nothing of its backward. That of a parameter hides nothing
-where the update that was made of it agrees.
+where the update that was made of it agrees. Fed, an update that is over its limit and could not be judged hides an error, too.
 
 **Chosen.** If rounding alone changes a shape or the number of calls, as the baseline shows, nothing can judge the row.
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from accucompare.bundle.records import GRADIENT_ROLES, Layout, Record, Role
+from accucompare.bundle.records import GRADIENT_ROLES, UPDATE_ROLES, Layout, Record, Role
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.reasons import Call, call_of, caller_of
 from accucompare.compare.rows import Reason, Row, Status
@@ -48,9 +48,9 @@ def unseen(rows: Sequence[Row], fed: bool) -> Unseen | None:
     if not suspects:
         return None
     proven = _Proven(rows, fed)
-    suspects = [row for row in suspects if _is_gradient(row) or not proven(row)]
+    suspects = [row for row in suspects if _is_gradient(row) or (fed and _is_update(row)) or not proven(row)]
     compared = sum(row.status is Status.PASS for row in rows)
-    on_the_way = _on_the_way(suspects, rows)
+    on_the_way = _on_the_way(suspects, rows) or ([row for row in suspects if _is_update(row)] if fed else [])
     if on_the_way:
         return Unseen(on_the_way[0], len(suspects))
     many = [row for row in suspects if row.golden is not None and row.golden.layout is not Layout.OPAQUE]
@@ -77,6 +77,11 @@ def _is_gradient(row: Row) -> bool:
     """Whether a row is of a gradient without data."""
     record: Record | None = row.record
     return record is not None and record.role in (*GRADIENT_ROLES, Role.PARAM_GRAD) and record.layout in _WITHOUT_DATA
+
+
+def _is_update(row: Row) -> bool:
+    """Whether a row has what an update was given or made, with its data."""
+    return row.record is not None and row.record.role in UPDATE_ROLES and row.record.layout is Layout.STRIDED
 
 
 def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 
 from accucompare.bundle.records import display_name
 from accucompare.findings.checks import (
@@ -180,16 +179,21 @@ def _update_skipped(seen: Evidence) -> Outcome:
     measured = f"{len(without):,} of {len(trained):,} steps with a backward had no update"
     if without and share < seen.limits["accumulating"]:  # where micro-batches are steps, most of them have none
         return warned(measured, share, without[0].step)
-    still = [each.step for each in seen.looked if each.updates and _unmoved(each.layers.get("moved", []), each.layers.get("grad", []))]
-    if still and any(float(rate) > 0 for each in seen.looked if each.step in still for rate in each.lr.values()):
-        return warned(f"an update changed no weight, in {len(still):,} of {len(seen.looked):,} looks", step=still[0])
+    still = _unmoved(seen)
+    if still:
+        return warned(f"an update changed no weight of a matrix, in {len(still):,} of {len(seen.looked):,} looks", step=still[0])
     return passed(measured, share)
 
 
-def _unmoved(moved: Sequence[object], grads: Sequence[object]) -> bool:
-    """Whether an update has changed nothing that has a gradient."""
-    shares = [share for share, grad in zip(moved, grads, strict=False) if share is not None and grad not in (None, 0.0)]
-    return bool(shares) and not any(shares)
+def _unmoved(seen: Evidence) -> list[int]:
+    """The looks in which an update with a rate has changed no weight of any matrix that has a gradient."""
+    moved: dict[int, float] = {}
+    for parameter, series in seen.of_layers("moved", "grad"):
+        for step, (share, grad) in series:
+            if grad > 0 and _is_matrix(parameter):
+                moved[step] = max(moved.get(step, 0.0), share)
+    rates = {each.step: max((float(rate) for rate in each.lr.values()), default=0.0) for each in seen.looked}
+    return [step for step, share in moved.items() if share == 0 and rates.get(step, 0.0) > 0]
 
 
 def _decay(seen: Evidence) -> Outcome:

@@ -280,11 +280,11 @@ class GradientListener(Generic[P]):
     ) -> None:
         grad = grads[output_number]
         if grad is not None:
-            from_outside = not self._entered or number in self._entered or _has_foreign_hooks(output())
+            from_outside = not self._entered or number in self._entered or has_foreign_hooks(output())
             self.output_gradient(call, path, grad, from_outside)
 
     def _parameter_gradient(self, parameter: Parameter, grad: torch.Tensor) -> None:
-        hooked = _has_foreign_hooks(parameter.tensor)
+        hooked = has_foreign_hooks(parameter.tensor)
         self.parameter_gradient(parameter, grad, hooked)
         if hooked:
             node = torch.autograd.graph.get_gradient_edge(parameter.tensor).node
@@ -321,7 +321,7 @@ class ReadingHook(Unsaved):
         self._act(grad)
 
 
-def _has_foreign_hooks(tensor: torch.Tensor | None) -> bool:
+def has_foreign_hooks(tensor: torch.Tensor | None) -> bool:
     """Whether the user has put hooks on a tensor, which may change its gradient. FSDP takes a tensor's hooks away."""
     hooks: Any = getattr(tensor, "_backward_hooks", None) or {}
     return any(not isinstance(hook, ReadingHook) for hook in hooks.values())

@@ -166,6 +166,36 @@ def _copied(tensor: torch.Tensor, writer: BundleWriter | None) -> HostValue:
         raise
 
 
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that nobody else writes into, where the tensor lies; on the host in memory that is faster to get than PyTorch's own."""
+    tensor = tensor.detach()
+    array = _in_place(tensor)
+    if array is None or array.nbytes < _LARGE:
+        return tensor.clone()
+    block = devices.backend("cpu").host_memory(array.nbytes)
+    _copy(array, _as_array(block, dtype_name(tensor.dtype), array.shape))
+    return block[: array.nbytes].view(tensor.dtype).view(tensor.shape)
+
+
+def difference(after: torch.Tensor, before: torch.Tensor, take: Callable[[int], Lease]) -> tuple[torch.Tensor, Lease | None]:
+    """``after`` minus ``before``, which have one shape and dtype; in float32 if that is wider.
+
+    ``take`` gives memory for so many bytes, which large tensors of the host are computed in; it comes with the difference.
+    """
+    after = after.detach()
+    wide = torch.float32 if before.itemsize < 4 else before.dtype
+    nbytes = before.numel() * wide.itemsize
+    if nbytes <= _SMALL or _in_place(after) is None or _in_place(before) is None:
+        return after.to(wide) - before.to(wide), None
+    lease = take(nbytes)
+    result = lease.block[:nbytes].view(wide).view(before.shape)
+    if wide is before.dtype:
+        torch.sub(after, before, out=result)
+    else:
+        result.copy_(after).sub_(before)
+    return result, lease
+
+
 def scalar_to_host(value: Any) -> HostValue:
     """A Python number as a 0-d array; an int too large for 64 bits comes without one."""
     name = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}[

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from accucompare.bundle.records import Role
+from accucompare.live.gradients import has_foreign_hooks
 from accucompare.live.graph import Observer, observe, observe_no_more, reachable
 from accucompare.live.hooks import Call
 from accucompare.live.names import Modules
@@ -34,21 +36,12 @@ from accucompare.live.spans import (
 )
 from accucompare.recorder.contributions import Cast, Exchanged, Gift, Output, Running, Uses, add_as
 from accucompare.recorder.copies import IN_PLACE_OF
-from accucompare.recorder.nodes import Nodes
+from accucompare.recorder.nodes import Guard, Nodes
 
 C = TypeVar("C", bound=Call)
 
 #: What gives calls views of one flat parameter, whose gradients are not told apart.
 _FLAT = "FullyShardedDataParallel"
-
-
-class Guard(Protocol):
-    """What the hooks of a backward ask of the recorder."""
-
-    listening: bool
-
-    def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
-        """Do what a hook does, one thread at a time."""
 
 
 class Backward(Generic[C]):
@@ -82,6 +75,9 @@ class Backward(Generic[C]):
         self._second = False  # whether a backward has made a graph, which another may go through
         self._running: list[Running] = []  # one inside the other, as a reentrant checkpoint's is
         self._handles: list[Any] = []
+        self._outputs: dict[Output, weakref.ref[torch.Tensor]] = {}
+        self._hooked: set[Output] = set()  # those on which the user had put hooks when the call gave them
+        self._changing: dict[str, None] = {}  # names of modules that use such an output themselves
         self._observer = Observer(self._begins, self._ends)
         self._gathers = has_sharded_parameters(modules)
         self._flat = any(type(wrapper).__name__ == _FLAT for wrapper in modules.wrappers)
@@ -105,6 +101,8 @@ class Backward(Generic[C]):
         self._spans.clear()
         self._again.clear()
         self._threads.clear()
+        self._outputs.clear()
+        self._hooked.clear()
         if self._nodes is not None:
             self._nodes.next_step()
         for handle in self._handles:
@@ -147,6 +145,11 @@ class Backward(Generic[C]):
     def notes(self) -> list[str]:
         """What is not recorded, one sentence each."""
         found = ["calls of one step were made in several threads; gradients of such steps are not recorded"] if self.other_threads else []
+        if self._changing:
+            found.append(
+                f"an output that its module uses, too, has a hook of your own ({', '.join(list(self._changing)[:3]) or '(root)'}): "
+                "its grad_output is what arrives from outside before that hook, and what the hook changes is not fed"
+            )
         if self._flat and self.count:
             found.append(f"what a call adds to the gradient of a parameter (call_grad) is not recorded under {_FLAT}")
         return found + ([f"{self.late} gradient(s) arrived after session.step(), and are not recorded"] if self.late else [])
@@ -163,6 +166,9 @@ class Backward(Generic[C]):
         self._again.get(threading.get_ident(), self._spans).give(span, edges_of(parts))
         for path, part in parts:
             if isinstance(part, torch.Tensor) and (edge := edge_of(part)) is not None:
+                self._outputs[id(span), edge] = weakref.ref(part)
+                if has_foreign_hooks(part):
+                    self._hooked.add((id(span), edge))
                 arrived = functools.partial(self._guarded, self._arrived, span.call.name, path, span, edge, exchange)
                 if part.is_leaf:  # which outlives its graph
                     self._handles.append(part.register_hook(GradientHook(arrived)))  # type: ignore[no-untyped-call]
@@ -318,6 +324,9 @@ class Backward(Generic[C]):
     def _outside(self, uses: Uses[C], edge: Edge, running: Running) -> None:
         """Record what arrives at an output from outside of the call that gave it, and uses it itself."""
         giver = uses.giver
+        output = self._outputs.get((id(giver), edge))
+        if (id(giver), edge) in self._hooked or (output is not None and has_foreign_hooks(output())):
+            self._changing[giver.call.name] = None
         for path in giver.outputs[edge]:
             total = self._sum(giver.call, Role.GRAD_OUTPUT, path, running)
             for _ in uses.seeds:

@@ -54,7 +54,9 @@ class Feed(GoldenValues):
             BundleError: if golden is damaged.
         """
         lent, memory, seen = Lent(), Memory(), Counter[str]()
-        new = [self._put(place, given, self._find(place, given, memory, seen), lent.containers) for given in (args, kwargs)]
+        found = [self._find(place, given, memory, seen) for given in (args, kwargs)]
+        new = [self._put(place, given, by_path, lent.containers) for given, by_path in zip((args, kwargs), found, strict=True)]
+        lent.paths = {id(golden): path for by_path in found for path, golden in by_path.items()}
         lent.tensors = [(arrived, given, given._version) for arrived, given in memory.values()]
         lent.contents = [contents(given) for _, given in lent.containers]
         return new[0], new[1], lent
@@ -78,6 +80,10 @@ class Feed(GoldenValues):
         memory, own = Memory(), dict[str, Any]()
         by_path = self._find(place, output, memory, Counter(), arrives)
         if lent is not None:
+            for path in lent.apart():
+                self.pass_on(
+                    replace(place, role=Role.INPUT), path, "it is written into, and another argument lies in its memory: each got a copy"
+                )
             computed = dict(leaves(output))
             lent.give_back({id(each): golden for each, golden in memory.values()})
             aliases = lent.aliases(memory.values())

@@ -26,16 +26,28 @@ class Lent:
         tensors: (arrived, given, the number of writes into it until then).
         containers: lists, mappings and objects: (arrived, given).
         contents: those of the given containers, as they were.
+        paths: of the given tensors, by their ids.
     """
 
     tensors: list[tuple[torch.Tensor, torch.Tensor, int]] = field(default_factory=list)
     containers: list[tuple[Any, Any]] = field(default_factory=list)
     contents: list[list[Any]] = field(default_factory=list)
+    paths: dict[int, str] = field(default_factory=dict)
 
     def is_view(self, output: torch.Tensor) -> bool:
         """Whether an output lies in the memory of what the module was given, is another tensor, and nothing was written there."""
         same = [(given, version) for _, given, version in self.tensors if _memory(given) == _memory(output)]
         return bool(same) and all(given is not output and given._version == version for given, version in same)
+
+    def apart(self) -> list[str]:
+        """The paths of what the module wrote into, if another argument lay in the same memory: it was given a copy, and saw no write."""
+        with plainly():
+            found = [
+                given
+                for arrived, given, version in self.tensors
+                if given._version != version and any(other is not arrived and _overlap(arrived, other) for other, *_ in self.tensors)
+            ]
+        return [self.paths[id(given)] for given in found if id(given) in self.paths]
 
     def give_back(self, exchanged: Mapping[int, torch.Tensor]) -> None:
         """Write into what arrived whatever the module wrote into what it was given; gradients of that go on to the module.
@@ -127,6 +139,17 @@ def _memory(tensor: torch.Tensor) -> int:
 def _values(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's values, also of a nested one, as one that is not nested."""
     return nested.joined(tensor)[0] if tensor.is_nested else tensor
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the stretches of memory that two tensors lie in overlap; they may do so and share no element."""
+    if any(each.is_nested or each.layout is not torch.strided or not each.numel() for each in (one, other)):
+        return False
+    ends = [
+        each.storage_offset() + sum((size - 1) * stride for size, stride in zip(each.shape, each.stride(), strict=True))
+        for each in (one, other)
+    ]
+    return _memory(one) == _memory(other) and one.storage_offset() <= ends[1] and other.storage_offset() <= ends[0]
 
 
 def _about(own: torch.Tensor, golden: torch.Tensor) -> bool:

@@ -37,7 +37,7 @@ _Grads = tuple[torch.Tensor | None, ...]
 
 
 class Guard(Protocol):
-    """What the hooks of nodes ask of the recorder."""
+    """What the hooks of a backward ask of the recorder."""
 
     listening: bool
     step: int

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from accucompare import devices
 from accucompare.bundle.manifest import StepSeries
+from accucompare.bundle.memory import Lease
 from accucompare.bundle.records import ROLES_OF, TRAINING_ROLES, Record, Role
 from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import AccucompareError, CaptureError
@@ -339,6 +341,12 @@ class Recorder(Listener[_Call]):
         """Record what an update of this step takes or gives, if that is wanted."""
         if self._writer.failure is None and self.wants(name, role):
             self._record_value(_Call(module, name, update, None, None), role, path, value, False, how=how)
+        elif how.lease is not None:
+            how.lease.release()
+
+    def room(self, nbytes: int) -> Lease:
+        """Memory of the host for a value that will be recorded; waits until there is some."""
+        return self._writer.take(nbytes, devices.backend("cpu").host_memory)
 
     def _record_gradient(self, call: _Call, role: Role, path: str, grad: torch.Tensor) -> None:
         if self._writer.failure is None and role in self._roles and self._is_selected(call):
@@ -399,7 +407,7 @@ class Recorder(Listener[_Call]):
             source_line=line,
         )
         self.records += 1
-        self._writer.add(record, host.array, given, host.lease, host.ready, how.written)
+        self._writer.add(record, host.array, given, host.lease or how.lease, host.ready, how.written)
 
     def _host_value(self, value: Any, needed: bool, bits: Bits) -> HostValue:
         if isinstance(value, torch.Tensor):

@@ -205,6 +205,7 @@ class Start:
                 "no_backward": not options.trains,
                 "dtype": None,
                 "round_weights": None,
+                **({"begun": self.begun} if self.begun else {}),
             },
             model={**self.model, "not_called": [], "functions_seen": True, "differentiates": False},
             notes=self.notes,

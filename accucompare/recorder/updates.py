@@ -13,12 +13,13 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from accucompare.bundle.manifest import StepSeries
-from accucompare.bundle.records import Record, Role
+from accucompare.bundle.memory import Lease
+from accucompare.bundle.records import WAYS_OF_UPDATING, Record, Role
 from accucompare.live import entrances
 from accucompare.live.graph import Observer, observe, observe_no_more
 from accucompare.live.hooks import in_backward
 from accucompare.live.names import Modules
-from accucompare.live.tensors import Bits
+from accucompare.live.tensors import Bits, copy_of, difference
 from accucompare.live.values import Scalar, leaves
 from accucompare.recorder.series import Series
 from accucompare.recorder.training import Training
@@ -28,9 +29,6 @@ NO_GRADIENT, IN_NO_OPTIMIZER = "no gradient", "in no optimizer that stepped"
 
 #: Where Megatron keeps gradients that it has taken out of ``grad``.
 MAIN_GRAD = "main_grad"
-
-#: What parameter groups say of how an update is computed, and not of what: a device may compute it otherwise.
-_WAYS = ("foreach", "fused", "capturable", "differentiable")
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,13 @@ class How:
         detail: of the record.
         written: called with the record, when it is written.
         bits: what is known of the value's bits.
+        lease: the memory that they are in, if it was taken from the sink.
     """
 
     detail: str = ""
     written: Callable[[Record], None] | None = None
     bits: Bits = Bits.ANY
+    lease: Lease | None = None
 
 
 PLAINLY = How()
@@ -81,6 +81,9 @@ class Sink(Protocol):
 
     def wants(self, name: str, role: Role) -> bool:
         """Whether what updates take or give is recorded of a module."""
+
+    def room(self, nbytes: int) -> Lease:
+        """Memory of the host for a value that will be recorded; waits until there is some."""
 
     def add_update(self, module: nn.Module, name: str, update: int, role: Role, path: str, value: Any, how: How = PLAINLY) -> None:
         """Record what an update of this step, counted from 0, takes or gives, if that is wanted."""
@@ -127,6 +130,9 @@ class Updates:
         self._updated: set[int] = set()
         self._begun: Counter[int] = Counter()  # steps of each optimizer, by its id
         self._any_update = False  # whether an optimizer stepped in this step, also one of other parameters
+        self._versions: list[int] = []  # how often each parameter had been written into when the step began
+        self._backwards = 0  # until then
+        self._changed_otherwise = False  # whether parameters changed in a step that trained without an optimizer's step
         self._others: dict[str, None] = {}  # classes of optimizers that hold no parameter of the model
         self._handles: list[Any] = []
         self._observer = Observer(self._backward_begins)
@@ -145,6 +151,11 @@ class Updates:
         """What was not updated though it could be, one sentence each."""
         kinds = ", ".join(self._others)
         notes = [f"an optimizer stepped that holds no parameter of the model ({kinds}); its updates are not recorded"] if kinds else []
+        if self._changed_otherwise:
+            notes.append(
+                "parameters changed in a step with a backward, but without a step of a torch.optim optimizer: that update, and the whole "
+                "gradients of parameters, are not recorded, and a fed capture goes on with its own parameters"
+            )
         idle = [each for key, each in self._parameters.items() if key not in self._updated and each.tensor.requires_grad]
         if not idle or not self._updated:
             return notes
@@ -152,6 +163,7 @@ class Updates:
         return [*notes, f"{len(idle)} trainable parameter(s) are in no optimizer that stepped, such as {first}"]
 
     def install(self) -> None:
+        self._versions = self._written()
         self._handles = [
             register_optimizer_step_pre_hook(functools.partial(self._guarded, self._begins)),
             register_optimizer_step_post_hook(functools.partial(self._guarded, self._ends)),
@@ -171,6 +183,8 @@ class Updates:
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
         """A step ends: tell the gradients that no update was given. Gives what ``Series.end_step`` does."""
+        if not self._any_update and self._series.backwards > self._backwards and self._written() != self._versions:
+            self._changed_otherwise = True
         if self._any_update:
             for key, each in self._parameters.items():
                 if each.tensor.requires_grad and key not in self._held and key not in self._told:
@@ -183,8 +197,13 @@ class Updates:
         self._count = 0
         self._started = -1
         self._any_update = False
+        self._versions, self._backwards = self._written(), self._series.backwards
         for each in (self._recorded, self._times, self._told, self._clipped, self._before):
             each.clear()
+
+    def _written(self) -> list[int]:
+        """How often each parameter has been written into."""
+        return [-1 if each.tensor.is_inference() else each.tensor._version for each in self._parameters.values()]
 
     def start_from_golden(self) -> None:
         """The model is called for the first time in a step, or since an update: with golden's weights, where it has recorded them."""
@@ -296,8 +315,8 @@ class Updates:
                 self._gradient(each, None, late=True)
             before = self._before.pop(id(each.tensor), None)
             if before is not None:
-                wide = torch.float32 if before.itemsize < 4 else before.dtype
-                self._give(each, Role.PARAM_UPDATE, each.own, each.tensor.detach().to(wide) - before.to(wide), How(bits=Bits.OURS))
+                update, lease = difference(each.tensor, before, self._sink.room)
+                self._give(each, Role.PARAM_UPDATE, each.own, update, How(bits=Bits.OURS, lease=lease))
                 del before
             self._states(optimizer, [each], Role.STATE_AFTER)
         self._series.updated(getattr(optimizer, "found_inf", None))
@@ -316,7 +335,7 @@ class Updates:
     def _groups(self, optimizer: Any) -> None:
         """Record learning rates, betas and whatever numbers else the parameter groups have."""
         for number, group in enumerate(optimizer.param_groups):
-            options = {name: value for name, value in group.items() if name not in ("params", *_WAYS)}
+            options = {name: value for name, value in group.items() if name not in ("params", *WAYS_OF_UPDATING)}
             for path, value in leaves(options):
                 if isinstance(value, (torch.Tensor, *Scalar)):
                     path = f"{type(optimizer).__name__}.{number}.{path}"
@@ -357,12 +376,12 @@ class Updates:
         """Record a parameter that an update is given, keep it until that is over, and give it golden's."""
         tensor, wanted = parameter.tensor.detach(), self._sink.wants(parameter.name, Role.PARAM_BEFORE)
         if self._golden is None and wanted:  # one copy is recorded, and kept
-            tensor = self._before[id(parameter.tensor)] = tensor.clone()
+            tensor = self._before[id(parameter.tensor)] = copy_of(tensor)
             self._give(parameter, Role.PARAM_BEFORE, parameter.own, tensor, How(written=written, bits=Bits.OURS))
         elif self._golden is not None:
             self._take(parameter, Role.PARAM_BEFORE, parameter.own, parameter.tensor, How(written=written))
             if wanted:
-                self._before[id(parameter.tensor)] = tensor.clone()
+                self._before[id(parameter.tensor)] = copy_of(tensor)
 
     def _norm(self, parameter: Parameter, grad: torch.Tensor) -> Callable[[Record], None] | None:
         """What is to be called with the record of a gradient, for its norm; if it is not recorded, or has no plain data, it is read now."""

@@ -176,3 +176,14 @@ def test_a_number_of_a_parameter_group_is_told_by_its_two_values(tmp_path: Path)
         feed = {"feed": {"identity": opened.identity(), "not_fed": [], "golden": ""}}
     comparison = ac.diff(golden, write(tmp_path / "npu", sides[1], capture=feed))
     assert comparison.conclusion == "bug: what the update is given of AdamW.0.lr: 0.001 in golden, 0.0001 in the candidate"
+
+
+@pytest.mark.parametrize("older", [True, False], ids=["golden", "candidate"])
+def test_how_an_update_is_computed_which_older_bundles_hold_is_no_difference(tmp_path: Path, older: bool) -> None:
+    both = [item("", np.array(0.1), role="state_before", path="AdamW.0.lr", parent=None)]
+    way = item("", np.array(True), role="state_before", path="AdamW.0.foreach", parent=None)
+    sides = [[*both, way], both]
+    comparison = compare(tmp_path, *(sides if older else sides[::-1]))
+    assert comparison.passed
+    assert reasons(comparison) == ["identical", "not comparable"]
+    assert "newer captures do not record it" in comparison.rows[1].verdict.detail

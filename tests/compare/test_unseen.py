@@ -126,3 +126,19 @@ def test_fed_a_result_proves_nothing_of_what_was_replaced_on_the_way(by: float, 
     feed = {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}
     candidate = write(tmp_path / "candidate", side(1 + by), **({"capture": {"feed": feed}} if fed else {}))
     assert ac.diff(golden, candidate).passed is passed
+
+
+def test_fed_an_update_over_its_limit_that_was_made_of_a_gradient_that_was_not_fed_is_no_pass(tmp_path: Path) -> None:
+    x = X.astype(np.float32)
+
+    def side(factor: float) -> list[Item]:
+        sparse = item("a", dtype="float32", layout="sparse", role="param_grad", path="weight", parent=None)
+        own = item("a", x, role="param_update", path="weight", parent=None)
+        return [item("", x, parent=None), sparse, own, item("b", x * np.float32(factor), role="param_update", path="weight", parent=None)]
+
+    golden = write(tmp_path / "golden", side(1.0))
+    not_fed = [{"step": 0, "name": "a", "call": 0, "role": "param_grad", "path": "weight", "why": "it has no plain data (sparse)"}]
+    feed = {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": not_fed, "backward": True}
+    comparison = ac.diff(golden, write(tmp_path / "candidate", side(1.5), capture={"feed": feed}))
+    assert (comparison.answer, comparison.passed) == (Answer.NOT_SURE, False)
+    assert "b param_update.weight" in comparison.conclusion

@@ -70,3 +70,34 @@ def test_gradients_that_flat_parameters_hide_are_noted(tmp_path: Path, opened: O
         model(torch.ones(1, 2)).sum().backward()
     (note,) = opened(tmp_path / "out").manifest.notes
     assert "(call_grad) is not recorded under FullyShardedDataParallel" in note
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in the forward", "after it"])
+def test_a_hook_on_an_output_that_its_module_uses_is_noted(late: bool, tmp_path: Path, opened: Opened) -> None:
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        y = self.linear(x)
+        if not late:
+            y.register_hook(lambda grad: grad * 10)
+        return y, y.square().sum()
+
+    model = Glue(forward, linear=nn.Linear(2, 2))
+    with ac.capture(model, tmp_path / "out"):
+        y, penalty = model(torch.ones(1, 2))
+        if late:
+            y.register_hook(lambda grad: grad * 10)
+        (y.sum() + penalty).backward()
+    (note,) = opened(tmp_path / "out").manifest.notes
+    assert note.startswith("an output that its module uses, too, has a hook of your own ((root)): ")
+
+
+@pytest.mark.parametrize(("cut", "noted"), [(1, True), (2, False)], ids=["one memory", "apart"])
+def test_a_call_that_writes_into_one_of_two_arguments_of_one_memory_is_noted(cut: int, noted: bool, tmp_path: Path, opened: Opened) -> None:
+    inner = Glue(lambda self, a, b: a.mul_(3.0) * b)
+    model = Glue(lambda self, x: self.inner((y := x * 1.0)[: 4 - cut], y[cut:]), inner=inner)
+    for out, feed in (("golden", None), ("fed", tmp_path / "golden")):
+        with ac.capture(model, tmp_path / out, feed=feed):
+            model(torch.ones(4, requires_grad=True)).sum().backward()
+    expected = [
+        "1 value(s) were not fed: it is written into, and another argument lies in its memory: each got a copy (such as inner input 0)"
+    ]
+    assert opened(tmp_path / "fed").manifest.notes == (expected if noted else [])

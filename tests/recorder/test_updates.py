@@ -453,3 +453,38 @@ def test_a_fed_model_has_goldens_weights_wherever_the_updates_are(tmp_path: Path
     failed = [row.record for row in comparison.rows if row.status is Status.FAIL and row.record is not None]
     known = {record.role for record in failed if record.step < 4}  # what golden's last update made, it has not recorded
     assert known == {Role.STATE_BEFORE, Role.PARAM_UPDATE}  # the learning rate, and what is made of it
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_an_update_without_an_optimizer_of_torchs_is_noted(by_hand: bool, tmp_path: Path, opened: Opened) -> None:
+    model = nn.Linear(2, 2)
+    with ac.capture(model, tmp_path / "golden") as session:
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            with torch.no_grad():
+                for parameter in model.parameters() if by_hand else ():
+                    parameter -= 0.1 * parameter.grad
+            session.step()
+    noted = [note for note in opened(tmp_path / "golden").manifest.notes if "without a step of a torch.optim optimizer" in note]
+    assert len(noted) == by_hand
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_updates_are_right_where_there_is_room_for_few_at_a_time(dtype: torch.dtype, tmp_path: Path, opened: Opened) -> None:
+    """Their memory is used again as soon as one is written."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(6))).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    expected = []
+    with ac.capture(model, tmp_path / "out", roles="update", queue_bytes=40_000, optimizer=optimizer) as session:
+        for _ in range(3):
+            model(torch.ones(2, 64, dtype=dtype)).square().sum().backward()
+            before = [each.detach().clone() for each in model.parameters()]
+            optimizer.step()
+            expected.append([(each.detach().float() - old.float()).numpy() for each, old in zip(model.parameters(), before, strict=True)])
+            session.step()
+    bundle = opened(tmp_path / "out")
+    found = {(each.step, each.name): bundle.values(each) for each in bundle.records() if each.role is Role.PARAM_UPDATE}
+    assert len(found) == 18
+    for (step, name), update in found.items():
+        assert np.array_equal(update, expected[step][int(name)])

@@ -15,7 +15,9 @@ from typing import Any
 import msgspec
 
 from accucompare.scripts.plan import Action, Plan, Seen, read_seen
-from tests.forkserver import MODULES, Forkserver
+from tests.forkserver import MODULES, Forkserver, with_torch
+
+Server = Callable[[], Callable[..., subprocess.CompletedProcess[str]]]
 
 UNEDITED = Path(__file__).parent / "unedited"
 
@@ -43,11 +45,10 @@ LIBRARIES = {name: bool(find_spec(name.partition(".")[0])) for name in ("transfo
 
 
 @cache
-def server() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The ``run`` of a process that has imported everything."""
-    modules = [*MODULES, "torch._dynamo", "accucompare.scripts.script", "accucompare.recorder.session", "accucompare.watcher.watch"]
-    modules += [name for name, there in LIBRARIES.items() if there and (name != "transformers.trainer" or LIBRARIES["accelerate"])]
-    return Forkserver({**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, tuple(modules)).run
+def with_libraries() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The ``run`` of a process that has imported those that are installed."""
+    modules = [name for name, there in LIBRARIES.items() if there and (name != "transformers.trainer" or LIBRARIES["accelerate"])]
+    return Forkserver({**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, (*MODULES, *modules)).run
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,13 @@ class Ran:
     bundle: Path
 
 
-def run(folder: Path, script: str | Path, *arguments: str, plan: dict[str, Any] | None = None, **variables: str) -> Ran:
+def run(folder: Path, script: str | Path, *arguments: str, plan: dict[str, Any] | None = None, server: Server = with_torch) -> Ran:
     """Run a script: a path, or its text.
 
     Args:
         folder: where to run it, and to write the bundle ``golden``, or what ``plan`` has as ``out``.
         plan: of ``Plan``; without one it is run plainly.
+        server: gives what forks.
     """
     if isinstance(script, str):
         path = folder / "script.py"
@@ -80,5 +82,5 @@ def run(folder: Path, script: str | Path, *arguments: str, plan: dict[str, Any] 
         asked = msgspec.structs.replace(asked, **plan)
         asked.write(hands / "plan")
         plan_path, out = str(hands / "plan"), Path(asked.out)
-    done = server()(PROGRAM, plan_path, script, *arguments, cwd=folder, variables={**os.environ, **variables})
+    done = server()(PROGRAM, plan_path, script, *arguments, cwd=folder, variables=os.environ)
     return Ran(done.returncode, done.stdout, done.stderr, read_seen(hands), out)

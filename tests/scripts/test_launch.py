@@ -13,6 +13,7 @@ import pytest
 import accucompare as ac
 from accucompare.scripts.plan import Action, Plan
 from tests.conftest import ROOT, Run
+from tests.forkserver import with_torch
 from tests.scripts.forked import UNEDITED
 
 COMMAND = [sys.executable, "-m", "accucompare"]
@@ -28,7 +29,8 @@ def test_a_script_is_captured_by_its_command_and_keeps_its_output_and_the_machin
         (tmp_path / f"{name}.py").write_text(f"import builtins\nbuiltins.{name} = True\n")
     script = tmp_path / "script.py"
     script.write_text(
-        f"import builtins, runpy, sys\nprint(builtins.sitecustomize, hasattr(builtins, 'usercustomize'), sys.path[1:2] == [{str(tmp_path)!r}])\n"
+        "import builtins, runpy, sys\n"
+        f"print(builtins.sitecustomize, hasattr(builtins, 'usercustomize'), sys.path[1:2] == [{str(tmp_path)!r}])\n"
         f"runpy.run_path({str(UNEDITED / 'loop.py')!r}, run_name='__main__')\nsys.exit(3)\n"
     )
     variables = environment(PYTHONPATH=str(tmp_path), TORCH_DEVICE_BACKEND_AUTOLOAD="0", PYTHONNOUSERSITE="")
@@ -111,12 +113,29 @@ def test_torchrun_writes_its_ranks_into_one_bundle(by_torchrun: tuple[subprocess
         assert bundle.manifest.ranks == 2
 
 
-def test_spawned_ranks_compute_and_record_what_those_of_torchrun_do(
+#: Runs distributed.py as torchrun does, but in two forks of this process.
+TWO_RANKS = """
+import os, runpy, socket, sys
+with socket.create_server(("127.0.0.1", 0)) as server:
+    port = str(server.getsockname()[1])
+for rank in "01":
+    if not os.fork():
+        os.environ.update(RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        runpy.run_path(sys.argv[1], run_name="__main__")
+        os._exit(0)
+for rank in "01":
+    os.wait()
+"""
+
+
+def test_ranks_compute_and_record_the_same_however_they_are_started(
     by_torchrun: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path
 ) -> None:
-    plain = subprocess.run([sys.executable, UNEDITED / "spawned.py"], env=environment(), capture_output=True, text=True, check=True)
+    plain = with_torch()(TWO_RANKS, UNEDITED / "distributed.py", cwd=tmp_path, variables=environment())
     command = [*COMMAND, "capture", "--out", "spawned", "--steps", "0,2", "--", sys.executable, UNEDITED / "spawned.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, sorted(plain.stdout.splitlines()))
-    assert sorted(by_torchrun[0].stdout.splitlines()) == sorted(plain.stdout.splitlines())
+    spawned = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert spawned.returncode == 0
+    printed = [sorted(each.stdout.splitlines()) for each in (plain, by_torchrun[0], spawned)]
+    assert len(printed[0]) == 2
+    assert printed[0] == printed[1] == printed[2]
     assert ac.diff(by_torchrun[1], tmp_path / "spawned").answer.value == "identical"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 import accucompare as ac
-from tests.scripts.forked import LIBRARIES, UNEDITED, Ran, run
+from tests.scripts.forked import LIBRARIES, UNEDITED, Ran, run, with_libraries
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("library")
 
     def ran(out: str) -> Ran:
-        return run(folder, UNEDITED / script.file, str(folder / "output"), plan={"out": str(folder / out), "steps": "0,2"} if out else None)
+        plan = {"out": str(folder / out), "steps": "0,2"} if out else None
+        return run(folder, UNEDITED / script.file, str(folder / "output"), plan=plan, server=with_libraries)
 
     return Runs(script, ran(""), ran("golden"), ran("again"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import accucompare as ac
 from accucompare.findings.analysis import read
@@ -71,6 +72,12 @@ def test_the_chosen_steps_are_recorded_with_their_numbers(captured: Ran) -> None
 def test_the_first_call_of_the_model_is_recorded_whole(captured: Ran) -> None:
     with ac.open_bundle(captured.bundle) as bundle:
         assert bundle.load("", role="input", path="x", step=0).shape == (4, 8)
+
+
+def test_a_capture_that_begins_later_says_with_which_steps_weights(tmp_path: Path) -> None:
+    ran = run(tmp_path, UNEDITED / "loop.py", plan={"steps": "3-3"})
+    with ac.open_bundle(ran.bundle) as bundle:
+        assert bundle.manifest.described_at == 3
 
 
 def test_evaluations_between_steps_are_not_recorded(captured: Ran) -> None:
@@ -322,3 +329,22 @@ for step in range(4):
     plain, ran = run(tmp_path, script), run(tmp_path, script, plan={"steps": "2-2"})
     assert (ran.out, ran.err) == (plain.out, plain.err)
     assert recorded(ran) == {2: ["", "0", "1"]}
+
+
+def test_a_second_run_is_fed_with_the_first(captured: Ran, tmp_path: Path) -> None:
+    changed = (UNEDITED / "loop.py").read_text().replace("return self.head(self.inner(x))", "return self.head(self.inner(x) * 1.01)")
+    ran = run(tmp_path, changed, plan={"steps": "1", "options": {"feed": str(captured.bundle)}, "out": str(tmp_path / "fed")})
+    assert ran.seen[0].error is None
+    comparison = ac.diff(captured.bundle, ran.bundle)
+    assert [(culprit.name, culprit.site) for culprit in comparison.culprits[:1]] == [("", "glue")]
+
+
+def test_a_saved_state_is_that_before_the_first_recorded_step(tmp_path: Path) -> None:
+    script = (
+        BEGINNING + "net = Net()\noptimizer = torch.optim.SGD(net.parameters(), 1.0)\n"
+        "train(net, optimizer, 2)\ntorch.save(net[0].weight.detach(), 'before')\ntrain(net, optimizer)\n"
+    )
+    ran = run(tmp_path, script, plan={"steps": "2-2", "options": {"save_state": True}})
+    with ac.open_bundle(ran.bundle) as bundle:
+        (weight,) = (record for record in bundle.state() if record.name == "0.weight")
+        assert bundle.values(weight).tolist() == torch.load(tmp_path / "before").tolist()

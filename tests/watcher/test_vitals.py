@@ -1,0 +1,248 @@
+"""What a watch writes for the checklist: real faults in real trainings are seen, a sound one is left alone."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import accucompare as ac
+from accucompare.findings.analysis import Analysis, read
+from accucompare.findings.checks import Status
+from accucompare.findings.health import Health, examine
+
+STEPS = 16
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.act = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU()
+        self.drop, self.spare = nn.Dropout(0.2), nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.act(self.norm(self.up(x)))
+        for layer in self.spare:
+            y = y + layer(y)
+        logits: torch.Tensor = self.head(self.drop(y))
+        return logits
+
+
+class Loop:
+    """A sound training; a test changes one thing of it."""
+
+    def __init__(self) -> None:
+        self.model = Net()
+        self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), 1e-3)
+        self.scheduler: Any = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 50)
+        self.scaler: Any = None
+        self.zero_grad: Callable[[], Any] | None = self.optimizer.zero_grad
+        self.loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = functional.cross_entropy
+        self.before: Callable[[int], Any] = lambda step: None
+        self.between: Callable[[int], Any] = lambda step: None
+        self.steps = STEPS
+
+    def run(self, watch: Any) -> None:
+        for step in range(self.steps):
+            self.before(step)
+            x = torch.randn(8, 6)
+            loss = self.loss(self.model(x), (x[:, 0] > 0).long())
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            self.between(step)
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            if self.scaler is None:
+                self.optimizer.step()
+            else:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            self.scheduler.step()
+            if self.zero_grad is not None:
+                self.zero_grad()
+            watch.step()
+
+
+def watched(out: Path, spoil: Callable[[Loop], None] = lambda loop: None, **options: Any) -> tuple[Analysis, Health]:
+    torch.manual_seed(0)
+    loop = Loop()
+    spoil(loop)
+    given = {"scheduler": loop.scheduler, "scaler": loop.scaler, "on_finding": "warn", "frames": 0, "quiet": True, "checks_every": 4}
+    with ac.watch(loop.model, loop.optimizer, out=out, **{**given, **options}) as watch:
+        loop.run(watch)
+    ranks = read(out)
+    return ranks.ranks[0], examine(ranks)
+
+
+FAULTS: dict[str, tuple[str, Callable[[Loop], None]]] = {}
+
+
+def fault(check: str) -> Callable[[Callable[[Loop], None]], None]:
+    def add(spoil: Callable[[Loop], None]) -> None:
+        FAULTS[spoil.__name__] = check, spoil
+
+    return add
+
+
+@fault("zero-grad")
+def zero_grad_is_forgotten(loop: Loop) -> None:
+    loop.zero_grad = None
+
+
+@fault("in-no-optimizer")
+def the_head_is_in_no_optimizer(loop: Loop) -> None:
+    loop.optimizer.param_groups[0]["params"] = [each for name, each in loop.model.named_parameters() if not name.startswith("head")]
+
+
+@fault("without-gradient")
+def a_detach_cuts_the_graph(loop: Loop) -> None:
+    loop.model.drop.register_forward_pre_hook(lambda module, args: (args[0].detach(),))
+
+
+@fault("dead-units")
+def a_norm_s_bias_leaves_no_unit_alive(loop: Loop) -> None:
+    loop.model.norm.bias.data.fill_(-50)
+
+
+@fault("shared-by-mistake")
+def one_layer_stands_twice_in_a_list(loop: Loop) -> None:
+    loop.model.spare[1] = loop.model.spare[0]
+
+
+@fault("training-mode")
+def evaluation_is_not_left(loop: Loop) -> None:
+    loop.before = lambda step: loop.model.eval() if step == 12 else None
+
+
+@fault("evaluation-mode")
+def an_evaluation_runs_in_training(loop: Loop) -> None:
+    loop.before = torch.no_grad()(lambda step: loop.model(torch.randn(4, 6)) if step == 12 else None)
+
+
+@fault("drawn-behind")
+def a_module_draws_with_python(loop: Loop) -> None:
+    loop.model.drop.register_forward_pre_hook(lambda module, args: (args[0] * (1 + random.random()),))
+
+
+@fault("loss-type")
+def the_loss_is_computed_in_bfloat16(loop: Loop) -> None:
+    loop.loss = lambda output, labels: functional.cross_entropy(output.bfloat16(), labels)
+
+
+@fault("labels-ignored")
+def all_labels_are_ignored(loop: Loop) -> None:
+    loop.loss = lambda output, labels: functional.cross_entropy(output, torch.full_like(labels, -100), reduction="sum")
+
+
+@fault("schedule-steps")
+def the_scheduler_is_stepped_twice(loop: Loop) -> None:
+    loop.between = lambda step: loop.scheduler.step()
+
+
+@fault("schedule-order")
+def the_scheduler_is_stepped_first(loop: Loop) -> None:
+    loop.between = lambda step: loop.scheduler.step() if step == 0 else None
+
+
+@fault("schedule-applied")
+def the_scheduler_is_of_another_optimizer(loop: Loop) -> None:
+    loop.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(torch.optim.AdamW(loop.model.parameters(), 1e-3), 50)
+
+
+@fault("gradients-grow")
+def gradients_are_multiplied_before_the_update(loop: Loop) -> None:
+    loop.loss = lambda output, labels: functional.cross_entropy(output, labels) / 100
+    loop.between = lambda step: [each.grad.mul_(4) for each in loop.model.parameters()]
+
+
+@fault("state-restored")
+def the_optimizer_s_state_is_lost(loop: Loop) -> None:
+    for _ in range(20):
+        loop.scheduler.step()
+
+
+@fault("clip-before-unscale")
+def gradients_are_clipped_before_they_are_unscaled(loop: Loop) -> None:
+    loop.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+
+@fault("frozen-with-gradient")
+def a_layer_is_frozen_with_its_gradient(loop: Loop) -> None:
+    loop.before = lambda step: loop.model.up.requires_grad_(step < 12)
+    loop.zero_grad = lambda: loop.optimizer.zero_grad(set_to_none=False)
+
+
+@fault("buffers")
+def a_running_variance_leaves_its_range(loop: Loop) -> None:
+    loop.model.up.register_forward_hook(lambda module, args, output: output * 1e4)
+
+
+@fault("update-skipped")
+def the_rate_is_too_small_for_any_weight(loop: Loop) -> None:
+    loop.optimizer.param_groups[0]["lr"] = loop.scheduler.base_lrs[0] = 1e-30
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_a_training_is_seen(name: str, tmp_path: Path) -> None:
+    check, spoil = FAULTS[name]
+    _, health = watched(tmp_path, spoil)
+    found = {each.check.id: each for each in health.results}[check]
+    assert found.status in (Status.WARN, Status.FAIL), found.outcome
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Analysis, Health]:
+    return watched(tmp_path_factory.mktemp("sound"))
+
+
+def test_a_sound_training_is_left_alone(sound: tuple[Analysis, Health]) -> None:
+    assert [(each.check.id, each.outcome.measured) for each in sound[1].of(Status.WARN, Status.FAIL)] == []
+    assert not [warning for warning in sound[0].warnings if "not looked at" in warning.text]
+
+
+def test_what_is_written_is_what_was_there(tmp_path: Path) -> None:
+    """Against numbers computed beside the watch."""
+    weights, steps, losses = [], [], []
+
+    def record(loop: Loop) -> None:
+        def begin(step: int) -> None:
+            weights.append(loop.model.head.weight.detach().clone())
+
+        def loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            losses.append(functional.cross_entropy(output, labels))
+            return losses[-1]
+
+        loop.before, loop.loss = begin, loss
+        steps.append(loop)
+
+    run, _ = watched(tmp_path, record)
+    names = [each.name for each in run.setups[-1].parameters]
+    at = names.index("head.weight")
+    fifth = run.vitals[4]
+    added = weights[5] - weights[4]
+    assert fifth.layers["weight"][at] == pytest.approx(weights[4].norm().item(), rel=1e-6)
+    assert fifth.layers["update"][at] == pytest.approx((added.norm() / weights[4].norm()).item(), rel=1e-5)
+    assert [each.loss for each in run.vitals] == pytest.approx([loss.item() for loss in losses])
+    assert fifth.lr["AdamW.0"] == pytest.approx(1e-3 * (1 + math.cos(math.pi * 4 / 50)) / 2)
+
+
+def test_without_the_checklist_nothing_is_written_for_it(tmp_path: Path) -> None:
+    run, health = watched(tmp_path, checks_every=0)
+    assert (run.vitals, run.setups) == ([], [])
+    assert {each.check.id: each.status for each in health.results}["zero-grad"] is Status.NOT_LOOKED_AT
+
+
+def test_two_runs_of_one_seed_are_compared(tmp_path: Path) -> None:
+    def short(loop: Loop) -> None:
+        loop.steps = 2
+
+    watched(tmp_path, short)
+    _, health = watched(tmp_path, short)
+    assert {each.check.id: each.status for each in health.results}["same-first-step"] is Status.PASS
