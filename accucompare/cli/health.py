@@ -27,7 +27,7 @@ from accucompare.errors import UsageError
 @option.thresholds
 @option.threshold_file
 @option.json
-@click.option("--report", type=click.Path(path_type=Path), metavar="XLSX", help="Write an Excel report, too.")
+@option.report(None)
 @option.quiet("the line with the counts only")
 def health(
     log: Path, thresholds: tuple[str, ...], threshold_file: Path | None, json_path: Path | None, report: Path | None, quiet: bool

@@ -235,8 +235,10 @@ keep_going = click.option(
 # What is shown and written.
 
 
-def report(default: str) -> Callable[[F], F]:
-    return click.option("--report", type=_PATH, metavar="XLSX", help=f"Excel report.  [default: reports/{default}.xlsx]")
+def report(default: str | None) -> Callable[[F], F]:
+    """``default``: what a report is called that was not asked for; ``None`` if none is written then."""
+    usual = "[default: none is written]" if default is None else f"[default: reports/{default}.xlsx]"
+    return click.option("--report", type=_PATH, metavar="XLSX", help=f"Excel report.  {usual}")
 
 
 def quiet(prints: str = "the verdict line only") -> Callable[[F], F]:
