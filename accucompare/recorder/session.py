@@ -389,6 +389,11 @@ def recording(
             recorder.remove()
             with contextlib.suppress(CaptureError, Warning):  # the model's own error matters more
                 session._end(error)
+            if start.without_gradients and recorder.backwards and isinstance(error, RuntimeError):
+                raise CaptureError(
+                    f"{options.feed}: was captured without gradients, so that none are computed here, and the backward failed; "
+                    "capture golden with a backward, or leave out the backward and the update here"
+                ) from error
             raise
         recorder.remove()
         session._end(None)

@@ -59,6 +59,7 @@ class Start:
         replaced: the weights that held other values before those of ``like`` were copied.
         model: described, with its weights as they are now.
         golden, feed: what it is fed with, if it is.
+        without_gradients: whether gradients are off, since that golden has none.
         continuation: the training state of ``like``, if it has one.
         begun: the number of the step that begins, without such a state.
     """
@@ -73,6 +74,7 @@ class Start:
     model: dict[str, Any] = field(default_factory=dict)
     golden: Bundle | None = None
     feed: Feed | None = None
+    without_gradients: bool = False
     continuation: Continuation | None = None
     begun: int = 0
 
@@ -125,7 +127,8 @@ class Start:
                 if held.backward and options.trains:
                     notes.append("nothing of the backward and the update was run: golden holds no gradients of layers to feed (--roles)")
                     start.groups = tuple(group for group in start.groups if group in (RoleGroup.FORWARD, RoleGroup.SERIES))
-                stack.enter_context(torch.set_grad_enabled(_differentiates(golden)))
+                start.without_gradients = not _differentiates(golden)
+                stack.enter_context(torch.set_grad_enabled(not start.without_gradients))
             if options.level == Level.OP and golden.manifest.capture.get("level") != Level.OP:
                 chosen = f"--only {' --only '.join(start.selection.only) or 'NAME'}"
                 raise UsageError(f"{options.feed}: holds no operators; capture it with --level op {chosen}")

@@ -16,6 +16,7 @@ from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import GRADIENT_ROLES, Role
 from accucompare.compare.rows import Reason
 from accucompare.compare.sites import Stage
+from accucompare.errors import CaptureError
 from planted.training_faults import changed, of_glue, of_input, of_parameter
 from tests.recorded import Opened
 from tests.recorder.trained import MODELS, build, train
@@ -284,3 +285,14 @@ def test_under_no_grad_hooks_look_for_nothing_of_a_graph(tmp_path: Path, monkeyp
         session._recorder._modules.named[""](torch.ones(1, 2))
     with ac.open_bundle(tmp_path / "golden") as bundle:
         assert bundle.complete
+
+
+def test_a_loop_with_a_backward_that_is_fed_from_a_golden_without_one_says_what_is_missing(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    with ac.capture(model, tmp_path / "golden"):
+        model(torch.ones(1, 2))
+    with (
+        pytest.raises(CaptureError, match="was captured without gradients, so that none are computed here"),
+        ac.capture(model, tmp_path / "fed", feed=tmp_path / "golden"),
+    ):
+        model(torch.ones(1, 2)).sum().backward()
