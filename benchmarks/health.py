@@ -125,7 +125,7 @@ def main() -> int:
             done[waiting[finished]] = trial = finished.result()
             said = "" if trial.is_right else f": {trial.said}"
             words = f"{time.monotonic() - began:4.0f} s  {len(done)}/{len(chosen)}  {trial.where}: {trial.name}{said}"
-            progress.print(words, style="dim" if trial.is_right else "red", highlight=False)
+            progress.print(words, style="dim" if trial.is_right else "red", highlight=False, markup=False)
     trials = [done[number] for number in sorted(done)]
     for table in _tables(trials, options.full):
         console.print(table)
