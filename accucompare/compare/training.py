@@ -57,6 +57,7 @@ class Training:
     _tainted: set[Call] = field(default_factory=set)  # calls whose backward went on with a wrong gradient
     _glue: dict[Call | None, float] = field(default_factory=dict)  # by call: how far over its limit its code's backward has been
     _parameters: set[tuple[int, int, str]] = field(default_factory=set)  # with a part of its gradient over its limit
+    _without: set[tuple[int, int, str]] = field(default_factory=set)  # parameters with a gradient on one side only
     _groups: set[tuple[int, int]] = field(default_factory=set)  # steps with another number in an optimizer's parameter groups
     _states: set[tuple[int, str]] = field(default_factory=set)  # by rank: state that an update has made over its limit
 
@@ -127,6 +128,7 @@ class Training:
 
     def _update(self, record: Record, verdict: Verdict) -> Verdict:
         step, state = (record.rank, record.step), (record.rank, parameter_of(record))
+        parameter = (*step, parameter_of(record))
         given = record.role in (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE)
         own = (record.rank, record.step, record.name, record.call, record.role.value, record.path) in self.not_fed
         if given and verdict.reason is not Reason.IDENTICAL and (own or not self.fed):
@@ -136,15 +138,17 @@ class Training:
         of_group = record.role is Role.STATE_BEFORE and not record.name and record.parent is None and record.shape == ()
         if verdict.reason is Reason.OVER:
             inherited = {
-                Role.PARAM_GRAD: (*step, parameter_of(record)) in self._parameters,
+                Role.PARAM_GRAD: parameter in self._parameters,
                 Role.PARAM_BEFORE: not self.fed and step in self._over,
                 Role.STATE_BEFORE: state in self._states,
-                Role.PARAM_UPDATE: step in self._groups,
-                Role.STATE_AFTER: step in self._groups,
+                Role.PARAM_UPDATE: step in self._groups or parameter in self._without,
+                Role.STATE_AFTER: step in self._groups or parameter in self._without,
             }[record.role]
             verdict = replace(verdict, reason=Reason.INHERITED if inherited else Reason.INTRODUCED)
-        elif verdict.reason is Reason.NON_FINITE and (*step, parameter_of(record)) not in self._parameters:
+        elif verdict.reason is Reason.NON_FINITE and parameter not in self._parameters:
             verdict = verdict.beginning()
+        elif record.role is Role.PARAM_GRAD and verdict.reason is Reason.DTYPE:
+            self._without.add(parameter)
         if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
             self._over.add(step)
             if of_group:

@@ -296,3 +296,24 @@ def test_a_loop_with_a_backward_that_is_fed_from_a_golden_without_one_says_what_
         ac.capture(model, tmp_path / "fed", feed=tmp_path / "golden"),
     ):
         model(torch.ones(1, 2)).sum().backward()
+
+
+def test_an_update_without_a_gradient_is_not_the_culprit(tmp_path: Path) -> None:
+    """The loss reaches no layer, so that no parameter has a gradient; what the optimizer makes of none is no error of its own."""
+
+    def run(out: Path, reaches: bool, feed: Path | None = None) -> Path:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        with ac.capture(model, out, feed=feed):
+            loss = model(torch.ones(3, 4)).square().mean()
+            (loss if reaches else torch.tensor(1.0, requires_grad=True)).backward()
+            optimizer.step()
+        return out
+
+    golden = run(tmp_path / "golden", reaches=True)
+    comparison = ac.diff(golden, run(tmp_path / "fed", reaches=False, feed=golden))
+    assert not comparison.passed
+    updates = [row for row in comparison.rows if row.record is not None and row.record.role is Role.PARAM_UPDATE]
+    assert {row.reason for row in updates} == {Reason.INHERITED}
+    assert {culprit.row.record.role for culprit in comparison.culprits if culprit.row.record is not None} == {Role.PARAM_GRAD}
