@@ -261,7 +261,7 @@ DATA = (
         "features that are the same in all samples of a batch",
         "check the loader: the same sample stacked, a feature that is never filled, an augmentation that blanks",
         _input_constant,
-        (Threshold("constant-features", 0.5, "share of features, in every look", "borders of images are constant; tuned on sound runs"),),
+        (Threshold("constant-features", 0.5, "share of features, in every look", "borders of images are constant; sound runs pass"),),
         needs=_GIVEN,
     ),
     Check(
@@ -311,7 +311,7 @@ DATA = (
         "batches that come again in the order of the epoch before",
         "shuffle: DataLoader(shuffle=True), or sampler.set_epoch(epoch) before each epoch",
         _order,
-        (Threshold("order-repeated", 0.5, "share of the batches behind the first epoch", "tuned on sound runs"),),
+        (Threshold("order-repeated", 0.5, "share of the batches behind the first epoch", "sound runs pass"),),
         needs=_GIVEN,
     ),
     Check(
@@ -343,7 +343,7 @@ DATA = (
                 "mask-padding",
                 0.1,
                 "share of tokens; the id may also end texts",
-                "tuned on sound runs",
+                "sound runs pass",
             ),
         ),
         needs=_GIVEN,

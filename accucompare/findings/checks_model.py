@@ -176,7 +176,7 @@ MODEL = (
         "units of ReLU, GELU and SiLU that give nothing above zero in any look",
         "lower the learning rate; check the initialisation of biases; use an activation with a slope below zero",
         _dead_units,
-        (Threshold("dead-units", 0.5, "share of a module's units", "tuned on sound runs"),),
+        (Threshold("dead-units", 0.5, "share of a module's units", "sound runs pass"),),
         needs=(Need.VITALS,),
     ),
     Check(

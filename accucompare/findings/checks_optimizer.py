@@ -283,7 +283,7 @@ OPTIMIZER = (
         "weight decay on biases and on weights of norms",
         "give them a parameter group of their own with weight_decay=0",
         _decay,
-        Threshold("decay-of-biases", 0.05, "weight decay; torch's default for AdamW (0.01) is below", "tuned on sound runs"),
+        Threshold("decay-of-biases", 0.05, "weight decay; torch's default for AdamW (0.01) is below", "sound runs pass"),
         needs=(Need.UPDATES,),
     ),
 )

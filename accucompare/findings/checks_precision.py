@@ -153,7 +153,7 @@ PRECISION = (
         "a loss scale that grows while all gradients are zero",
         "find out why gradients are zero: a detached loss, a scaler that is not used for the backward, or all labels ignored",
         _scale_growing,
-        (Threshold("scale-zero-steps", 3, "steps with zero gradients, the scale not below the first", "tuned on sound runs"),),
+        (Threshold("scale-zero-steps", 3, "steps with zero gradients, the scale not below the first", "sound runs pass"),),
         needs=(Need.SCALER, Need.NORMS),
     ),
     Check(
@@ -186,8 +186,8 @@ PRECISION = (
         "check the scale of the logits (a temperature, a sum in place of a mean), and that the labels fit the inputs",
         _entropy,
         (
-            Threshold("entropy-least", 1e-3, "entropy over log(classes), below which an output is certain", "tuned on sound runs"),
-            Threshold("entropy-loss", 1.0, "loss above which a certain output is wrong", "tuned on sound runs"),
+            Threshold("entropy-least", 1e-3, "entropy over log(classes), below which an output is certain", "sound runs pass"),
+            Threshold("entropy-loss", 1.0, "loss above which a certain output is wrong", "sound runs pass"),
             Threshold("entropy-flat", 1e-6, "how near to 1 that share is, if an output is uniform", "rounding of float32"),
         ),
         needs=(Need.VITALS, Need.TARGETS),

@@ -145,8 +145,8 @@ RUN = (
         "look at this step's batch and gradient norm; run the step twice: a result that differs is the hardware's (silent data corruption)",
         _loss_spike,
         (
-            Threshold("loss-spike", 10, "spreads above the median of the ten steps before", "tuned on sound runs"),
-            Threshold("loss-spike-floor", 0.1, "share of the first losses that is added to all", "tuned on sound runs"),
+            Threshold("loss-spike", 10, "spreads above the median of the ten steps before", "sound runs pass"),
+            Threshold("loss-spike-floor", 0.1, "share of the first losses that is added to all", "sound runs pass"),
         ),
         needs=(Need.LOSSES,),
     ),
@@ -156,7 +156,7 @@ RUN = (
         "whether the loss ends higher than it began",
         "lower the learning rate; check the sign of the loss and the labels",
         _loss_trend,
-        (Threshold("loss-rise", 1.5, "last losses over first losses", "tuned on sound runs"),),
+        (Threshold("loss-rise", 1.5, "last losses over first losses", "sound runs pass"),),
         needs=(Need.LOSSES,),
     ),
     Check(
@@ -174,7 +174,7 @@ RUN = (
         "updates above their running spread, the learning rate taken out",
         "look at the gradients and the optimizer's second moment in this step",
         _update_spike,
-        (Threshold("update-spike", 10, "spreads above the median of the ten looks before", "tuned on sound runs"),),
+        (Threshold("update-spike", 10, "spreads above the median of the ten looks before", "sound runs pass"),),
         needs=(Need.CLOSE,),
     ),
     Check(

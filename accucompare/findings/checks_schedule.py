@@ -205,7 +205,7 @@ SCHEDULE = (
         "learning rates below 0, not finite, or 0 in many updates",
         "check the number of steps that the schedule was made for: a linear decay goes below 0 behind its end",
         _lr_range,
-        (Threshold("lr-zero", 0.05, "share of updates with a learning rate of 0", "tuned on sound runs"),),
+        (Threshold("lr-zero", 0.05, "share of updates with a learning rate of 0", "sound runs pass"),),
         needs=(Need.VITALS, Need.UPDATES),
     ),
     Check(
@@ -214,7 +214,7 @@ SCHEDULE = (
         "a learning rate that rises in one step, as at a warm-up's edge that does not meet the decay",
         "let the warm-up end where the decay begins",
         _lr_jump,
-        (Threshold("lr-jump", 1.5, "one update's rate over the last one's, after ten updates", "tuned on sound runs"),),
+        (Threshold("lr-jump", 1.5, "one update's rate over the last one's, after ten updates", "sound runs pass"),),
         needs=(Need.VITALS, Need.UPDATES),
     ),
     Check(
@@ -261,7 +261,7 @@ SCHEDULE = (
         _clip_share,
         (
             Threshold("clip-always", 0.95, "share of updates", _STEPS),
-            Threshold("clip-strength", 0.05, "median of the factor; below it, clipping that always acts is a WARN", "tuned on sound runs"),
+            Threshold("clip-strength", 0.05, "median of the factor; below it, clipping that always acts is a WARN", "sound runs pass"),
         ),
         needs=(Need.VITALS, Need.UPDATES, Need.NORMS),
     ),
