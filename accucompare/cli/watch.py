@@ -40,8 +40,8 @@ _NOT_OF_SCRIPTS = {**OF_CASES, "hf32": "--hf32: the script sets its device's fla
         "accucompare watch model.py --steps 300 --threshold loss-spike=20  # a checklist less strict",
         "accucompare health watch/                                     # the checklist again, all of it",
         "",
-        "Exit code: 0 everything was finite, 1 something was not, 2 trouble. The checklist does not change it:",
-        "`accucompare health` has an exit code of its own.",
+        "Exit code: 0 everything was finite, 1 something was not, 2 trouble. The checklist does not",
+        "change it: `accucompare health` has an exit code of its own.",
     ),
 )
 @option.case
