@@ -74,10 +74,12 @@ def _update_ratio(seen: Evidence) -> Outcome:
     peak = max((float(rate) for each in seen.looked for rate in each.lr.values()), default=0.0)
     full = {each.step for each in seen.looked if each.lr and max(map(float, each.lr.values())) >= 0.1 * peak > 0}
     ratios = []
+    largest = (0.0, -1, "")
     for parameter, series in seen.of_layers("update", "weight"):
         values = [(update, step) for step, (update, weight) in series if step in full and weight > 0 and update > 0]
         if values and _is_matrix(parameter):
             ratios.append((median(value for value, _ in values), values[0][1], parameter.name))
+            largest = max(largest, (*max(values), parameter.name))
     if not ratios:
         return not_looked_at("no matrix was seen to be updated")
     usual = median(value for value, *_ in ratios)
@@ -87,6 +89,9 @@ def _update_ratio(seen: Evidence) -> Outcome:
     if large:
         value, step, name = large[0]
         return warned(f"{measured}; {steps_of(len(full))} looked at, where the rate was over a tenth of its most", value, step, name)
+    if largest[0] > seen.limits["update-whole"]:
+        value, step, name = largest
+        return warned(f"an update was {value:.3g} x the weight that it was added to; {measured}", value, step, name)
     if usual < low:
         value, step, name = min(ratios)
         return warned(measured, usual, step, name)
@@ -236,6 +241,7 @@ OPTIMIZER = (
         _update_ratio,
         Threshold("update-least", 1e-5, "below it, the median of the layers", _ISSUE),
         Threshold("update-most", 1e-1, "above it, any layer's median of the looks", _ISSUE),
+        Threshold("update-whole", 2, "above it, in any look: the weight is replaced", "sound runs pass"),
         needs=(Need.UPDATES, Need.CLOSE),
     ),
     _check(

@@ -313,6 +313,14 @@ def test_a_threshold_takes_the_default_s_place_and_stands_in_the_result() -> Non
     assert (found.status, found.limits["loss-spike"]) == (Status.PASS, 1e3)
 
 
+def test_an_update_larger_than_its_weight_is_seen_though_later_ones_are_small() -> None:
+    log = sound()
+    log.layer("update", [5.0, 2e-3], 10)
+    found = {each.check.id: each for each in examine(log.ranks()).results}["update-ratio"]
+    assert (found.status, found.outcome.step) == (Status.WARN, 10)
+    assert found.outcome.measured.startswith("an update was 5 x the weight")
+
+
 def test_thresholds_are_read_from_options_and_a_file(tmp_path: Path) -> None:
     file = tmp_path / "thresholds.toml"
     file.write_text("loss-spike = 20\ndead-units = 0.8\n")
