@@ -35,11 +35,19 @@ class Fallback(msgspec.Struct, frozen=True):
     modules: tuple[str, ...] = ()
 
 
+class SketchFacts(msgspec.Struct, frozen=True):
+    """How sketches were made: the version of the construction, and how many numbers each has."""
+
+    version: Count
+    size: Count
+
+
 class Options(msgspec.Struct, frozen=True):
     """Of the options of a capture those that a comparison decides by; older bundles do not have them all.
 
     Attributes:
-        mode: ``stats`` if it holds statistics only.
+        mode: what it keeps of tensors: ``tensors``, ``sketch``, ``stats`` or ``digest``.
+        sketch: how its sketches were made, if it holds some.
         level: ``op`` if it holds operators.
         seed, steps, only, skip: as given.
         like: the bundle that it took weights and inputs from, if it did.
@@ -57,6 +65,7 @@ class Options(msgspec.Struct, frozen=True):
     """
 
     mode: str | None = None
+    sketch: SketchFacts | None = None
     level: str | None = None
     seed: Any = None
     steps: int | None = None

@@ -87,6 +87,11 @@ class Result:
         return sum(row.by_statistics for row in self.rows)
 
     @property
+    def by_sketch(self) -> int:
+        """How many rows were judged by sketches."""
+        return sum(row.by_sketch for row in self.rows)
+
+    @property
     def by_digests(self) -> int:
         """How many rows are identical by their digests alone: their values were read when they were captured, and not now."""
         rows = (row for row in self.rows if row.reason is Reason.IDENTICAL and row.metrics is not None)

@@ -228,6 +228,4 @@ def sketch_blocks(
     Raises:
         ValueError: if an array is not contiguous, too short or not of the type's storage.
     """
-    _kernel.sketch_blocks(
-        values, _number(values, dtype), scale, *signs.shape, signs, buckets, group_signs, rotations, block_signs, sketch
-    )
+    _kernel.sketch_blocks(values, _number(values, dtype), scale, *signs.shape, signs, buckets, group_signs, rotations, block_signs, sketch)

@@ -21,6 +21,7 @@ NaN and Inf count as 0 here: a record's statistics count them. Complex values ar
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -28,40 +29,85 @@ from numpy.typing import NDArray
 
 from accucompare.numbers import kernel
 from accucompare.numbers.dtypes import Array, DType, Kind, widen
-from accucompare.numbers.sums import Float64, as_reals
+from accucompare.numbers.statistics import Statistics
+from accucompare.numbers.sums import Float64, as_reals, power_of_two_near
 
 #: Of the construction: sketches of two versions cannot be compared.
 VERSION = 1
-#: How many numbers a sketch has, by default, and at least and at most.
-SIZE, LEAST_SIZE, MOST_SIZE = 256, 16, 65536
 ROWS, GROUPS, TABLES = 64, 1021, 8
 #: Values per block.
 BLOCK = ROWS * GROUPS
 
 
-def sketch(raw: Array, dtype: DType, size: int = SIZE, scale: float = 1.0) -> Float64:
+def sketch(blocks: Iterable[Array], dtype: DType, size: int, scale: float = 1.0) -> Float64:
     """The sketch of one tensor.
 
     Args:
-        raw: contiguous array of ``dtype.storage``, any shape.
+        blocks: its values, in order: contiguous arrays of ``dtype.storage`` and any shape, each of which is used before the next is taken.
         dtype: its true type.
         size: how many numbers the sketch has.
         scale: a power of two that values are multiplied by first, for tensors whose sums would exceed float64.
 
     Returns:
-        float64, of shape ``(size,)``; the same bits however often, on whatever processor, with the compiled kernel and without.
+        float64, of shape ``(size,)``; the same bits however the values are cut, with the compiled kernel and without.
     """
     found = np.zeros(size)
-    flat = raw.reshape(-1)
     each = BLOCK // 2 if dtype.kind is Kind.COMPLEX else BLOCK
-    for first in range(0, flat.size, each * TABLES):
-        part, block = flat[first : first + each * TABLES], first // each
-        places = _places(block, -(-part.size // each), size)
+    first = 0
+    for part in _cut(blocks, each * TABLES):
+        count = -(-part.size // each)
+        places = _places(first, count, size)
         if kernel.can_summarize(dtype):
             kernel.sketch_blocks(part, dtype, scale, *_tables(size), *places, found)
         else:
             _sketch_blocks(as_reals(widen(part, dtype)).astype(np.float64) * scale, *_tables(size), *places, found)
+        first += count
     return found
+
+
+def sketch_of(raw: Array, dtype: DType, statistics: Statistics, size: int) -> Float64 | None:
+    """The sketch of a tensor of any magnitude.
+
+    Args:
+        raw: contiguous array of ``dtype.storage``, any shape.
+        dtype, size: as for ``sketch``.
+        statistics: of the tensor.
+
+    Returns:
+        As ``sketch``; ``None`` if its numbers would exceed float64.
+    """
+    scale = power_near(statistics)
+    found = sketch([raw], dtype, size, scale)
+    if scale != 1.0:
+        with np.errstate(over="ignore"):
+            found = found / scale
+    return found if np.isfinite(found).all() else None
+
+
+def power_near(statistics: Statistics) -> float:
+    """The scale for a tensor of these extrema."""
+    return power_of_two_near(max(abs(float(end or 0.0)) for end in (statistics.min, statistics.max)))
+
+
+def _cut(blocks: Iterable[Array], elements: int) -> Iterator[Array]:
+    """The same values in 1-d arrays of so many elements, the last one shorter; whole ones are not copied."""
+    held, filled = np.empty(0), 0
+    for block in blocks:
+        flat, at = block.reshape(-1), 0
+        while at < flat.size:
+            if not filled and flat.size - at >= elements:
+                yield flat[at : at + elements]
+                at += elements
+                continue
+            if not held.size:
+                held = np.empty(elements, flat.dtype)
+            count = min(elements - filled, flat.size - at)
+            held[filled : filled + count] = flat[at : at + count]
+            filled, at = (filled + count) % elements, at + count
+            if not filled:
+                yield held
+    if filled:
+        yield held[:filled]
 
 
 def distance(one: Float64, other: Float64) -> float:
