@@ -40,7 +40,10 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
     detail = _described(golden) if alike else _both(golden, candidate)
     if golden.digest is None or candidate.digest is None:
         return Verdict(Reason.NOT_COMPARABLE, detail=detail, alike=alike)
-    return Verdict(Reason.IDENTICAL if golden.digest == candidate.digest else Reason.OVER, detail=detail)
+    same = golden.digest == candidate.digest
+    if not same and golden.layout is not Layout.OPAQUE:
+        detail = f"other bits, of {detail}; how far apart they are was not recorded"
+    return Verdict(Reason.IDENTICAL if same else Reason.OVER, detail=detail)
 
 
 def _kind(record: Record) -> Kind | bool:

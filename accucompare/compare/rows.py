@@ -87,6 +87,9 @@ MEANING = {
 #: Follows "judged", for a row without recorded values.
 BY_STATISTICS = "by statistics alone, which show neither values in another order nor most small differences"
 
+#: The same of a row whose errors were estimated.
+BY_SKETCH = "by sketches, whose estimates are right to some percent"
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
