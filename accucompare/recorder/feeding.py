@@ -91,7 +91,7 @@ class Feed(GoldenValues):
                 alias = aliases.get(id(golden), golden)
                 if alias is None:
                     self.pass_on(place, path, "it shares memory with an input; a copy was passed on")
-                elif self.backward and lent.is_view(computed[path]):  # its gradient goes through the call
+                elif self.backward and lent.goes_through(computed[path]):  # its gradient goes through the call
                     by_path[path] = in_place_of(computed[path], alias.detach(), self._exchange(place, path, arrives))
                 elif alias is not golden:
                     by_path[path] = own[path] = alias

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from accucompare.live import nested
+from accucompare.live.graph import PASSING_ON
 from accucompare.live.subclasses import dressed_as, plainly
 
 #: What gives golden's gradient in place of another.
@@ -34,10 +35,16 @@ class Lent:
     contents: list[list[Any]] = field(default_factory=list)
     paths: dict[int, str] = field(default_factory=dict)
 
-    def is_view(self, output: torch.Tensor) -> bool:
-        """Whether an output lies in the memory of what the module was given, is another tensor, and nothing was written there."""
+    def goes_through(self, output: torch.Tensor) -> bool:
+        """Whether an output lies in the memory of what the module was given, and its gradient goes another way than that of the caller's own.
+
+        So it is with a view where nothing was written. Where the module has written there, the caller's own tensor leads to what it
+        wrote, but not through a function with a backward of its own that the output came out of, and not where the output is detached.
+        """
         same = [(given, version) for _, given, version in self.tensors if _memory(given) == _memory(output)]
-        return bool(same) and all(given is not output and given._version == version for given, version in same)
+        return bool(same) and all(
+            given is not output and (given._version == version or not _follows(output, given)) for given, version in same
+        )
 
     def apart(self) -> list[str]:
         """The paths of what the module wrote into, if another argument lay in the same memory: it was given a copy, and saw no write."""
@@ -126,6 +133,11 @@ class _WrittenInto(torch.autograd.Function):
         return torch.zeros_like(grads[0]), grads[0], None
 
 
+#: Nodes of views, beside those in ``PASSING_ON``.
+_OTHER_VIEWS = frozenset(
+    ("AsStridedBackward0", "ExpandBackward0", "SqueezeBackward1", "SqueezeBackward2", "ViewBackward1", "SwapdimsBackward0")
+)
+
 #: Relative L2 difference up to which a caller's own tensor stands for golden's: far more than rounding, far less than most faults.
 _ALIKE = 0.1
 
@@ -134,6 +146,18 @@ def _memory(tensor: torch.Tensor) -> int:
     """What tells whether two tensors lie in one piece of memory."""
     held: torch.Tensor = tensor.values() if tensor.layout is torch.jagged else tensor
     return int(held.untyped_storage()._cdata)
+
+
+def _follows(output: torch.Tensor, given: torch.Tensor) -> bool:
+    """Whether autograd takes an output for a view of what was given: nothing else lies between the two in its graph."""
+    if not output.requires_grad:
+        return not given.requires_grad
+    node: Any = output.grad_fn
+    while node is not None and node is not given.grad_fn:
+        if node.name() not in PASSING_ON and node.name() not in _OTHER_VIEWS:
+            return False
+        node = node.next_functions[0][0]
+    return True
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
