@@ -81,9 +81,8 @@ class Feed(GoldenValues):
         by_path = self._find(place, output, memory, Counter(), arrives)
         if lent is not None:
             for path in lent.apart():
-                self.pass_on(
-                    replace(place, role=Role.INPUT), path, "it is written into, and another argument lies in its memory: each got a copy"
-                )
+                why = "it is written into, and another argument shares elements with it: each got a copy"
+                self.pass_on(replace(place, role=Role.INPUT), path, why, hides=True)
             computed = dict(leaves(output))
             lent.give_back({id(each): golden for each, golden in memory.values()})
             aliases = lent.aliases(memory.values())

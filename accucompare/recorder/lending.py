@@ -36,7 +36,7 @@ class Lent:
     paths: dict[int, str] = field(default_factory=dict)
 
     def goes_through(self, output: torch.Tensor) -> bool:
-        """Whether an output lies in the memory of what the module was given, and its gradient goes another way than that of the caller's own.
+        """Whether an output lies in the memory of what the module was given, and its gradient goes another way than its caller's own.
 
         So it is with a view where nothing was written. Where the module has written there, the caller's own tensor leads to what it
         wrote, but not through a function with a backward of its own that the output came out of, and not where the output is detached.
@@ -47,7 +47,7 @@ class Lent:
         )
 
     def apart(self) -> list[str]:
-        """The paths of what the module wrote into, if another argument lay in the same memory: it was given a copy, and saw no write."""
+        """The paths of what the module wrote into, if another argument has elements of it: that was given a copy, and saw no write."""
         with plainly():
             found = [
                 given
@@ -166,14 +166,28 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the stretches of memory that two tensors lie in overlap; they may do so and share no element."""
+    """Whether two tensors share elements; those of two types share them where their stretches of memory overlap."""
     if any(each.is_nested or each.layout is not torch.strided or not each.numel() for each in (one, other)):
         return False
-    ends = [
-        each.storage_offset() + sum((size - 1) * stride for size, stride in zip(each.shape, each.stride(), strict=True))
-        for each in (one, other)
-    ]
-    return _memory(one) == _memory(other) and one.storage_offset() <= ends[1] and other.storage_offset() <= ends[0]
+    if _memory(one) != _memory(other):
+        return False
+    (begin, end), (start, stop) = map(_stretch, (one, other))
+    if begin >= stop or start >= end:
+        return False
+    if one.dtype != other.dtype:
+        return True
+    taken = torch.zeros((max(end, stop) - min(begin, start)) // one.itemsize, dtype=torch.bool)
+    first, second = (
+        taken.as_strided(each.shape, each.stride(), each.storage_offset() - min(begin, start) // each.itemsize) for each in (one, other)
+    )
+    first.fill_(True)
+    return bool(second.any())
+
+
+def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a tensor begins in its memory, and ends, in bytes."""
+    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset() * tensor.itemsize), int((last + 1) * tensor.itemsize)
 
 
 def _about(own: torch.Tensor, golden: torch.Tensor) -> bool:
