@@ -11,7 +11,10 @@ from accucompare.selection import RoleGroup
 
 
 class Unfed(msgspec.Struct, frozen=True):
-    """A value of golden that a call of a fed capture was not given, or did not pass on, and why."""
+    """A value of golden that a call of a fed capture was not given, or did not pass on, and why.
+
+    ``hides``: whether the call computed something else for that alone, so that its rows prove nothing; not in older bundles.
+    """
 
     step: Count
     name: str
@@ -19,6 +22,7 @@ class Unfed(msgspec.Struct, frozen=True):
     role: str
     path: str = ""
     why: str = ""
+    hides: bool = False
 
 
 class Feed(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from accucompare.bundle.manifest import Manifest, StepEntry, StepSeries
+from accucompare.bundle.manifest import FORMAT_VERSION, NEEDS, Manifest, StepEntry, StepSeries
 from accucompare.bundle.memory import Allocate, HostMemory, Lease
 from accucompare.bundle.record_file import Content, RecordFile
 from accucompare.bundle.records import Record
@@ -212,6 +212,7 @@ class BundleWriter:
         if item.ready is not None:
             item.ready()
         record = self._file.add(item.record, item.array)
+        self.manifest.format_version = max(self.manifest.format_version, NEEDS.get(record.role, FORMAT_VERSION))
         if item.case_input:
             self._note_input(record, item.array)
         if item.written is not None:

@@ -280,7 +280,7 @@ class About(str, Enum):
     SEED = "seed"
     MODE = "mode"  # train mode, dropout, random numbers
     CONFIGURATION = "configuration"  # attributes of modules
-    UNVERIFIED = "unverified"  # a part of the state that a capture started from, which it lacked
+    UNVERIFIED = "unverified"  # a part of the state that a capture started from, which it lacked; a module that feeding has changed
     OTHER = "other"
 
 

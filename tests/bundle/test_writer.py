@@ -49,6 +49,12 @@ def test_a_bundle_is_a_manifest_and_two_files_a_step(tmp_path: Path) -> None:
     assert files(tmp_path / "b") == ["manifest.json", "rank0/step0.jsonl", "rank0/step0.npz", "rank0/step1.jsonl", "rank0/step1.npz"]
 
 
+@pytest.mark.parametrize(("role", "version"), [("output", 1), ("grad_input", 1), ("op_output", 1), ("op_grad_input", 2)])
+def test_a_bundle_says_the_oldest_format_that_has_its_records(role: str, version: int, tmp_path: Path) -> None:
+    write(tmp_path / "b", [item("a", [1.0]), item("a", [1.0], role=role)])
+    assert json.loads((tmp_path / "b/manifest.json").read_text())["format_version"] == version
+
+
 def test_plain_numpy_opens_a_step(tmp_path: Path) -> None:
     write(tmp_path / "b", [item("=1+1", [1.0, 2.0]), item("层1", [3], path="0"), item("a/b", 1.5, "bfloat16"), item("x" * 300, True)])
     with np.load(tmp_path / "b/rank0/step0.npz", allow_pickle=False) as loaded:
