@@ -17,6 +17,7 @@ FLOORS = [
     ["__main__"],
     ["cli"],
     ["__init__", "locate", "watch", "scripts"],
+    ["testing"],
     ["api", "watcher"],
     ["report", "recorder", "reproduce"],
     ["compare", "findings", "live", "doctor"],
@@ -37,6 +38,8 @@ LATE = {
     "accucompare.scripts.entry": {"accucompare.scripts.plan", "accucompare.scripts.script"},
     "accucompare.scripts.observing": {"accucompare.recorder", "accucompare.watcher"},
     "accucompare.scripts.script": {"accucompare.recorder.session", "accucompare.scripts.observing"},
+    "accucompare.testing.closeness": {"accucompare.recorder.capture_model", "accucompare.recorder.session"},  # torch, which bundles are compared without
+    "accucompare.testing.plugin": {"accucompare.testing.regression"},  # every run of pytest loads the plugin
     "accucompare.watcher.reporting": {"accucompare.report.terminal_watch"},  # only a finding is printed
 }
 
