@@ -18,6 +18,7 @@ import xxhash
 from accucompare.bundle.archive import Archive
 from accucompare.bundle.capture_facts import SketchFacts
 from accucompare.bundle.manifest import Manifest, StepEntry
+from accucompare.bundle.notebook import bundle_html
 from accucompare.bundle.record_file import SKETCHES_A_MEMBER, sketches_name
 from accucompare.bundle.records import OPERATOR_ROLES, STATE_ROLES, Key, Record, Role, display_name
 from accucompare.errors import BundleError, RecordError, UsageError
@@ -62,6 +63,9 @@ class Bundle:
 
     def __repr__(self) -> str:
         return f"<Bundle {self.path}: {len(self.steps())} step(s){'' if self.complete else ', incomplete'}>"
+
+    def _repr_html_(self) -> str:
+        return bundle_html(self.path, self.manifest, [entry for _, entry in self.steps()], self.complete)
 
     def __enter__(self) -> Bundle:
         return self

@@ -16,6 +16,7 @@ from torch import nn
 from accucompare.bundle.directory import forget_previous, prepare_directory, restore_previous
 from accucompare.bundle.lock import locked
 from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.notebook import bundle_html
 from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter
 from accucompare.errors import CaptureError, UsageError
 from accucompare.live.autocast import describe_autocast
@@ -74,6 +75,11 @@ class Session:
         self._start = start
         self._saver = saver
         self._unknown = unknown
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the bundle as far as it is written."""
+        manifest = self._writer.manifest
+        return bundle_html(self.path, manifest, manifest.steps, manifest.complete)
 
     @property
     def step_number(self) -> int:
