@@ -115,6 +115,8 @@ def compare(
         culprits = scaled_first(find_culprits(rows, fed, judge.bundle is not None), rows, fed) if different is None else []
         series = golden_bundle.manifests, candidate_bundle.manifests
         training = climb(*series, baseline=_manifests(wanders), repeat=_manifests(golden_repeat), given=limits, rows=rows)
+        if any(bundle.manifest.options.imported for bundle in (golden_bundle, candidate_bundle)):
+            training = None  # dumps of other tools have no series
         return Result(
             golden=_side(golden_bundle),
             candidate=_side(candidate_bundle),
