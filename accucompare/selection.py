@@ -109,6 +109,12 @@ class Standard(_Value):
     MINDFORMERS = "mindformers"
 
 
+class DumpFormat(_Value):
+    """What ``import --from`` can be: each has a reader in ``accucompare.dumps``."""
+
+    MSPROBE = "msprobe"
+
+
 #: A list of steps has at most so many.
 _MOST_STEPS = 1_000_000
 _TOO_MANY = f"a list can have {_MOST_STEPS:,} steps; for more, give a number of steps"
