@@ -103,6 +103,13 @@ class Standard(_Value):
     MINDFORMERS = "mindformers"
 
 
+class Viewer(_Value):
+    """What ``export`` writes files for."""
+
+    MODEL_EXPLORER = "model-explorer"
+    PERFETTO = "perfetto"
+
+
 #: A list of steps has at most so many.
 _MOST_STEPS = 1_000_000
 _TOO_MANY = f"a list can have {_MOST_STEPS:,} steps; for more, give a number of steps"
