@@ -110,6 +110,12 @@ class Viewer(_Value):
     PERFETTO = "perfetto"
 
 
+class DumpFormat(_Value):
+    """What ``import --from`` can be: each has a reader in ``accucompare.dumps``."""
+
+    MSPROBE = "msprobe"
+
+
 #: A list of steps has at most so many.
 _MOST_STEPS = 1_000_000
 _TOO_MANY = f"a list can have {_MOST_STEPS:,} steps; for more, give a number of steps"

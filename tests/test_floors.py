@@ -19,7 +19,7 @@ FLOORS = [
     ["__init__", "locate", "watch", "scripts"],
     ["api", "watcher"],
     ["report", "recorder", "reproduce"],
-    ["compare", "findings", "live", "doctor"],
+    ["compare", "dumps", "findings", "live", "doctor"],
     ["bundle", "devices", "case"],
     ["files"],
     ["numbers", "selection", "errors", "version", "text"],

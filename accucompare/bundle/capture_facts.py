@@ -35,6 +35,29 @@ class Fallback(msgspec.Struct, frozen=True):
     modules: tuple[str, ...] = ()
 
 
+class LeftOut(msgspec.Struct, frozen=True):
+    """Something in a dump of another tool that has no counterpart in a bundle, and why."""
+
+    what: str
+    why: str
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """Of a bundle that was made from the dump of another tool: what that tool can record.
+
+    Attributes:
+        format: the tool, as messages call it.
+        roles: what it can record; that a bundle lacks records of other roles is no difference.
+        root: whether it records the root module.
+        left_out: what was in the dump, and is not in the bundle.
+    """
+
+    format: str
+    roles: tuple[str, ...]
+    root: bool = True
+    left_out: tuple[LeftOut, ...] = ()
+
+
 class Options(msgspec.Struct, frozen=True):
     """Of the options of a capture those that a comparison decides by; older bundles do not have them all.
 
@@ -53,6 +76,7 @@ class Options(msgspec.Struct, frozen=True):
         chosen_steps: the steps that it was asked to hold, of a longer run; ``None`` if all were.
         optimizer: the class of the case's optimizer, if it has one.
         fallback: which modules ran in another type than the capture's.
+        imported: of which tool's dump it was made, if it was.
         replaced: the weights that held other values than golden's before those were copied into the model.
     """
 
@@ -73,6 +97,7 @@ class Options(msgspec.Struct, frozen=True):
     chosen_steps: tuple[Count, ...] | None = None
     optimizer: str | None = None
     fallback: Fallback | None = None
+    imported: Imported | None = None
     replaced: tuple[str, ...] = ()
 
     def holds(self, group: RoleGroup) -> bool:
