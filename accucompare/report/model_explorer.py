@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from accucompare.compare.rows import Status
+from accucompare.compare.rows import Reason, Status
 from accucompare.files import is_stream
 from accucompare.report.call_tree import ENTERS, Call, Pass, passes, worst
 from accucompare.report.exported import facts, log_of, write_text
@@ -22,8 +22,16 @@ from accucompare.text import printable
 JSON = dict[str, Any]
 
 
+#: Where an error is made: darker than where it has only arrived.
+_MADE = {Reason.INTRODUCED: "FFEF7B7B", Reason.GLUE: "FFEF7B7B"}
+
+
 def _css(color: str) -> str:
     return f"#{color[2:]}"
+
+
+def _color(row: WrittenRow) -> str:
+    return _css(_MADE.get(row.reason, REASON_LOOK[row.reason].fill))
 
 
 class NodeData(NamedTuple):
@@ -148,7 +156,7 @@ def _node(node: _Node, rows: Sequence[WrittenRow], node_of: dict[int, _Node]) ->
         "incomingEdges": edges,
         "inputsMetadata": [{"id": str(number), "attrs": _pairs({"row": _which(row), **facts(row)})} for number, row in entering],
         "outputsMetadata": [{"id": str(number), "attrs": _pairs({"row": _which(row), **facts(row)})} for number, row in leaving],
-        **({} if telling is None else {"style": {"backgroundColor": _css(REASON_LOOK[telling.reason].fill)}}),
+        **({} if telling is None else {"style": {"backgroundColor": _color(telling)}}),
     }
 
 
@@ -172,7 +180,7 @@ def _node_data(kind: NodeData, nodes: Sequence[_Node], rows: Sequence[WrittenRow
         if row is None:
             continue
         value = log_of(kind.get(row))
-        look = {"bgColor": _css(REASON_LOOK[row.reason].fill)} if row.status is not Status.PASS else {}
+        look = {"bgColor": _color(row)} if row.status is not Status.PASS else {}
         if value is not None or look:
             results[node.id] = {"value": row.reason.value if value is None else value, **look}
     return {

@@ -21,7 +21,8 @@ Event = dict[str, Any]
 
 #: In microseconds of the trace: a call without calls inside; what is left free at both ends of one with calls; and between stages.
 WIDTH, MARGIN, PAUSE = 1000, 10, 500
-GOLDEN, CANDIDATE = 1, 2
+#: A process has a number of tens; its tracks those after it, for Perfetto names a track by its own number alone.
+TENS, GOLDEN, CANDIDATE = 10, 1, 2
 
 
 def write_perfetto(written: Written, path: Path) -> Path:
@@ -36,7 +37,7 @@ def write_perfetto(written: Written, path: Path) -> Path:
     for each in passes(written.rows):
         place = each.rank, each.step
         if place not in processes:
-            processes[place] = len(processes) + 1
+            processes[place] = TENS * (len(processes) + 1)
             trace.events += _titles(processes[place], each, written)
         begins[each.rank] = trace.stage(each, processes[place], begins.get(each.rank, 0)) + PAUSE
     about = {"golden": written.golden, "candidate": written.candidate, "conclusion": written.conclusion, "time": "the order of calls only"}
@@ -50,8 +51,8 @@ def _titles(process: int, each: Pass, written: Written) -> Iterator[Event]:
     yield {**place, "name": "process_name", "args": {"name": f"rank {each.rank}, step {each.step}"}}
     yield {**place, "name": "process_sort_index", "args": {"sort_index": process}}
     for track, side, path in ((GOLDEN, "golden", written.golden), (CANDIDATE, "candidate", written.candidate)):
-        yield {**place, "tid": track, "name": "thread_name", "args": {"name": printable(f"{side}: {path}")}}
-        yield {**place, "tid": track, "name": "thread_sort_index", "args": {"sort_index": track}}
+        yield {**place, "tid": process + track, "name": "thread_name", "args": {"name": printable(f"{side}: {path}")}}
+        yield {**place, "tid": process + track, "name": "thread_sort_index", "args": {"sort_index": track}}
 
 
 @dataclass
@@ -96,8 +97,8 @@ class _Trace:
         if on_golden and on_candidate:
             self.arrows += 1
             arrow = {"name": "pair", "cat": "pair", "id": self.arrows, "pid": process}
-            yield {**arrow, "ph": "s", "tid": GOLDEN, "ts": begin + 1}
-            yield {**arrow, "ph": "f", "bp": "e", "tid": CANDIDATE, "ts": begin + 2}
+            yield {**arrow, "ph": "s", "tid": process + GOLDEN, "ts": begin + 1}
+            yield {**arrow, "ph": "f", "bp": "e", "tid": process + CANDIDATE, "ts": begin + 2}
         if not call.inside and telling is not None:
             value = log_of(telling.rel_l2)
             if value is not None:
@@ -105,4 +106,4 @@ class _Trace:
 
 
 def _slice(name: str, process: int, track: int, begin: int, end: int, told: dict[str, Any]) -> Event:
-    return {"name": name, "cat": "call", "ph": "X", "pid": process, "tid": track, "ts": begin, "dur": end - begin, "args": told}
+    return {"name": name, "cat": "call", "ph": "X", "pid": process, "tid": process + track, "ts": begin, "dur": end - begin, "args": told}
