@@ -49,12 +49,14 @@ class Imported(msgspec.Struct, frozen=True):
         format: the tool, as messages call it.
         roles: what it can record; that a bundle lacks records of other roles is no difference.
         root: whether it records the root module.
+        named_gradients: whether it records the gradients of inputs that are passed by name.
         left_out: what was in the dump, and is not in the bundle.
     """
 
     format: str
     roles: tuple[str, ...]
     root: bool = True
+    named_gradients: bool = True
     left_out: tuple[LeftOut, ...] = ()
 
 

@@ -220,6 +220,7 @@ class _Rank:
                 "format": found.format.title,
                 "roles": [role.value for role in dump.roles],
                 "root": dump.root,
+                "named_gradients": dump.named_gradients,
                 "left_out": [{"what": each.what, "why": each.why} for each in self._left_out],
             },
         )

@@ -91,6 +91,7 @@ class Dump:
         parts: by rank and step, each once.
         roles: those that its tool can record. What a bundle lacks of another role is no difference.
         root: whether its tool records the root module.
+        named_gradients: whether its tool records the gradients of inputs that are passed by name.
         environment: what it says of where it ran, as in a manifest: ``{"versions": {"torch": …}}``.
         notes: what a reader of the bundle is to know, one sentence each.
     """
@@ -98,6 +99,7 @@ class Dump:
     parts: tuple[Part, ...]
     roles: tuple[Role, ...]
     root: bool = True
+    named_gradients: bool = True
     environment: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
