@@ -114,6 +114,10 @@ class DumpFormat(_Value):
     """What ``import --from`` can be: each has a reader in ``accucompare.dumps``."""
 
     MSPROBE = "msprobe"
+    CANN = "cann"
+    MSACCUCMP = "msaccucmp"
+    SGLANG = "sglang"
+    POLYGRAPHY = "polygraphy"
 
 
 #: A list of steps has at most so many.
