@@ -71,7 +71,7 @@ class RecordFile:
         if array is not None and record.digest is None:
             record = replace(record, digest=digest(array))
         content = (record.dtype, record.shape, record.digest)
-        if record.statistics is not None:
+        if record.statistics is not None and record.digest is not None:  # another tool's statistics come without a digest
             self._known.setdefault(content, (None, record.statistics))
         if array is not None and content not in self._known:
             self._known[content] = self._store(record, array)

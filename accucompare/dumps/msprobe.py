@@ -187,7 +187,7 @@ class _Index:
         role, what = (Role.GRAD_OUTPUT, "input") if begins else (Role.GRAD_INPUT, "output")
         gradients = [value for _, value in _leaves(_list(entry, what)) if _is_tensor(value)]
         if forward is None:
-            paths = _paths(_list(entry, what))
+            paths = _paths(_list(entry, what), unpacked=begins)
         else:
             paths = _differentiated(_outputs(forward) if begins else list(_leaves(_list(forward, "input_args"))))
         if len(paths) != len(gradients) and gradients:
@@ -274,8 +274,9 @@ def _outputs(entry: _Entry) -> list[tuple[str, Any]]:
     return list(_leaves(found[0] if len(found) == 1 else found))
 
 
-def _paths(values: list[Any]) -> list[str]:
-    return [path for path, value in _leaves(values[0] if len(values) == 1 else values) if _is_tensor(value)]
+def _paths(values: list[Any], unpacked: bool) -> list[str]:
+    """The paths of some gradients, where nothing is known of the call's forward. ``unpacked``: whether a single one has none."""
+    return [path for path, value in _leaves(values[0] if unpacked and len(values) == 1 else values) if _is_tensor(value)]
 
 
 def _differentiated(values: list[tuple[str, Any]]) -> list[str]:
