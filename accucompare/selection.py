@@ -109,10 +109,21 @@ class Standard(_Value):
     MINDFORMERS = "mindformers"
 
 
+class Viewer(_Value):
+    """What ``export`` writes files for."""
+
+    MODEL_EXPLORER = "model-explorer"
+    PERFETTO = "perfetto"
+
+
 class DumpFormat(_Value):
     """What ``import --from`` can be: each has a reader in ``accucompare.dumps``."""
 
     MSPROBE = "msprobe"
+    CANN = "cann"
+    MSACCUCMP = "msaccucmp"
+    SGLANG = "sglang"
+    POLYGRAPHY = "polygraphy"
 
 
 #: A list of steps has at most so many.

@@ -26,6 +26,7 @@ from accucompare.selection import (
     RoundedType,
     Standard,
     Steps,
+    Viewer,
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -110,8 +111,8 @@ def level(help: str) -> Callable[[F], F]:
     return click.option("--level", type=_OneOf(Level), default=Level.MODULE.value, show_default=True, help=help)
 
 
-def out(help: str, default: str | None = None) -> Callable[[F], F]:
-    return click.option("--out", type=_PATH, default=default, show_default=True, metavar="DIR", help=help)
+def out(help: str, default: str | None = None, metavar: str = "DIR") -> Callable[[F], F]:
+    return click.option("--out", type=_PATH, default=default, show_default=True, metavar=metavar, help=help)
 
 
 def overwrite(help: str) -> Callable[[F], F]:
@@ -267,6 +268,9 @@ def quiet(prints: str = "the verdict line only") -> Callable[[F], F]:
 
 json = click.option("--json", "json_path", type=_PATH, metavar="PATH", help="Write everything as JSON, too.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+
+# Of export.
+viewer = click.option("--to", type=_OneOf(Viewer), required=True, help="The viewer.")
 
 # Of show and doctor.
 call = click.option("--call", type=click.IntRange(0), default=0, show_default=True, help="Call index.")

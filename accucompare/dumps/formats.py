@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from accucompare.dumps import msprobe
+from accucompare.dumps import cann, msaccucmp, msprobe, polygraphy, sglang
 from accucompare.dumps.items import Format
 from accucompare.errors import UsageError
 
 #: In the order in which they are tried: what is most particular first.
-FORMATS: tuple[Format, ...] = (msprobe.FORMAT,)
+FORMATS: tuple[Format, ...] = (msprobe.FORMAT, cann.FORMAT, msaccucmp.FORMAT, sglang.FORMAT, polygraphy.FORMAT)
 
 
 def format_of(path: Path, name: str | None) -> Format:
