@@ -307,6 +307,15 @@ trace_steps = click.option(
     "--trace-step", "trace_steps", type=click.IntRange(0), multiple=True, help="Show every call of this step. Can be given several times."
 )
 abort_after_step = click.option("--abort-after-step", type=click.IntRange(0), help="Stop after this step, with or without a finding.")
+pause_after = click.option(
+    "--pause-after",
+    type=click.IntRange(1),
+    metavar="N",
+    help="When the loss was NaN or Inf in N steps running, stop, and save what the first of them started from, for --like.",
+)
+goes_on = click.option(
+    "--like", type=_PATH, metavar="STATE", help="Go on from a state that --pause-after, or capture --save-state, has saved."
+)
 every = click.option(
     "--every", type=click.IntRange(1), default=1, show_default=True, help="Watch only every Nth step; the others cost nothing."
 )

@@ -16,7 +16,7 @@ from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.options import examples, refuse_other_than_xlsx, refuse_places, stem
 from accucompare.cli.scripts import OF_CASES, MayRunScript, after_script, command_after_dashes, watch_script
 from accucompare.errors import NonFiniteWarning
-from accucompare.selection import FloatType
+from accucompare.selection import FloatType, OnFinding
 
 if TYPE_CHECKING:
     from accucompare.findings.analysis import Ranks
@@ -37,6 +37,8 @@ _NOT_OF_SCRIPTS = {**OF_CASES, "hf32": "--hf32: the script sets its device's fla
         "accucompare watch -- python train.py --fp16                   # a script, as it is",
         "accucompare overflow watch/                                   # then: analysis and Excel report",
         "",
+        "accucompare watch model.py --steps 300 --pause-after 3        # stop if the loss stays NaN …",
+        "accucompare watch model.py --steps 100 --like watch/state-before-step17   # … and go on there",
         "accucompare watch model.py --steps 300 --threshold loss-spike=20  # a checklist less strict",
         "accucompare health watch/                                     # the checklist again, all of it",
         "",
@@ -54,6 +56,8 @@ _NOT_OF_SCRIPTS = {**OF_CASES, "hf32": "--hf32: the script sets its device's fla
 @option.frames
 @option.trace_steps
 @option.abort_after_step
+@option.pause_after
+@option.goes_on
 @option.every
 @option.checks_every
 @option.thresholds
@@ -115,6 +119,7 @@ def watch(
     from accucompare.watcher.options import WatchOptions
     from accucompare.watcher.watch_case import watch_case
 
+    options["on_finding"] = _on_finding(options)
     with progress_bar("watching", "steps", quiet) as progress, _bare_warnings():
         asked = WatchOptions(quiet=quiet, **options)
         found = watch_case(
@@ -137,6 +142,12 @@ def watch(
     with reader_may_leave():
         _print_watched(ranks, given, quiet, options)
     return DIFFERENT if found else _code(ranks)
+
+
+def _on_finding(options: dict[str, Any]) -> str:
+    """A run that may be paused goes on after a finding, if the user has not said otherwise."""
+    said = click.get_current_context().get_parameter_source("on_finding") is click.core.ParameterSource.COMMANDLINE
+    return str(options["on_finding"]) if said or options["pause_after"] is None else OnFinding.SNAPSHOT.value
 
 
 def _watch_script(command: list[str], out: Path, steps: int | None, given: dict[str, float], quiet: bool, options: dict[str, Any]) -> int:
