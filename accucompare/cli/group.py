@@ -34,7 +34,7 @@ PASS, DIFFERENT, TROUBLE, INTERRUPTED = 0, 1, 2, 130
     ),
 )
 @click.version_option(__version__, prog_name="accucompare")
-@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong, and all that is logged.")
 def cli(debug: bool) -> None:
     """Find the layer where a PyTorch model's numbers change between two devices, dtypes or versions."""
 
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
         cli.main(arguments, prog_name="accucompare")
     code = TROUBLE
     try:
-        result = cli.main(arguments, prog_name="accucompare", standalone_mode=False)
+        result = cli.main(arguments, prog_name="accucompare", standalone_mode=False, obj=debug)
         code = result if isinstance(result, int) else PASS
         sys.stdout.flush()
     except click.exceptions.Exit as error:

@@ -56,7 +56,9 @@ class Command(click.Command):
         _write(formatter, _OPTIONS, {name: record for name, record in found.items() if record is not None}, _OTHER_OPTIONS)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run it; what is wrong with an option is also looked for in the environment.
+        """Run it, with what it logs shown; what is wrong with an option is also looked for in the environment.
+
+        ``ctx.obj``: whether everything is to be shown (--debug).
 
         Raises:
             UsageError: as the command does; also if a variable is of no option.
@@ -64,8 +66,11 @@ class Command(click.Command):
         taken = {_variable(ctx, name): name for name in ctx.params if from_environment(ctx, name)}
         if unknown := _unknown(ctx):
             raise UsageError(f"{printable(unknown[0])}: no option of `{ctx.command_path}` has this variable; unset it, or see --help")
+        from accucompare.cli.logs import shown_logs  # not for --help
+
         try:
-            return super().invoke(ctx)
+            with shown_logs(debug=bool(ctx.obj), quiet=bool(ctx.params.get("quiet"))):
+                return super().invoke(ctx)
         except UsageError as error:
             if not taken:
                 raise
