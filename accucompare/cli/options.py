@@ -79,8 +79,15 @@ class _Read(click.ParamType):  # type: ignore[type-arg]
 _PATH = click.Path(path_type=Path)
 _HF32 = "Let an NPU round the operands of float32 products to HF32.  [default: its own setting]"
 
+
+def _files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
 # What runs, and how.
-case = click.argument("case", required=False)
+case = click.argument("case", required=False, shell_complete=_files)
 
 
 def device(help: str = "cpu, cuda, cuda:N, npu or npu:N.", default: str | None = "cpu", required: bool = False) -> Callable[[F], F]:

@@ -108,6 +108,7 @@ def watch(
     if (command := command_after_dashes(_NOT_OF_SCRIPTS)) is not None:
         asked_of_script = {**options, "seed": seed, "deterministic": deterministic, "model": model, "arm": arm}
         return _watch_script(command, out, steps, given, quiet, asked_of_script)
+    from accucompare.cli.logs import told_later
     from accucompare.devices import DeviceName, open_device
 
     name = DeviceName.parse(device)
@@ -120,7 +121,7 @@ def watch(
     from accucompare.watcher.watch_case import watch_case
 
     options["on_finding"] = _on_finding(options)
-    with progress_bar("watching", "steps", quiet) as progress, _bare_warnings():
+    with progress_bar("watching", "steps", quiet) as progress, _bare_warnings(), told_later("accucompare.watch"):
         asked = WatchOptions(quiet=quiet, **options)
         found = watch_case(
             case,
@@ -220,10 +221,7 @@ def overflow(log: Path, report: Path | None, quiet: bool) -> int:
 
 @contextlib.contextmanager
 def _bare_warnings() -> Iterator[None]:
-    """Show findings without the source line of the warning, which is ours and not the user's. What is logged is printed at the end."""
-    import logging
-
-    logging.getLogger("accucompare.watch").addHandler(logging.NullHandler())
+    """Show findings without the source line of the warning, which is ours and not the user's."""
     usual = warnings.formatwarning
 
     def bare(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
