@@ -107,6 +107,8 @@ class DumpFormat(_Value):
     """What ``import --from`` can be: each has a reader in ``accucompare.dumps``."""
 
     MSPROBE = "msprobe"
+    HUGGING_FACE = "hugging-face"
+    FOLDER = "folder"
 
 
 #: A list of steps has at most so many.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from accucompare.dumps import msprobe
+from accucompare.dumps import folder, hugging_face, msprobe
 from accucompare.dumps.items import Format
 from accucompare.errors import UsageError
 
 #: In the order in which they are tried: what is most particular first.
-FORMATS: tuple[Format, ...] = (msprobe.FORMAT,)
+FORMATS: tuple[Format, ...] = (msprobe.FORMAT, hugging_face.FORMAT, folder.FORMAT)
 
 
 def format_of(path: Path, name: str | None) -> Format:
@@ -27,6 +27,7 @@ def format_of(path: Path, name: str | None) -> Format:
     if name is not None:
         return next(each for each in FORMATS if each.name == name)
     found = [each for each in FORMATS if each.recognise(path)]
+    found = [each for each in found if not each.generic] or found
     if len(found) == 1:
         return found[0]
     if found:
