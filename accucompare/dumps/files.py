@@ -116,7 +116,7 @@ def load_npy(path: Path, dtype: str = "") -> Loaded:
     size = size_of(path)
     try:
         with path.open("rb") as file:
-            return _read_npy(file, size, str(path), dtype)
+            return read_npy(file, size, str(path), dtype)
     except OSError as error:
         raise UnreadableError(f"{path}: cannot be read ({error.strerror})") from None
 
@@ -139,7 +139,7 @@ def load_npz(path: Path, name: str) -> Loaded:
         if info.file_size > max(_SMALL, _RATIO * info.compress_size):
             raise UnreadableError(f"{path}: {name} is {info.file_size >> 20} MiB when decompressed; refused")
         with archive.open(info) as file:
-            return _read_npy(file, info.file_size, f"{path}: {name}", "")
+            return read_npy(file, info.file_size, f"{path}: {name}", "")
     except (KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError) as error:
         raise UnreadableError(f"{path}: {name} is damaged ({error})") from None
 
@@ -304,8 +304,13 @@ def _read(path: Path, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
     return found
 
 
-def _read_npy(file: IO[bytes], size: int, place: str, dtype: str) -> Loaded:
-    """An array whose file, or member of a ZIP, has ``size`` bytes."""
+def read_npy(file: IO[bytes], size: int, place: str, dtype: str = "") -> Loaded:
+    """An array whose file, member of a ZIP, or buffer has ``size`` bytes.
+
+    Raises:
+        UnreadableError: if it is truncated or damaged, or holds objects.
+        OSError: if it cannot be read.
+    """
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

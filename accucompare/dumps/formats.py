@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from accucompare.dumps import folder, hugging_face, msprobe
+from accucompare.dumps import cann, folder, hugging_face, msaccucmp, msprobe, polygraphy, sglang
 from accucompare.dumps.items import Format
 from accucompare.errors import UsageError
 
 #: In the order in which they are tried: what is most particular first.
-FORMATS: tuple[Format, ...] = (msprobe.FORMAT, hugging_face.FORMAT, folder.FORMAT)
+FORMATS: tuple[Format, ...] = (
+    msprobe.FORMAT,
+    cann.FORMAT,
+    msaccucmp.FORMAT,
+    sglang.FORMAT,
+    polygraphy.FORMAT,
+    hugging_face.FORMAT,
+    folder.FORMAT,
+)
 
 
 def format_of(path: Path, name: str | None) -> Format:
