@@ -20,7 +20,13 @@ class Mode(_Value):
     """What ``mode`` can be: what a capture keeps of a tensor."""
 
     TENSORS = "tensors"
+    SKETCH = "sketch"
     STATS = "stats"
+    DIGEST = "digest"
+
+
+#: How many numbers a sketch has, by default, and at least and at most.
+SKETCH_SIZE, LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE = 256, 16, 65536
 
 
 class Level(_Value):

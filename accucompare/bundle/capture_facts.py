@@ -11,7 +11,10 @@ from accucompare.selection import RoleGroup
 
 
 class Unfed(msgspec.Struct, frozen=True):
-    """A value of golden that a call of a fed capture was not given, or did not pass on, and why."""
+    """A value of golden that a call of a fed capture was not given, or did not pass on, and why.
+
+    ``hides``: whether the call computed something else for that alone, so that its rows prove nothing; not in older bundles.
+    """
 
     step: Count
     name: str
@@ -19,6 +22,7 @@ class Unfed(msgspec.Struct, frozen=True):
     role: str
     path: str = ""
     why: str = ""
+    hides: bool = False
 
 
 class Feed(msgspec.Struct, frozen=True):
@@ -33,6 +37,13 @@ class Fallback(msgspec.Struct, frozen=True):
     """The modules of a float64 capture that do not run in float64, and ran in float32."""
 
     modules: tuple[str, ...] = ()
+
+
+class SketchFacts(msgspec.Struct, frozen=True):
+    """How sketches were made: the version of the construction, and how many numbers each has."""
+
+    version: Count
+    size: Count
 
 
 class LeftOut(msgspec.Struct, frozen=True):
@@ -64,7 +75,8 @@ class Options(msgspec.Struct, frozen=True):
     """Of the options of a capture those that a comparison decides by; older bundles do not have them all.
 
     Attributes:
-        mode: ``stats`` if it holds statistics only.
+        mode: what it keeps of tensors: ``tensors``, ``sketch``, ``stats`` or ``digest``.
+        sketch: how its sketches were made, if it holds some.
         level: ``op`` if it holds operators.
         seed, steps, only, skip: as given.
         like: the bundle that it took weights and inputs from, if it did.
@@ -83,6 +95,7 @@ class Options(msgspec.Struct, frozen=True):
     """
 
     mode: str | None = None
+    sketch: SketchFacts | None = None
     level: str | None = None
     seed: Any = None
     steps: int | None = None

@@ -13,7 +13,21 @@ import click
 
 from accucompare.errors import ReportError, UsageError
 from accucompare.files import is_stream, same_place
-from accucompare.selection import FloatType, Level, Mode, OnFinding, Precision, RoleGroup, RoundedType, Standard, Steps, Viewer
+from accucompare.selection import (
+    LEAST_SKETCH_SIZE,
+    MOST_SKETCH_SIZE,
+    SKETCH_SIZE,
+    FloatType,
+    Level,
+    Mode,
+    OnFinding,
+    Precision,
+    RoleGroup,
+    RoundedType,
+    Standard,
+    Steps,
+    Viewer,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -133,7 +147,14 @@ mode = click.option(
     type=_OneOf(Mode),
     default=Mode.TENSORS.value,
     show_default=True,
-    help="Keep every distinct tensor, or only digests and statistics, a few kilobytes.",
+    help="What to keep of a tensor: all of it; a sketch of 2 KiB, for an estimate of the error; statistics; or the digest alone.",
+)
+sketch_size = click.option(
+    "--sketch-size",
+    type=click.IntRange(LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE),
+    default=SKETCH_SIZE,
+    show_default=True,
+    help="Numbers in a sketch: with 4 times as many, the estimate is twice as exact.",
 )
 roles = click.option(
     "--roles",

@@ -25,7 +25,7 @@ from accucompare.compare.dumps import of_dumps, with_paths_of
 from accucompare.compare.ladder import climb
 from accucompare.compare.later_steps import after_updates, by_envelope
 from accucompare.compare.models import other_model
-from accucompare.compare.one_sided import never_called, not_run, not_trained, other_classes, other_state, other_way, untrained
+from accucompare.compare.one_sided import never_called, no_gradient, not_run, not_trained, other_classes, other_state, other_way, untrained
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Outcome, Progress, Sides, Task, same_bits, with_parameters
 from accucompare.compare.preflight import preflight
@@ -210,6 +210,7 @@ def _outcomes(sides: Sides, tasks: list[Task], workers: int | None, progress: Pr
         outcomes = [not_run(task.pair, steps) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
     if side := untrained(sides.golden, sides.candidate):
         outcomes = [not_trained(task.pair, side) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
+    outcomes = [no_gradient(task.pair) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
     classes = other_classes(sides.golden, sides.candidate)
     outcomes = [other_state(task.pair, classes) or other_way(task.pair) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
     dumps = of_dumps(sides.golden, sides.candidate, [task.pair for task in tasks])

@@ -17,6 +17,7 @@ from accucompare.compare.rows import About, Finding, RefusedBaseline
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats, suggested
 from accucompare.compare.unverified import unverified
 from accucompare.numbers.digests import same_fingerprint
+from accucompare.selection import Mode
 
 
 def preflight(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()) -> list[Finding]:
@@ -62,14 +63,18 @@ def _completeness(pair: Pairing) -> Iterator[Finding]:
             yield Finding("incomplete", f"{side} lacks rank(s) {_some(bundle.missing_ranks)} of {bundle.manifest.ranks}")
 
 
+_OF_MODE = {
+    Mode.SKETCH: "sketches: errors are estimates, and each limit leaves room for theirs; --atol and --rtol need tensors",
+    Mode.STATS: "statistics only: errors are lower bounds, and values in another order are not seen",
+    Mode.DIGEST: "digests only: what differs is seen, and not how far",
+}
+
+
 def _mode(pair: Pairing) -> Iterator[Finding]:
-    sides = [
-        name for name, bundle in (("golden", pair.golden), ("the candidate", pair.candidate)) if bundle.manifest.options.mode == "stats"
-    ]
-    if sides:
-        hold = "hold" if len(sides) == 2 else "holds"
-        message = f"{' and '.join(sides)} {hold} statistics only: errors are lower bounds, and values in another order are not seen"
-        yield Finding("mode", message, serious=False)
+    for mode, words in _OF_MODE.items():
+        both = (("golden", pair.golden), ("the candidate", pair.candidate))
+        if sides := [name for name, bundle in both if bundle.manifest.options.mode == mode]:
+            yield Finding("mode", f"{' and '.join(sides)} {'hold' if len(sides) == 2 else 'holds'} {words}", serious=False)
 
 
 def _imported(pair: Pairing) -> Iterator[Finding]:

@@ -45,6 +45,7 @@ def write_json(comparison: Result, path: Path) -> Path:
         "conclusion": str(conclusion),
         "compared": comparison.compared,
         "by_statistics": comparison.by_statistics,
+        "by_sketch": comparison.by_sketch,
         "by_digests": comparison.by_digests,
         "nonfinite_on_both": comparison.nonfinite_on_both,
         "counts": {reason.value: count for reason, count in comparison.counts().items()},
@@ -150,6 +151,7 @@ def _row(row: Row, producer: int | None) -> dict[str, Any]:
         "golden": _side(row.golden),
         "candidate": _side(row.candidate),
         "by_statistics": row.by_statistics,
+        "by_sketch": row.by_sketch,
         "metrics": None if row.metrics is None else _metrics(row.metrics),
     }
 
