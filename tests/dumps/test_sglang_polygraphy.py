@@ -99,6 +99,18 @@ def test_tags_of_sglang_say_step_rank_call_parameter_and_recomputation(tmp_path:
     }
 
 
+def test_one_rank_of_sglang_alone_is_rank_0_and_says_which_it_was(tmp_path: Path) -> None:
+    (tmp_path / "dump").mkdir()
+    torch.save({"value": torch.ones(2), "meta": {}}, tmp_path / "dump" / name_of("a", rank=3))
+    found = import_dump(tmp_path / "dump", tmp_path / "out")
+    assert "of rank 3 alone, which is rank 0 here" in found.notes
+    with ac.open_bundle(tmp_path / "out") as bundle:
+        assert [record.rank for record in bundle.records()] == [0]
+    torch.save({"value": torch.ones(2), "meta": {}}, tmp_path / "dump" / name_of("a", 2, rank=2))
+    with pytest.raises(BundleError, match="lacks rank 0"):
+        import_dump(tmp_path / "dump", tmp_path / "both")
+
+
 class _Runs:
     """What runs a command when it is unpickled."""
 
