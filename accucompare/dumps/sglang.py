@@ -79,8 +79,10 @@ def _open(path: Path, name_pattern: str | None) -> Dump:
         others = []
     notes = (f"of rank {min(ranks)} alone, which is rank 0 here",) if alone else ()
     roles = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.PARAM_GRAD)
-    hooked = (_place(file) for files in by_place.values() for file in files)
-    return Dump(tuple(parts), roles, root=any(not isinstance(place, LeftOut) and place[0] == "" for place in hooked), notes=notes)
+    names = [file.tags["name"].removeprefix(_GRADIENT) for files in by_place.values() for file in files]
+    hooked = [name.removeprefix(_HOOKED) for name in names if name.startswith(_HOOKED)]
+    root = any((match := _PLACE.fullmatch(name)) is not None and not match["module"] for name in hooked)
+    return Dump(tuple(parts), roles, root=root, partial=not hooked, notes=notes)
 
 
 def _reader(files: list[_File], others: list[LeftOut]) -> Callable[[], Iterator[Item | LeftOut]]:

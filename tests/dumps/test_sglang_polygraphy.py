@@ -143,7 +143,9 @@ def test_a_link_out_of_a_dump_is_refused(tmp_path: Path) -> None:
 def test_outputs_of_polygraphy_are_those_of_the_modules(golden: Path, tmp_path: Path) -> None:
     found = import_dump(DATA / "polygraphy" / "outputs.json", tmp_path / "out")
     assert (found.records, [each.what.split(" ")[0] for each in found.left_out]) == (11, ["layers.1.norm.bias", "layers.1.norm.weight"])
-    rows = [row for row in ac.diff(golden, tmp_path / "out", rel_l2=1e-5).rows if row.golden and row.candidate]
+    compared = ac.diff(golden, tmp_path / "out", rel_l2=1e-5)
+    assert compared.passed
+    rows = [row for row in compared.rows if row.golden and row.candidate]
     modules = [f"layers.{n}{part}" for n in (0, 1) for part in (".norm", ".up", ".act", ".down", "")]
     assert [row.module for row in rows] == [*modules, ""]
     assert {row.status for row in rows} == {Status.PASS}
