@@ -27,6 +27,7 @@ _JSON_LIMIT = 1 << 30  # of a model of 100,000 calls, msprobe's index has about 
 _HEADER_LIMIT = 100_000_000  # of a .safetensors, as its own library has it
 _NPY_HEADER_LIMIT = 10_000  # as NumPy's
 _MOST_DIMENSIONS = 64
+_MOST_ELEMENTS = 1 << 59  # of 16 bytes, in memory of 63 bits
 #: What a compressed or expanded tensor may take in memory, however small its file is; and beyond that, how many times its file.
 _SMALL, _RATIO = 256 << 20, 100
 
@@ -161,7 +162,7 @@ def safetensors_index(path: Path) -> dict[str, dict[str, Any]]:
         header.pop("__metadata__", None)
         for name, entry in header.items():
             first, last = entry["data_offsets"]
-            nbytes = math.prod(_shape(entry["shape"])) * DTYPES[_SAFETENSORS[entry["dtype"]]].storage.itemsize
+            nbytes = math.prod(as_shape(entry["shape"])) * DTYPES[_SAFETENSORS[entry["dtype"]]].storage.itemsize
             if not 0 <= first <= last <= size - 8 - length or last - first != nbytes:
                 raise ValueError(f"{name[:80]!r} lies outside of the file, or has another size than its shape")
             entry["at"] = 8 + length + first
@@ -174,7 +175,7 @@ def safetensors_index(path: Path) -> dict[str, dict[str, Any]]:
 
 def load_safetensors(path: Path, entry: dict[str, Any]) -> Loaded:
     """One tensor of a ``.safetensors``, by its entry in ``safetensors_index``. Errors as there."""
-    dtype, shape = DTYPES[_SAFETENSORS[entry["dtype"]]], _shape(entry["shape"])
+    dtype, shape = DTYPES[_SAFETENSORS[entry["dtype"]]], as_shape(entry["shape"])
     return Loaded(_read(path, entry["at"], math.prod(shape), dtype.storage).reshape(shape), dtype.name)
 
 
@@ -248,6 +249,22 @@ def of_tensor(tensor: Any, path: Path) -> Loaded:
     return Loaded(bits.numpy().view(storage), name)
 
 
+def as_shape(lengths: Any) -> tuple[int, ...]:
+    """A shape as an index gives it.
+
+    Raises:
+        ValueError: if no tensor has it.
+    """
+    if not isinstance(lengths, (list, tuple)) or len(lengths) > _MOST_DIMENSIONS:
+        raise ValueError(f"the impossible shape {str(lengths)[:80]}")
+    if (
+        any(type(length) is not int or not 0 <= length < 1 << 63 for length in lengths)
+        or math.prod(filter(None, lengths)) >= _MOST_ELEMENTS
+    ):
+        raise ValueError(f"the impossible shape {str(lengths)[:80]}")
+    return tuple(lengths)
+
+
 def is_scalar(value: Any) -> TypeGuard[bool | int | float]:
     """Whether a value is a Python number that an array can hold."""
     return type(value) in (bool, float) or (type(value) is int and -(1 << 63) <= value < 1 << 63)
@@ -277,19 +294,6 @@ def _zip(path: Path, stamp: tuple[int, int]) -> zipfile.ZipFile:
         raise UnreadableError(f"{path}: is truncated, or no file of its kind ({getattr(error, 'strerror', None) or error})") from None
 
 
-def _shape(lengths: Any) -> tuple[int, ...]:
-    """A shape as an index gives it.
-
-    Raises:
-        ValueError: if it is none.
-    """
-    if not isinstance(lengths, (list, tuple)) or len(lengths) > _MOST_DIMENSIONS:
-        raise ValueError(f"impossible shape {str(lengths)[:80]}")
-    if any(type(length) is not int or not 0 <= length < 1 << 63 for length in lengths):
-        raise ValueError(f"impossible shape {str(lengths)[:80]}")
-    return tuple(lengths)
-
-
 def _read(path: Path, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
     try:
         found: Array = np.fromfile(path, dtype, count, offset=offset)
@@ -311,7 +315,7 @@ def read_npy(file: IO[bytes], size: int, place: str, dtype: str = "") -> Loaded:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, found = read(file, max_header_size=_NPY_HEADER_LIMIT)
-        shape = _shape(shape)
+        shape = as_shape(shape)
     except (ValueError, EOFError, OSError, SyntaxError, TypeError, MemoryError) as error:
         raise UnreadableError(
             f"{place}: is truncated, or no .npy ({str(error).splitlines()[0][:200] if str(error) else error!r})"

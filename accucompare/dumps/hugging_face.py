@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.records import Layout, Role
-from accucompare.dumps.files import inside, is_scalar, load_safetensors, read_json, safetensors_index, scalar
+from accucompare.dumps.files import as_shape, inside, is_scalar, load_safetensors, read_json, safetensors_index, scalar
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part, UnreadableError
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
@@ -121,8 +121,10 @@ class _Tree:
                 yield LeftOut(what, _NO_TENSOR)
             return
         match = _SHAPE.fullmatch(str(value["shape"]))
-        if match is None:
-            raise BundleError(f"{self.path}: {what} has the impossible shape {str(value['shape'])[:80]}")
+        try:
+            shape = as_shape([int(length) for length in match[1].split(",") if length.strip()] if match else value["shape"])
+        except ValueError as error:
+            raise BundleError(f"{self.path}: {what} has {error}") from None
         file = _file(value)
         if file is None:
             raise UsageError(f"{self.path}: holds values as text of four digits (use_repr=True); write it with use_repr=False")
@@ -130,7 +132,6 @@ class _Tree:
         if files[file]:
             yield LeftOut(what, _OVERWRITTEN)
             return
-        shape = tuple(int(length) for length in match[1].split(",") if length.strip())
         load = partial(_load, inside(self.path.parent, file))
         yield replace(place, dtype=str(value["dtype"]).removeprefix("torch."), shape=shape, load=load)
 

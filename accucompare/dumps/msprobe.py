@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.records import Layout, Role
-from accucompare.dumps.files import inside, is_scalar, load_npy, load_pt, of_tensor, read_json, scalar
+from accucompare.dumps.files import as_shape, inside, is_scalar, load_npy, load_pt, of_tensor, read_json, scalar
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part
 from accucompare.dumps.order import Ended, around, in_order
 from accucompare.errors import BundleError, UsageError
@@ -219,19 +219,16 @@ class _Index:
                 yield LeftOut(what, "neither a tensor nor a number")
             return
         dtype = str(value["dtype"]).rpartition(".")[2].lower()
-        shape = value["shape"]
-        if (
-            not isinstance(shape, list)
-            or any(type(length) is not int or length < 0 for length in shape)
-            or math.prod(filter(None, shape)) >= 1 << 59
-        ):
-            raise BundleError(f"{self.folder / INDEX}: {what} has the impossible shape {str(shape)[:80]}")
+        try:
+            shape = as_shape(value["shape"])
+        except ValueError as error:
+            raise BundleError(f"{self.folder / INDEX}: {what} has {error}") from None
         name = value.get("data_name")
         if isinstance(name, str) and name not in ("", "-1"):
             load = _loader(inside(self.folder / "dump_tensor_data", name))
-            yield replace(place, dtype=dtype, shape=tuple(shape), load=load)
+            yield replace(place, dtype=dtype, shape=shape, load=load)
         else:
-            yield replace(place, dtype=dtype, shape=tuple(shape), statistics=_statistics(value))
+            yield replace(place, dtype=dtype, shape=shape, statistics=_statistics(value))
 
 
 def _ended(entries: dict[str, _Entry]) -> list[Ended[_Entry]]:
