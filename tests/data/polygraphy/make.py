@@ -1,4 +1,7 @@
-"""Made polygraphy/outputs.json, with polygraphy 0.53.6, onnxruntime 1.31.1 and onnx: ``python tests/data/make_polygraphy.py FOLDER``."""
+"""Made outputs.json, by polygraphy 0.53.6, onnxruntime 1.32.0 and onnx 1.23.2: ``python tests/data/polygraphy/make.py FOLDER``.
+
+``tests/data`` is in PYTHONPATH.
+"""
 
 from __future__ import annotations
 

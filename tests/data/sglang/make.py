@@ -1,6 +1,6 @@
-"""Made the files in sglang/, with the dumper of sglang 0.5.23 (its hooks on every module): ``python tests/data/make_sglang.py FOLDER``.
+"""Made the files in dump.zip, by the dumper of sglang 0.5.23 (its hooks on every module): ``python tests/data/sglang/make.py FOLDER``.
 
-Three modules of sglang that the dumper imports, and that need a GPU's libraries, are stood in for.
+``tests/data`` is in PYTHONPATH. Three modules of sglang that the dumper imports, and that need a GPU's libraries, are stood in for.
 """
 
 from __future__ import annotations
