@@ -51,6 +51,7 @@ def write_log_page(ranks: Ranks, path: Path) -> Path:
     health = examine(ranks) if any(run.vitals for run in ranks.ranks) else None
     verdict, _, sentence = verdict_line(ranks).plain.partition("  ")
     words = {"title": f"what a watch found: {ranks.path.name}", "verdict": verdict, "sentence": sentence, "passed": verdict == "FINITE"}
+    words["answer"] = log.main_answer(ranks).splitlines()[1:]  # the first line is in the sentence
     return _write(ranks, health, words, path)
 
 
@@ -66,6 +67,7 @@ def write_health_page(ranks: Ranks, health: Health, path: Path) -> Path:
         "verdict": health.status.value,
         "sentence": f"{ranks.path}: {counts}",
         "passed": health.status is Status.PASS,
+        "answer": log.main_answer(ranks).splitlines(),
     }
     return _write(ranks, health, words, path)
 
@@ -75,7 +77,6 @@ def _write(ranks: Ranks, health: Health | None, words: dict[str, Any], path: Pat
     run = log.main_run(ranks)
     counts = [] if health is None else [(status.value, count) for status, count in health.counts().items()]
     content = words | {
-        "answer": log.main_answer(ranks),
         "notes": ranks.notes,
         "ending": run.ending,
         "of_rank": f", rank {run.start.rank}" if ranks.several else "",

@@ -35,9 +35,9 @@ class LineChart {
   }
 
   settings() {
-    const { logarithmic, bounds, x } = this.options;
+    const { logarithmic, bounds } = this.options;
     const axis = { stroke: color("muted"), grid: { stroke: color("grid"), width: 1 }, ticks: { stroke: color("grid"), width: 1 }, font: "11px system-ui" };
-    const powers = (plot, splits) => splits.map((value) => exponent(value, 0));
+    const powers = (plot, splits) => splits.map((value) => (value === null ? "" : exponent(value, 0)));
     const words = (plot, splits) => splits.map((value) => (value === null ? "" : String(Number(value.toPrecision(6)))));
     return {
       width: this.box.clientWidth || 600,
@@ -46,7 +46,7 @@ class LineChart {
       cursor: { y: false, drag: { x: true, y: false }, points: { size: 7 } },
       scales: { x: { time: false }, y: logarithmic ? { distr: 3, log: 10, range: bounds ? () => bounds : undefined } : {} },
       axes: [
-        { ...axis, size: 34, values: x === "step" ? (plot, splits) => splits.map((value) => (Number.isInteger(value) ? String(value) : "")) : words },
+        { ...axis, size: 34, values: (plot, splits) => splits.map((value) => (Number.isInteger(value) ? value.toLocaleString("en-US") : "")) },
         { ...axis, size: 62, values: logarithmic ? powers : words, ...(logarithmic ? { splits: (plot, index, low, high) => lines(low, high) } : {}) },
       ],
       series: [{}, ...this.series.map((each) => this.line(each))],
@@ -76,7 +76,10 @@ class LineChart {
       ctx.stroke();
       ctx.fillStyle = color(mark.color);
       ctx.font = `${11 * devicePixelRatio}px system-ui`;
-      ctx.fillText(mark.title, x + 4, bbox.top + 12 * devicePixelRatio);
+      const atRight = x + ctx.measureText(mark.title).width + 8 > bbox.left + bbox.width;
+      ctx.textAlign = atRight ? "right" : "left";
+      ctx.textBaseline = "top";
+      ctx.fillText(mark.title, x + (atRight ? -4 : 4), bbox.top + 2);
       ctx.restore();
     }
   }
@@ -136,17 +139,20 @@ function divergence(box, note, table, phase, keep, choose) {
   const rows = [];
   const marks = [];
   let before = null;
+  const severalRanks = rank.numbers.some((number) => number > 0);
   for (let row = 0; row < table.rows; row++) {
     const own = role.indices[row];
     if (!roles[own] || !(drawn[own] || reason.indices[row] === glue) || !keep(row) || error.value(row) === null) continue;
     const part = `${step.value(row)} ${rank.value(row)}`;
     if (before !== null && part !== before) {
       rows.push(-1); // a gap between steps
-      marks.push({ at: rows.length - 1, color: "muted", title: `step ${step.value(row)}` });
     }
+    if (part !== before) marks.push({ at: Math.max(rows.length - 1, 0), color: "muted", title: severalRanks ? `step ${step.value(row)}, rank ${rank.value(row)}` : `step ${step.value(row)}` });
     before = part;
     rows.push(row);
   }
+  if (marks.length === 1) marks.pop(); // one step needs no mark
+  if (marks.length > 40) marks.forEach((mark) => (mark.title = ""));
   const get = (column) => rows.map((row) => (row < 0 ? null : column.value(row)));
   const errors = get(error);
   const limits = get(limit);
@@ -206,5 +212,5 @@ function stepChart(box, table, chart, options = {}) {
   const inner = make("div", { className: "chart" });
   card.append(inner);
   box.append(card);
-  return new LineChart(inner, chosen.map((row) => steps[row]), series, { ...options, logarithmic: chart.logarithmic, place, height: 190, x: "step", label: chart.title });
+  return new LineChart(inner, chosen.map((row) => steps[row]), series, { ...options, logarithmic: chart.logarithmic, place, height: 190, label: chart.title });
 }

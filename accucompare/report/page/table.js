@@ -13,13 +13,14 @@ class Grid {
     this.options = options;
     this.sorted = null; // {column, down}
     this.current = -1; // the chosen row
+    this.printed = 0; // how many rows are on paper
     this.view = new Uint32Array(0);
     this.columns = table.columns.filter((column) => (options.titles ? options.titles.has(column.title) : !column.folded && !column.empty));
     this.build();
     this.refresh();
     new ResizeObserver(() => this.draw()).observe(this.scroller);
-    addEventListener("beforeprint", () => this.draw(PRINTED));
-    addEventListener("afterprint", () => this.draw());
+    addEventListener("beforeprint", () => this.print(PRINTED));
+    addEventListener("afterprint", () => this.print(0));
   }
 
   build() {
@@ -69,7 +70,7 @@ class Grid {
         return make("div", { className: column.isText ? "cell" : "cell right", role: "columnheader", ariaSort: sort }, button);
       }),
     );
-    const pixels = this.columns.map((column) => Math.round(Math.min(Math.max(this.longest(column), column.title.length + 2), 46) * 7.6 + 16));
+    const pixels = this.columns.map((column) => Math.round(Math.min(Math.max(this.longest(column), column.title.length + 2), 46) * (column.isText ? 7.6 : 8.4) + 14));
     this.scroller.style.setProperty("--columns", pixels.map((width) => `${width}px`).join(" "));
     this.scroller.style.setProperty("--all", `${pixels.reduce((sum, width) => sum + width, 0)}px`);
   }
@@ -164,7 +165,14 @@ class Grid {
     return Math.round((this.scroller.scrollTop / free) * (this.view.length - this.inView));
   }
 
-  draw(printed = 0) {
+  // On paper nothing is scrolled, so that the first rows are all put into the document.
+  print(rows) {
+    this.printed = rows;
+    this.draw();
+  }
+
+  draw() {
+    const { printed } = this;
     const total = this.view.length;
     const high = Math.min(total * ROW, MOST_PIXELS);
     this.body.style.height = printed ? "auto" : `${high}px`;
