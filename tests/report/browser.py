@@ -43,7 +43,7 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.driver.get("about:blank")  # or another anchor of the same page would not load it anew
         self.driver.get(page.as_uri() + (f"#{anchor}" if anchor else ""))
-        self.until("return document.documentElement.dataset.ready === 'yes' || !document.getElementById('trouble').hidden")
+        self.until("return document.documentElement.dataset.ready || !document.getElementById('trouble').hidden")
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)

@@ -6,7 +6,8 @@ addEventListener("DOMContentLoaded", async () => {
     if (head.kind === "comparison") new ComparisonPage(head);
     else new LogPage(head, bytes);
     byId("only-different")?.addEventListener("change", (event) => byId("environment").classList.toggle("differing", event.target.checked));
-    document.documentElement.dataset.ready = "yes";
+    document.body.offsetHeight; // the browser lays it out now
+    document.documentElement.dataset.ready = String(performance.now()); // milliseconds since it began to load
   } catch (error) {
     byId("trouble").hidden = false;
     byId("trouble").textContent = `The tables cannot be shown (${error.message}). This page needs a browser of 2023 or newer.`;
