@@ -17,8 +17,9 @@ from accucompare.api import Comparison
 from accucompare.compare.rows import Status
 from accucompare.selection import Mode
 from benchmarks import faults_trial
-from benchmarks.faults_trial import RISES, cast, rank, told
+from benchmarks.faults_trial import cast, rank, told
 from benchmarks.figures import Entry
+from planted.faults_alone import RISES
 from planted.faults_kinds import Fault
 from planted.faults_orders import COARSER, ORDERS
 
