@@ -21,7 +21,7 @@ PREFIX = "ACCUCOMPARE"
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "What to run": (
         *("device", "dtype", "round_weights", "emulate", "seed", "steps", "repeat", "like", "feed", "deterministic", "hf32", "tf32"),
-        *("golden_case", "golden_python", "model", "arm", "lists"),
+        *("golden_case", "golden_python", "model", "arm", "lists", "force"),
     ),
     "What to record": (
         "mode",
@@ -54,7 +54,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
         *("near", "flag_per_module", "agree", "kernel_dump"),
     ),
     "What to show": ("call", "role", "path", "step", "rank", "slices"),
-    "Where to write": ("out", "overwrite", "report", "json_path", "as_json", "save", "quiet"),
+    "Where to write": ("out", "overwrite", "reports", "report", "json_path", "as_json", "save", "quiet"),
 }
 _OTHER_OPTIONS = "Other options"
 

@@ -197,8 +197,8 @@ like = click.option(
     "--like",
     type=_PATH,
     metavar="BUNDLE",
-    help="Start from a bundle captured with --save-state: its weights, inputs, seed, selection and mode; of a training its step, "
-    "optimizer, scheduler, gradient scaler and random numbers, too.",
+    help="Start from what capture --save-state, or watch --pause-after, has saved: its weights, inputs, seed, selection and mode; of a "
+    "training its step, optimizer, scheduler, gradient scaler and random numbers, too.",
 )
 feed = click.option(
     "--feed",
@@ -330,9 +330,6 @@ pause_after = click.option(
     type=click.IntRange(1),
     metavar="N",
     help="When the loss was NaN or Inf in N steps running, stop, and save what the first of them started from, for --like.",
-)
-goes_on = click.option(
-    "--like", type=_PATH, metavar="STATE", help="Go on from a state that --pause-after, or capture --save-state, has saved."
 )
 every = click.option(
     "--every", type=click.IntRange(1), default=1, show_default=True, help="Watch only every Nth step; the others cost nothing."

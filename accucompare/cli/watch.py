@@ -57,7 +57,7 @@ _NOT_OF_SCRIPTS = {**OF_CASES, "hf32": "--hf32: the script sets its device's fla
 @option.trace_steps
 @option.abort_after_step
 @option.pause_after
-@option.goes_on
+@option.like
 @option.every
 @option.checks_every
 @option.thresholds
