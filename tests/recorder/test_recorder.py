@@ -22,6 +22,7 @@ from accucompare.bundle.records import Layout
 from accucompare.bundle.writer import BundleWriter
 from accucompare.live import hooks as calls
 from accucompare.live.tensors import to_host
+from accucompare.recorder import making
 from accucompare.recorder import recorder as hooks
 from tests.recorded import Glue, Opened, Record, places
 
@@ -277,8 +278,8 @@ def test_an_exception_in_our_hook_is_noted_and_never_changes_the_models_result(
     def explode(*_: Any) -> Any:
         raise RuntimeError("our own bug")
 
-    for module in (hooks, calls):
-        monkeypatch.setattr(module, broken, explode, raising=module is hooks)
+    for module in (hooks, making, calls):
+        monkeypatch.setattr(module, broken, explode, raising=False)
     with pytest.warns(UserWarning, match="could not record 6 module call"), ac.capture(model, tmp_path / "out"):
         result = model(x)
     assert torch.equal(result, expected)
@@ -445,7 +446,7 @@ def test_one_thread_records_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
         inside.discard(threading.get_ident())
         return to_host(value, writer, *how)
 
-    monkeypatch.setattr(hooks, "to_host", watched)
+    monkeypatch.setattr(making, "to_host", watched)
     with ac.capture(model, tmp_path / "out"):
         threads = [threading.Thread(target=model, args=(torch.ones(1),)) for _ in range(3)]
         for thread in threads:
