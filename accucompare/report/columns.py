@@ -205,7 +205,8 @@ def to_dataframe(comparison: Result) -> pandas.DataFrame:
     """One line per row of the comparison, in its order, under the titles of ``COLUMNS``: always all of them.
 
     Floats stay floats, with NaN and infinities; what was not measured is NaN, too. Counts are ``UInt64``, ``NA`` if there is none. Text
-    is ``""`` if there is none. A column with an integer that float64 cannot hold has the dtype object.
+    is ``""`` if there is none. A column with an integer that float64 cannot hold is ``Int64`` or ``UInt64``, with ``NA`` where there is
+    none; if it has floats too, its dtype is object.
     """
     import pandas
 
@@ -214,6 +215,19 @@ def to_dataframe(comparison: Result) -> pandas.DataFrame:
         values = [number if column.get is None else column.get(row) for number, row in enumerate(comparison.rows, 1)]
         dtype = _DTYPE.get(column.format, "float64")
         if dtype == "float64" and any(isinstance(value, int) and float(value) != value for value in values):
-            values, dtype = [float("nan") if value is None else value for value in values], "object"
+            dtype = _exact_dtype(values)
+            values = [float("nan") if value is None else value for value in values] if dtype == "object" else values
         columns[column.title] = pandas.Series(values, dtype=dtype)
     return pandas.DataFrame(columns)
+
+
+def _exact_dtype(values: Sequence[Value]) -> str:
+    """pandas' type that holds these numbers exactly, of which one is an integer that float64 cannot hold."""
+    there = [value for value in values if value is not None]
+    if all(isinstance(value, int) for value in there):
+        least, most = min(map(int, there)), max(map(int, there))
+        if least >= -(1 << 63) and most < 1 << 63:
+            return "Int64"
+        if least >= 0 and most < 1 << 64:
+            return "UInt64"
+    return "object"
