@@ -20,7 +20,7 @@ FLOORS = [
     ["testing"],
     ["api", "watcher"],
     ["report", "recorder", "reproduce"],
-    ["compare", "findings", "live", "doctor"],
+    ["compare", "dumps", "findings", "live", "doctor"],
     ["bundle", "devices", "case"],
     ["files", "markup"],
     ["numbers", "selection", "errors", "version", "text"],

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 @option.dtype()
 @option.round_weights
 @option.mode
+@option.sketch_size
 @option.level("op: also record every operator in the code of the layers chosen by --only, with its source line.")
 @option.out("Directory to write.  [default: the device's type]")
 @option.seed()

@@ -23,16 +23,19 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
         *("device", "dtype", "round_weights", "emulate", "seed", "steps", "repeat", "like", "feed", "deterministic", "hf32", "tf32"),
         *("golden_case", "golden_python", "model", "arm", "lists"),
     ),
-    "What to record": ("mode", "level", "roles", "backward", "save_state", "with_baseline", "baseline_tensors", "ops", "queue"),
+    "What to read": ("format_name", "name_pattern"),
+    "What to record": (
+        *("mode", "sketch_size", "level", "roles", "backward", "save_state", "with_baseline", "baseline_tensors", "ops", "queue"),
+    ),
     "Which layers": ("only", "skip", "map"),
     "What to compare": ("golden", "baseline", "verify", "keep_going", "workers"),
     "What is close enough": ("atol", "rtol", "rel_l2", "cosine", "tolerances", "accept"),
     "What to look for": (
-        *("on_finding", "frames", "trace_steps", "abort_after_step", "every", "checks_every", "thresholds", "threshold_file", "allow"),
-        *("near", "flag_per_module", "agree", "kernel_dump"),
+        *("on_finding", "frames", "trace_steps", "abort_after_step", "pause_after", "every", "checks_every", "thresholds"),
+        *("threshold_file", "allow", "near", "flag_per_module", "agree", "kernel_dump"),
     ),
     "What to show": ("call", "role", "path", "step", "rank", "slices"),
-    "Where to write": ("out", "overwrite", "report", "json_path", "as_json", "save", "quiet"),
+    "Where to write": ("to", "out", "overwrite", "report", "json_path", "as_json", "save", "quiet"),
 }
 _OTHER_OPTIONS = "Other options"
 
@@ -41,7 +44,7 @@ _COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Record and compare": ("capture", "diff", "locate"),
     "Watch a training": ("watch", "overflow", "health", "gradcheck"),
     "Look at what there is": ("show", "verify", "run", "doctor"),
-    "Other tools": ("import", "export"),
+    "Other tools": ("import", "export", "completion"),
 }
 _OTHER_COMMANDS = "Other commands"
 

@@ -13,7 +13,21 @@ import click
 
 from accucompare.errors import ReportError, UsageError
 from accucompare.files import is_stream, same_place
-from accucompare.selection import FloatType, Level, Mode, OnFinding, Precision, RoleGroup, RoundedType, Standard, Steps
+from accucompare.selection import (
+    LEAST_SKETCH_SIZE,
+    MOST_SKETCH_SIZE,
+    SKETCH_SIZE,
+    FloatType,
+    Level,
+    Mode,
+    OnFinding,
+    Precision,
+    RoleGroup,
+    RoundedType,
+    Standard,
+    Steps,
+    Viewer,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -104,8 +118,8 @@ def level(help: str) -> Callable[[F], F]:
     return click.option("--level", type=_OneOf(Level), default=Level.MODULE.value, show_default=True, help=help)
 
 
-def out(help: str, default: str | None = None) -> Callable[[F], F]:
-    return click.option("--out", type=_PATH, default=default, show_default=True, metavar="DIR", help=help)
+def out(help: str, default: str | None = None, metavar: str = "DIR") -> Callable[[F], F]:
+    return click.option("--out", type=_PATH, default=default, show_default=True, metavar=metavar, help=help)
 
 
 def overwrite(help: str) -> Callable[[F], F]:
@@ -140,7 +154,14 @@ mode = click.option(
     type=_OneOf(Mode),
     default=Mode.TENSORS.value,
     show_default=True,
-    help="Keep every distinct tensor, or only digests and statistics, a few kilobytes.",
+    help="What to keep of a tensor: all of it; a sketch of 2 KiB, for an estimate of the error; statistics; or the digest alone.",
+)
+sketch_size = click.option(
+    "--sketch-size",
+    type=click.IntRange(LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE),
+    default=SKETCH_SIZE,
+    show_default=True,
+    help="Numbers in a sketch: with 4 times as many, the estimate is twice as exact.",
 )
 roles = click.option(
     "--roles",
@@ -254,6 +275,9 @@ def quiet(prints: str = "the verdict line only") -> Callable[[F], F]:
 
 json = click.option("--json", "json_path", type=_PATH, metavar="PATH", help="Write everything as JSON, too.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+
+# Of export.
+viewer = click.option("--to", type=_OneOf(Viewer), required=True, help="The viewer.")
 
 # Of show and doctor.
 call = click.option("--call", type=click.IntRange(0), default=0, show_default=True, help="Call index.")

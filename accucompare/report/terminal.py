@@ -12,7 +12,7 @@ from rich.text import Text
 
 from accucompare.compare.conclusion import conclude
 from accucompare.compare.result import Result
-from accucompare.compare.rows import BY_STATISTICS, MEANING, Reason, Row, Status
+from accucompare.compare.rows import BY_SKETCH, BY_STATISTICS, MEANING, Reason, Row, Status
 from accucompare.compare.sites import Culprit
 from accucompare.report import culprit_words as culprits
 from accucompare.report import training_words as training
@@ -70,6 +70,7 @@ def _verdict_line(comparison: Result) -> Text:
     if comparison.passed:
         uncompared = comparison.counts()[Reason.NOT_COMPARABLE]
         but = f"; {uncompared} more without data could not be compared" if uncompared else ""
+        but += f"; {comparison.by_sketch} judged {BY_SKETCH}" if comparison.by_sketch else ""
         but += f"; {comparison.by_statistics} judged {BY_STATISTICS}" if comparison.by_statistics else ""
         every = f"all {comparison.compared} compared rows {culprits.agreement(comparison)}"
         return Text.assemble((culprits.verdict(comparison), "bold green"), safe_text(f"  {sides}: {conclusion}{every}{but}"))
@@ -179,7 +180,7 @@ def _print_worst(console: Console, comparison: Result) -> None:
 
         def get(row: Row) -> str:
             assert row.metrics is not None
-            return "" if row.metrics.nothing_finite else f"{'≥' if row.by_statistics else ''}{getattr(row.metrics, name):.2e}"
+            return "" if row.metrics.nothing_finite else f"{culprits.mark(row)}{getattr(row.metrics, name):.2e}"
 
         return get
 

@@ -1,0 +1,19 @@
+"""Made polygraphy/outputs.json, with polygraphy 0.53.6, onnxruntime 1.31.1 and onnx: ``python tests/data/make_polygraphy.py FOLDER``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from polygraphy.backend.onnx import BytesFromOnnx, ModifyOutputs, OnnxFromPath
+from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+from polygraphy.comparator import Comparator
+from polygraphy.constants import MARK_ALL
+from small_model import inputs, model
+
+folder = Path(sys.argv[1])
+torch.onnx.export(model(), (inputs(),), folder / "model.onnx", dynamo=False, input_names=["x"], output_names=["logits"])
+marked = BytesFromOnnx(ModifyOutputs(OnnxFromPath(str(folder / "model.onnx")), outputs=MARK_ALL))  # as --onnx-outputs mark all
+feed = [{"x": inputs().numpy()}]
+Comparator.run([OnnxrtRunner(SessionFromOnnx(marked))], data_loader=feed).save(str(folder / "outputs.json"))
