@@ -75,6 +75,16 @@ class Comparison(Result):
 
         return self._written(write_excel(self, Path(path)))
 
+    def to_html(self, path: str | Path) -> Path:
+        """Write the page: one file that any browser opens, without network; and return its path.
+
+        Raises:
+            ReportError: if it cannot be written.
+        """
+        from accucompare.report.page_comparison import write_comparison_page
+
+        return self._written(write_comparison_page(self, Path(path)))
+
     def to_json(self, path: str | Path) -> Path:
         """Write everything as JSON and return its path.
 

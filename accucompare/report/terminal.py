@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -27,7 +27,7 @@ _CULPRITS_SHOWN = 5
 _WORST_SHOWN = 8
 
 
-def print_comparison(comparison: Result, report: Path, quiet: bool) -> None:
+def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -> None:
     """Print the verdict, how far all is identical, what pre-flight found, the culprits, the first divergence, the worst rows, counts."""
     console = open_console()
     console.print(_verdict_line(comparison), soft_wrap=True)
@@ -51,7 +51,8 @@ def print_comparison(comparison: Result, report: Path, quiet: bool) -> None:
         console.print(Text(f"{nonfinite} {'row holds' if nonfinite == 1 else 'rows hold'} NaN or Inf on both sides", "yellow"))
     if not comparison.series_only:
         console.print(safe_text(f"tolerance: {culprits.tolerance(comparison)}"))
-    console.print(safe_text(f"report: {report}"), soft_wrap=True)
+    for report in reports:
+        console.print(safe_text(f"report: {report}"), soft_wrap=True)
 
 
 def _verdict_line(comparison: Result) -> Text:

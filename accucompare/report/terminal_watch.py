@@ -62,12 +62,12 @@ def print_frames(frames: Frames, *, console: Console | None = None) -> None:
     _print_frames(console, frames)
 
 
-def print_analysis(ranks: Ranks, report: Path | None, quiet: bool = False) -> None:
+def print_analysis(ranks: Ranks, reports: Sequence[Path], quiet: bool = False) -> None:
     """Print the verdict, the answer to the first origin, the findings, the frames, what led to it, and the report's path.
 
     Args:
         ranks: the last run of every rank.
-        report: the Excel report, if there is one.
+        reports: what was written.
         quiet: print the verdict line only.
     """
     console = open_console()
@@ -93,7 +93,7 @@ def print_analysis(ranks: Ranks, report: Path | None, quiet: bool = False) -> No
     console.print(Text(f"{_rank(ranks, run)}{run.ending}", "" if run.end else "yellow"), soft_wrap=True)
     for note in ranks.notes[:_LISTED]:
         console.print(Text(f"note: {printable(note, 400)}", "yellow"), soft_wrap=True)
-    if report is not None:
+    for report in reports:
         console.print(f"report: {printable(str(report), 400)}", soft_wrap=True)
 
 

@@ -54,7 +54,7 @@ def fed(*rows: Row, **more: Any) -> Comparison:
 
 
 def printed(capsys: pytest.CaptureFixture[str], compared: Comparison, quiet: bool = False) -> str:
-    print_comparison(compared, Path("x.xlsx"), quiet)
+    print_comparison(compared, [Path("x.xlsx")], quiet)
     return capsys.readouterr().out
 
 
