@@ -137,4 +137,7 @@ def options_of(bundle: Path) -> CaptureOptions:
     with open_bundle(bundle) as opened:
         made = opened.manifest.options
     names = ("mode", "level", "seed", "only", "skip", "roles")
-    return CaptureOptions(**{name: value for name in names if (value := getattr(made, name)) is not None})
+    taken = {name: value for name in names if (value := getattr(made, name)) is not None}
+    if made.sketch is not None:
+        taken["sketch_size"] = made.sketch.size
+    return CaptureOptions(**taken)
