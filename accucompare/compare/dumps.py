@@ -75,8 +75,13 @@ class _Modules:
 
 def _not_recorded(pair: Pair, sides: tuple[Imported | None, Imported | None], modules: tuple[_Modules, _Modules]) -> str:
     """Why the tool of the other side has no counterpart of a record; ``""`` if it should have one, or has."""
-    record, theirs = pair.record, sides[0] if pair.golden is None else sides[1]
-    if None not in (pair.golden, pair.candidate) or theirs is None:
+    record = pair.record
+    theirs, ours = sides if pair.golden is None else sides[::-1]
+    if None not in (pair.golden, pair.candidate):
+        return ""
+    if ours is not None and ours.partial:
+        return f"a value that {ours.format} holds, of whose name the other side has none; --map brings two names together"
+    if theirs is None:
         return ""
     if record.role.value not in theirs.roles:
         return f"{theirs.format} does not record this role"
@@ -84,6 +89,8 @@ def _not_recorded(pair: Pair, sides: tuple[Imported | None, Imported | None], mo
         return f"{theirs.format} does not record the call of the whole model"
     if record.layout is Layout.OPAQUE:
         return f"no tensor, and {theirs.format} records tensors and numbers only"
+    if theirs.partial:
+        return f"{theirs.format} holds single values, and none of this name; --map brings two names together"
     if record.role is Role.GRAD_INPUT and not theirs.named_gradients and not record.path.partition(".")[0].isdecimal():
         return f"{theirs.format} does not record gradients of inputs that are passed by name"
     own, other = modules if pair.candidate is None else modules[::-1]

@@ -139,7 +139,7 @@ def load_npz(path: Path, name: str) -> Loaded:
         if info.file_size > max(_SMALL, _RATIO * info.compress_size):
             raise UnreadableError(f"{path}: {name} is {info.file_size >> 20} MiB when decompressed; refused")
         with archive.open(info) as file:
-            return read_npy(file, info.file_size, f"{path}: {name}", "")
+            return read_npy(file, info.file_size, f"{path}: {name}")
     except (KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError) as error:
         raise UnreadableError(f"{path}: {name} is damaged ({error})") from None
 

@@ -240,6 +240,7 @@ class _Rank:
                 "roles": [role.value for role in dump.roles],
                 "root": dump.root,
                 "named_gradients": dump.named_gradients,
+                "partial": dump.partial,
                 "innermost_outputs": dump.innermost_outputs,
                 "pruned": dump.pruned,
                 "left_out": [{"what": each.what, "why": each.why} for each in self._left_out],

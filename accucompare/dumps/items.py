@@ -94,6 +94,7 @@ class Dump:
         named_gradients: whether its tool records the gradients of inputs that are passed by name.
         innermost_outputs: whether it records the outputs of modules without children only.
         pruned: lists of layers, by name, of which it has left some out.
+        partial: whether it holds single values, and not all calls of all layers: what has no partner then is no difference.
         environment: what it says of where it ran, as in a manifest: ``{"versions": {"torch": …}}``.
         notes: what a reader of the bundle is to know, one sentence each.
     """
@@ -102,6 +103,7 @@ class Dump:
     roles: tuple[Role, ...]
     root: bool = True
     named_gradients: bool = True
+    partial: bool = False
     innermost_outputs: bool = False
     pruned: tuple[str, ...] = ()
     environment: dict[str, Any] = field(default_factory=dict)
