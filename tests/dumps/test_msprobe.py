@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import accucompare as ac
@@ -270,3 +271,27 @@ def test_progress_ends_with_all_that_there_is(folder: Path, tmp_path: Path) -> N
     found = import_dump(folder / "statistics", tmp_path / "bundle", progress=lambda done, total: told.append((done, total)))
     assert told == sorted(told)
     assert told[-1][0] == told[-1][1] >= found.records
+
+
+class Tuple(nn.Module):
+    """A layer that returns a tuple of one, which msprobe's index does not tell from a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Flatten()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first: torch.Tensor = self.fc(x)[0]
+        return first
+
+
+def test_a_tuple_of_one_is_compared_with_what_the_dump_says_is_one_output(tmp_path: Path) -> None:
+    model, x = Tuple(), torch.tensor([[1.0, 2.0, 3.0]])
+    model.fc.forward = lambda given: (given,)
+    with ac.capture(model, tmp_path / "golden"):
+        model(x)
+    alike = statistics(shape=[1, 3], Max=3.0, Min=1.0, Mean=2.0, Norm=14.0**0.5)
+    of_index(tmp_path, {"Module.fc.Flatten.forward.0": {"input_args": [alike], "output": [alike]}})
+    rows = ac.diff(tmp_path / "golden", tmp_path / "bundle").rows
+    assert [row.place for row in rows if row.status is Status.PASS] == ["fc input.0", "fc output.0"]
+    assert not [row.place for row in rows if row.status is Status.FAIL]
