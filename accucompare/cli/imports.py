@@ -20,7 +20,7 @@ _SHOWN = 5
     epilog=examples(
         "accucompare import dump/ --out npu                          # which tool's dump it is, is seen",
         "accucompare import dump/step0/rank0 --from msprobe --out npu",
-        "accucompare import tensors/ --out npu --name-pattern 'step{step}/{name}[.{call}].{role}[.{path}]'",
+        "accucompare import tensors/ --out npu --name-pattern 'step{step}/{name}.{role}[.{path}]'",
         "accucompare diff golden npu                                 # as with any other bundle",
     ),
 )
@@ -40,7 +40,7 @@ def import_(dump: Path, out: Path, format_name: DumpFormat | None, name_pattern:
     from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.report.terminal_bundle import print_import
 
-    with progress_bar("importing", "steps", quiet) as progress:
+    with progress_bar("importing", "tensors", quiet) as progress:
         imported = import_dump(dump, out, format_name=format_name, name_pattern=name_pattern, overwrite=overwrite, progress=progress)
     if not quiet:
         with reader_may_leave():
