@@ -163,12 +163,13 @@ def test_a_failing_slice_says_why_and_how_far(trace: list[JSON]) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        (b'{"golden":"g","candidate":"c","conclusion":"","rows":[]}', "compares no call of any layer"),
         (b"{", "is not a comparison of this version"),
         (b'{"rows": []}', "is not a comparison of this version"),
         (b"[" * 100_000, "is not a comparison of this version"),
         (b'{"golden":"g","candidate":"c","conclusion":"","rows":[{"name":"a"}]}', "`accucompare diff GOLDEN CANDIDATE --json bad.json`"),
     ],
-    ids=["truncated", "other", "deep", "old"],
+    ids=["empty", "truncated", "other", "deep", "old"],
 )
 def test_a_file_that_is_none_of_ours_is_refused_with_the_command_to_type(content: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_bytes(content)
