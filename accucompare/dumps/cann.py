@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -97,7 +98,7 @@ def _belongs(name: str) -> bool:
 
 def _open(path: Path, name_pattern: str | None) -> Dump:
     steps = step_folders(path, _belongs, "CANN's kernel dumps")
-    parts = tuple(Part(0, step, lambda folder=folder: _items(folder)) for step, folder in steps)  # type: ignore[misc]
+    parts = tuple(Part(0, step, partial(_items, folder)) for step, folder in steps)
     note = "kernels are listed under their own names; which layer ran one, CANN does not say: --map brings the two together"
     return Dump(parts, (Role.INPUT, Role.OUTPUT), partial=True, notes=(note,))
 
@@ -142,7 +143,7 @@ def _item(place: Item, tensor: Tensor, path: Path) -> Item | LeftOut:
         return LeftOut(what, f"its format is number {tensor.format} of dump_data.proto, which is not put back into rows")
     if tensor.format in BLOCKED and not tensor.original:
         return LeftOut(what, f"it is in {BLOCKED[tensor.format][0]}, and the dump does not say its original shape")
-    return Item(place.name, place.role, place.path, place.call, dtype, load=_loader(tensor, dtype, path), type=place.type)
+    return Item(place.name, place.role, place.path, place.call, dtype, load=partial(load, tensor, dtype, path), type=place.type)
 
 
 def _failing(error: UnreadableError) -> Callable[[], Loaded]:
@@ -150,10 +151,6 @@ def _failing(error: UnreadableError) -> Callable[[], Loaded]:
         raise error
 
     return load
-
-
-def _loader(tensor: Tensor, dtype: str, path: Path) -> Callable[[], Loaded]:
-    return lambda: load(tensor, dtype, path)
 
 
 def load(tensor: Tensor, dtype: str, path: Path) -> Loaded:

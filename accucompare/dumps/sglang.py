@@ -10,6 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +96,7 @@ def _reader(files: list[_File], others: list[LeftOut]) -> Callable[[], Iterator[
                 yield found
                 continue
             name, role, path = found
-            yield Item(name, role, path, calls[found], load=_loader(file.path))
+            yield Item(name, role, path, calls[found], load=partial(_load, file.path))
             calls[found] += 1
 
     return items
@@ -123,10 +124,6 @@ def _place(file: _File) -> tuple[str, Role, str] | LeftOut:
         return LeftOut(name, "the gradient of a tensor by all that use it; a bundle holds what each call adds to it")
     path = ".".join(filter(None, (match["input"], match["key"])))
     return match["module"] or "", Role.GRAD_OUTPUT if gradient else Role.INPUT if entered else Role.OUTPUT, path
-
-
-def _loader(path: Path) -> Callable[[], Loaded]:
-    return lambda: _load(path)
 
 
 def _load(path: Path) -> Loaded:

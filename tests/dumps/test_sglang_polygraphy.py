@@ -222,6 +222,21 @@ def test_a_damaged_file_of_polygraphy_is_refused(content: str, said: str, tmp_pa
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
+def test_a_name_pattern_says_what_names_of_onnx_that_say_no_module_are(golden: Path, tmp_path: Path) -> None:
+    gelu = json.loads((DATA / "polygraphy" / "outputs.json").read_text())["lst"][0][1][0]["outputs"]["/layers.1/act/Gelu_output_0"]
+    dump = polygraphy(tmp_path / "x.json", run(gelu_1=gelu["values"]["array"], other=NPY))
+    found = import_dump(dump, tmp_path / "out", name_pattern="{name}_{call}")
+    assert [(each.what.split(" ")[0], each.why) for each in found.left_out] == [
+        ("other", "its name does not match --name-pattern '{name}_{call}'")
+    ]
+    import_dump(dump, tmp_path / "plain", name_pattern="{name}")
+    compared = ac.diff(golden, tmp_path / "plain", map="layers.1.act=gelu_1", rel_l2=1e-5)
+    assert [row.place for row in compared.rows if row.golden and row.candidate] == ["layers.1.act output"]
+    assert compared.passed
+    with pytest.raises(UsageError, match="iterations are the steps"):
+        import_dump(dump, tmp_path / "no", name_pattern="{step}/{name}")
+
+
 def test_runs_of_two_runners_are_refused_with_the_command_to_type(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"holds 2 runs \(runner, runner\); save each apart: polygraphy run"):
         import_dump(polygraphy(tmp_path / "x.json", run(a=NPY), run(a=NPY)), tmp_path / "out")
