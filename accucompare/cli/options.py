@@ -17,6 +17,7 @@ from accucompare.selection import (
     LEAST_SKETCH_SIZE,
     MOST_SKETCH_SIZE,
     SKETCH_SIZE,
+    DumpFormat,
     FloatType,
     Level,
     Mode,
@@ -111,8 +112,8 @@ def level(help: str) -> Callable[[F], F]:
     return click.option("--level", type=_OneOf(Level), default=Level.MODULE.value, show_default=True, help=help)
 
 
-def out(help: str, default: str | None = None, metavar: str = "DIR") -> Callable[[F], F]:
-    return click.option("--out", type=_PATH, default=default, show_default=True, metavar=metavar, help=help)
+def out(help: str, default: str | None = None, metavar: str = "DIR", required: bool = False) -> Callable[[F], F]:
+    return click.option("--out", type=_PATH, default=default, show_default=True, required=required, metavar=metavar, help=help)
 
 
 def overwrite(help: str) -> Callable[[F], F]:
@@ -290,6 +291,15 @@ timeout = click.option(
     default=60,
     show_default=True,
     help="Seconds to wait for devices to answer.",
+)
+
+# Of import.
+dump_format = click.option("--from", "format_name", type=_OneOf(DumpFormat), help="The format.  [default: recognised]")
+name_pattern = click.option(
+    "--name-pattern",
+    metavar="PATTERN",
+    help="Of a folder of tensors: what is what in their names. {name}, {call}, {role}, {path}, {step}, {rank}, {_} for anything; what "
+    "is in [] may be missing.",
 )
 
 # Of watch.

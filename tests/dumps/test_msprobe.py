@@ -232,3 +232,10 @@ def test_a_layer_that_the_dump_could_hold_and_does_not_is_missing(folder: Path, 
     rows = ac.diff(folder / "faulty", tmp_path / "bundle").rows
     missing = [row.place for row in rows if row.reason is Reason.MISSING]
     assert missing == ["transformer.h.0.mlp.act input.0", "transformer.h.0.mlp.act output"]
+
+
+def test_progress_ends_with_all_that_there_is(folder: Path, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    found = import_dump(folder / "statistics", tmp_path / "bundle", progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1] >= found.records
