@@ -58,6 +58,22 @@ def test_every_tensor_of_sglang_s_hooks_is_the_same_as_in_a_capture(golden: Path
     assert {row.golden.role for row in rows if row.golden} == {Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT}
 
 
+def test_gradients_that_sglang_was_not_asked_for_are_no_difference(golden: Path, tmp_path: Path) -> None:
+    shutil.unpack_archive(DATA / "sglang" / "dump.zip", tmp_path / "dump")
+    for path in (tmp_path / "dump").glob("*name=grad__*"):
+        path.unlink()
+    import_dump(tmp_path / "dump", tmp_path / "out")
+    assert ac.diff(golden, tmp_path / "out", rel_l2=1e-5).passed
+
+
+def test_a_tensor_that_sglang_should_have_is_missing(golden: Path, tmp_path: Path) -> None:
+    shutil.unpack_archive(DATA / "sglang" / "dump.zip", tmp_path / "dump")
+    next((tmp_path / "dump").glob("*layers.1.act.output__*")).unlink()
+    import_dump(tmp_path / "dump", tmp_path / "out")
+    compared = ac.diff(golden, tmp_path / "out", rel_l2=1e-5)
+    assert [row.place for row in compared.rows if row.status is Status.FAIL] == ["layers.1.act output"]
+
+
 def test_a_fault_in_a_dump_of_sglang_is_named(golden: Path, tmp_path: Path) -> None:
     shutil.unpack_archive(DATA / "sglang" / "dump.zip", tmp_path / "dump")
     (path,) = (tmp_path / "dump").glob("*layers.1.act.output__*")
