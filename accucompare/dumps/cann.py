@@ -93,7 +93,7 @@ class Kernel:
 
 
 def _belongs(name: str) -> bool:
-    return not name.endswith((".npy", ".csv", ".json")) and _NAME.fullmatch(name) is not None
+    return _NAME.fullmatch(name) is not None
 
 
 def _open(path: Path, name_pattern: str | None) -> Dump:
@@ -108,7 +108,7 @@ def _items(folder: Path) -> Iterator[Item | LeftOut]:
     found = []
     for path in files_in(folder):
         match = _NAME.fullmatch(path.name)
-        if match is None or not _belongs(path.name):
+        if match is None:
             yield LeftOut(path.name, "its name is none of a kernel dump, OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP")
         else:
             found.append((int(match["time"]), int(match["task"]), path, match))
