@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.api import Comparison
+from accucompare.bundle.records import Role
 from accucompare.compare.measure import Metrics
 from accucompare.compare.rows import Reason, Row, Verdict
 from accucompare.errors import ReportError
@@ -285,6 +287,19 @@ def test_arrow_keys_fold_and_unfold_modules(browser: Browser, page: Path) -> Non
     assert browser.texts("#tree .label")[1:4] == ["a", "fc", "norm"]
     browser.press("#tree .node:focus", "ArrowLeft")
     assert browser.texts("#tree .label")[1:3] == ["a", "b"]
+
+
+def test_parts_of_a_step_are_apart_in_chart_and_tree(browser: Browser, folder: Path) -> None:
+    parts = (("fc", Role.OUTPUT, 1e-6), ("fc", Role.GRAD_INPUT, 1e-5), ("fc", Role.PARAM_UPDATE, 1e-4))
+    sides = [(replace(record(name), role=role), error) for name, role, error in parts]
+    rows = [Row(side, side, Verdict(Reason.OK), Metrics(rel_l2=error), module="fc") for side, error in sides]
+    browser.open(of_rows(*rows).to_html(folder / "parts-of-a-step.html"))
+    shown = {}
+    for phase in browser.texts("#phases button"):
+        browser.click("#phases button", phase)
+        shown[phase] = browser.text("#divergence-note"), browser.texts("#tree .error")[-1]
+    values = {"forward": "1.00e-06", "backward": "1.00e-05", "update": "1.00e-04"}
+    assert shown == {phase: (f"1 {phase} values.", error) for phase, error in values.items()}
 
 
 def test_switches_choose_the_step_and_the_rank(browser: Browser, steps_and_ranks: Path) -> None:

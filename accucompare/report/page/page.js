@@ -45,7 +45,12 @@ class ComparisonPage {
   showRows(head) {
     this.switches();
     this.phase = head.phases.find((phase) => this.inPhase(head.first, phase)) ?? head.phases.find((phase) => this.has(phase)) ?? head.phases[0];
-    this.tree = new Tree(byId("tree"), this.table, { keep: (row) => this.kept(row), choose: (name) => this.inside(name), first: head.first });
+    this.tree = new Tree(byId("tree"), this.table, { 
+      keep: (row) => this.kept(row),
+      colored: (row) => this.inPhase(row, this.phase),
+      choose: (name) => this.inside(name),
+      first: head.first,
+    });
     this.grid = new Grid(byId("rows"), this.table, {
       what: "rows of the comparison",
       titles: this.titles(),
@@ -159,6 +164,7 @@ class ComparisonPage {
         ...(there.length < 2 ? [] : there).map((phase) => {
           const choose = () => {
             this.phase = phase;
+            this.tree.refresh();
             draw();
           };
           return make("button", { type: "button", role: "tab", ariaSelected: String(phase === this.phase), onclick: choose }, phase.title);

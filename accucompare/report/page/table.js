@@ -70,7 +70,11 @@ class Grid {
         return make("div", { className: column.isText ? "cell" : "cell right", role: "columnheader", ariaSort: sort }, button);
       }),
     );
-    const pixels = this.columns.map((column) => Math.round(Math.min(Math.max(this.longest(column), column.title.length + 2), 46) * (column.isText ? 7.6 : 8.4) + 14));
+    const pixels = this.columns.map((column) => {
+      const most = Math.min(column.isText ? column.width || 46 : 20, 46);
+      const characters = Math.max(Math.min(this.longest(column), most), column.title.length + 2);
+      return Math.round(characters * (column.isText ? 7.4 : 8.4) + 14);
+    });
     this.scroller.style.setProperty("--columns", pixels.map((width) => `${width}px`).join(" "));
     this.scroller.style.setProperty("--all", `${pixels.reduce((sum, width) => sum + width, 0)}px`);
   }
