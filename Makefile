@@ -13,7 +13,7 @@ TYPES := $(VENV)/types.txt
 WITH_TYPES = @$(BIN)/mypy >$(TYPES) 2>&1 & types=$$!; trap "kill $$types" INT TERM; \
 	  $(1); tests=$$?; wait $$types; types=$$?; cat $(TYPES); exit $$((tests || types))
 
-.PHONY: demo demo-npu test test-all lint style format libreoffice chromium bench bench-peers bench-faults bench-origins bench-history bench-health clean
+.PHONY: demo demo-npu test test-all lint style format libreoffice chromium bench bench-peers bench-faults bench-origins bench-history bench-health bench-scale clean
 
 demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it where thresholds fail nearly every row
 	$(BIN)/accucompare capture fixtures/minilm.py --round-weights bfloat16 --out demo/golden --overwrite
@@ -79,6 +79,9 @@ bench-origins: $(INSTALLED)  ## plants NaN, Inf and overflow in four models: doe
 
 bench-health: $(INSTALLED)  ## plants sixty faults in trainings of 300 steps, and runs twenty sound ones: does the checklist see, and is it silent
 	$(BIN)/python -m benchmarks.health
+
+bench-scale: $(INSTALLED)  ## planted faults by sketches of 2 KiB in place of tensors: is the same place named
+	$(BIN)/python -m benchmarks.faults --sketches
 
 bench-history: $(INSTALLED)  ## real bugs of public libraries, a release with and one without: is the right module named, and none cleared
 	$(BIN)/python -m benchmarks.history

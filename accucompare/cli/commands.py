@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,6 +103,7 @@ def capture(
         asked_of_script = {**options, "queue_bytes": queue, "model": model, "arm": arm}
         return capture_script(command, out, asked_of_script.pop("overwrite"), quiet, asked_of_script)
     from accucompare.bundle.directory import refuse_directory
+    from accucompare.cli.logs import told_later
     from accucompare.devices import DeviceName, open_device
 
     name = DeviceName.parse(device)
@@ -117,8 +117,7 @@ def capture(
     from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.report.terminal_bundle import print_capture
 
-    with progress_bar("capturing", "steps", quiet) as progress, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "accucompare could not record")  # reported below
+    with progress_bar("capturing", "steps", quiet) as progress, told_later("accucompare.recorder.session"):
         asked = CaptureOptions(queue_bytes=queue, **options)
         capture_case(case, directory, name, asked, dtype=dtype, round_weights=round_weights, repeat=repeat, progress=progress)
     written = [repeat_of(directory, run) for run in range(repeat)]

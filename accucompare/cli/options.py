@@ -17,6 +17,7 @@ from accucompare.selection import (
     LEAST_SKETCH_SIZE,
     MOST_SKETCH_SIZE,
     SKETCH_SIZE,
+    DumpFormat,
     FloatType,
     Level,
     Mode,
@@ -79,8 +80,15 @@ class _Read(click.ParamType):  # type: ignore[type-arg]
 _PATH = click.Path(path_type=Path)
 _HF32 = "Let an NPU round the operands of float32 products to HF32.  [default: its own setting]"
 
+
+def _files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
 # What runs, and how.
-case = click.argument("case", required=False)
+case = click.argument("case", required=False, shell_complete=_files)
 
 
 def device(help: str = "cpu, cuda, cuda:N, npu or npu:N.", default: str | None = "cpu", required: bool = False) -> Callable[[F], F]:
@@ -111,8 +119,8 @@ def level(help: str) -> Callable[[F], F]:
     return click.option("--level", type=_OneOf(Level), default=Level.MODULE.value, show_default=True, help=help)
 
 
-def out(help: str, default: str | None = None, metavar: str = "DIR") -> Callable[[F], F]:
-    return click.option("--out", type=_PATH, default=default, show_default=True, metavar=metavar, help=help)
+def out(help: str, default: str | None = None, metavar: str = "DIR", required: bool = False) -> Callable[[F], F]:
+    return click.option("--out", type=_PATH, default=default, show_default=True, required=required, metavar=metavar, help=help)
 
 
 def overwrite(help: str) -> Callable[[F], F]:
@@ -189,8 +197,8 @@ like = click.option(
     "--like",
     type=_PATH,
     metavar="BUNDLE",
-    help="Start from a bundle captured with --save-state: its weights, inputs, seed, selection and mode; of a training its step, "
-    "optimizer, scheduler, gradient scaler and random numbers, too.",
+    help="Start from what capture --save-state, or watch --pause-after, has saved: its weights, inputs, seed, selection and mode; of a "
+    "training its step, optimizer, scheduler, gradient scaler and random numbers, too.",
 )
 feed = click.option(
     "--feed",
@@ -293,6 +301,15 @@ timeout = click.option(
     help="Seconds to wait for devices to answer.",
 )
 
+# Of import.
+dump_format = click.option("--from", "format_name", type=_OneOf(DumpFormat), help="The format.  [default: recognised]")
+name_pattern = click.option(
+    "--name-pattern",
+    metavar="PATTERN",
+    help="Of a folder of tensors: what is what in their names. {name}, {call}, {role}, {path}, {step}, {rank}, {_} for anything; what "
+    "is in [] may be missing.",
+)
+
 # Of watch.
 on_finding = click.option(
     "--on-finding",
@@ -308,6 +325,12 @@ trace_steps = click.option(
     "--trace-step", "trace_steps", type=click.IntRange(0), multiple=True, help="Show every call of this step. Can be given several times."
 )
 abort_after_step = click.option("--abort-after-step", type=click.IntRange(0), help="Stop after this step, with or without a finding.")
+pause_after = click.option(
+    "--pause-after",
+    type=click.IntRange(1),
+    metavar="N",
+    help="When the loss was NaN or Inf in N steps running, stop, and save what the first of them started from, for --like.",
+)
 every = click.option(
     "--every", type=click.IntRange(1), default=1, show_default=True, help="Watch only every Nth step; the others cost nothing."
 )

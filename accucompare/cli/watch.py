@@ -16,7 +16,7 @@ from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.options import examples, is_page, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import OF_CASES, MayRunScript, after_script, command_after_dashes, watch_script
 from accucompare.errors import NonFiniteWarning
-from accucompare.selection import FloatType
+from accucompare.selection import FloatType, OnFinding
 
 if TYPE_CHECKING:
     from accucompare.findings.analysis import Ranks
@@ -37,6 +37,8 @@ _NOT_OF_SCRIPTS = {**OF_CASES, "hf32": "--hf32: the script sets its device's fla
         "accucompare watch -- python train.py --fp16                   # a script, as it is",
         "accucompare overflow watch/                                   # then: analysis and Excel report",
         "",
+        "accucompare watch model.py --steps 300 --pause-after 3        # stop if the loss stays NaN …",
+        "accucompare watch model.py --steps 100 --like watch/state-before-step17   # … and go on there",
         "accucompare watch model.py --steps 300 --threshold loss-spike=20  # a checklist less strict",
         "accucompare health watch/                                     # the checklist again, all of it",
         "",
@@ -54,6 +56,8 @@ _NOT_OF_SCRIPTS = {**OF_CASES, "hf32": "--hf32: the script sets its device's fla
 @option.frames
 @option.trace_steps
 @option.abort_after_step
+@option.pause_after
+@option.like
 @option.every
 @option.checks_every
 @option.thresholds
@@ -104,6 +108,7 @@ def watch(
     if (command := command_after_dashes(_NOT_OF_SCRIPTS)) is not None:
         asked_of_script = {**options, "seed": seed, "deterministic": deterministic, "model": model, "arm": arm}
         return _watch_script(command, out, steps, given, quiet, asked_of_script)
+    from accucompare.cli.logs import told_later
     from accucompare.devices import DeviceName, open_device
 
     name = DeviceName.parse(device)
@@ -115,7 +120,8 @@ def watch(
     from accucompare.watcher.options import WatchOptions
     from accucompare.watcher.watch_case import watch_case
 
-    with progress_bar("watching", "steps", quiet) as progress, _bare_warnings():
+    options["on_finding"] = _on_finding(options)
+    with progress_bar("watching", "steps", quiet) as progress, _bare_warnings(), told_later("accucompare.watch"):
         asked = WatchOptions(quiet=quiet, **options)
         found = watch_case(
             case,
@@ -137,6 +143,12 @@ def watch(
     with reader_may_leave():
         _print_watched(ranks, given, quiet, options)
     return DIFFERENT if found else _code(ranks)
+
+
+def _on_finding(options: dict[str, Any]) -> str:
+    """A run that may be paused goes on after a finding, if the user has not said otherwise."""
+    said = click.get_current_context().get_parameter_source("on_finding") is click.core.ParameterSource.COMMANDLINE
+    return str(options["on_finding"]) if said or options["pause_after"] is None else OnFinding.SNAPSHOT.value
 
 
 def _watch_script(command: list[str], out: Path, steps: int | None, given: dict[str, float], quiet: bool, options: dict[str, Any]) -> int:
@@ -220,10 +232,7 @@ def _write(ranks: Ranks, report: Path) -> None:
 
 @contextlib.contextmanager
 def _bare_warnings() -> Iterator[None]:
-    """Show findings without the source line of the warning, which is ours and not the user's. What is logged is printed at the end."""
-    import logging
-
-    logging.getLogger("accucompare.watch").addHandler(logging.NullHandler())
+    """Show findings without the source line of the warning, which is ours and not the user's."""
     usual = warnings.formatwarning
 
     def bare(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:

@@ -96,7 +96,7 @@ def _open(path: Path, name_pattern: str | None) -> Dump:
     steps = step_folders(path, _belongs, "CANN's kernel dumps")
     parts = tuple(Part(0, step, lambda folder=folder: _items(folder)) for step, folder in steps)  # type: ignore[misc]
     note = "kernels are listed under their own names; which layer ran one, CANN does not say: --map brings the two together"
-    return Dump(parts, (Role.INPUT, Role.OUTPUT), root=False, notes=(note,))
+    return Dump(parts, (Role.INPUT, Role.OUTPUT), partial=True, notes=(note,))
 
 
 def _items(folder: Path) -> Iterator[Item | LeftOut]:
@@ -114,13 +114,14 @@ def _items(folder: Path) -> Iterator[Item | LeftOut]:
             kernel = read_header(path)
         except UnreadableError as error:
             name = _module_name(match["name"])
-            yield Item(name, Role.OUTPUT, "0", calls[name], type=match["type"], load=_failing(error))
+            yield Item(name, Role.OUTPUT, "", calls[name], type=match["type"], load=_failing(error))
             calls[name] += 1
             continue
         name = _module_name(kernel.name or match["name"])
         for role, tensors in ((Role.INPUT, kernel.inputs), (Role.OUTPUT, kernel.outputs)):
             for number, tensor in enumerate(tensors):
-                place = Item(name, role, str(number), calls[name], type=match["type"])
+                path_in_call = "" if role is Role.OUTPUT and len(tensors) == 1 else str(number)  # as of a module's only output
+                place = Item(name, role, path_in_call, calls[name], type=match["type"])
                 yield _item(place, tensor, path)
         calls[name] += 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -112,8 +113,8 @@ class _Import:
             try:
                 rank_of = _Rank(writer, self._found)
                 for part in parts:
-                    rank_of.add(part)
-                    writer.end_step(part.step)
+                    with _ended(writer, part.step):
+                        rank_of.add(part)
                     done += 1
                     progress(done, total)
                 rank_of.conclude(self._dump)
@@ -125,6 +126,17 @@ class _Import:
 
     def _manifest(self, ranks: int) -> Manifest:
         return Manifest(ranks=ranks, environment=dict(self._dump.environment), notes=list(self._dump.notes))
+
+
+@contextlib.contextmanager
+def _ended(writer: BundleWriter, step: int) -> Iterator[None]:
+    """End a step of the bundle, also when it fails, so that its files are closed."""
+    partial = True
+    try:
+        yield
+        partial = False
+    finally:
+        writer.end_step(step, partial)
 
 
 class _Rank:
@@ -221,6 +233,9 @@ class _Rank:
                 "roles": [role.value for role in dump.roles],
                 "root": dump.root,
                 "named_gradients": dump.named_gradients,
+                "partial": dump.partial,
+                "innermost_outputs": dump.innermost_outputs,
+                "pruned": dump.pruned,
                 "left_out": [{"what": each.what, "why": each.why} for each in self._left_out],
             },
         )

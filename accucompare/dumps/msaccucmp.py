@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def _open(path: Path, name_pattern: str | None) -> Dump:
         "kernels are listed under their own names, with slashes as msaccucmp writes them, as _; "
         "which layer ran one, CANN does not say: --map brings the two together"
     )
-    return Dump(parts, (Role.INPUT, Role.OUTPUT), root=False, notes=(note,))
+    return Dump(parts, (Role.INPUT, Role.OUTPUT), partial=True, notes=(note,))
 
 
 def _items(folder: Path) -> Iterator[Item | LeftOut]:
@@ -43,12 +44,14 @@ def _items(folder: Path) -> Iterator[Item | LeftOut]:
             found.append(
                 ((int(match["time"]), int(match["task"]), match["kernel"], match["role"] == "output", int(match["number"])), path, match)
             )
+    outputs = Counter(match["kernel"] for _, _, match in found if match["role"] == Role.OUTPUT)
     numbers: dict[str, dict[str, int]] = {}
     for _, path, match in sorted(found, key=lambda each: each[0]):
         kernels = numbers.setdefault(match["name"], {})
         call = kernels.setdefault(match["kernel"], len(kernels))
         number = str(int(match["number"])) + match["more"]
-        yield Item(match["name"], Role(match["role"]), number, call, load=_loader(path), type=match["type"])
+        alone = match["role"] == Role.OUTPUT and outputs[match["kernel"]] == 1  # as a module's only output
+        yield Item(match["name"], Role(match["role"]), "" if alone else number, call, load=_loader(path), type=match["type"])
 
 
 def _loader(path: Path) -> Callable[[], Loaded]:

@@ -52,7 +52,7 @@ def _open(path: Path, name_pattern: str | None) -> Dump:
         "of the values that a module computes, the last one that Polygraphy saved stands for its output; values whose names say no module "
         "are outputs of the whole model"
     )
-    return Dump(parts, (Role.OUTPUT,), environment={"runner": str(runner)}, notes=(note,))
+    return Dump(parts, (Role.OUTPUT,), partial=True, environment={"runner": str(runner)}, notes=(note,))
 
 
 def _reader(iteration: Any, path: Path) -> Callable[[], Iterator[Item | LeftOut]]:

@@ -18,7 +18,7 @@ from accucompare.bundle.records import Role
 from accucompare.dumps.files import load_pt, of_tensor
 from accucompare.dumps.folders import files_in, folders_with
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part, UnreadableError
-from accucompare.errors import UsageError
+from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
 _BETWEEN = "___"
@@ -68,14 +68,21 @@ def _open(path: Path, name_pattern: str | None) -> Dump:
             continue
         step = int(tags.get("step", tags.get("forward_pass_id", "0")))
         by_place[int(tags.get("rank", "0")), step].append(_File(file, int(tags["dump_index"]), tags))
+    ranks = {rank for rank, _ in by_place}
+    alone = ranks != {0} and len(ranks) == 1
+    if 0 not in ranks and not alone:
+        raise BundleError(f"{path}: lacks rank 0; import the files of one rank by themselves, or of all")
     parts = []
-    for place, files in sorted(by_place.items()):
+    for (rank, step), files in sorted(by_place.items()):
         files.sort(key=lambda file: file.index)
-        parts.append(Part(*place, _reader(files, others)))
+        parts.append(Part(0 if alone else rank, step, _reader(files, others)))
         others = []
+    notes = (f"of rank {min(ranks)} alone, which is rank 0 here",) if alone else ()
     roles = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.PARAM_GRAD)
-    hooked = (_place(file) for files in by_place.values() for file in files)
-    return Dump(tuple(parts), roles, root=any(not isinstance(place, LeftOut) and place[0] == "" for place in hooked))
+    names = [file.tags["name"].removeprefix(_GRADIENT) for files in by_place.values() for file in files]
+    hooked = [name.removeprefix(_HOOKED) for name in names if name.startswith(_HOOKED)]
+    root = any((match := _PLACE.fullmatch(name)) is not None and not match["module"] for name in hooked)
+    return Dump(tuple(parts), roles, root=root, partial=not hooked, notes=notes)
 
 
 def _reader(files: list[_File], others: list[LeftOut]) -> Callable[[], Iterator[Item | LeftOut]]:

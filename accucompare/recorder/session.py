@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ from accucompare.recorder.state import Arguments
 from accucompare.recorder.training import NOTHING, Training
 from accucompare.recorder.training_state import StateSaver, UnknownOptimizers
 from accucompare.selection import SKETCH_SIZE, Level, Mode, Steps
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class Session:
@@ -196,11 +198,9 @@ class Session:
             self._writer.end_step(recorder.step, error is not None, series, recorder.holds_records)
         self._writer.close()
         if recorder.errors:
-            warnings.warn(
-                f"accucompare could not record {len(recorder.errors)} module call(s), so {self.path} is incomplete; "
-                f"the first: {recorder.errors[0]}",
-                stacklevel=4,
-            )
+            count, first = len(recorder.errors), recorder.errors[0]
+            _LOGGER.warning("could not record %d module call(s), so %s is incomplete; the first: %s", count, self.path, first)
+        _LOGGER.debug("captured %d step(s) in %s", len(manifest.steps), self.path)
 
 
 def capture(

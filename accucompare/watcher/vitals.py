@@ -210,6 +210,11 @@ class VitalSigns:
         self._states |= {id(each.tensor): gradient_state(each.tensor) for each in ours}
         self._dirty = True
 
+    @property
+    def losses(self) -> list[float]:
+        """Those of the step that were seen so far and have been read."""
+        return [extrema.low for extrema in self._losses]
+
     # the end of a step
 
     def end_step(self) -> None:

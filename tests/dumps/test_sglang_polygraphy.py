@@ -18,7 +18,7 @@ import torch
 
 import accucompare as ac
 from accucompare.bundle.records import Role
-from accucompare.compare.rows import Status
+from accucompare.compare.rows import Reason, Status
 from accucompare.dumps.importing import import_dump
 from accucompare.errors import BundleError, UsageError
 
@@ -46,17 +46,20 @@ def name_of(name: str, index: int = 1, **tags: Any) -> str:
 
 
 def test_every_tensor_of_sglang_s_hooks_is_the_same_as_in_a_capture(golden: Path, tmp_path: Path) -> None:
-    found = import_dump(DATA / "sglang", tmp_path / "out")
+    shutil.unpack_archive(DATA / "sglang" / "dump.zip", tmp_path / "dump")
+    found = import_dump(tmp_path / "dump", tmp_path / "out")
     assert (found.records, len(found.left_out), found.unreadable) == (36, 9, [])
     assert {each.why.split(";")[0] for each in found.left_out} == {"the gradient of a tensor by all that use it"}
-    rows = [row for row in ac.diff(golden, tmp_path / "out", rel_l2=1e-5).rows if row.golden and row.candidate]
+    compared = ac.diff(golden, tmp_path / "out", rel_l2=1e-5)
+    assert {row.reason for row in compared.rows if not (row.golden and row.candidate)} == {Reason.NOT_COMPARABLE}  # SGLang records no such
+    rows = [row for row in compared.rows if row.golden and row.candidate]
     assert len(rows) == 36
     assert {row.status for row in rows} == {Status.PASS}
     assert {row.golden.role for row in rows if row.golden} == {Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT}
 
 
 def test_a_fault_in_a_dump_of_sglang_is_named(golden: Path, tmp_path: Path) -> None:
-    shutil.copytree(DATA / "sglang", tmp_path / "dump")
+    shutil.unpack_archive(DATA / "sglang" / "dump.zip", tmp_path / "dump")
     (path,) = (tmp_path / "dump").glob("*layers.1.act.output__*")
     content = torch.load(path, weights_only=True)
     content["value"] = content["value"].detach() * 1.1
@@ -96,6 +99,18 @@ def test_tags_of_sglang_say_step_rank_call_parameter_and_recomputation(tmp_path:
     }
 
 
+def test_one_rank_of_sglang_alone_is_rank_0_and_says_which_it_was(tmp_path: Path) -> None:
+    (tmp_path / "dump").mkdir()
+    torch.save({"value": torch.ones(2), "meta": {}}, tmp_path / "dump" / name_of("a", rank=3))
+    found = import_dump(tmp_path / "dump", tmp_path / "out")
+    assert "of rank 3 alone, which is rank 0 here" in found.notes
+    with ac.open_bundle(tmp_path / "out") as bundle:
+        assert [record.rank for record in bundle.records()] == [0]
+    torch.save({"value": torch.ones(2), "meta": {}}, tmp_path / "dump" / name_of("a", 2, rank=2))
+    with pytest.raises(BundleError, match="lacks rank 0"):
+        import_dump(tmp_path / "dump", tmp_path / "both")
+
+
 class _Runs:
     """What runs a command when it is unpickled."""
 
@@ -128,7 +143,9 @@ def test_a_link_out_of_a_dump_is_refused(tmp_path: Path) -> None:
 def test_outputs_of_polygraphy_are_those_of_the_modules(golden: Path, tmp_path: Path) -> None:
     found = import_dump(DATA / "polygraphy" / "outputs.json", tmp_path / "out")
     assert (found.records, [each.what.split(" ")[0] for each in found.left_out]) == (11, ["layers.1.norm.bias", "layers.1.norm.weight"])
-    rows = [row for row in ac.diff(golden, tmp_path / "out", rel_l2=1e-5).rows if row.golden and row.candidate]
+    compared = ac.diff(golden, tmp_path / "out", rel_l2=1e-5)
+    assert compared.passed
+    rows = [row for row in compared.rows if row.golden and row.candidate]
     modules = [f"layers.{n}{part}" for n in (0, 1) for part in (".norm", ".up", ".act", ".down", "")]
     assert [row.module for row in rows] == [*modules, ""]
     assert {row.status for row in rows} == {Status.PASS}
