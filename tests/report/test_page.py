@@ -325,6 +325,14 @@ def test_a_link_of_a_layer_alone_leads_to_the_row_that_fails(browser: Browser, p
     assert browser.text("#details h3") == "b.fc output"
 
 
+def test_the_address_follows_the_chosen_row(browser: Browser, page: Path, every_reason: Comparison) -> None:
+    browser.open(page)
+    browser.press("#rows .scroller", "End")
+    browser.until("return location.hash !== ''")
+    browser.open(page, browser.run("return location.hash").removeprefix("#"))
+    assert browser.run("return document.querySelector('.line.current').dataset.row") == str(len(every_reason.rows) - 1)
+
+
 def test_a_link_to_what_is_not_there_is_passed_over(browser: Browser, page: Path) -> None:
     browser.open(page, "no.such;role=%E0%A4%A")
     assert browser.run("return document.getElementById('details').hidden")
@@ -363,7 +371,7 @@ def test_names_are_shown_as_text_whatever_is_in_them(browser: Browser, hostile: 
     assert set(browser.column("type")) == {EVIL[0]}
     assert "taken" not in browser.run("return document.title")
     assert browser.run("return document.querySelectorAll('img').length") == 0
-    assert EVIL[1] in browser.text("#environment")
+    assert EVIL[1] in browser.text("#section-environment")
 
 
 def test_names_in_a_log_are_shown_as_text_too(browser: Browser, folder: Path) -> None:
@@ -382,7 +390,7 @@ def test_a_training_comparison_shows_histories_and_where_the_runs_part(browser: 
     candidate = changed(changed(steps(), 12, grad_norm=4.0), 15, lr={"AdamW.0": 2e-3})
     compared = ac.diff(run(folder / "parts", steps()), run(folder / "parts-npu", candidate), accept="mindformers")
     browser.open(compared.to_html(folder / "parts.html"))
-    assert "The runs part at step 12 in the gradients" in browser.text("#training")
+    assert "The runs part at step 12 in the gradients" in browser.text("#section-training")
     titles = [title.removesuffix(" (logarithmic)") for title in browser.texts("#charts figcaption")]
     assert titles == ["loss", "gradient norm", "relative difference of the gradient norm", "learning rate"]
     browser.run("document.getElementById('steps-box').open = true")

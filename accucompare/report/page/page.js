@@ -5,7 +5,7 @@ addEventListener("DOMContentLoaded", async () => {
     const { head, bytes } = await unpack();
     if (head.kind === "comparison") new ComparisonPage(head);
     else new LogPage(head, bytes);
-    byId("only-different")?.addEventListener("change", (event) => byId("environment").classList.toggle("differing", event.target.checked));
+    byId("only-different")?.addEventListener("change", (event) => byId("section-environment").classList.toggle("differing", event.target.checked));
     document.body.offsetHeight; // the browser lays it out now
     document.documentElement.dataset.ready = String(performance.now()); // milliseconds since it began to load
   } catch (error) {
@@ -196,10 +196,8 @@ class ComparisonPage {
   // Show a row: in the table, if need be without the filter, and its details.
   go(row) {
     this.unfilter(row);
-    const place = anchorOf(this.table, row);
-    if (location.hash !== `#${place}`) linkTo(place);
     this.grid.choose(row, true);
-    byId("model").scrollIntoView({ block: "start" });
+    byId("section-model").scrollIntoView({ block: "start" });
   }
 
   unfilter(row) {
@@ -230,9 +228,7 @@ class ComparisonPage {
   }
 
   follow() {
-    const anchor = location.hash.slice(1);
-    if (!anchor || document.getElementById(anchor)) return;
-    const row = rowOf(this.table, anchor);
+    const row = rowOf(this.table, location.hash.slice(1)); // -1 for a link to a part of the page
     if (row >= 0) this.go(row);
   }
 
@@ -245,9 +241,11 @@ class ComparisonPage {
   }
 }
 
-// A link to what is shown, without a step in the browser's history for each row.
+// A link to what is shown, without a step in the browser's history for each row; browsers refuse to change it many times a second.
+let linking;
 function linkTo(anchor) {
-  window.history.replaceState(null, "", `#${anchor}`);
+  clearTimeout(linking);
+  linking = setTimeout(() => window.history.replaceState(null, "", `#${anchor}`), 150);
 }
 
 class LogPage {
@@ -290,6 +288,5 @@ class LogPage {
     const heats = byId("heats");
     heats.replaceChildren();
     for (const about of this.head.heats) new HeatMap(heats, this.bytes, about, this.head.layers);
-    byId("histories").hidden = !charts.children.length && !heats.children.length;
   }
 }

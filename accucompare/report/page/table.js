@@ -109,7 +109,7 @@ class Grid {
     if (this.sorted) this.order();
     const all = this.table.rows.toLocaleString("en-US");
     this.count.textContent = count === this.table.rows ? `${all} rows` : `${count.toLocaleString("en-US")} of ${all} rows`;
-    this.scroller.ariaRowCount = count + 1;
+    this.scroller.setAttribute("aria-rowcount", count + 1);
     this.scroller.scrollTop = 0;
     this.draw();
   }
@@ -123,7 +123,7 @@ class Grid {
     let test;
     if (this.regex.checked) {
       try {
-        const pattern = new RegExp(text, "iu");
+        const pattern = new RegExp(text, "i");
         test = (word) => pattern.test(word);
       } catch (error) {
         this.search.setCustomValidity(error.message);

@@ -99,8 +99,8 @@ class Tree {
     const mark = here ? make("span", { className: "here", title: "here the two first part" }, "◀ first") : null;
     const error = make("span", { className: "error" }, shown({ format: "scientific" }, node.worst));
     const line = make("div", { className: "node", role: "treeitem", tabIndex: node.name === (this.focus ?? ROOT) ? 0 : -1, ariaLevel: depth + 1 });
-    if (folded) line.ariaExpanded = String(open);
-    line.ariaSelected = String(node.name === this.chosen);
+    if (folded) line.setAttribute("aria-expanded", open);
+    line.setAttribute("aria-selected", node.name === this.chosen);
     line.style.paddingLeft = `${depth * 14 + 4}px`;
     line.append(arrow, square, make("span", { className: "label", dir: "auto", title: node.name }, node.label), ...[mark, fails, error].filter(Boolean));
     line.node = node;
@@ -154,8 +154,8 @@ class Tree {
   }
 
   up(lines, at) {
-    const level = Number(lines[at].ariaLevel);
-    for (let before = at - 1; before >= 0; before--) if (Number(lines[before].ariaLevel) < level) return this.move(lines[before].node.name);
+    const depth = (line) => Number(line.getAttribute("aria-level"));
+    for (let before = at - 1; before >= 0; before--) if (depth(lines[before]) < depth(lines[at])) return this.move(lines[before].node.name);
     return undefined;
   }
 }
