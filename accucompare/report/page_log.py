@@ -51,6 +51,7 @@ def write_log_page(ranks: Ranks, path: Path) -> Path:
     health = examine(ranks) if any(run.vitals for run in ranks.ranks) else None
     verdict, _, sentence = verdict_line(ranks).plain.partition("  ")
     words = {"title": f"what a watch found: {ranks.path.name}", "verdict": verdict, "sentence": sentence, "passed": verdict == "FINITE"}
+    words["checklist_first"] = False
     words["answer"] = log.main_answer(ranks).splitlines()[1:]  # the first line is in the sentence
     return _write(ranks, health, words, path)
 
@@ -68,6 +69,7 @@ def write_health_page(ranks: Ranks, health: Health, path: Path) -> Path:
         "sentence": f"{ranks.path}: {counts}",
         "passed": health.status is Status.PASS,
         "answer": log.main_answer(ranks).splitlines(),
+        "checklist_first": True,
     }
     return _write(ranks, health, words, path)
 
@@ -100,7 +102,8 @@ def _head(ranks: Ranks, run: Analysis, health: Health | None, data: PageData) ->
         data.table("warnings", _shown(ranks, log.WARNINGS), warnings),
     ]
     if health is not None:
-        tables.append(data.table("checklist", _shown(ranks, HEALTH), health.results))
+        worst_first = sorted(health.results, key=lambda result: list(Status).index(result.status))
+        tables.append(data.table("checklist", _shown(ranks, HEALTH), worst_first))
     layers, heats = _heats(run, data)
     return {
         "kind": "log",

@@ -22,11 +22,12 @@ from accucompare.compare.measure import Metrics
 from accucompare.compare.rows import Reason, Row, Verdict
 from accucompare.errors import ReportError
 from accucompare.findings.analysis import read
+from accucompare.findings.health import examine
 from accucompare.findings.vitals import ParameterFacts, Setup, Vitals
 from accucompare.report.columns import to_dataframe
 from accucompare.report.page_comparison import anchor
 from accucompare.report.page_data import leading_bits
-from accucompare.report.page_log import write_log_page
+from accucompare.report.page_log import write_health_page, write_log_page
 from accucompare.text import printable
 from tests.compare.builder import item, write
 from tests.compare.test_ladder import changed, run, steps
@@ -411,6 +412,17 @@ def test_a_log_shows_the_answer_findings_frames_and_histories(browser: Browser, 
         "loss scale",
     ]
     assert browser.column("result", "#checklist")
+
+
+def test_the_page_of_the_checklist_begins_with_it_and_with_what_is_worst(browser: Browser, folder: Path) -> None:
+    ranks = read(log(folder / "checked"))
+    health = examine(ranks)
+    browser.open(write_health_page(ranks, health, folder / "health.html"))
+    assert browser.text(".verdict") == health.status.value
+    assert browser.texts("main h2")[0].startswith("Checklist")
+    results = browser.column("result", "#checklist")
+    assert results == sorted(results, key=["FAIL", "WARN", "NOT LOOKED AT", "PASS"].index)
+    assert results[0] == health.status.value
 
 
 def test_heat_maps_show_each_parameter_in_each_step(browser: Browser, log_page: Path) -> None:
