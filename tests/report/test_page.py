@@ -425,6 +425,15 @@ def test_the_page_of_the_checklist_begins_with_it_and_with_what_is_worst(browser
     assert results[0] == health.status.value
 
 
+def test_histories_have_the_loss_and_the_learning_rate_that_were_seen(browser: Browser, folder: Path) -> None:
+    vitals = [Vitals(number, loss=2.0 - number, lr={"AdamW.0": 1e-3, "AdamW.1": 1e-2}) for number in range(3)]
+    path = write_log(folder / "seen" / "rank0.jsonl", start(), *vitals, *(step(number, grad_norm=1.0) for number in range(3)), end(3))
+    browser.open(write_log_page(read(path), folder / "seen.html"))
+    assert browser.texts("#charts figcaption") == ["loss", "gradient norm (logarithmic)", "learning rate"]
+    assert browser.column("loss", "#steps") == ["2.00000e+00", "1.00000e+00", "0"]
+    assert set(browser.column("learning rate", "#steps")) == {"1.00e-03"}
+
+
 def test_heat_maps_show_each_parameter_in_each_step(browser: Browser, log_page: Path) -> None:
     browser.open(log_page)
     assert len(browser.texts("#heats figure")) == 3

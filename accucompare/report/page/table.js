@@ -73,7 +73,8 @@ class Grid {
     const pixels = this.columns.map((column) => {
       const most = column.isText ? Math.min(column.width || 46, 70) : 20;
       const characters = Math.max(Math.min(this.longest(column), most), column.title.length + 2);
-      return Math.round(characters * (column.isText ? 7.9 : 8.4) + 14);
+      const wide = ["reason", "result"].includes(column.title) ? 9.4 : column.isText ? 7.9 : 8.4; // those are bold
+      return Math.round(characters * wide + 14);
     });
     this.scroller.style.setProperty("--columns", pixels.map((width) => `${width}px`).join(" "));
     this.scroller.style.setProperty("--all", `${pixels.reduce((sum, width) => sum + width, 0)}px`);
