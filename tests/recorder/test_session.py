@@ -131,7 +131,7 @@ def test_parents_of_records_stay_true_when_layers_between_are_left_out(record: R
     [
         ({"steps": 0}, "steps must be at least 1"),
         ({"queue_bytes": 0}, "queue_bytes must be at least 1"),
-        ({"mode": "all"}, "mode must be 'tensors' or 'stats', but is 'all'"),
+        ({"mode": "all"}, "mode must be one of 'tensors', 'sketch', 'stats', 'digest', but is 'all'"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
