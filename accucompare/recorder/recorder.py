@@ -229,33 +229,38 @@ class Recorder(Listener[_Call]):
     def ended(self, call: _Call, output: Any) -> Any:
         if not call.again:
             self._record(call, Role.OUTPUT, leaves(output))
-        if call.span is not None and self._backward is not None:
-            self._backward.ended(call.span)
+        span, call.span = call.span, None  # the two would lead to each other, and wait for Python's collection of such, which takes long
+        if span is not None and self._backward is not None:
+            self._backward.ended(span)
         if self._feed is None or (self._operators and not self._is_selected(call)):  # golden's selection is the same
-            self._gave(call, leaves(output))
+            self._gave(call, span, leaves(output))
             return None
         if call.returned and call.returned[0] is not output:
             name = call.name or "(root)"
             raise CaptureError(f"a forward hook on {name} replaces what the module returns, as --feed does; take the hook off")
         place = Place(self.step, call.name, call.index, Role.OUTPUT)
         exchange = functools.partial(self._feed.gradient, place) if self._feed.backward else None
-        handed_on, own = self._feed.outputs(place, output, call.lent, functools.partial(self._from_outside, call, exchange))
+        handed_on, own = self._feed.outputs(place, output, call.lent, functools.partial(self._from_outside, span, exchange))
         call.lent, call.returned = None, ()  # nothing of a graph is kept longer than it lives
-        self._gave(call, ((path, own.get(path, part)) for path, part in leaves(output)), exchange)
+        self._gave(call, span, ((path, own.get(path, part)) for path, part in leaves(output)), exchange)
         return handed_on
 
     def _gave(
-        self, call: _Call, parts: Iterator[tuple[str, Any]], exchange: Callable[[str, torch.Tensor], torch.Tensor] | None = None
+        self,
+        call: _Call,
+        span: Span[_Call] | None,
+        parts: Iterator[tuple[str, Any]],
+        exchange: Callable[[str, torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        if call.span is not None and self._backward is not None and self._is_selected(call):
-            self._backward.gave(call.span, parts, exchange)
+        if span is not None and self._backward is not None and self._is_selected(call):
+            self._backward.gave(span, parts, exchange)
 
     def _from_outside(
-        self, call: _Call, exchange: Callable[[str, torch.Tensor], torch.Tensor] | None, path: str, grad: torch.Tensor
+        self, span: Span[_Call] | None, exchange: Callable[[str, torch.Tensor], torch.Tensor] | None, path: str, grad: torch.Tensor
     ) -> Any:
-        if call.span is None or self._backward is None or exchange is None:
+        if span is None or self._backward is None or exchange is None:
             return grad
-        return self._backward.from_outside(call.span, path, grad, exchange)
+        return self._backward.from_outside(span, path, grad, exchange)
 
     def left(self, call: _Call) -> None:
         """See no more of a call's operators and functions."""
