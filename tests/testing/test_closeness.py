@@ -188,10 +188,11 @@ def test_the_models_the_inputs_and_the_random_numbers_are_left_as_they_were() ->
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-def test_a_failure_writes_the_report_and_names_it(tmp_path: Path) -> None:
-    report = tmp_path / "reports" / "layers.xlsx"
+@pytest.mark.parametrize(("name", "begins"), [("layers.xlsx", b"pk"), ("layers.html", b"<!doctype html>")])
+def test_a_failure_writes_the_report_and_names_it(name: str, begins: bytes, tmp_path: Path) -> None:
+    report = tmp_path / "reports" / name
     assert message(broken(), model(), inputs=X, report=report).endswith(f"\nReport: {report}")
-    assert report.is_file()
+    assert report.read_bytes().lower().startswith(begins)
 
 
 def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
