@@ -11,6 +11,7 @@ from accucompare.cli.group import PASS, cli
 from accucompare.cli.options import examples
 from accucompare.errors import CaptureError
 from accucompare.selection import DumpFormat
+from accucompare.text import printable
 
 _SHOWN = 5
 
@@ -48,5 +49,5 @@ def import_(dump: Path, out: Path, format_name: DumpFormat | None, name_pattern:
     if imported.unreadable:
         count = len(imported.unreadable)
         shown = "; ".join(imported.unreadable[:_SHOWN]) + (f"; and {count - _SHOWN} more" if count > _SHOWN else "")
-        raise CaptureError(f"{out}: is incomplete, for {count} tensor(s) of {dump} cannot be read: {shown}")
+        raise CaptureError(f"{out}: is incomplete, for {count} tensor(s) of {dump} cannot be read: {printable(shown)}")
     return PASS

@@ -261,6 +261,17 @@ def test_the_command_says_what_is_wrong_in_one_line_and_exits_with_two(dump: Pat
     assert f"out: is incomplete, for 1 tensor(s) of {dump} cannot be read: fc call 0 output" in failed.stderr
 
 
+def test_names_of_a_dump_cannot_write_to_the_terminal(dump: Path, cli: Run) -> None:
+    content = index(data_name="\x1b[31m\u202e.pt")
+    content["data"]["Functional.\x1b[2J.0.forward"] = {}
+    (dump / "dump.json").write_text(json.dumps(content))
+    failed = cli("import", dump, "--out", "out")
+    assert failed.returncode == 2
+    assert "\\x1b[31m\\u202e.pt" in failed.stderr
+    assert "\\x1b[2J" in failed.stdout
+    assert not {"\x1b", "\u202e"} & {*failed.stderr, *failed.stdout}
+
+
 def test_the_command_says_what_it_left_out_and_quiet_says_nothing(dump: Path, cli: Run) -> None:
     loud = cli("import", dump, "--out", "out")
     assert (loud.returncode, loud.stdout.splitlines()) == (
