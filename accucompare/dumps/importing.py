@@ -108,7 +108,8 @@ class _Import:
         left, done = len(self._dump.parts), 0
         ranks = [(rank, list(parts)) for rank, parts in groupby(self._dump.parts, key=lambda part: part.rank)]
         for rank, parts in ranks:
-            manifest = self._manifest(1 + max(rank for rank, _ in ranks))
+            notes = list(self._dump.notes) if rank == 0 else []
+            manifest = Manifest(ranks=1 + max(rank for rank, _ in ranks), environment=dict(self._dump.environment), notes=notes)
             writer = BundleWriter(self._out, manifest, rank, _QUEUE_BYTES)
             try:
                 rank_of = _Rank(writer, self._found)
@@ -129,9 +130,6 @@ class _Import:
         if not self._found.records:
             raise BundleError(f"{self._path}: nothing in it has a counterpart in a bundle{_most_of(self._found.left_out)}")
         return self._found
-
-    def _manifest(self, ranks: int) -> Manifest:
-        return Manifest(ranks=ranks, environment=dict(self._dump.environment), notes=list(self._dump.notes))
 
 
 @contextlib.contextmanager

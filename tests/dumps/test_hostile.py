@@ -8,6 +8,7 @@ import pickle
 import shutil
 import signal
 import struct
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +129,11 @@ def test_a_bare_pickle_is_not_opened(dump: Path, tensor: Path, tmp_path: Path) -
     tensor.write_bytes(pickle.dumps(Runs(tmp_path / "ran")))
     unreadable(dump, "is truncated, or no file of its kind")
     assert not (tmp_path / "ran").exists()
+
+
+def test_without_torch_a_pt_says_what_to_install(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    unreadable(dump, "needs torch to be read, which is not installed: pip install accucompare[torch]")
 
 
 def test_a_pipe_is_not_waited_for(dump: Path, tensor: Path) -> None:
