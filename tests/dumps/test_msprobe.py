@@ -188,7 +188,7 @@ def test_calls_of_functions_are_listed_and_not_imported(folder: Path) -> None:
 
 
 def test_ranks_are_ranks(folder: Path, tmp_path: Path) -> None:
-    dump = next((folder / "tensor" / "step0").iterdir())
+    dump = next((folder / "statistics" / "step0").iterdir())
     for rank in (0, 1):
         shutil.copytree(dump, tmp_path / "dump" / "step3" / f"rank{rank}")
     import_dump(tmp_path / "dump", tmp_path / "bundle")
@@ -206,7 +206,7 @@ def test_with_megatron_the_call_around_comes_with_a_number(tmp_path: Path) -> No
 
 
 def test_two_processes_of_one_step_are_refused_for_nobody_knows_which_is_meant(folder: Path, tmp_path: Path) -> None:
-    dump = next((folder / "tensor" / "step0").iterdir())
+    dump = next((folder / "statistics" / "step0").iterdir())
     for process in (1, 2):
         shutil.copytree(dump, tmp_path / "dump" / "step0" / f"proc{process}")
     with pytest.raises(UsageError, match=r"two dumps of step 0.*proc1 and .*proc2; import one of them"):
