@@ -83,7 +83,7 @@ class Comparison(Result):
         """
         from accucompare.report.page_comparison import write_comparison_page
 
-        return write_comparison_page(self, Path(path))
+        return self._written(write_comparison_page(self, Path(path)))
 
     def to_json(self, path: str | Path) -> Path:
         """Write everything as JSON and return its path.

@@ -96,6 +96,11 @@ def test_a_variable_stands_for_an_option_and_the_command_line_wins(bundles: Path
     assert (only.returncode, len(only.stdout.splitlines())) == (0, 1)
 
 
+def test_a_variable_is_called_as_its_option_is_typed(bundles: Path, cli: Run) -> None:
+    cli("diff", "golden", "npu", ACCUCOMPARE_DIFF_JSON="x.json", ACCUCOMPARE_DIFF_REPORT="x.xlsx:y.xlsx")
+    assert {path.name for path in bundles.iterdir()} == {"golden", "npu", "x.json", "x.xlsx", "y.xlsx"}
+
+
 def test_what_the_package_uses_itself_is_no_option(bundles: Path, cli: Run) -> None:
     assert cli("verify", "npu", ACCUCOMPARE_KERNEL="numpy", ACCUCOMPARE_SCRIPT="").returncode == 0
 

@@ -23,18 +23,19 @@ PASS, DIFFERENT, TROUBLE, INTERRUPTED = 0, 1, 2, 130
 
 @click.group(
     cls=Group,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "auto_envvar_prefix": PREFIX},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=shared.examples(
         "accucompare capture model.py --device cpu --out golden   # on the trusted machine",
         "accucompare capture model.py --device npu                # on the NPU machine, writes npu/",
         "accucompare diff golden/ npu/ --atol 1e-3                # anywhere, writes an Excel report",
         "",
         "Every option can be set by a variable: ACCUCOMPARE_DIFF_ATOL=1e-3 is --atol of diff. Where an",
-        "option can be given several times, spaces separate its values. NO_COLOR switches colours off.",
+        "option can be given several times, spaces separate its values, and colons paths. NO_COLOR",
+        "switches colours off.",
     ),
 )
 @click.version_option(__version__, prog_name="accucompare")
-@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong, and all that is logged.")
+@click.option("--debug", is_flag=True, envvar=f"{PREFIX}_DEBUG", help="Show a traceback when something goes wrong, and all that is logged.")
 def cli(debug: bool) -> None:
     """Find the layer where a PyTorch model's numbers change between two devices, dtypes or versions."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -23,38 +24,19 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
         *("device", "dtype", "round_weights", "emulate", "seed", "steps", "repeat", "like", "feed", "deterministic", "hf32", "tf32"),
         *("golden_case", "golden_python", "model", "arm", "lists", "force"),
     ),
+    "What to read": ("format_name", "name_pattern"),
     "What to record": (
-        "mode",
-        "sketch_size",
-        "level",
-        "roles",
-        "backward",
-        "save_state",
-        "with_baseline",
-        "baseline_tensors",
-        "ops",
-        "queue",
+        *("mode", "sketch_size", "level", "roles", "backward", "save_state", "with_baseline", "baseline_tensors", "ops", "queue"),
     ),
     "Which layers": ("only", "skip", "map"),
     "What to compare": ("golden", "baseline", "verify", "keep_going", "workers"),
     "What is close enough": ("atol", "rtol", "rel_l2", "cosine", "tolerances", "accept"),
     "What to look for": (
-        *(
-            "on_finding",
-            "pause_after",
-            "frames",
-            "trace_steps",
-            "abort_after_step",
-            "every",
-            "checks_every",
-            "thresholds",
-            "threshold_file",
-            "allow",
-        ),
-        *("near", "flag_per_module", "agree", "kernel_dump"),
+        *("on_finding", "pause_after", "frames", "trace_steps", "abort_after_step", "every", "checks_every", "thresholds"),
+        *("threshold_file", "allow", "near", "flag_per_module", "agree", "kernel_dump"),
     ),
     "What to show": ("call", "role", "path", "step", "rank", "slices"),
-    "Where to write": ("out", "overwrite", "reports", "report", "json_path", "as_json", "save", "quiet"),
+    "Where to write": ("to", "out", "overwrite", "reports", "report", "json_path", "as_json", "save", "quiet"),
 }
 _OTHER_OPTIONS = "Other options"
 
@@ -69,7 +51,16 @@ _OTHER_COMMANDS = "Other commands"
 
 
 class Command(click.Command):
-    """A command whose options are shown in groups, and may come from the environment."""
+    """A command whose options are shown in groups, and may come from the environment.
+
+    A variable is called as the option is typed, which is not always as its parameter: ``ACCUCOMPARE_DIFF_JSON`` is ``--json``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for option in self.params:
+            if isinstance(option, click.Option):
+                option.envvar = f"{PREFIX}_{self.name}_{max(option.opts, key=len).lstrip('-')}".upper().replace("-", "_")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups, those of a group in the order of the table, all of them equally indented."""
@@ -85,7 +76,7 @@ class Command(click.Command):
         Raises:
             UsageError: as the command does; also if a variable is of no option.
         """
-        taken = {_variable(ctx, name): name for name in ctx.params if from_environment(ctx, name)}
+        taken = [str(option.envvar) for option in self.params if from_environment(ctx, option.name or "")]
         if unknown := _unknown(ctx):
             raise UsageError(f"{printable(unknown[0])}: no option of `{ctx.command_path}` has this variable; unset it, or see --help")
         from accucompare.cli.logs import shown_logs  # not for --help
@@ -127,18 +118,14 @@ def with_variable(error: click.ClickException) -> click.ClickException:
         return error
     if not from_environment(error.ctx, error.param.name):
         return error
-    told = f"{error.message} It comes from the environment variable {_variable(error.ctx, error.param.name)}."
+    told = f"{error.message} It comes from the environment variable {error.param.envvar}."
     return click.BadParameter(told, error.ctx, error.param, error.param_hint)
-
-
-def _variable(ctx: click.Context, name: str) -> str:
-    return f"{ctx.auto_envvar_prefix}_{name}".upper()
 
 
 def _unknown(ctx: click.Context) -> list[str]:
     """Variables that begin as those of this command's options do, and are of none."""
-    known = {_variable(ctx, parameter.name or "") for parameter in ctx.command.params if isinstance(parameter, click.Option)}
-    return sorted(name for name in os.environ if name.startswith(f"{ctx.auto_envvar_prefix}_") and name not in known)
+    known = {option.envvar for option in ctx.command.params}
+    return sorted(name for name in os.environ if name.startswith(f"{PREFIX}_{ctx.command.name}_".upper()) and name not in known)
 
 
 def _write(formatter: click.HelpFormatter, table: Mapping[str, Sequence[str]], found: dict[str, tuple[str, str]], others: str) -> None:

@@ -13,6 +13,7 @@ import click
 
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
+from accucompare.cli.help import was_given
 from accucompare.cli.options import examples, is_page, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import OF_CASES, MayRunScript, after_script, command_after_dashes, watch_script
 from accucompare.errors import NonFiniteWarning
@@ -147,7 +148,7 @@ def watch(
 
 def _on_finding(options: dict[str, Any]) -> str:
     """A run that may be paused goes on after a finding, if the user has not said otherwise."""
-    said = click.get_current_context().get_parameter_source("on_finding") is click.core.ParameterSource.COMMANDLINE
+    said = was_given(click.get_current_context(), "on_finding")
     return str(options["on_finding"]) if said or options["pause_after"] is None else OnFinding.SNAPSHOT.value
 
 
