@@ -148,25 +148,22 @@ def _numbers(column: Column, values: list[Value], of_golden: dict[str, Array]) -
 
 def leading_bits(values: Sequence[Value], count: int) -> Array:
     """Numbers as the bits of float64, of which only the first ``count`` bytes are not 0; what is no number has bits of its own."""
-    types = set(map(type, values))
-    if types == {type(None)}:
-        return np.full(len(values), _MISSING)
-    if str in types:
+    if "" in values:
         values = [None if value == "" else value for value in values]
-    without = type(None) in types or str in types
-    missing = np.array([value is None for value in values], bool) if without else np.zeros(len(values), bool)
     numbers = np.array(values, np.float64)  # NaN for None
     bits = numbers.view(np.uint64)
     if count < _WHOLE:
         dropped = np.uint64(64 - 8 * count)
         rounded = bits + (np.uint64(1) << (dropped - np.uint64(1)))
-        bits = np.where(np.isfinite(numbers) & ((rounded & _EXPONENT) != _EXPONENT), rounded, bits)
-        bits = bits >> dropped << dropped
-    return np.where(missing, _MISSING, np.where(np.isnan(numbers), _NAN, bits))
+        bits = np.where(np.isfinite(numbers) & ((rounded & _EXPONENT) != _EXPONENT), rounded, bits) >> dropped << dropped
+    if not (nan := np.isnan(numbers)).any():
+        return bits
+    missing = np.array([value is None for value in values], bool)
+    return np.where(missing, _MISSING, np.where(nan, _NAN, bits))
 
 
 def _planes(numbers: Array, count: int) -> bytes:
     """The ``count`` highest bytes of 64-bit numbers, or the lowest of others: all first ones, then all second ones."""
-    highest = numbers.dtype.itemsize if numbers.dtype == np.uint64 else count
-    shifts = (8 * (highest - 1 - plane) for plane in range(count))
-    return b"".join((numbers >> numbers.dtype.type(shift)).astype(np.uint8).tobytes() for shift in shifts)
+    size = numbers.dtype.itemsize
+    written = numbers.astype(f">u{size}").view(np.uint8).reshape(-1, size)
+    return written[:, :count].T.tobytes() if size == _WHOLE else written[:, size - count :].T.tobytes()
