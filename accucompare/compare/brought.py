@@ -24,6 +24,7 @@ from accucompare.compare.measure import measure
 from accucompare.compare.suggest import float_dtype, product_formats
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.selection import Mode
 
 #: The precisions of candidates that golden can bring a baseline for: the floating type, and what float32 products are rounded to.
 PRECISIONS = {
@@ -83,7 +84,7 @@ def keep_errors(golden: Path, baseline: Path, out: Path) -> Path:
         for rank, manifest in fed.manifests.items():
             steps = [entry for number, entry in fed.steps() if number == rank]
             kept = replace(manifest, complete=False, steps=[], inputs={}, capture={**manifest.capture, "mode": "errors"})
-            writer = BundleWriter(out, kept, rank, tensors=False)
+            writer = BundleWriter(out, kept, rank, mode=Mode.STATS)
             try:
                 for entry in steps:
                     for record in _with_errors(trusted, fed, list(fed.step_records(rank, entry)), partners):

@@ -21,6 +21,7 @@ from accucompare.compare.asked import not_asked
 from accucompare.compare.baseline import check_feed
 from accucompare.compare.chosen_baseline import choose_baseline
 from accucompare.compare.culprits import described, find_culprits, scaled_first
+from accucompare.compare.dumps import of_dumps, with_paths_of
 from accucompare.compare.ladder import climb
 from accucompare.compare.later_steps import after_updates, by_envelope
 from accucompare.compare.models import other_model
@@ -79,6 +80,10 @@ def compare(
         tolerances = _rules(rules, limits, candidate_bundle)
         damage: list[str] = []
         golden_records, candidate_records = (_records(bundle, keep_going, damage) for bundle in (golden_bundle, candidate_bundle))
+        if golden_bundle.manifest.options.imported is not None:
+            golden_records = with_paths_of(golden_records, candidate_records)
+        elif candidate_bundle.manifest.options.imported is not None:
+            candidate_records = with_paths_of(candidate_records, golden_records)
         models = golden_bundle.manifest.model, candidate_bundle.manifest.model
         proposed = propose(*models, renamings)
         if auto:
@@ -112,6 +117,8 @@ def compare(
         weights = next((finding for finding in findings if finding.about is About.WEIGHTS), None)
         judges = _manifests(wanders), _manifests(golden_repeat)
         training = climb(*series, baseline=judges[0], repeat=judges[1], given=limits, rows=rows, weights=weights)
+        if any(bundle.manifest.options.imported for bundle in (golden_bundle, candidate_bundle)):
+            training = None  # dumps of other tools have no series
         return Result(
             golden=_side(golden_bundle),
             candidate=_side(candidate_bundle),
@@ -208,6 +215,8 @@ def _outcomes(sides: Sides, tasks: list[Task], workers: int | None, progress: Pr
     outcomes = [no_gradient(task.pair) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
     classes = other_classes(sides.golden, sides.candidate)
     outcomes = [other_state(task.pair, classes) or other_way(task.pair) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
+    dumps = of_dumps(sides.golden, sides.candidate, [task.pair for task in tasks])
+    outcomes = [why or outcome for why, outcome in zip(dumps, outcomes, strict=True)]
     asked = sides.golden.manifest.options, sides.candidate.manifest.options
     return [not_asked(task.pair, *asked) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
 

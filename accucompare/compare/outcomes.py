@@ -26,6 +26,7 @@ from accucompare.compare.closer import (
     common_limit,
     standard_error,
 )
+from accucompare.compare.estimates import can_estimate, estimate
 from accucompare.compare.judge import judge, judge_without_data, settle_noise, settle_unsteady
 from accucompare.compare.masks import may_hold_masks, may_say_the_same
 from accucompare.compare.measure import Metrics, measure, measure_identical, measure_masks
@@ -167,7 +168,7 @@ class Sides:
         tolerance = task.tolerance
         if self.verify and (golden.member is None) is not (candidate.member is None):
             (self.golden.stored(golden) if golden.member is not None else self.candidate.stored(candidate)).read()
-        if golden.member is not None and candidate.member is not None:
+        if (golden.member is not None and candidate.member is not None) or self._by_sketch(golden, candidate, tolerance):
             metrics = self._measure(self.golden, golden, self.candidate, candidate, tolerance, run)
         elif golden.statistics is not None and same_bits(golden, candidate):
             metrics = _measure_identical(golden, golden.statistics, tolerance)
@@ -180,13 +181,17 @@ class Sides:
             tolerance = _because(tolerance, "the baseline has NaN or Inf where golden has not, or the other way round")
         noise = self._noise(candidate, task.repeat, metrics, run)
         verdict = judge(golden, candidate, metrics, tolerance, expected)
-        if expected is not None and tolerance.by_default and golden.role in TRAINING_ROLES and candidate.member is not None:
+        if expected is not None and tolerance.by_default and golden.role in TRAINING_ROLES and not metrics.deviation:
             verdict = self._closer(task, golden, candidate, metrics, verdict, expected, run)
         if noise is not None:
             verdict = settle_noise(verdict, tolerance, metrics, noise)
         if verdict.status is Status.FAIL:
             verdict = settle_unsteady(verdict, tolerance, metrics, self._unsteadiness(golden, task.golden_repeat, run))
         return Outcome(metrics, verdict, None if expected is None else expected.rel_l2, noise)
+
+    def _by_sketch(self, golden: Record, candidate: Record, tolerance: Tolerance) -> bool:
+        """Whether an estimate of the pair can be judged: element by element nothing is known."""
+        return can_estimate(golden, candidate) and tolerance.atol is None and tolerance.rtol is None
 
     def _closer(
         self, task: Task, golden: Record, candidate: Record, metrics: Metrics, verdict: Verdict, expected: Expected, run: Run
@@ -328,7 +333,9 @@ class Sides:
 
     def _apart(self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None, run: Run) -> Metrics | None:
         """The metrics of a record of two captures of one side; ``None`` if they cannot be measured."""
-        if second is None or repeat is None or record.member is None or repeat.member is None:
+        if second is None or repeat is None:
+            return None
+        if None in (record.member, repeat.member) and not (same_bits(record, repeat) or can_estimate(record, repeat)):
             return None
         if (record.shape, record.dtype) != (repeat.shape, repeat.dtype):
             return None
@@ -336,8 +343,11 @@ class Sides:
 
     def _measure(self, ours: Bundle, left: Record, theirs: Bundle, right: Record, tolerance: Tolerance, run: Run) -> Metrics:
         """The metrics of two records with data. They are read only if their digests differ, or everything is to be verified."""
-        stored = ours.stored(left), theirs.stored(right)  # this finds damaged headers
         identical = same_bits(left, right)
+        if None in (left.member, right.member):
+            known = left.statistics if identical else None
+            return _measure_identical(left, known, tolerance) if known is not None else estimate(ours, left, theirs, right)
+        stored = ours.stored(left), theirs.stored(right)  # this finds damaged headers
         if left.statistics is not None and identical and not self.verify:
             return _measure_identical(left, left.statistics, tolerance)
         dtypes = DTYPES[left.dtype], DTYPES[right.dtype]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import torch
 
+from accucompare.bundle.notebook import bundle_html
 from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import CaptureError
 from accucompare.live.eager import eager_stance
@@ -24,6 +25,8 @@ from accucompare.recorder.recorder import Recorder
 from accucompare.recorder.start import Start
 from accucompare.recorder.training_state import StateSaver, UnknownOptimizers
 from accucompare.selection import Steps
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class Session:
@@ -66,6 +69,11 @@ class Session:
         self._start = start
         self._saver = saver
         self._unknown = unknown
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the bundle as far as it is written."""
+        manifest = self._writer.manifest
+        return bundle_html(self.path, manifest, manifest.steps, manifest.complete)
 
     @property
     def step_number(self) -> int:
@@ -182,8 +190,6 @@ class Session:
             self._writer.end_step(recorder.step, error is not None, series, recorder.holds_records)
         self._writer.close()
         if recorder.errors:
-            warnings.warn(
-                f"accucompare could not record {len(recorder.errors)} module call(s), so {self.path} is incomplete; "
-                f"the first: {recorder.errors[0]}",
-                stacklevel=4,
-            )
+            count, first = len(recorder.errors), recorder.errors[0]
+            _LOGGER.warning("could not record %d module call(s), so %s is incomplete; the first: %s", count, self.path, first)
+        _LOGGER.debug("captured %d step(s) in %s", len(manifest.steps), self.path)

@@ -27,7 +27,7 @@ from accucompare.recorder.start import ALONE, Start, Within
 from accucompare.recorder.state import Arguments
 from accucompare.recorder.training import NOTHING, Training
 from accucompare.recorder.training_state import StateSaver, UnknownOptimizers
-from accucompare.selection import Level, Mode
+from accucompare.selection import SKETCH_SIZE, Level, Mode
 
 
 def capture(
@@ -35,6 +35,7 @@ def capture(
     out: str | Path,
     *,
     mode: str = Mode.TENSORS,
+    sketch_size: int = SKETCH_SIZE,
     level: str = Level.MODULE,
     seed: int | None = None,
     steps: int | str | Iterable[int] | None = None,
@@ -71,7 +72,10 @@ def capture(
     Args:
         model: any module, on any device, wrapped or not.
         out: directory to write the bundle to.
-        mode: ``"tensors"`` keeps every distinct tensor; ``"stats"`` only its digest and statistics, in a bundle of a few kilobytes.
+        mode: ``"tensors"`` keeps every distinct tensor; ``"sketch"`` its digest, statistics and a sketch of 2 KiB, by which two tensors'
+            distance is known to some percent; ``"stats"`` only digest and statistics; ``"digest"`` only the digest, for two runs that
+            should be equal bit for bit.
+        sketch_size: how many numbers a sketch has, from 16 to 65,536; an estimate's relative standard deviation is 1 / sqrt(2 of it).
         level: ``"op"`` records the operators called in the code of the modules that ``only`` selects, too, with their source lines,
             the calls that these modules make, and the nodes of their backward. With ``feed``, operators are fed as
             well; golden must be of this level then.
@@ -132,6 +136,7 @@ def capture(
     """
     options = CaptureOptions(
         mode=mode,
+        sketch_size=sketch_size,
         level=level,
         seed=seed,
         steps=steps,
@@ -190,7 +195,7 @@ def recording(
         manifest = start.manifest(options, ranks)
         manifest.capture.update({**(made or {}), **numerics.options})
         manifest.environment.update({**describe_environment(device, case), "autocast": None, "random": None})
-        writer = BundleWriter(directory, manifest, rank, options.queue_bytes, tensors=options.mode == Mode.TENSORS)
+        writer = BundleWriter(directory, manifest, rank, options.queue_bytes, Mode(options.mode), options.sketch_size)
         try:
             draws = stack.enter_context(matched_randomness(start.seed or 0)) if within.matched else None
             start.restore_training(manifest, draws)

@@ -24,6 +24,7 @@ from accucompare.bundle.writer import BundleWriter
 from accucompare.compare.rows import Reason
 from accucompare.errors import CaptureError
 from accucompare.numbers.digests import digest
+from accucompare.selection import Mode
 from tests.compare.builder import item, write
 
 
@@ -224,7 +225,7 @@ def test_equal_inputs_of_the_case_each_have_a_fingerprint(tmp_path: Path) -> Non
 
 
 def test_without_tensors_records_keep_digests_and_statistics(tmp_path: Path) -> None:
-    kept, left = BundleWriter(tmp_path / "kept", Manifest()), BundleWriter(tmp_path / "left", Manifest(), tensors=False)
+    kept, left = BundleWriter(tmp_path / "kept", Manifest()), BundleWriter(tmp_path / "left", Manifest(), mode=Mode.STATS)
     for writer in (kept, left):
         add(writer, "a", [1.0, 2.0])
         add(writer, "b", [1.0, 2.0])
