@@ -117,7 +117,7 @@ def capture(
     from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.report.terminal_bundle import print_capture
 
-    with progress_bar("capturing", "steps", quiet) as progress, told_later("accucompare.recorder.session"):
+    with progress_bar("capturing", "steps", quiet) as progress, told_later("accucompare.recorder.running"):
         asked = CaptureOptions(queue_bytes=queue, **options)
         capture_case(case, directory, name, asked, dtype=dtype, round_weights=round_weights, repeat=repeat, progress=progress)
     written = [repeat_of(directory, run) for run in range(repeat)]
