@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import fields
 from functools import cached_property
@@ -20,6 +21,8 @@ from accucompare.selection import Selection, Standard
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class Comparison(Result):
@@ -71,6 +74,16 @@ class Comparison(Result):
         from accucompare.report.excel import write_excel
 
         return self._written(write_excel(self, Path(path)))
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the page: one file that any browser opens, without network; and return its path.
+
+        Raises:
+            ReportError: if it cannot be written.
+        """
+        from accucompare.report.page_comparison import write_comparison_page
+
+        return self._written(write_comparison_page(self, Path(path)))
 
     def to_json(self, path: str | Path) -> Path:
         """Write everything as JSON and return its path.
@@ -159,7 +172,9 @@ def diff(
         progress=progress,
         standard=None if accept is None else _standard(accept),
     )
-    return Comparison(**{field.name: getattr(result, field.name) for field in fields(result)})
+    comparison = Comparison(**{field.name: getattr(result, field.name) for field in fields(result)})
+    _LOGGER.debug("compared %s with %s: %d rows, %d culprits", candidate, golden, len(comparison.rows), len(comparison.culprits))
+    return comparison
 
 
 def _standard(name: str) -> Standard:

@@ -124,6 +124,8 @@ class DumpFormat(_Value):
     MSACCUCMP = "msaccucmp"
     SGLANG = "sglang"
     POLYGRAPHY = "polygraphy"
+    HUGGING_FACE = "hugging-face"
+    FOLDER = "folder"
 
 
 #: A list of steps has at most so many.

@@ -61,6 +61,9 @@ class Imported(msgspec.Struct, frozen=True):
         roles: what it can record; that a bundle lacks records of other roles is no difference.
         root: whether it records the root module.
         named_gradients: whether it records the gradients of inputs that are passed by name.
+        innermost_outputs: whether it records the outputs of modules without children only.
+        pruned: lists of layers, by name, of which it has left some out.
+        partial: whether it holds single values, and not all calls of all layers: what has no partner then is no difference.
         left_out: what was in the dump, and is not in the bundle.
     """
 
@@ -68,6 +71,9 @@ class Imported(msgspec.Struct, frozen=True):
     roles: tuple[str, ...]
     root: bool = True
     named_gradients: bool = True
+    innermost_outputs: bool = False
+    pruned: tuple[str, ...] = ()
+    partial: bool = False
     left_out: tuple[LeftOut, ...] = ()
 
 

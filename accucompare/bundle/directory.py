@@ -64,6 +64,8 @@ def discard_unfinished(directory: Path) -> None:
         for path in _own_files(directory):
             path.unlink()
             _remove_empty(path.parent, directory)
+        for folder in directory.glob("rank*"):
+            _remove_empty(folder, directory)
         restore_previous(directory)
         directory.rmdir()  # where nothing was before
 

@@ -115,11 +115,15 @@ class Error(msgspec.Struct, frozen=True):
         rel_l2: relative L2 error; ``None`` where golden is all zeros and the baseline is not.
         rmse: root mean square error.
         different: of integers and booleans, how many differ.
+        factor: of a gradient, the factor on golden that comes closest to it, less 1; ``None`` of others, and in older bundles.
+        beyond: of an update of a parameter of a half type, how many elements are off by more than rounding can do; ``None`` likewise.
     """
 
     rel_l2: Annotated[float, msgspec.Meta(ge=0)] | None
     rmse: Annotated[float, msgspec.Meta(ge=0)]
     different: Count
+    factor: float | None = None
+    beyond: Count | None = None
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):

@@ -11,6 +11,7 @@ from accucompare.cli.group import PASS, cli
 from accucompare.cli.options import examples
 from accucompare.errors import CaptureError
 from accucompare.selection import DumpFormat
+from accucompare.text import printable
 
 _SHOWN = 5
 
@@ -20,21 +21,17 @@ _SHOWN = 5
     epilog=examples(
         "accucompare import dump/ --out npu                          # which tool's dump it is, is seen",
         "accucompare import dump/step0/rank0 --from msprobe --out npu",
-        "accucompare import tensors/ --out npu --name-pattern '{step}/{name}.{call}.{role}.{path}'",
+        "accucompare import tensors/ --out npu --name-pattern 'step{step}/{name}.{role}[.{path}]'",
         "accucompare diff golden npu                                 # as with any other bundle",
     ),
 )
 @click.argument("dump", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Directory to write the bundle to.")
-@click.option("--from", "format_name", type=click.Choice([each.value for each in DumpFormat]), help="The format.  [default: recognised]")
-@click.option(
-    "--name-pattern",
-    metavar="PATTERN",
-    help="Of a folder of files: what is what in a file's name. Fields: {name} {call} {role} {path} {step} {rank}, and {_} for the rest.",
-)
+@option.out("Directory to write the bundle to.", required=True)
+@option.dump_format
+@option.name_pattern
 @option.overwrite("Replace an earlier bundle in the directory.")
 @option.quiet("nothing but errors")
-def import_(dump: Path, out: Path, format_name: str | None, name_pattern: str | None, overwrite: bool, quiet: bool) -> int:
+def import_(dump: Path, out: Path, format_name: DumpFormat | None, name_pattern: str | None, overwrite: bool, quiet: bool) -> int:
     """Make a bundle of the dump of another tool.
 
     DUMP is a directory, or a file, that another tool wrote. Names, calls and roles become accucompare's, so that diff takes the bundle like
@@ -44,7 +41,7 @@ def import_(dump: Path, out: Path, format_name: str | None, name_pattern: str | 
     from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.report.terminal_bundle import print_import
 
-    with progress_bar("importing", "steps", quiet) as progress:
+    with progress_bar("importing", "tensors", quiet) as progress:
         imported = import_dump(dump, out, format_name=format_name, name_pattern=name_pattern, overwrite=overwrite, progress=progress)
     if not quiet:
         with reader_may_leave():
@@ -52,5 +49,5 @@ def import_(dump: Path, out: Path, format_name: str | None, name_pattern: str | 
     if imported.unreadable:
         count = len(imported.unreadable)
         shown = "; ".join(imported.unreadable[:_SHOWN]) + (f"; and {count - _SHOWN} more" if count > _SHOWN else "")
-        raise CaptureError(f"{out}: is incomplete, for {count} tensor(s) of {dump} cannot be read: {shown}")
+        raise CaptureError(f"{out}: is incomplete, for {count} tensor(s) of {dump} cannot be read: {printable(shown)}")
     return PASS

@@ -149,7 +149,9 @@ def _parted(training: TrainingResult, parting: Parting) -> tuple[Answer, str]:
 
 def _given_differently(findings: Iterable[Finding]) -> str:
     """What pre-flight found of weights and inputs, which alone explains any difference."""
-    return next((each.message for each in findings if each.serious and not each.of_baseline and each.about is About.GIVEN), "")
+    return next(
+        (each.message for each in findings if each.serious and not each.of_baseline and each.about in (About.GIVEN, About.WEIGHTS)), ""
+    )
 
 
 def _named(result: Result, culprit: Culprit) -> str:

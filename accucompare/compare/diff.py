@@ -34,7 +34,7 @@ from accucompare.compare.provenance import OtherCode, other_optimizer
 from accucompare.compare.reasons import Fed, NotFed, Origins, not_fed, operators_not_fed
 from accucompare.compare.renames import Model, advice, clashes, matches, options, signatures_of
 from accucompare.compare.result import Result, Side
-from accucompare.compare.rows import UNMATCHED, Finding, Reason, Row, Status, Verdict
+from accucompare.compare.rows import UNMATCHED, About, Finding, Reason, Row, Status, Verdict
 from accucompare.compare.sequences import align_operators
 from accucompare.compare.suggest import product_formats
 from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolerances
@@ -114,7 +114,9 @@ def compare(
         findings += [Finding("model", str(different))] if different is not None else []
         culprits = scaled_first(find_culprits(rows, fed, judge.bundle is not None), rows, fed) if different is None else []
         series = golden_bundle.manifests, candidate_bundle.manifests
-        training = climb(*series, baseline=_manifests(wanders), repeat=_manifests(golden_repeat), given=limits, rows=rows)
+        weights = next((finding for finding in findings if finding.about is About.WEIGHTS), None)
+        judges = _manifests(wanders), _manifests(golden_repeat)
+        training = climb(*series, baseline=judges[0], repeat=judges[1], given=limits, rows=rows, weights=weights)
         if any(bundle.manifest.options.imported for bundle in (golden_bundle, candidate_bundle)):
             training = None  # dumps of other tools have no series
         return Result(

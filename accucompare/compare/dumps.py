@@ -7,6 +7,7 @@ names are of one parameter. Whatever none of them explains stays missing, or ext
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -49,7 +50,8 @@ def of_dumps(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> list[O
     sides = golden.manifest.options.imported, candidate.manifest.options.imported
     if sides == (None, None):
         return [None] * len(pairs)
-    explained = [_not_recorded(pair, sides) for pair in pairs]
+    modules = _Modules.of(golden), _Modules.of(candidate)
+    explained = [_not_recorded(pair, sides, modules) for pair in pairs]
     if sides[0] is not None:
         explained = _otherwise([pair.golden for pair in pairs], explained, pairs, candidate)
     if sides[1] is not None:
@@ -57,10 +59,29 @@ def of_dumps(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> list[O
     return [Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=why)) if why else None for why in explained]
 
 
-def _not_recorded(pair: Pair, sides: tuple[Imported | None, Imported | None]) -> str:
+@dataclass(frozen=True)
+class _Modules:
+    """The names of a model's modules, and those that have others inside."""
+
+    names: frozenset[str]
+    with_children: frozenset[str]
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> _Modules:
+        names = frozenset(bundle.manifest.model.get("modules") or ()) - {""}
+        above = {".".join(parts[:depth]) for name in names for parts in [name.split(".")] for depth in range(len(parts))}
+        return cls(names, frozenset(above))
+
+
+def _not_recorded(pair: Pair, sides: tuple[Imported | None, Imported | None], modules: tuple[_Modules, _Modules]) -> str:
     """Why the tool of the other side has no counterpart of a record; ``""`` if it should have one, or has."""
-    record, theirs = pair.record, sides[0] if pair.golden is None else sides[1]
-    if None not in (pair.golden, pair.candidate) or theirs is None:
+    record = pair.record
+    theirs, ours = sides if pair.golden is None else sides[::-1]
+    if None not in (pair.golden, pair.candidate):
+        return ""
+    if ours is not None and ours.partial:
+        return f"a value that {ours.format} holds, of whose name the other side has none; --map brings two names together"
+    if theirs is None:
         return ""
     if record.role.value not in theirs.roles:
         return f"{theirs.format} does not record this role"
@@ -68,8 +89,15 @@ def _not_recorded(pair: Pair, sides: tuple[Imported | None, Imported | None]) ->
         return f"{theirs.format} does not record the call of the whole model"
     if record.layout is Layout.OPAQUE:
         return f"no tensor, and {theirs.format} records tensors and numbers only"
+    if theirs.partial:
+        return f"{theirs.format} holds single values, and none of this name; --map brings two names together"
     if record.role is Role.GRAD_INPUT and not theirs.named_gradients and not record.path.partition(".")[0].isdecimal():
         return f"{theirs.format} does not record gradients of inputs that are passed by name"
+    own, other = modules if pair.candidate is None else modules[::-1]
+    if record.role is Role.OUTPUT and theirs.innermost_outputs and record.name in own.with_children:
+        return f"{theirs.format} records the outputs of modules without children only"
+    if record.name not in other.names and any(record.name.startswith(f"{name}.") for name in theirs.pruned):
+        return f"{theirs.format} has left this layer out (do_prune_layers)"
     return ""
 
 

@@ -112,7 +112,8 @@ def _weights(pair: Pairing) -> Iterator[Finding]:
             loaded = [{name: entry for name, entry in table.items() if name not in computed} for table in (renamed, others)]
             if ours.options.imported or theirs.options.imported:  # a dump has the weights of the modules that ran, by each of their names
                 loaded = [{name: entry for name, entry in table.items() if all(name in each for each in loaded)} for table in loaded]
-            yield from _digests(f"{kind}{rank}", loaded[0], loaded[1], pair.name)
+            about = About.WEIGHTS if kind == "parameters" else About.GIVEN
+            yield from _digests(f"{kind}{rank}", loaded[0], loaded[1], pair.name, about)
             for name in sorted(computed & renamed.keys() & others.keys()):
                 if same_fingerprint(renamed[name], others[name]) is False:
                     message = f"the model computes another {name} than golden's did (it is in no checkpoint)"
@@ -135,13 +136,13 @@ def _by_rank(golden: Bundle, candidate: Bundle) -> Iterator[tuple[str, tuple[Man
         yield (f" of rank {rank}" if golden.manifest.ranks > 1 else ""), (golden.manifests[rank], candidate.manifests[rank])
 
 
-def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any], side: str) -> Iterator[Finding]:
-    """Findings on two tables of fingerprints by name. ``side`` is the name of the second."""
+def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any], side: str, about: About = About.GIVEN) -> Iterator[Finding]:
+    """Findings on two tables of fingerprints by name. ``side`` is the name of the second, ``about`` what differences are about."""
     shared = sorted(golden.keys() & candidate.keys())
     same = {name: same_fingerprint(golden[name], candidate[name]) for name in shared}
     different = [name for name in shared if same[name] is False]
     if different:
-        yield Finding(what, f"{len(different)} of {len(shared)} {what} differ: {_some(different)}", about=About.GIVEN)
+        yield Finding(what, f"{len(different)} of {len(shared)} {what} differ: {_some(different)}", about=about)
     changes: dict[tuple[str, str, bool], list[str]] = {}
     for name in shared:
         ours, theirs = golden[name]["dtype"], candidate[name]["dtype"]
@@ -236,6 +237,15 @@ def _feeding(pair: Pairing) -> Iterator[Finding]:
             yield Finding("feed", f"{len(left)} values of golden were not fed: {places}", serious=False)
 
 
+def _scaler(pair: Pairing) -> Iterator[Finding]:
+    """A ``GradScaler`` on one side only: gradients are then scaled on the one, and not on the other."""
+    trained = [[entry for manifest in bundle.manifests.values() for entry in manifest.series] for bundle in (pair.golden, pair.candidate)]
+    scales = [next((entry.loss_scale for entry in series if entry.loss_scale is not None), None) for series in trained]
+    if all(trained) and (scales[0] is None) is not (scales[1] is None):
+        ours, theirs = ("none" if scale is None else f"scales losses by {scale:g}" for scale in scales)
+        yield Finding("gradient scaler", f"gradient scaler: golden {ours}, {pair.name} {theirs}")
+
+
 def _rounding(pair: Pairing) -> Iterator[Finding]:
     ours, theirs = (float_dtype(bundle.manifest) for bundle in (pair.golden, pair.candidate))
     narrower = theirs in ("bfloat16", "float16") and ours in ("float32", "float64")
@@ -275,6 +285,7 @@ _CHECKS: tuple[Check, ...] = (
     _settings,
     _versions,
     _flags,
+    _scaler,
     _feeding,
     _rounding,
     _notes,

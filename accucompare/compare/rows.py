@@ -276,6 +276,7 @@ class About(str, Enum):
     """What a finding is about, if a decision depends on that."""
 
     GIVEN = "given"  # weights and inputs, which alone explain any difference
+    WEIGHTS = "weights"  # of these, parameters that hold other values
     STEPS = "steps"
     SEED = "seed"
     MODE = "mode"  # train mode, dropout, random numbers

@@ -11,8 +11,11 @@ import math
 import os
 import stat
 import zipfile
+import zlib
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 import numpy as np
 
@@ -24,6 +27,7 @@ _JSON_LIMIT = 1 << 30  # of a model of 100,000 calls, msprobe's index has about 
 _HEADER_LIMIT = 100_000_000  # of a .safetensors, as its own library has it
 _NPY_HEADER_LIMIT = 10_000  # as NumPy's
 _MOST_DIMENSIONS = 64
+_MOST_ELEMENTS = 1 << 59  # of 16 bytes, in memory of 63 bits
 #: What a compressed or expanded tensor may take in memory, however small its file is; and beyond that, how many times its file.
 _SMALL, _RATIO = 256 << 20, 100
 
@@ -119,8 +123,8 @@ def load_npy(path: Path, dtype: str = "") -> Loaded:
 
 def names_in_npz(path: Path) -> list[str]:
     """The names of the arrays in a ``.npz``, in order. Errors as ``load_npz``."""
-    with _opened_zip(path) as archive:
-        return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+    archive = _opened_zip(path)
+    return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
 
 def load_npz(path: Path, name: str) -> Loaded:
@@ -129,15 +133,15 @@ def load_npz(path: Path, name: str) -> Loaded:
     Raises:
         UnreadableError: if it is missing, truncated or damaged, holds objects, or grows by far too much when it is decompressed.
     """
-    with _opened_zip(path) as archive:
-        try:
-            info = archive.getinfo(f"{name}.npy")
-            if info.file_size > max(_SMALL, _RATIO * info.compress_size):
-                raise UnreadableError(f"{path}: {name} is {info.file_size >> 20} MiB when decompressed; refused")
-            with archive.open(info) as file:
-                return read_npy(file, info.file_size, f"{path}: {name}", "")
-        except (KeyError, OSError, EOFError, zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError) as error:
-            raise UnreadableError(f"{path}: {name} is damaged ({error})") from None
+    archive = _opened_zip(path)
+    try:
+        info = archive.getinfo(f"{name}.npy")
+        if info.file_size > max(_SMALL, _RATIO * info.compress_size):
+            raise UnreadableError(f"{path}: {name} is {info.file_size >> 20} MiB when decompressed; refused")
+        with archive.open(info) as file:
+            return read_npy(file, info.file_size, f"{path}: {name}")
+    except (KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError) as error:
+        raise UnreadableError(f"{path}: {name} is damaged ({error})") from None
 
 
 def safetensors_index(path: Path) -> dict[str, dict[str, Any]]:
@@ -158,7 +162,7 @@ def safetensors_index(path: Path) -> dict[str, dict[str, Any]]:
         header.pop("__metadata__", None)
         for name, entry in header.items():
             first, last = entry["data_offsets"]
-            nbytes = math.prod(_shape(entry["shape"])) * DTYPES[_SAFETENSORS[entry["dtype"]]].storage.itemsize
+            nbytes = math.prod(as_shape(entry["shape"])) * DTYPES[_SAFETENSORS[entry["dtype"]]].storage.itemsize
             if not 0 <= first <= last <= size - 8 - length or last - first != nbytes:
                 raise ValueError(f"{name[:80]!r} lies outside of the file, or has another size than its shape")
             entry["at"] = 8 + length + first
@@ -169,15 +173,31 @@ def safetensors_index(path: Path) -> dict[str, dict[str, Any]]:
     return header
 
 
-def load_safetensors(path: Path, name: str) -> Loaded:
-    """One tensor of a ``.safetensors``. Errors as ``safetensors_index``."""
-    entry = safetensors_index(path).get(name)
-    if entry is None:
-        raise UnreadableError(f"{path}: holds no tensor {name[:80]!r}")
-    dtype = DTYPES[_SAFETENSORS[entry["dtype"]]]
-    shape = _shape(entry["shape"])
-    array = _read(path, entry["at"], math.prod(shape), dtype.storage)
-    return Loaded(array.reshape(shape), dtype.name)
+def load_safetensors(path: Path, entry: dict[str, Any]) -> Loaded:
+    """One tensor of a ``.safetensors``, by its entry in ``safetensors_index``. Errors as there."""
+    dtype, shape = DTYPES[_SAFETENSORS[entry["dtype"]]], as_shape(entry["shape"])
+    return Loaded(_read(path, entry["at"], math.prod(shape), dtype.storage).reshape(shape), dtype.name)
+
+
+def tensors_in_pt(path: Path) -> list[tuple[str, str]]:
+    """The names of the tensors in a ``.pt``, and of what is none, with what that is; ``""`` is what it holds, if that is no container.
+
+    A tensor inside containers has their keys and places before its own, with ``/`` between. Errors as ``load_pt``.
+    """
+    return list(_leaves(load_pt(path), ""))
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield name, ""
+    elif isinstance(value, (dict, list, tuple)):
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in parts:
+            yield from _leaves(part, f"{name}/{key}" if name else str(key))
+    elif value is not None:
+        yield name, f"a {type(value).__name__}, and no tensor"
 
 
 def load_pt(path: Path) -> Any:
@@ -186,15 +206,20 @@ def load_pt(path: Path) -> Any:
     Raises:
         UnreadableError: if it is missing, truncated or damaged, holds anything else, grows when it is read, or torch is not installed.
     """
-    with _opened_zip(path) as archive:  # of PyTorch before 1.6 it is none
-        if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
-            raise UnreadableError(f"{path}: is compressed, as torch.save never does; refused")
+    return _loaded_pt(path, _stamp(path))
+
+
+@lru_cache(maxsize=1)  # a file that holds many tensors is opened once
+def _loaded_pt(path: Path, stamp: tuple[int, int]) -> Any:
+    archive = _opened_zip(path)  # of PyTorch before 1.6 it is none
+    if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+        raise UnreadableError(f"{path}: is compressed, as torch.save never does; refused")
     try:
         import torch  # only a .pt needs it
     except ImportError:
         raise UnreadableError(f"{path}: needs torch to be read, which is not installed: pip install accucompare[torch]") from None
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except MemoryError:
         raise UnreadableError(f"{path}: does not fit into memory") from None
     except Exception as error:  # of the unpickler, the archive reader, and the rebuilding of tensors
@@ -224,25 +249,49 @@ def of_tensor(tensor: Any, path: Path) -> Loaded:
     return Loaded(bits.numpy().view(storage), name)
 
 
+def as_shape(lengths: Any) -> tuple[int, ...]:
+    """A shape as an index gives it.
+
+    Raises:
+        ValueError: if no tensor has it.
+    """
+    if not isinstance(lengths, (list, tuple)) or len(lengths) > _MOST_DIMENSIONS:
+        raise ValueError(f"the impossible shape {str(lengths)[:80]}")
+    if (
+        any(type(length) is not int or not 0 <= length < 1 << 63 for length in lengths)
+        or math.prod(filter(None, lengths)) >= _MOST_ELEMENTS
+    ):
+        raise ValueError(f"the impossible shape {str(lengths)[:80]}")
+    return tuple(lengths)
+
+
+def is_scalar(value: Any) -> TypeGuard[bool | int | float]:
+    """Whether a value is a Python number that an array can hold."""
+    return type(value) in (bool, float) or (type(value) is int and -(1 << 63) <= value < 1 << 63)
+
+
+def scalar(number: bool | int | float) -> Loaded:
+    """A Python number as a capture records it: a 0-d array."""
+    name = {bool: "bool", int: "int64", float: "float64"}[type(number)]
+    return Loaded(np.array(number, DTYPES[name].storage), name)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Tells whether a file is still the one that it was."""
+    size = size_of(path)
+    return path.stat().st_mtime_ns, size
+
+
 def _opened_zip(path: Path) -> zipfile.ZipFile:
-    size_of(path)
+    return _zip(path, _stamp(path))
+
+
+@lru_cache(maxsize=1)  # its directory is read once, however many members are
+def _zip(path: Path, stamp: tuple[int, int]) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise UnreadableError(f"{path}: is truncated, or no file of its kind ({getattr(error, 'strerror', None) or error})") from None
-
-
-def _shape(lengths: Any) -> tuple[int, ...]:
-    """A shape as an index gives it.
-
-    Raises:
-        ValueError: if it is none.
-    """
-    if not isinstance(lengths, (list, tuple)) or len(lengths) > _MOST_DIMENSIONS:
-        raise ValueError(f"impossible shape {str(lengths)[:80]}")
-    if any(type(length) is not int or not 0 <= length < 1 << 63 for length in lengths):
-        raise ValueError(f"impossible shape {str(lengths)[:80]}")
-    return tuple(lengths)
 
 
 def _read(path: Path, offset: int, count: int, dtype: np.dtype[Any]) -> Array:
@@ -266,7 +315,7 @@ def read_npy(file: IO[bytes], size: int, place: str, dtype: str = "") -> Loaded:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, found = read(file, max_header_size=_NPY_HEADER_LIMIT)
-        shape = _shape(shape)
+        shape = as_shape(shape)
     except (ValueError, EOFError, OSError, SyntaxError, TypeError, MemoryError) as error:
         raise UnreadableError(
             f"{place}: is truncated, or no .npy ({str(error).splitlines()[0][:200] if str(error) else error!r})"

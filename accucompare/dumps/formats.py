@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from accucompare.dumps import cann, msaccucmp, msprobe, polygraphy, sglang
+from accucompare.dumps import cann, folder, hugging_face, msaccucmp, msprobe, polygraphy, sglang
 from accucompare.dumps.items import Format
 from accucompare.errors import UsageError
 
 #: In the order in which they are tried: what is most particular first.
-FORMATS: tuple[Format, ...] = (msprobe.FORMAT, cann.FORMAT, msaccucmp.FORMAT, sglang.FORMAT, polygraphy.FORMAT)
+FORMATS: tuple[Format, ...] = (
+    msprobe.FORMAT,
+    cann.FORMAT,
+    msaccucmp.FORMAT,
+    sglang.FORMAT,
+    polygraphy.FORMAT,
+    hugging_face.FORMAT,
+    folder.FORMAT,
+)
 
 
 def format_of(path: Path, name: str | None) -> Format:
@@ -27,6 +35,7 @@ def format_of(path: Path, name: str | None) -> Format:
     if name is not None:
         return next(each for each in FORMATS if each.name == name)
     found = [each for each in FORMATS if each.recognise(path)]
+    found = [each for each in found if not each.generic] or found
     if len(found) == 1:
         return found[0]
     if found:

@@ -92,6 +92,9 @@ class Dump:
         roles: those that its tool can record. What a bundle lacks of another role is no difference.
         root: whether its tool records the root module.
         named_gradients: whether its tool records the gradients of inputs that are passed by name.
+        innermost_outputs: whether it records the outputs of modules without children only.
+        pruned: lists of layers, by name, of which it has left some out.
+        partial: whether it holds single values, and not all calls of all layers: what has no partner then is no difference.
         environment: what it says of where it ran, as in a manifest: ``{"versions": {"torch": …}}``.
         notes: what a reader of the bundle is to know, one sentence each.
     """
@@ -100,6 +103,9 @@ class Dump:
     roles: tuple[Role, ...]
     root: bool = True
     named_gradients: bool = True
+    partial: bool = False
+    innermost_outputs: bool = False
+    pruned: tuple[str, ...] = ()
     environment: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -114,6 +120,7 @@ class Format:
         recognise: whether a path looks like one; cheap, and never raises for hostile content.
         open: opens it. The second argument is ``--name-pattern``. Raises ``BundleError`` or ``UsageError``.
         takes_pattern: whether a name pattern means something to it.
+        generic: whether it is taken only if no other format is recognised.
         looks_like: what ``recognise`` goes by, in words, for messages and help.
     """
 
@@ -123,3 +130,4 @@ class Format:
     open: Callable[[Path, str | None], Dump]
     looks_like: str
     takes_pattern: bool = False
+    generic: bool = False

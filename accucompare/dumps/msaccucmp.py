@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from accucompare.bundle.records import Role
 from accucompare.dumps.files import load_npy
 from accucompare.dumps.folders import files_in, folders_with, step_folders
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part
+from accucompare.dumps.items import Dump, Format, Item, LeftOut, Part
 from accucompare.selection import DumpFormat
 
 _NAME = re.compile(
@@ -24,12 +26,12 @@ def _belongs(name: str) -> bool:
 
 def _open(path: Path, name_pattern: str | None) -> Dump:
     steps = step_folders(path, _belongs, "msaccucmp's .npy files")
-    parts = tuple(Part(0, step, lambda folder=folder: _items(folder)) for step, folder in steps)  # type: ignore[misc]
+    parts = tuple(Part(0, step, partial(_items, folder)) for step, folder in steps)
     note = (
         "kernels are listed under their own names, with slashes as msaccucmp writes them, as _; "
         "which layer ran one, CANN does not say: --map brings the two together"
     )
-    return Dump(parts, (Role.INPUT, Role.OUTPUT), root=False, notes=(note,))
+    return Dump(parts, (Role.INPUT, Role.OUTPUT), partial=True, notes=(note,))
 
 
 def _items(folder: Path) -> Iterator[Item | LeftOut]:
@@ -43,16 +45,14 @@ def _items(folder: Path) -> Iterator[Item | LeftOut]:
             found.append(
                 ((int(match["time"]), int(match["task"]), match["kernel"], match["role"] == "output", int(match["number"])), path, match)
             )
+    outputs = Counter(match["kernel"] for _, _, match in found if match["role"] == Role.OUTPUT)
     numbers: dict[str, dict[str, int]] = {}
     for _, path, match in sorted(found, key=lambda each: each[0]):
         kernels = numbers.setdefault(match["name"], {})
         call = kernels.setdefault(match["kernel"], len(kernels))
         number = str(int(match["number"])) + match["more"]
-        yield Item(match["name"], Role(match["role"]), number, call, load=_loader(path), type=match["type"])
-
-
-def _loader(path: Path) -> Callable[[], Loaded]:
-    return lambda: load_npy(path)
+        alone = match["role"] == Role.OUTPUT and outputs[match["kernel"]] == 1  # as a module's only output
+        yield Item(match["name"], Role(match["role"]), "" if alone else number, call, load=partial(load_npy, path), type=match["type"])
 
 
 FORMAT = Format(

@@ -16,14 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from accucompare.bundle.records import Layout, Role
-from accucompare.dumps.files import inside, load_npy, load_pt, of_tensor, read_json
+from accucompare.dumps.files import as_shape, inside, is_scalar, load_npy, load_pt, of_tensor, read_json, scalar
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part
 from accucompare.dumps.order import Ended, around, in_order
 from accucompare.errors import BundleError, UsageError
-from accucompare.numbers.dtypes import DTYPES
 from accucompare.numbers.statistics import Statistics
 from accucompare.selection import DumpFormat
 
@@ -37,7 +34,7 @@ _OF_MODULE = re.compile(
 #: Parts of a qualified name that wrappers add.
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _ROLES = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.PARAM_GRAD)
-_OF_FUNCTION = "a call of a function, which msprobe numbers through the whole model; a bundle holds calls of modules"
+_OF_FUNCTION = "a call of a function, which msprobe numbers through the whole model; a bundle holds calls of modules (levels L0 and mix)"
 #: Around the outermost calls is the whole model's, which msprobe does not record.
 _ROOT = ("", 0)
 _ROOT_NOTE = "msprobe does not record the call of the whole model, nor what the optimizer does"
@@ -216,25 +213,22 @@ class _Index:
         what = f"{place.name} call {place.call} {place.role.value}.{place.path}"
         if not _is_tensor(value):
             number = value.get("value")
-            if isinstance(number, (bool, int, float)) and value.get("type") in ("bool", "int", "float") and _fits(number):
-                yield replace(place, layout=Layout.SCALAR, load=partial(_scalar, number))
+            if is_scalar(number) and value.get("type") in ("bool", "int", "float"):
+                yield replace(place, layout=Layout.SCALAR, load=partial(scalar, number))
             else:
                 yield LeftOut(what, "neither a tensor nor a number")
             return
         dtype = str(value["dtype"]).rpartition(".")[2].lower()
-        shape = value["shape"]
-        if (
-            not isinstance(shape, list)
-            or any(type(length) is not int or length < 0 for length in shape)
-            or math.prod(filter(None, shape)) >= 1 << 59
-        ):
-            raise BundleError(f"{self.folder / INDEX}: {what} has the impossible shape {str(shape)[:80]}")
+        try:
+            shape = as_shape(value["shape"])
+        except ValueError as error:
+            raise BundleError(f"{self.folder / INDEX}: {what} has {error}") from None
         name = value.get("data_name")
         if isinstance(name, str) and name not in ("", "-1"):
             load = _loader(inside(self.folder / "dump_tensor_data", name))
-            yield replace(place, dtype=dtype, shape=tuple(shape), load=load)
+            yield replace(place, dtype=dtype, shape=shape, load=load)
         else:
-            yield replace(place, dtype=dtype, shape=tuple(shape), statistics=_statistics(value))
+            yield replace(place, dtype=dtype, shape=shape, statistics=_statistics(value))
 
 
 def _ended(entries: dict[str, _Entry]) -> list[Ended[_Entry]]:
@@ -286,15 +280,6 @@ def _differentiated(values: list[tuple[str, Any]]) -> list[str]:
 
 def _loader(path: Path) -> Callable[[], Loaded]:
     return partial(load_npy, path) if path.suffix == ".npy" else lambda: of_tensor(load_pt(path), path)
-
-
-def _fits(number: float) -> bool:
-    return not isinstance(number, int) or -(1 << 63) <= number < 1 << 63
-
-
-def _scalar(number: float) -> Loaded:
-    name = {bool: "bool", int: "int64", float: "float64"}[type(number)]
-    return Loaded(np.array(number, DTYPES[name].storage), name)
 
 
 def _number(value: Any) -> int | float | None:

@@ -10,6 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from accucompare.bundle.records import Role
 from accucompare.dumps.files import load_pt, of_tensor
 from accucompare.dumps.folders import files_in, folders_with
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part, UnreadableError
-from accucompare.errors import UsageError
+from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
 _BETWEEN = "___"
@@ -52,13 +53,10 @@ def _belongs(name: str) -> bool:
 
 def _open(path: Path, name_pattern: str | None) -> Dump:
     folders = folders_with(path, _belongs)
-    if len(folders) != 1:
-        what = (
-            "holds no file of SGLang's dumper"
-            if not folders
-            else f"holds several dumps ({folders[0]}, {folders[1]}, …); import one of them"
-        )
-        raise UsageError(f"{path}: {what}")
+    if not folders:
+        raise UsageError(f"{path}: holds no file of SGLang's dumper")
+    if len(folders) > 1:
+        raise UsageError(f"{path}: holds several dumps ({folders[0]}, {folders[1]}, …); import one of them")
     by_place: dict[tuple[int, int], list[_File]] = defaultdict(list)
     others = []
     for file in files_in(folders[0]):
@@ -68,14 +66,22 @@ def _open(path: Path, name_pattern: str | None) -> Dump:
             continue
         step = int(tags.get("step", tags.get("forward_pass_id", "0")))
         by_place[int(tags.get("rank", "0")), step].append(_File(file, int(tags["dump_index"]), tags))
+    ranks = {rank for rank, _ in by_place}
+    alone = ranks != {0} and len(ranks) == 1
+    if 0 not in ranks and not alone:
+        raise BundleError(f"{path}: lacks rank 0; import the files of one rank by themselves, or of all")
     parts = []
-    for place, files in sorted(by_place.items()):
+    for (rank, step), files in sorted(by_place.items()):
         files.sort(key=lambda file: file.index)
-        parts.append(Part(*place, _reader(files, others)))
+        parts.append(Part(0 if alone else rank, step, _reader(files, others)))
         others = []
-    roles = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.PARAM_GRAD)
-    hooked = (_place(file) for files in by_place.values() for file in files)
-    return Dump(tuple(parts), roles, root=any(not isinstance(place, LeftOut) and place[0] == "" for place in hooked))
+    notes = (f"of rank {min(ranks)} alone, which is rank 0 here",) if alone else ()
+    of_files = (_place(file) for files in by_place.values() for file in files)
+    places = [place for place in of_files if not isinstance(place, LeftOut)]
+    # Whether it dumps gradients was the user's choice; inputs and outputs go together.
+    present = {Role.INPUT, Role.OUTPUT} | {role for _, role, _ in places}
+    hooked = any(_HOOKED in file.tags["name"] for files in by_place.values() for file in files)
+    return Dump(tuple(parts), tuple(sorted(present)), root=any(not name for name, _, _ in places), partial=not hooked, notes=notes)
 
 
 def _reader(files: list[_File], others: list[LeftOut]) -> Callable[[], Iterator[Item | LeftOut]]:
@@ -88,7 +94,7 @@ def _reader(files: list[_File], others: list[LeftOut]) -> Callable[[], Iterator[
                 yield found
                 continue
             name, role, path = found
-            yield Item(name, role, path, calls[found], load=_loader(file.path))
+            yield Item(name, role, path, calls[found], load=partial(_load, file.path))
             calls[found] += 1
 
     return items
@@ -116,10 +122,6 @@ def _place(file: _File) -> tuple[str, Role, str] | LeftOut:
         return LeftOut(name, "the gradient of a tensor by all that use it; a bundle holds what each call adds to it")
     path = ".".join(filter(None, (match["input"], match["key"])))
     return match["module"] or "", Role.GRAD_OUTPUT if gradient else Role.INPUT if entered else Role.OUTPUT, path
-
-
-def _loader(path: Path) -> Callable[[], Loaded]:
-    return lambda: _load(path)
 
 
 def _load(path: Path) -> Loaded:

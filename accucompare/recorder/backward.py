@@ -36,7 +36,8 @@ from accucompare.live.spans import (
 )
 from accucompare.recorder.contributions import Cast, Exchanged, Gift, Output, Running, Uses, add_as
 from accucompare.recorder.copies import IN_PLACE_OF
-from accucompare.recorder.nodes import Guard, Nodes
+from accucompare.recorder.guard import Guard, guarded
+from accucompare.recorder.nodes import Nodes
 
 C = TypeVar("C", bound=Call)
 
@@ -57,6 +58,7 @@ class Backward(Generic[C]):
         other_threads: whether calls of one step were made in several threads; gradients of such steps are not recorded, since autograd
             numbers the nodes of each thread for itself.
         late: how many gradients arrived at calls of a step that had ended, and are not recorded.
+        past: how many steps had calls and backwards, none of which went through a call.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class Backward(Generic[C]):
         self.count = 0
         self.other_threads = False
         self.late = 0
+        self.past = 0
+        self._reached: bool | None = None  # whether a backward of this step went through a call; None before the first
         self._guard = guard
         self._record = record
         self._nodes = nodes
@@ -96,6 +100,8 @@ class Backward(Generic[C]):
         self.next_step()
 
     def next_step(self) -> None:
+        self.past += self._reached is False
+        self._reached = None
         self._spans.clear()
         self._again.clear()
         self._threads.clear()
@@ -150,6 +156,11 @@ class Backward(Generic[C]):
             )
         if self._flat and self.count:
             found.append(f"what a call adds to the gradient of a parameter (call_grad) is not recorded under {_FLAT}")
+        if self.past:
+            found.append(
+                f"in {self.past} step(s) no backward went through a call of the model: the loss is of none of its outputs, or of detached "
+                "ones; those steps have no gradients of layers"
+            )
         return found + ([f"{self.late} gradient(s) arrived after session.step(), and are not recorded"] if self.late else [])
 
     def gave(self, span: Span[C], parts: Iterable[tuple[str, Any]], exchange: Callable[[str, torch.Tensor], torch.Tensor] | None) -> None:
@@ -167,7 +178,7 @@ class Backward(Generic[C]):
                 self._outputs[id(span), edge] = weakref.ref(part)
                 if has_foreign_hooks(part):
                     self._hooked.add((id(span), edge))
-                arrived = functools.partial(self._guarded, self._arrived, span.call.name, path, span, edge, exchange)
+                arrived = functools.partial(guarded, self._guard, self._arrived, span.call.name, path, span, edge, exchange)
                 if part.is_leaf:  # which outlives its graph
                     self._handles.append(part.register_hook(GradientHook(arrived)))  # type: ignore[no-untyped-call]
                 else:
@@ -189,9 +200,6 @@ class Backward(Generic[C]):
     def _running_through(self, span: Span[C]) -> Running | None:
         """The backward that is running through a call; ``None`` also if the call was of a step that has ended."""
         return next((running for running in reversed(self._running) if span in running.spans), None)
-
-    def _guarded(self, act: Callable[..., Any], name: str, *arguments: Any) -> Any:
-        return self._guard.run(act, name, arguments) if self._guard.listening else None
 
     def _arrived(
         self,
@@ -225,6 +233,7 @@ class Backward(Generic[C]):
         """Put hooks on the nodes that give something to an input or a parameter of the call that made them."""
         if len(self._threads) > 1:
             return
+        self._reached = self._reached or not running.spans
         uses: dict[Output, Uses[C]] = {}  # of outputs, after the calls that gave them
         casts: dict[int, Cast[C]] = {}  # by the number of the node
         for edge, seed in seeded(roots, seeds):
@@ -249,6 +258,8 @@ class Backward(Generic[C]):
                 gifts += self._to_parameters(span, node, index, edge, casts, running)
             if gifts:
                 self._hook(node, "" if span is None else span.call.name, gifts, running)
+            self._reached = self._reached or span is not None
+        self._reached = self._reached or bool(uses)
         for cast in casts.values():
             self._cast(cast, running)
         for key in running.used_inside & uses.keys():  # what arrives there is not all from outside
@@ -264,7 +275,7 @@ class Backward(Generic[C]):
         if running.graph is not None:
             running.graph.add(node)
             tell = functools.partial(self._tell, running.graph, span)
-            running.handles.append(node.register_hook(functools.partial(self._guarded, tell, "a backward")))
+            running.handles.append(node.register_hook(functools.partial(guarded, self._guard, tell, "a backward")))
         return made, span
 
     def _tell(self, graph: Graph[C], span: Span[C] | None, given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
@@ -275,7 +286,7 @@ class Backward(Generic[C]):
         """When a node has run, a module's of this name, add what it gives."""
         for gift in gifts:
             gift.total.expect()
-        running.handles.append(node.register_hook(functools.partial(self._guarded, self._add, name, gifts)))
+        running.handles.append(node.register_hook(functools.partial(guarded, self._guard, self._add, name, gifts)))
 
     def _to_inputs(self, span: Span[C], node: Any, index: int, edge: Edge, running: Running) -> Iterable[Gift]:
         """What a node of a call gives along an edge, as parts of the gradients of its inputs, and of those of the calls around it."""

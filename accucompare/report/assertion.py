@@ -58,7 +58,7 @@ def _greatest(comparison: Result, failing: list[Row]) -> Iterator[str]:
     measured = [(row.metrics.rel_l2, row) for row in failing if row.metrics is not None and not row.metrics.nothing_finite]
     if measured:
         error, row = max(measured, key=lambda each: each[0])
-        least = "at least " if row.by_statistics else ""
+        least = "at least " if row.by_statistics else "about " if row.by_sketch else ""
         yield f"Greatest relative L2 error: {least}{error:.2e} at {comparison.place(row)} (limit: {row.verdict.tolerance})"
 
 
@@ -77,6 +77,7 @@ def would_pass(comparison: Result, failing: list[Row]) -> str:
     if not all(limits.values()):  # a layer is all zeros in golden
         limits = {"atol": SmallestLimit("atol", max(row.metrics.max_abs for row in rows if row.metrics is not None)).value}
     how = ", by statistics alone" if any(row.by_statistics for row in failing) else ""
+    how = how or (", by sketches" if any(row.by_sketch for row in failing) else "")
     return f"Would pass{how}: {', '.join(f'{name}={value}' for name, value in limits.items())}"
 
 

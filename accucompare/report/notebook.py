@@ -66,6 +66,6 @@ _TITLES = ("row", "reason", "relative L2", "x limit", "max abs diff", "would pas
 def _cells(comparison: Result, row: Row) -> tuple[object, ...]:
     metrics = row.metrics
     finite = metrics is not None and not metrics.nothing_finite
-    least = "≥ " if row.by_statistics else ""
-    measured = [f"{least}{value:.2e}" if finite else "" for value in ((metrics.rel_l2, metrics.max_abs) if metrics else ())] or ["", ""]
+    mark = culprits.mark(row)
+    measured = [f"{mark}{value:.2e}" if finite else "" for value in ((metrics.rel_l2, metrics.max_abs) if metrics else ())] or ["", ""]
     return comparison.place(row), row.reason.value, measured[0], row.verdict.used, measured[1], row.verdict.needed

@@ -102,7 +102,7 @@ class _Trace:
         if not call.inside and telling is not None:
             value = log_of(telling.rel_l2)
             if value is not None:
-                yield {"name": "log10 of relative L2", "ph": "C", "pid": process, "ts": begin, "args": {"log10": value}}
+                yield {"name": "relative L2", "ph": "C", "pid": process, "ts": begin, "args": {"log10": value}}
 
 
 def _slice(name: str, process: int, track: int, begin: int, end: int, told: dict[str, Any]) -> Event:

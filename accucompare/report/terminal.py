@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -16,8 +17,9 @@ from accucompare.compare.sites import Culprit
 from accucompare.report import culprit_words as culprits
 from accucompare.report import training_words as training
 from accucompare.report.columns import COLUMNS, COUNT, EXCESS, GENERAL, SCIENTIFIC, Column, chosen
-from accucompare.report.console import open_console, print_heading, print_rest, safe_text, short_number
+from accucompare.report.console import fitted, open_console, print_heading, print_rest, safe_text, short_number
 from accucompare.report.tables import NAME_WIDTH, print_table
+from accucompare.text import printable
 
 _STYLE = {Status.PASS: "green", Status.FAIL: "red", Status.NOT_COMPARED: "bright_black"}
 _UNMATCHED_SHOWN = 10
@@ -25,7 +27,7 @@ _CULPRITS_SHOWN = 5
 _WORST_SHOWN = 8
 
 
-def print_comparison(comparison: Result, report: Path, quiet: bool) -> None:
+def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -> None:
     """Print the verdict, how far all is identical, what pre-flight found, the culprits, the first divergence, the worst rows, counts."""
     console = open_console()
     console.print(_verdict_line(comparison), soft_wrap=True)
@@ -49,7 +51,8 @@ def print_comparison(comparison: Result, report: Path, quiet: bool) -> None:
         console.print(Text(f"{nonfinite} {'row holds' if nonfinite == 1 else 'rows hold'} NaN or Inf on both sides", "yellow"))
     if not comparison.series_only:
         console.print(safe_text(f"tolerance: {culprits.tolerance(comparison)}"))
-    console.print(safe_text(f"report: {report}"), soft_wrap=True)
+    for report in reports:
+        console.print(safe_text(f"report: {report}"), soft_wrap=True)
 
 
 def _verdict_line(comparison: Result) -> Text:
@@ -143,9 +146,9 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
     record = row.record
     assert record is not None
     dtypes = record.dtype if row.candidate is None or row.candidate.dtype == record.dtype else f"{record.dtype} → {row.candidate.dtype}"
-    console.print(
-        Text.assemble("  ", safe_text(comparison.place(row), "bold red"), safe_text(f"  ({record.type}, {dtypes} {list(record.shape)})"))
-    )
+    about = f"  ({record.type}, {dtypes} {list(record.shape)})"
+    place = fitted(console, printable(comparison.place(row)), used=2 + cell_len(printable(about)))
+    console.print(Text.assemble("  ", (place, "bold red"), safe_text(about)), soft_wrap=True)
     console.print(safe_text(f"  {row.reason.value}: {row.verdict.detail or MEANING[row.reason]}"))
     metrics, verdict = row.metrics, row.verdict
     if row.by_statistics or (metrics is not None and metrics.nothing_finite):

@@ -57,10 +57,9 @@ def print_import(path: Path, tool: str, records: int, without_values: int, weigh
         notes: sentences, among them what was left out.
     """
     console = open_console()
-    alone = f", {without_values} of them without values" if without_values else ""
-    console.print(
-        safe_text(f"imported {records} records{alone}, and the digests of {weights} weights, of {tool} into {path}"), soft_wrap=True
-    )
+    what = f"{records} records" + (f" ({without_values} of them without values)" if without_values else "")
+    weighed = f" and the digests of {weights} weights" if weights else ""
+    console.print(safe_text(f"imported {what}{weighed} from {tool} into {path}"), soft_wrap=True)
     for note in notes:
         console.print(safe_text(f"note: {note}"), soft_wrap=True)
 

@@ -20,7 +20,7 @@ from accucompare.text import printable
 if TYPE_CHECKING:
     from torch import nn
 
-    from accucompare.recorder.session import Session
+    from accucompare.recorder.running import Session
 
     Side = nn.Module | Case | str | os.PathLike[str] | Bundle | Session
 
@@ -55,7 +55,7 @@ def assert_layers_close(
         baseline: what is trusted in the candidate's precision: errors are judged by how many times as large they are as its own.
         atol, rtol, rel_l2, cosine, tolerances: limits, as for ``accucompare.diff``. Without any, the baseline judges, or a table by dtype.
         map, only, skip: as for ``accucompare.diff``.
-        report: where to write the Excel report if the assertion fails.
+        report: where to write a report if the assertion fails: an Excel report, or a page if the name ends in .html.
 
     Raises:
         AssertionError: if a layer is not close, if nothing could be compared, or if closeness could not be shown (of a capture that did not
@@ -90,7 +90,8 @@ def require_close(comparison: Comparison, report: str | Path | None = None, made
     places = {"Golden": comparison.golden.path, "Candidate": comparison.candidate.path}
     places = {name: path for name, path in places.items() if made is None or made not in path.parents}
     if report is not None:
-        places["Report"] = comparison.to_excel(report)
+        write = comparison.to_html if Path(report).suffix.lower() == ".html" else comparison.to_excel
+        places["Report"] = write(report)
     raise AssertionError("\n".join([failure(comparison), *(f"{name}: {printable(str(path))}" for name, path in places.items())]))
 
 
@@ -109,7 +110,7 @@ def bundle_of(side: Side, out: Path, inputs: Any, name: str, options: CaptureOpt
         return Path(side)
     if isinstance(side, Bundle):
         return side.path
-    from accucompare.recorder.session import Session  # not before: bundles are compared without torch
+    from accucompare.recorder.running import Session  # not before: bundles are compared without torch
 
     return side.path if isinstance(side, Session) else captured(side, out, inputs, name, options)
 
@@ -137,4 +138,7 @@ def options_of(bundle: Path) -> CaptureOptions:
     with open_bundle(bundle) as opened:
         made = opened.manifest.options
     names = ("mode", "level", "seed", "only", "skip", "roles")
-    return CaptureOptions(**{name: value for name in names if (value := getattr(made, name)) is not None})
+    taken = {name: value for name in names if (value := getattr(made, name)) is not None}
+    if made.sketch is not None:
+        taken["sketch_size"] = made.sketch.size
+    return CaptureOptions(**taken)

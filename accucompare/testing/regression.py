@@ -64,7 +64,7 @@ class LayersRegression:
             name: of a second check in the same test.
             mode: of a bundle that is written: ``"stats"`` keeps digests and statistics, a few kilobytes for git. Comparing with them proves
                 that two tensors are the same, or differ by at least so much; it sees neither values in another order nor most small
-                differences. ``"tensors"`` keeps all values.
+                differences. ``"sketch"`` keeps 2 KiB of each tensor besides, and sees those, too. ``"tensors"`` keeps all values.
             limits: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``tolerances``, ``baseline``, ``map``, ``only``, ``skip``, as for
                 ``accucompare.diff``.
 

@@ -18,7 +18,7 @@ import torch
 
 import accucompare as ac
 from accucompare.bundle.records import Role
-from accucompare.compare.rows import Status
+from accucompare.compare.rows import Reason, Status
 from accucompare.dumps.importing import import_dump
 from accucompare.errors import BundleError, UsageError
 
@@ -46,17 +46,36 @@ def name_of(name: str, index: int = 1, **tags: Any) -> str:
 
 
 def test_every_tensor_of_sglang_s_hooks_is_the_same_as_in_a_capture(golden: Path, tmp_path: Path) -> None:
-    found = import_dump(DATA / "sglang", tmp_path / "out")
+    shutil.unpack_archive(DATA / "sglang" / "dump.zip", tmp_path / "dump")
+    found = import_dump(tmp_path / "dump", tmp_path / "out")
     assert (found.records, len(found.left_out), found.unreadable) == (36, 9, [])
     assert {each.why.split(";")[0] for each in found.left_out} == {"the gradient of a tensor by all that use it"}
-    rows = [row for row in ac.diff(golden, tmp_path / "out", rel_l2=1e-5).rows if row.golden and row.candidate]
+    compared = ac.diff(golden, tmp_path / "out", rel_l2=1e-5)
+    assert {row.reason for row in compared.rows if not (row.golden and row.candidate)} == {Reason.NOT_COMPARABLE}  # SGLang records no such
+    rows = [row for row in compared.rows if row.golden and row.candidate]
     assert len(rows) == 36
     assert {row.status for row in rows} == {Status.PASS}
     assert {row.golden.role for row in rows if row.golden} == {Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT}
 
 
+def test_gradients_that_sglang_was_not_asked_for_are_no_difference(golden: Path, tmp_path: Path) -> None:
+    shutil.unpack_archive(DATA / "sglang" / "dump.zip", tmp_path / "dump")
+    for path in (tmp_path / "dump").glob("*name=grad__*"):
+        path.unlink()
+    import_dump(tmp_path / "dump", tmp_path / "out")
+    assert ac.diff(golden, tmp_path / "out", rel_l2=1e-5).passed
+
+
+def test_a_tensor_that_sglang_should_have_is_missing(golden: Path, tmp_path: Path) -> None:
+    shutil.unpack_archive(DATA / "sglang" / "dump.zip", tmp_path / "dump")
+    next((tmp_path / "dump").glob("*layers.1.act.output__*")).unlink()
+    import_dump(tmp_path / "dump", tmp_path / "out")
+    compared = ac.diff(golden, tmp_path / "out", rel_l2=1e-5)
+    assert [row.place for row in compared.rows if row.status is Status.FAIL] == ["layers.1.act output"]
+
+
 def test_a_fault_in_a_dump_of_sglang_is_named(golden: Path, tmp_path: Path) -> None:
-    shutil.copytree(DATA / "sglang", tmp_path / "dump")
+    shutil.unpack_archive(DATA / "sglang" / "dump.zip", tmp_path / "dump")
     (path,) = (tmp_path / "dump").glob("*layers.1.act.output__*")
     content = torch.load(path, weights_only=True)
     content["value"] = content["value"].detach() * 1.1
@@ -96,6 +115,18 @@ def test_tags_of_sglang_say_step_rank_call_parameter_and_recomputation(tmp_path:
     }
 
 
+def test_one_rank_of_sglang_alone_is_rank_0_and_says_which_it_was(tmp_path: Path) -> None:
+    (tmp_path / "dump").mkdir()
+    torch.save({"value": torch.ones(2), "meta": {}}, tmp_path / "dump" / name_of("a", rank=3))
+    found = import_dump(tmp_path / "dump", tmp_path / "out")
+    assert "of rank 3 alone, which is rank 0 here" in found.notes
+    with ac.open_bundle(tmp_path / "out") as bundle:
+        assert [record.rank for record in bundle.records()] == [0]
+    torch.save({"value": torch.ones(2), "meta": {}}, tmp_path / "dump" / name_of("a", 2, rank=2))
+    with pytest.raises(BundleError, match="lacks rank 0"):
+        import_dump(tmp_path / "dump", tmp_path / "both")
+
+
 class _Runs:
     """What runs a command when it is unpickled."""
 
@@ -128,7 +159,9 @@ def test_a_link_out_of_a_dump_is_refused(tmp_path: Path) -> None:
 def test_outputs_of_polygraphy_are_those_of_the_modules(golden: Path, tmp_path: Path) -> None:
     found = import_dump(DATA / "polygraphy" / "outputs.json", tmp_path / "out")
     assert (found.records, [each.what.split(" ")[0] for each in found.left_out]) == (11, ["layers.1.norm.bias", "layers.1.norm.weight"])
-    rows = [row for row in ac.diff(golden, tmp_path / "out", rel_l2=1e-5).rows if row.golden and row.candidate]
+    compared = ac.diff(golden, tmp_path / "out", rel_l2=1e-5)
+    assert compared.passed
+    rows = [row for row in compared.rows if row.golden and row.candidate]
     modules = [f"layers.{n}{part}" for n in (0, 1) for part in (".norm", ".up", ".act", ".down", "")]
     assert [row.module for row in rows] == [*modules, ""]
     assert {row.status for row in rows} == {Status.PASS}
@@ -203,6 +236,21 @@ def test_a_damaged_file_of_polygraphy_is_refused(content: str, said: str, tmp_pa
     with pytest.raises(BundleError, match=said):
         import_dump(tmp_path / "x.json", tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_name_pattern_says_what_names_of_onnx_that_say_no_module_are(golden: Path, tmp_path: Path) -> None:
+    gelu = json.loads((DATA / "polygraphy" / "outputs.json").read_text())["lst"][0][1][0]["outputs"]["/layers.1/act/Gelu_output_0"]
+    dump = polygraphy(tmp_path / "x.json", run(gelu_1=gelu["values"]["array"], other=NPY))
+    found = import_dump(dump, tmp_path / "out", name_pattern="{name}_{call}")
+    assert [(each.what.split(" ")[0], each.why) for each in found.left_out] == [
+        ("other", "its name does not match --name-pattern '{name}_{call}'")
+    ]
+    import_dump(dump, tmp_path / "plain", name_pattern="{name}")
+    compared = ac.diff(golden, tmp_path / "plain", map="layers.1.act=gelu_1", rel_l2=1e-5)
+    assert [row.place for row in compared.rows if row.golden and row.candidate] == ["layers.1.act output"]
+    assert compared.passed
+    with pytest.raises(UsageError, match="iterations are the steps"):
+        import_dump(dump, tmp_path / "no", name_pattern="{step}/{name}")
 
 
 def test_runs_of_two_runners_are_refused_with_the_command_to_type(tmp_path: Path) -> None:

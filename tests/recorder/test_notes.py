@@ -132,3 +132,22 @@ def test_a_part_of_a_tensor_that_is_overwritten_and_not_used_has_the_gradient_ze
     (row,) = [row for row in comparison.rows if row.status is Status.NOT_COMPARED]
     assert row.verdict.detail == "golden's is zero everywhere, and the candidate adds none, which is the same"
     assert comparison.passed
+
+
+@pytest.mark.parametrize(("reaches", "noted"), [(False, True), (True, False)], ids=["detached", "one of two backwards"])
+def test_a_loss_that_reaches_no_layer_is_noted(reaches: bool, noted: bool, tmp_path: Path, opened: Opened) -> None:
+    model, other = nn.Linear(2, 2), torch.ones(2, requires_grad=True)
+    with ac.capture(model, tmp_path / "out"):
+        y = model(torch.ones(1, 2))
+        (y.detach() * other).sum().backward()
+        if reaches:
+            y.sum().backward()
+    notes = [note for note in opened(tmp_path / "out").manifest.notes if "went through a call" in note]
+    assert notes == (
+        [
+            "in 1 step(s) no backward went through a call of the model: the loss is of none of its outputs, or of detached ones; "
+            "those steps have no gradients of layers"
+        ]
+        if noted
+        else []
+    )
