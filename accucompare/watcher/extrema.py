@@ -25,8 +25,6 @@ from accucompare.numbers.dtypes import DTYPES
 _SAMPLE = 4096
 #: So many elements are a block that a processor's cache holds.
 _BLOCK = 1 << 18
-#: So many numbers that wait to be read are kept together.
-_ROW = 1 << 12
 
 
 class Extrema:
@@ -81,8 +79,6 @@ class Meter:
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, set[str], Extrema]] = {}
         self._waiting: list[Extrema] = []
-        self._copied: list[tuple[Extrema, str]] = []  # the attributes that wait in rows of copies
-        self._rows: list[torch.Tensor] = []
 
     def look(self, value: Any, frames: bool = False, underflow: bool = False) -> Extrema | None:
         """Begin to find the extrema of a tensor or a float.
@@ -153,16 +149,12 @@ class Meter:
     def _wait_for(self, extrema: Extrema) -> None:
         """Leave what was computed to ``read``.
 
-        Thousands of tensors of one element, kept to the end of a step, would lie between the model's large blocks of host memory, which
-        then could not be used again. So those of the host are copied into one block.
+        What lies in the host's memory is read at once, past PyTorch's dispatcher: thousands of tensors of one element, kept to the end of
+        a step, would lie between the model's large blocks of memory, which then could not be used again.
         """
         for name, tensor in list(extrema.waiting.items()):
             if tensor.device.type == "cpu":
-                if len(self._copied) % _ROW == 0:
-                    with torch.inference_mode(False):  # or nothing could be written into it outside of that mode
-                        self._rows.append(torch.empty(_ROW, dtype=torch.float64))
-                self._rows[-1][len(self._copied) % _ROW] = tensor
-                self._copied.append((extrema, name))
+                setattr(extrema, name, float((tensor.double() if tensor.dtype is torch.bfloat16 else tensor).numpy()))
                 del extrema.waiting[name]
         if extrema.waiting:
             self._waiting.append(extrema)
@@ -180,11 +172,6 @@ class Meter:
         for extrema in self._waiting:
             extrema.waiting = {}
         self._waiting.clear()
-        copies = [value for row in self._rows for value in row.tolist()]
-        for (extrema, name), value in zip(self._copied, copies, strict=False):
-            setattr(extrema, name, value)
-        self._copied.clear()
-        self._rows.clear()
 
     def forget_one(self, value: Any) -> None:
         """Look at a tensor anew when it comes again."""

@@ -119,7 +119,8 @@ class Gradients(GradientListener[ModuleCall]):
     def backward_ended(self) -> None:
         having = [parameter for parameter in self.parameters if parameter.tensor.grad is not None]
         self.norms = self._norms(having)
-        looked = {parameter.name: self._watcher.meter.look(parameter.tensor.grad) for parameter in having}
+        doubtful = [each for each in having if not self.norms[each.name].finite]  # a finite norm is one of finite numbers alone
+        looked = {parameter.name: self._watcher.meter.look(parameter.tensor.grad) for parameter in doubtful}
         self.extrema = {name: extrema for name, extrema in looked.items() if extrema is not None}
         self.states = {parameter.name: gradient_state(parameter.tensor) for parameter in having}
 

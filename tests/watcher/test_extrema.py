@@ -139,17 +139,25 @@ def test_a_type_with_two_numbers_in_a_byte_is_passed_over() -> None:
         assert look_now(torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)) is None
 
 
-def test_nothing_is_read_until_it_is_asked_for() -> None:
+def test_nothing_is_read_through_the_dispatcher_until_it_is_asked_for() -> None:
+    """Which would wait for a device; what lies in the host's memory is read past it."""
     meter, x = Meter(), torch.randn(3, 4)
     with Counting() as counting:
         extrema = meter.look(x, underflow=True)
         norms = meter.norm([x, x.half(), x * 1j])
     assert counting.reads == []
     assert extrema is not None
-    assert math.isnan(extrema.low)
     meter.read()
     assert extrema.low == x.min()
     assert norms[0].low == pytest.approx(float(x.norm()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_numbers_of_every_floating_type_are_read_as_they_are(dtype: torch.dtype) -> None:
+    x = torch.tensor([1.5, -3.0, 0.1], dtype=dtype)
+    extrema = look_now(x)
+    assert extrema is not None
+    assert (extrema.low, extrema.high, extrema.abs_min) == (-3.0, 1.5, float(x[2].double()))
 
 
 def test_a_tensor_is_looked_at_once_until_it_is_written_into() -> None:
