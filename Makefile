@@ -13,7 +13,7 @@ TYPES := $(VENV)/types.txt
 WITH_TYPES = @$(BIN)/mypy >$(TYPES) 2>&1 & types=$$!; trap "kill $$types" INT TERM; \
 	  $(1); tests=$$?; wait $$types; types=$$?; cat $(TYPES); exit $$((tests || types))
 
-.PHONY: demo demo-npu test test-all lint style format libreoffice bench bench-peers bench-faults bench-origins bench-history bench-health clean
+.PHONY: demo demo-npu test test-all lint style format libreoffice chromium bench bench-peers bench-faults bench-origins bench-history bench-health bench-scale clean
 
 demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it where thresholds fail nearly every row
 	$(BIN)/accucompare capture fixtures/minilm.py --round-weights bfloat16 --out demo/golden --overwrite
@@ -38,10 +38,10 @@ demo-npu: $(INSTALLED) $(TORCH_NPU)  ## the same three commands, on an NPU that 
 	  --dtype bfloat16 --out demo/training-npu --overwrite --report reports/demo-training.xlsx --quiet || test $$? -eq 1
 	@echo "The reports to open:            $(CURDIR)/reports/demo-npu.xlsx, demo-training.xlsx"
 
-test: $(INSTALLED) $(TORCH_NPU) libreoffice style  ## linters, types, tests
+test: $(INSTALLED) $(TORCH_NPU) libreoffice chromium style  ## linters, types, tests
 	$(call WITH_TYPES,$(PYTEST))
 
-test-all: $(INSTALLED) $(TORCH_NPU) libreoffice style  ## the same with ten times as many examples of each property
+test-all: $(INSTALLED) $(TORCH_NPU) libreoffice chromium style  ## the same with ten times as many examples of each property
 	$(call WITH_TYPES,$(PYTEST) --hypothesis-profile=all)
 
 lint: style
@@ -80,6 +80,9 @@ bench-origins: $(INSTALLED)  ## plants NaN, Inf and overflow in four models: doe
 bench-health: $(INSTALLED)  ## plants sixty faults in trainings of 300 steps, and runs twenty sound ones: does the checklist see, and is it silent
 	$(BIN)/python -m benchmarks.health
 
+bench-scale: $(INSTALLED)  ## planted faults by sketches of 2 KiB in place of tensors: is the same place named
+	$(BIN)/python -m benchmarks.faults --sketches
+
 bench-history: $(INSTALLED)  ## real bugs of public libraries, a release with and one without: is the right module named, and none cleared
 	$(BIN)/python -m benchmarks.history
 
@@ -88,6 +91,12 @@ libreoffice:  # one test converts the report with it
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends libreoffice-calc >/dev/null; \
 	  else echo "LibreOffice is not installed: the test that converts the report with it will be skipped"; fi; }
+
+chromium:  # the page's tests open it with this browser
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null; then :; \
+	  else echo "Chromium and its driver are not installed: the tests that open the page with them will be skipped"; fi; }
 
 clean:
 	rm -rf $(VENV) benchmarks/.peers benchmarks/.history build *.egg-info demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from accucompare.live.points import check_finite as check_finite
     from accucompare.recorder.session import Session as Session
     from accucompare.recorder.session import capture as capture
+    from accucompare.testing.closeness import assert_layers_close as assert_layers_close
     from accucompare.watcher.steps import Watch as Watch
     from accucompare.watcher.watch import watch as watch
 
@@ -39,6 +40,7 @@ _HOMES = {
     "Tolerance": "accucompare.compare.tolerance",
     "Watch": "accucompare.watcher.steps",
     "WatchEndedError": "accucompare.errors",
+    "assert_layers_close": "accucompare.testing.closeness",
     "capture": "accucompare.recorder.session",
     "check_finite": "accucompare.live.points",
     "diff": "accucompare.api",

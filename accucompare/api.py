@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,9 @@ from accucompare.selection import Selection, Standard
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class Comparison(Result):
@@ -33,6 +38,27 @@ class Comparison(Result):
         """Rounding or a bug, and where, in one line that begins with ``rounding``, ``bug``, ``not sure`` or ``identical``."""
         return str(conclude(self))
 
+    @cached_property
+    def reports(self) -> list[Path]:
+        """The reports that were written of it, the last one first; a notebook links to them."""
+        return []
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the verdict, the culprits, the ten worst rows, and links to the reports."""
+        from accucompare.report.notebook import comparison_html
+
+        return comparison_html(self, self.reports)
+
+    def plot(self) -> Figure:
+        """The relative L2 error of every output in execution order, with limits and baseline, as a matplotlib figure.
+
+        Raises:
+            ReportError: if matplotlib is missing.
+        """
+        from accucompare.report.plot import plot_divergence
+
+        return plot_divergence(self)
+
     def to_dataframe(self) -> pandas.DataFrame:
         """One line per row, with the columns of the report's sheet *Layers*."""
         from accucompare.report.columns import to_dataframe
@@ -47,7 +73,17 @@ class Comparison(Result):
         """
         from accucompare.report.excel import write_excel
 
-        return write_excel(self, Path(path))
+        return self._written(write_excel(self, Path(path)))
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the page: one file that any browser opens, without network; and return its path.
+
+        Raises:
+            ReportError: if it cannot be written.
+        """
+        from accucompare.report.page_comparison import write_comparison_page
+
+        return write_comparison_page(self, Path(path))
 
     def to_json(self, path: str | Path) -> Path:
         """Write everything as JSON and return its path.
@@ -58,6 +94,11 @@ class Comparison(Result):
         from accucompare.report.json import write_json
 
         return write_json(self, Path(path))
+
+    def _written(self, path: Path) -> Path:
+        """Remember a report, for notebooks."""
+        self.reports.insert(0, path)
+        return path
 
 
 def diff(
@@ -131,7 +172,9 @@ def diff(
         progress=progress,
         standard=None if accept is None else _standard(accept),
     )
-    return Comparison(**{field.name: getattr(result, field.name) for field in fields(result)})
+    comparison = Comparison(**{field.name: getattr(result, field.name) for field in fields(result)})
+    _LOGGER.debug("compared %s with %s: %d rows, %d culprits", candidate, golden, len(comparison.rows), len(comparison.culprits))
+    return comparison
 
 
 def _standard(name: str) -> Standard:

@@ -55,7 +55,7 @@ class NonFiniteWarning(UserWarning):
 
 
 class WatchEndedError(AccucompareError):
-    """A watch has watched as many steps as ``abort_after_step`` says."""
+    """A watch has watched as many steps as ``abort_after_step`` says, or ``pause_after`` has paused a run whose loss stayed NaN or Inf."""
 
 
 class BundleError(AccucompareError):

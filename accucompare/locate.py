@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import shlex
 import subprocess
 from collections.abc import Callable, Iterable
@@ -249,7 +250,9 @@ class _Trusted:
                 command += [f"--no-{name.replace('_', '-')}"]
             elif value is not None:
                 command += [option, str(value)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # variables of options were meant for what the user types, and this command has all of its options
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ACCUCOMPARE_CAPTURE_")}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CaptureError(f"--golden-python: {shlex.join(command)} failed: {done.stderr.strip() or f'exit code {done.returncode}'}")
         return out

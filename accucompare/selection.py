@@ -20,7 +20,13 @@ class Mode(_Value):
     """What ``mode`` can be: what a capture keeps of a tensor."""
 
     TENSORS = "tensors"
+    SKETCH = "sketch"
     STATS = "stats"
+    DIGEST = "digest"
+
+
+#: How many numbers a sketch has, by default, and at least and at most.
+SKETCH_SIZE, LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE = 256, 16, 65536
 
 
 class Level(_Value):
@@ -101,6 +107,25 @@ class Standard(_Value):
     """What ``accept`` can be: a standard of others that a run of training must meet (``accucompare.compare.acceptance``)."""
 
     MINDFORMERS = "mindformers"
+
+
+class Viewer(_Value):
+    """What ``export`` writes files for."""
+
+    MODEL_EXPLORER = "model-explorer"
+    PERFETTO = "perfetto"
+
+
+class DumpFormat(_Value):
+    """What ``import --from`` can be: each has a reader in ``accucompare.dumps``."""
+
+    MSPROBE = "msprobe"
+    CANN = "cann"
+    MSACCUCMP = "msaccucmp"
+    SGLANG = "sglang"
+    POLYGRAPHY = "polygraphy"
+    HUGGING_FACE = "hugging-face"
+    FOLDER = "folder"
 
 
 #: A list of steps has at most so many.

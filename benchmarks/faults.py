@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import faults_report, faults_trial, training_report, training_trial
+from benchmarks import faults_report, faults_trial, sketch_trial, training_report, training_trial
 from planted.faults_models import ARCHITECTURES
 from planted.training_models import TRAININGS
 
@@ -85,6 +85,20 @@ the limit which its baseline sets. Loss curve: whether loss or gradient norm lea
 1 %, mean norm 10 %), which names no place.""",
 )
 
+_SKETCHES = _Part(
+    ARCHITECTURES,
+    sketch_trial.SETUPS,
+    sketch_trial.METHODS,
+    sketch_trial.METHODS[-1],
+    1,
+    sketch_trial.run,
+    sketch_trial.tables,
+    sketch_trial.missed,
+    sketch_trial.judge,
+    """The faults of a forward, each in a fed capture that is compared twice: with the tensors of candidate and baseline, and with their
+sketches. The same: the first culprit is the same call of the same module.""",
+)
+
 
 def main() -> int:
     options = _options()
@@ -135,16 +149,19 @@ def _tried(part: _Part, tasks: list[tuple[str, str, int, bool]], options: argpar
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.add_argument("--training", action="store_true", help="faults of a backward and of an update, in place of those of a forward")
+    parser.add_argument("--sketches", action="store_true", help="the faults of a forward, by tensors and by sketches")
     parser.add_argument("--quick", action="store_true", help="one fault of each kind and model, in bfloat16 and float32")
     parser.add_argument("--models", metavar="MODEL,…", help=f"{', '.join(ARCHITECTURES)}; with --training: {', '.join(TRAININGS)}")
     parser.add_argument("--setups", metavar="SETUP,…", help="; ".join(faults_trial.SETUPS).replace("%", "%%"))
-    parser.add_argument("--each", type=int, metavar="N", help="faults of each kind, model and setup; default: 2, with --training 1")
+    parser.add_argument(
+        "--each", type=int, metavar="N", help="faults of each kind, model and setup; default: 2; with --training, --sketches: 1"
+    )
     parser.add_argument("--no-pairs", action="store_true", help="leave out the fault-free pairs")
     parser.add_argument("--missed", action="store_true", help="list what each method missed, not only the best one")
     parser.add_argument("--workers", type=int, default=2, help="processes; default: 2")
     parser.add_argument("--json", type=Path, help="save every trial there")
     options = parser.parse_args()
-    part = options.part = _TRAINING if options.training else _FORWARD
+    part = options.part = _TRAINING if options.training else _SKETCHES if options.sketches else _FORWARD
     quick = [setup for setup in part.setups if not options.quick or setup in ("bfloat16", "float32")]
     try:
         options.models = _among(part.models, options.models) if options.models else list(part.models)

@@ -99,17 +99,17 @@ class Bench:
         self.setup = setup
         self.how = SETUPS[setup]
         model, inputs = build(architecture)
-        self.model = _cast(model, self.how.candidate)
+        self.model = cast(model, self.how.candidate)
         self.inputs = {name: _rounded(value, self.how.candidate) for name, value in inputs.items()}
         self.folder = folder
-        self.golden = self._capture(_cast(self.model, self.how.golden), "golden")
+        self.golden = self.capture(cast(self.model, self.how.golden), "golden")
         options = {"emulate": self.how.emulate}
-        trusted = _cast(self.model, self.how.baseline)
+        trusted = cast(self.model, self.how.baseline)
         self.baselines = {
-            None: self._capture(trusted, "baseline", **options),
-            self.golden: self._capture(trusted, "baseline-fed", feed=self.golden, **options),
+            None: self.capture(trusted, "baseline", **options),
+            self.golden: self.capture(trusted, "baseline-fed", feed=self.golden, **options),
         }
-        self.calls = calls_of(_cast(self.model, torch.float64), _as(self.inputs, torch.float64))
+        self.calls = calls_of(cast(self.model, torch.float64), _as(self.inputs, torch.float64))
 
     def faults(self, most: int, seed: int = 0) -> list[Fault]:
         draw = np.random.default_rng([seed, list(ARCHITECTURES).index(self.architecture)])
@@ -121,11 +121,11 @@ class Bench:
         planted = [fault] if second is None else [fault, second]
         trial = Trial(self.architecture, self.setup, fault.kind, fault.site, str(fault), order, 0.0, second=str(second or ""))
         try:
-            trial.rise = min(self._rise(each) for each in planted)
+            trial.rise = min(self.rise(each) for each in planted)
             if trial.rise < RISES:
                 return trial
             for method, comparison in self._asked(planted, order):
-                places = [_rank(comparison, each) for each in planted]
+                places = [rank(comparison, each) for each in planted]
                 trial.rank[method] = 0 if 0 in places else max(places)
                 trial.count[method] = len(comparison.culprits)
                 trial.named[method] = comparison.culprits[0].place if comparison.culprits else ""
@@ -143,7 +143,7 @@ class Bench:
         pair = FaultFree(self.architecture, self.setup, order)
         try:
             for method, comparison in self._asked([], order):
-                pair.alarms[method] = [_told(row) for row in comparison.rows if row.status is Status.FAIL]
+                pair.alarms[method] = [told(row) for row in comparison.rows if row.status is Status.FAIL]
                 pair.used[method] = [
                     (_elements(row), row.verdict.excess, row.verdict.used or 0, row.place)
                     for row in comparison.rows
@@ -153,7 +153,7 @@ class Bench:
             pair.error = f"{type(error).__name__}: {error}"
         return pair
 
-    def _rise(self, fault: Fault) -> float:
+    def rise(self, fault: Fault) -> float:
         module = self.model.get_submodule(fault.name)
         return rise(module, self.calls[fault.name][fault.call], fault.plant, self.how.candidate, fault.call + 1)
 
@@ -167,11 +167,11 @@ class Bench:
             with ({**ORDERS, **COARSER})[order]():
                 # forced: a fault in a weight is one of the device's here, and must be found without looking at weights
                 options = {"feed": feed, "force": True} if feed else {}
-                candidate = self._capture(model, "candidate", emulate=self.how.emulate, overwrite=True, **options)
+                candidate = self.capture(model, "candidate", emulate=self.how.emulate, overwrite=True, **options)
             for baseline in (None, self.baselines[feed]):
                 yield next(methods), ac.diff(self.golden, candidate, baseline=baseline, workers=1)
 
-    def _capture(self, model: nn.Module, name: str, **options: Any) -> Path:
+    def capture(self, model: nn.Module, name: str, **options: Any) -> Path:
         out = self.folder / name
         dtype = next(model.parameters()).dtype
         with torch.no_grad(), ac.capture(model, out, **options):
@@ -211,7 +211,7 @@ def _behind(bench: Bench, trials: list[Trial], faults: list[Fault]) -> Iterator[
             yield first, second
 
 
-def _rank(comparison: Comparison, fault: Fault) -> int:
+def rank(comparison: Comparison, fault: Fault) -> int:
     for place, culprit in enumerate(comparison.culprits, 1):
         right_call = culprit.call >= fault.call  # a fault in the first call is in all of them
         if (culprit.name, culprit.site) == (fault.name, fault.site) and right_call:
@@ -234,12 +234,12 @@ def _elements(row: Row) -> int:
     return int(np.prod(row.golden.shape, dtype=np.int64))
 
 
-def _told(row: Row) -> str:
+def told(row: Row) -> str:
     excess = f", excess {row.verdict.excess:.3g}" if row.verdict.excess is not None else ""
     return f"{row.place}: {row.reason.value}{excess} of {_elements(row) if row.golden else 0} elements"
 
 
-def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return copy.deepcopy(model).to(dtype)
 
 

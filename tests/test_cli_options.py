@@ -47,14 +47,18 @@ def test_commands_declare_no_options_of_their_own() -> None:
     ],
 )
 def test_a_command_is_given_what_was_chosen(command: str, name: str, value: str, given: object) -> None:
-    context = cli.commands[command].make_context(command, [f"--{name.replace('_', '-')}", value])
+    context = cli.commands[command].make_context(
+        command, [f"--{name.replace('_', '-')}", value], parent=click.Context(cli, **cli.context_settings)
+    )
     assert context.params[name] is given
     assert str(context.params[name]) == value
 
 
 def test_locate_computes_in_no_type_that_only_a_capture_has() -> None:
     with pytest.raises(click.BadParameter, match="'float64' is not one of 'float32', 'bfloat16', 'float16'"):
-        cli.commands["locate"].make_context("locate", ["--device", "cpu", "--dtype", "float64"])
+        cli.commands["locate"].make_context(
+            "locate", ["--device", "cpu", "--dtype", "float64"], parent=click.Context(cli, **cli.context_settings)
+        )
 
 
 def test_help_needs_neither_torch_nor_numpy() -> None:

@@ -17,18 +17,19 @@ FLOORS = [
     ["__main__"],
     ["cli"],
     ["__init__", "locate", "watch", "scripts"],
+    ["testing"],
     ["api", "watcher"],
     ["report", "recorder", "reproduce"],
-    ["compare", "findings", "live", "doctor"],
+    ["compare", "dumps", "findings", "live", "doctor"],
     ["bundle", "devices", "case"],
-    ["files"],
+    ["files", "markup"],
     ["numbers", "selection", "errors", "version", "text"],
 ]
 FLOOR = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 #: Imports inside functions. Commands import what they need when they run; beside theirs only these are, for the reason given.
 LATE = {
-    "accucompare.api": {"accucompare.report"},  # pandas and openpyxl, which a diff without report needs neither of
+    "accucompare.api": {"accucompare.report"},  # pandas, openpyxl and matplotlib, which a diff without report needs none of
     "accucompare.compare.culprits": {"accucompare.compare.patterns"},  # only a failing diff describes errors
     "accucompare.doctor": {"accucompare.bundle", "accucompare.numbers"},  # what is broken here is what it tells
     "accucompare.locate": {"accucompare.recorder.capture_case"},  # torch, after the device was opened
@@ -37,6 +38,11 @@ LATE = {
     "accucompare.scripts.entry": {"accucompare.scripts.plan", "accucompare.scripts.script"},
     "accucompare.scripts.observing": {"accucompare.recorder", "accucompare.watcher"},
     "accucompare.scripts.script": {"accucompare.recorder.session", "accucompare.scripts.observing"},
+    "accucompare.testing.closeness": {
+        "accucompare.recorder.capture_model",
+        "accucompare.recorder.session",
+    },  # torch, which bundles are compared without
+    "accucompare.testing.plugin": {"accucompare.testing.regression"},  # every run of pytest loads the plugin
     "accucompare.watcher.reporting": {"accucompare.report.terminal_watch"},  # only a finding is printed
 }
 

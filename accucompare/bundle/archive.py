@@ -19,13 +19,16 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from isal.isal_zlib import crc32
 
 from accucompare.bundle.zip_records import COUNT_IN_ZIP64, END, ENTRY, FIELD, IN_ZIP64, LOCAL_HEADER, ZIP64_END, ZIP64_FIELD, ZIP64_LOCATOR
 from accucompare.errors import BundleError, RecordError
-from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers.dtypes import DTYPES, Array
 
 _ENTRY_LENGTHS = struct.Struct("<4s24x3H")  # of an entry: signature, lengths of name, extra and comment
 _ENTRY_PLACE = struct.Struct("<8x2H8x2L2H10xL")  # of an entry: flags, method, 2 sizes, lengths of name and extra, offset
+_CRC = struct.Struct("<16xL")  # of an entry
+_WHOLE_LIMIT = 1 << 32  # 4,096 sketches of the largest size take half of it
 _ENCRYPTED = 1  # the flag
 _TAIL = ZIP64_LOCATOR.size + END.size + 0xFFFF  # where the end record is, which may have a comment
 _DIRECTORY_LIMIT = 1 << 28  # that of a million members is half as long; a longer one than this is no honest directory
@@ -131,6 +134,25 @@ class Archive:
         except _DamageError as damage:
             raise RecordError(f"{self.path}: member {name!r} {damage}") from None
         return Member(start + len(header), nbytes, dtype, shape)
+
+    def read_whole(self, name: str) -> Array:
+        """One member's array, verified against the archive's own checksum.
+
+        Raises:
+            RecordError: as ``member``, or if its bytes are not as they were written.
+            BundleError: if the file cannot be read.
+        """
+        member = self.member(name)
+        if member.nbytes > _WHOLE_LIMIT:
+            raise RecordError(f"{self.path}: member {name!r} is too large to be read whole; one of ours is not")
+        found = np.empty(member.shape, member.dtype)
+        self.read_into(memoryview(found.reshape(-1).view("u1")), member.offset)
+        position = self._positions[f"{name}.npy".encode(errors="surrogatepass")]
+        offset, size = _place(self._directory, position)
+        _, header = self._read_headers(offset, f"{name}.npy".encode(errors="surrogatepass"), size)
+        if crc32(memoryview(found.reshape(-1).view("u1")), crc32(header)) != _CRC.unpack_from(self._directory, position)[0]:
+            raise RecordError(f"{self.path}: member {name!r} is corrupt (its checksum does not match); capture it again")
+        return found
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill the buffer with the file's bytes from an offset.

@@ -11,7 +11,10 @@ from accucompare.selection import RoleGroup
 
 
 class Unfed(msgspec.Struct, frozen=True):
-    """A value of golden that a call of a fed capture was not given, or did not pass on, and why."""
+    """A value of golden that a call of a fed capture was not given, or did not pass on, and why.
+
+    ``hides``: whether the call computed something else for that alone, so that its rows prove nothing; not in older bundles.
+    """
 
     step: Count
     name: str
@@ -19,6 +22,7 @@ class Unfed(msgspec.Struct, frozen=True):
     role: str
     path: str = ""
     why: str = ""
+    hides: bool = False
 
 
 class Feed(msgspec.Struct, frozen=True):
@@ -35,11 +39,50 @@ class Fallback(msgspec.Struct, frozen=True):
     modules: tuple[str, ...] = ()
 
 
+class SketchFacts(msgspec.Struct, frozen=True):
+    """How sketches were made: the version of the construction, and how many numbers each has."""
+
+    version: Count
+    size: Count
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """Something in a dump of another tool that has no counterpart in a bundle, and why."""
+
+    what: str
+    why: str
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """Of a bundle that was made from the dump of another tool: what that tool can record.
+
+    Attributes:
+        format: the tool, as messages call it.
+        roles: what it can record; that a bundle lacks records of other roles is no difference.
+        root: whether it records the root module.
+        named_gradients: whether it records the gradients of inputs that are passed by name.
+        innermost_outputs: whether it records the outputs of modules without children only.
+        pruned: lists of layers, by name, of which it has left some out.
+        partial: whether it holds single values, and not all calls of all layers: what has no partner then is no difference.
+        left_out: what was in the dump, and is not in the bundle.
+    """
+
+    format: str
+    roles: tuple[str, ...]
+    root: bool = True
+    named_gradients: bool = True
+    innermost_outputs: bool = False
+    pruned: tuple[str, ...] = ()
+    partial: bool = False
+    left_out: tuple[LeftOut, ...] = ()
+
+
 class Options(msgspec.Struct, frozen=True):
     """Of the options of a capture those that a comparison decides by; older bundles do not have them all.
 
     Attributes:
-        mode: ``stats`` if it holds statistics only.
+        mode: what it keeps of tensors: ``tensors``, ``sketch``, ``stats`` or ``digest``.
+        sketch: how its sketches were made, if it holds some.
         level: ``op`` if it holds operators.
         seed, steps, only, skip: as given.
         like: the bundle that it took weights and inputs from, if it did.
@@ -53,10 +96,12 @@ class Options(msgspec.Struct, frozen=True):
         chosen_steps: the steps that it was asked to hold, of a longer run; ``None`` if all were.
         optimizer: the class of the case's optimizer, if it has one.
         fallback: which modules ran in another type than the capture's.
+        imported: of which tool's dump it was made, if it was.
         replaced: the weights that held other values than golden's before those were copied into the model.
     """
 
     mode: str | None = None
+    sketch: SketchFacts | None = None
     level: str | None = None
     seed: Any = None
     steps: int | None = None
@@ -73,6 +118,7 @@ class Options(msgspec.Struct, frozen=True):
     chosen_steps: tuple[Count, ...] | None = None
     optimizer: str | None = None
     fallback: Fallback | None = None
+    imported: Imported | None = None
     replaced: tuple[str, ...] = ()
 
     def holds(self, group: RoleGroup) -> bool:

@@ -58,6 +58,18 @@ def forget_previous(directory: Path) -> None:
             _remove_empty(path.parent, directory)
 
 
+def discard_unfinished(directory: Path) -> None:
+    """Remove what was begun in a directory, and put back the bundle that was moved aside for it; never raises."""
+    with contextlib.suppress(OSError):
+        for path in _own_files(directory):
+            path.unlink()
+            _remove_empty(path.parent, directory)
+        for folder in directory.glob("rank*"):
+            _remove_empty(folder, directory)
+        restore_previous(directory)
+        directory.rmdir()  # where nothing was before
+
+
 def restore_previous(directory: Path) -> None:
     """Put back the bundle that was moved aside, if none has begun in its place.
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from accucompare.bundle.capture_facts import Code, Feed, Options
-from accucompare.bundle.records import count
+from accucompare.bundle.records import NODE_ROLES, count
 from accucompare.bundle.training_state import SavedAndStarted
 from accucompare.errors import BundleError
 from accucompare.files import replace_whole
@@ -23,7 +23,12 @@ from accucompare.numbers.statistics import Count
 from accucompare.version import __version__
 
 FORMAT = "accucompare bundle"
+#: The oldest format that holds everything a bundle may hold but what ``NEEDS`` names.
 FORMAT_VERSION = 1
+#: The format of a bundle with records of these roles: older versions take them for damage, and refuse a newer format by its number.
+NEEDS = dict.fromkeys(NODE_ROLES, 2)
+#: What this version reads.
+NEWEST_FORMAT = max(FORMAT_VERSION, *NEEDS.values())
 _SIZE_LIMIT = 64 << 20  # a manifest lists a few lines per parameter; more than this is no manifest
 _MOST_RANKS = 100_000
 #: Where in its directory a bundle waits that is being overwritten.
@@ -113,6 +118,7 @@ class Manifest:
     """What ``manifest.json`` holds.
 
     Attributes:
+        format_version: the oldest format that has what the bundle holds.
         complete: whether the capture ran to its end and every record could be kept.
         stopped: where and why it ended early: ``{"step", "module", "error"}``; ``None`` if it did not.
         ranks: how many processes captured together.
@@ -126,6 +132,7 @@ class Manifest:
         notes: what went differently than a reader would assume, one sentence each.
     """
 
+    format_version: int = FORMAT_VERSION
     complete: bool = False
     stopped: dict[str, Any] | None = None
     ranks: int = 1
@@ -190,7 +197,7 @@ class Manifest:
         """Replace the file whole, so that a reader never sees half of it."""
         content = {
             "format": FORMAT,
-            "format_version": FORMAT_VERSION,
+            "format_version": self.format_version,
             "accucompare": __version__,
             **{field.name: getattr(self, field.name) for field in fields(self)},
             "steps": [asdict(entry) for entry in self.steps],
@@ -224,11 +231,11 @@ class Manifest:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise BundleError(f"{path}: not the manifest of an accucompare bundle")
         version = content.get("format_version")
-        if version != FORMAT_VERSION:
+        if type(version) is not int or not FORMAT_VERSION <= version <= NEWEST_FORMAT:
             writer = str(content.get("accucompare", "unknown"))[:20]
             raise BundleError(
                 f"{path}: bundle format version {str(version)[:20]}, but this accucompare {__version__} reads version "
-                f"{FORMAT_VERSION}; install the accucompare that wrote it ({writer}) or a newer one"
+                f"{NEWEST_FORMAT} and older; install the accucompare that wrote it ({writer}) or a newer one"
             )
         known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
         try:

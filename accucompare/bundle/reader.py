@@ -16,16 +16,22 @@ import numpy as np
 import xxhash
 
 from accucompare.bundle.archive import Archive
+from accucompare.bundle.capture_facts import SketchFacts
 from accucompare.bundle.manifest import Manifest, StepEntry
+from accucompare.bundle.notebook import bundle_html
+from accucompare.bundle.record_file import SKETCHES_A_MEMBER, sketches_name
 from accucompare.bundle.records import OPERATOR_ROLES, STATE_ROLES, Key, Record, Role, display_name
 from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.numbers import sums
 from accucompare.numbers.digests import digest, digest_of_segments
 from accucompare.numbers.dtypes import DTYPES, Array, widen
-from accucompare.numbers.sums import BLOCK
+from accucompare.numbers.sketch import VERSION
+from accucompare.numbers.sums import BLOCK, Float64
+from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE
 
 #: Which part of a tensor, as in NumPy: integers, slices and at most one ``...``.
 Index = tuple[Any, ...]
+_SKETCHES_HELD = 4  # members of 8 MiB; threads work at neighbouring records
 _LINE_LIMIT = 1 << 20  # a record takes a few hundred bytes; a longer line than this is no honest record
 
 
@@ -51,10 +57,15 @@ class Bundle:
                 self.missing_ranks.append(rank)
         self._archives: dict[tuple[int, int | str], Archive] = {}  # by rank and step
         self._opening = threading.Lock()
+        self._opening_sketches = threading.Lock()
+        self._sketches: dict[tuple[int, int, int], Float64] = {}  # members that hold some, by rank, step and number
         self._buffers = _Buffer()
 
     def __repr__(self) -> str:
         return f"<Bundle {self.path}: {len(self.steps())} step(s){'' if self.complete else ', incomplete'}>"
+
+    def _repr_html_(self) -> str:
+        return bundle_html(self.path, self.manifest, [entry for _, entry in self.steps()], self.complete)
 
     def __enter__(self) -> Bundle:
         return self
@@ -168,6 +179,47 @@ class Bundle:
         """Where a record's data lies, to be read in parts. Errors as ``locate``."""
         archive, offset = self.locate(record)
         return StoredTensor(self, record, archive, offset)
+
+    def sketch_facts(self, record: Record) -> SketchFacts:
+        """How a record's sketch was made.
+
+        Raises:
+            RecordError: if the manifest does not say, or says what this version cannot read.
+        """
+        facts = self.manifests[record.rank].options.sketch
+        if facts is None or not LEAST_SKETCH_SIZE <= facts.size <= MOST_SKETCH_SIZE:
+            raise RecordError(f"{self.path}: {record.key} has a sketch, but the manifest does not say how it was made; capture it again")
+        if facts.version != VERSION:
+            raise RecordError(
+                f"{self.path}: its sketches are of version {facts.version}, this accucompare reads {VERSION}; capture both sides with one"
+            )
+        return facts
+
+    def sketch(self, record: Record) -> Float64:
+        """A record's sketch, of shape (size,).
+
+        Raises:
+            RecordError: if it is not there or damaged.
+        """
+        facts = self.sketch_facts(record)
+        if record.sketch is None:
+            raise RecordError(f"{self.path}: {record.key} has no sketch")
+        number, place = divmod(record.sketch, SKETCHES_A_MEMBER)
+        with self._opening_sketches:
+            held = self._sketches.get((record.rank, record.step, number))
+            if held is None:
+                held = self._archive(record).read_whole(sketches_name(record.sketch))
+                if held.dtype != np.float64 or held.ndim != 2 or held.shape[1] != facts.size:
+                    raise RecordError(f"{self.path}: the sketches of step {record.step} are not as the manifest says; capture it again")
+                while len(self._sketches) >= _SKETCHES_HELD:
+                    del self._sketches[next(iter(self._sketches))]
+                self._sketches[record.rank, record.step, number] = held
+        if place >= len(held):
+            raise RecordError(f"{self.path}: {record.key} names a sketch that is not there; capture it again")
+        found: Float64 = held[place]
+        if not np.isfinite(found).all():
+            raise RecordError(f"{self.path}: the sketch of {record.key} holds NaN or Inf, which none of ours does; capture it again")
+        return found
 
     def locate(self, record: Record) -> tuple[Archive, int]:
         """The open archive that holds a record's data, and the offset of its first byte.

@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
+import numpy as np
 import xxhash
 from msgspec.structs import replace
 
@@ -15,11 +16,16 @@ from accucompare.bundle.archive_writer import ArchiveWriter, member_name
 from accucompare.bundle.records import Record
 from accucompare.numbers.digests import digest
 from accucompare.numbers.dtypes import DTYPES, Array
+from accucompare.numbers.sketch import sketch_of
 from accucompare.numbers.statistics import Statistics, summarize
+from accucompare.numbers.sums import Float64
+from accucompare.selection import SKETCH_SIZE, Mode
 from accucompare.text import storable
 
 #: What makes two records' data and statistics equal: dtype, shape, digest.
 Content = tuple[str, tuple[int, ...], str | None]
+#: How many sketches one member holds: 8 MiB of the usual size, which a reader takes at once.
+SKETCHES_A_MEMBER = 4096
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
@@ -32,14 +38,27 @@ def _line(record: Record) -> bytes:
         return _JSON.encode(content).encode() + b"\n"
 
 
+class _Kept(NamedTuple):
+    """What was kept of a tensor: its member or its sketch, if any, and its statistics."""
+
+    statistics: Statistics | None
+    member: str | None = None
+    sketch: int | None = None
+
+
+def sketches_name(number: int) -> str:
+    """The member that holds a sketch of a number; it is row ``number % SKETCHES_A_MEMBER`` of it."""
+    return f"sketches.{number // SKETCHES_A_MEMBER}"
+
+
 class RecordFile:
     """A ``.npz`` and its ``.jsonl``, written under temporary names and renamed whole.
 
-    A record whose bytes, shape and storage type equal an earlier one's names that one's member. Without ``tensors``, records keep
-    digests and statistics only, and the ``.npz`` stays empty.
+    A record whose bytes, shape and storage type equal an earlier one's names that one's member. What else is kept of a tensor is what
+    the ``Mode`` says. A tensor that is not larger than its sketch would be is kept itself.
     """
 
-    def __init__(self, stem: Path, tensors: bool = True) -> None:
+    def __init__(self, stem: Path, mode: Mode = Mode.TENSORS, sketch_size: int = SKETCH_SIZE) -> None:
         self._npz = stem.with_name(stem.name + ".npz")
         self._jsonl = stem.with_name(stem.name + ".jsonl")
         self._parts = [path.with_name(path.name + ".part") for path in (self._npz, self._jsonl)]
@@ -52,9 +71,12 @@ class RecordFile:
             self._parts[1].unlink()
             raise
         self._hasher = xxhash.xxh3_128()
-        self._tensors = tensors
+        self._mode = mode
+        self._sketch_size = sketch_size
+        self._sketches: list[Float64] = []  # those that are not written yet
+        self._sketched = 0
         self._members: dict[tuple[str, tuple[int, ...], str | None], str] = {}  # by storage type, shape and digest
-        self._known: dict[Content, tuple[str | None, Statistics]] = {}
+        self._known: dict[Content, _Kept] = {}
         self.records = 0
 
     def add(self, record: Record, array: Array | None) -> Record:
@@ -71,32 +93,52 @@ class RecordFile:
         if array is not None and record.digest is None:
             record = replace(record, digest=digest(array))
         content = (record.dtype, record.shape, record.digest)
-        if record.statistics is not None:
-            self._known.setdefault(content, (None, record.statistics))
+        if record.statistics is not None and record.digest is not None:  # another tool's statistics come without a digest
+            self._known.setdefault(content, _Kept(record.statistics))
         if array is not None and content not in self._known:
             self._known[content] = self._store(record, array)
         if content in self._known:
-            member, statistics = self._known[content]
-            record = replace(record, member=member, statistics=statistics)
+            kept = self._known[content]
+            record = replace(record, member=kept.member, sketch=kept.sketch, statistics=kept.statistics)
         line = _line(record)
         self._hasher.update(line)
         self._lines.write(line)
         self.records += 1
         return record
 
-    def _store(self, record: Record, array: Array) -> tuple[str | None, Statistics]:
+    def _store(self, record: Record, array: Array) -> _Kept:
         """Write an array, unless one of another dtype has the same bits; its statistics are its own all the same."""
+        if self._mode is Mode.DIGEST:
+            return _Kept(None)
         statistics = summarize(array, DTYPES[record.dtype])
-        if not self._tensors:
-            return None, statistics
+        if self._mode is Mode.STATS:
+            return _Kept(statistics)
+        if self._mode is Mode.SKETCH and array.nbytes > self._sketch_size * np.dtype(np.float64).itemsize:
+            return _Kept(statistics, sketch=self._sketch(sketch_of(array, DTYPES[record.dtype], statistics, self._sketch_size)))
         bits = (array.dtype.str, array.shape, record.digest)
         if bits not in self._members:
             self._members[bits] = member_name(len(self._members), record.name, record.role.value, record.path)
             self._archive.add(self._members[bits], array)
-        return self._members[bits], statistics
+        return _Kept(statistics, self._members[bits])
+
+    def _sketch(self, sketch: Float64 | None) -> int | None:
+        """The number of a sketch, which is written with its neighbours; ``None`` for none."""
+        if sketch is None:
+            return None
+        self._sketches.append(sketch)
+        self._sketched += 1
+        if len(self._sketches) == SKETCHES_A_MEMBER:
+            self._write_sketches()
+        return self._sketched - 1
+
+    def _write_sketches(self) -> None:
+        if self._sketches:
+            self._archive.add(sketches_name(self._sketched - 1), np.stack(self._sketches))
+            self._sketches.clear()
 
     def finish(self) -> str:
         """Close both files, give them their names, and return the digest of the ``.jsonl``."""
+        self._write_sketches()
         self._archive.finish()
         self._lines.close()
         for part, final in zip(self._parts, (self._npz, self._jsonl), strict=True):

@@ -115,11 +115,15 @@ class Error(msgspec.Struct, frozen=True):
         rel_l2: relative L2 error; ``None`` where golden is all zeros and the baseline is not.
         rmse: root mean square error.
         different: of integers and booleans, how many differ.
+        factor: of a gradient, the factor on golden that comes closest to it, less 1; ``None`` of others, and in older bundles.
+        beyond: of an update of a parameter of a half type, how many elements are off by more than rounding can do; ``None`` likewise.
     """
 
     rel_l2: Annotated[float, msgspec.Meta(ge=0)] | None
     rmse: Annotated[float, msgspec.Meta(ge=0)]
     different: Count
+    factor: float | None = None
+    beyond: Count | None = None
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -140,6 +144,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         components: of a nested tensor: the shapes of its parts, whose values are one array of the record's shape; ``None`` of any other,
             and in older bundles, which keep none of its values.
         detail: what an opaque value was, or why a tensor could not be read.
+        sketch: of a record without a member: which of the step's sketches is its own, from 0; ``None`` if it has none.
         source_line: of an operator's record: where it was called, or of a node the operator that made it, such as
             ``bert/modeling_bert.py:187``; older bundles name no folder.
     """
@@ -162,6 +167,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     detail: str = ""
     error: Error | None = None
     components: tuple[tuple[int, ...], ...] | None = None
+    sketch: int | None = None
     source_line: str = ""
 
     @property
@@ -187,6 +193,11 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return " at ".join(filter(None, (self.detail, self.source_line)))
 
     @property
+    def has_values(self) -> bool:
+        """Whether something of its values was kept that a distance can be measured by: all of them, or a sketch."""
+        return self.member is not None or self.sketch is not None
+
+    @property
     def is_cache(self) -> bool:
         """Whether it is an object that cannot be looked into, of a class called a cache: ``detail`` is its class."""
         return self.layout is Layout.OPAQUE and self.detail.endswith("Cache")
@@ -210,6 +221,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
             "detail": f"{self.detail} at {self.source_line}" if self.detail and self.role in OPERATOR_ROLES else self.detail_and_line,
             **({} if self.error is None else {"error": msgspec.structs.asdict(self.error)}),
             **({} if self.components is None else {"components": self.components}),
+            **({} if self.sketch is None else {"sketch": self.sketch}),
         }
 
     @classmethod
@@ -255,6 +267,7 @@ class _Line(msgspec.Struct):
     detail: str
     error: Error | None = None
     components: tuple[tuple[Count, ...], ...] | None = None
+    sketch: Count | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Line)

@@ -18,7 +18,7 @@ class Verified:
 
     Attributes:
         records: how many were looked at, the saved state's among them.
-        nbytes: how many bytes of tensors were read; what several records share is read once.
+        nbytes: how many bytes of tensors were read; what several records share is read once. Sketches are read, too, and not counted.
         damage: what cannot be read or is corrupt, one sentence each.
     """
 
@@ -38,6 +38,11 @@ def verify(bundle: Bundle, progress: Callable[[int, int], None] | None = None) -
     known: dict[tuple[int, int, str, str | None], Record] = {}  # one record of each tensor
     for record in _records(bundle, found):
         found.records += 1
+        if record.sketch is not None:
+            try:
+                bundle.sketch(record)
+            except BundleError as error:
+                found.damage.append(str(error))
         if record.member is not None:
             step = -1 if record.role in STATE_ROLES else record.step
             known.setdefault((record.rank, step, record.member, record.digest), record)

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from accucompare.bundle.manifest import Manifest, StepEntry, StepSeries
+from accucompare.bundle.manifest import FORMAT_VERSION, NEEDS, Manifest, StepEntry, StepSeries
 from accucompare.bundle.memory import Allocate, HostMemory, Lease
 from accucompare.bundle.record_file import Content, RecordFile
 from accucompare.bundle.records import Record
 from accucompare.errors import CaptureError
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES, Array
+from accucompare.selection import SKETCH_SIZE, Mode
 
 #: How many bytes of tensors may wait to be written, by default: 1 GiB.
 QUEUE_BYTES = 1 << 30
@@ -48,15 +49,24 @@ class BundleWriter:
     caught up. After a failure (a full disk) nothing is queued any more, and ``failure`` says what happened.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest, rank: int = 0, queue_bytes: int = QUEUE_BYTES, tensors: bool = True) -> None:
-        """Without ``tensors``, records keep digests and statistics only; a saved state keeps its tensors."""
+    def __init__(
+        self,
+        directory: Path,
+        manifest: Manifest,
+        rank: int = 0,
+        queue_bytes: int = QUEUE_BYTES,
+        mode: Mode = Mode.TENSORS,
+        sketch_size: int = SKETCH_SIZE,
+    ) -> None:
+        """What is kept of a record is what the mode says; a saved state keeps its tensors."""
         self.directory = directory
         self.manifest = manifest
         self.failure: CaptureError | None = None
         self._rank = rank
         self._folder = directory / f"rank{rank}"
         self._manifest_path = (self._folder if rank else directory) / "manifest.json"
-        self.tensors = tensors
+        self.mode = mode
+        self._sketch_size = sketch_size
         self._queue: deque[_Tensor | _EndStep | None] = deque()
         self._manifest_due = 0.0  # when it may be written again, if nothing else is
         self._changed = threading.Condition()
@@ -70,6 +80,16 @@ class BundleWriter:
         self._thread = threading.Thread(target=self._run, name="accucompare-writer", daemon=True)
         self.memory = HostMemory(queue_bytes, self._wake)
         self._thread.start()
+
+    @property
+    def wants_values(self) -> bool:
+        """Whether it makes something of a tensor's values; else their digest, and their statistics if it ``wants_statistics``, will do."""
+        return self.mode in (Mode.TENSORS, Mode.SKETCH)
+
+    @property
+    def wants_statistics(self) -> bool:
+        """Whether it keeps statistics."""
+        return self.mode is not Mode.DIGEST
 
     def take(self, nbytes: int, allocate: Allocate) -> Lease:
         """Host memory for a tensor that will be added; blocks while there is no room for it."""
@@ -188,14 +208,18 @@ class BundleWriter:
 
     def _write(self, item: _Tensor) -> None:
         if self._file is None:
-            self._file = RecordFile(self._folder / f"step{item.record.step}", self.tensors)
+            self._file = self._new_file(item.record.step)
         if item.ready is not None:
             item.ready()
         record = self._file.add(item.record, item.array)
+        self.manifest.format_version = max(self.manifest.format_version, NEEDS.get(record.role, FORMAT_VERSION))
         if item.case_input:
             self._note_input(record, item.array)
         if item.written is not None:
             item.written(record)
+
+    def _new_file(self, step: int) -> RecordFile:
+        return RecordFile(self._folder / f"step{step}", self.mode, self._sketch_size)
 
     def _take(self) -> _Tensor | _EndStep | None:
         with self._changed:
@@ -227,7 +251,7 @@ class BundleWriter:
         self._manifest_due = time.monotonic() + _BETWEEN_MANIFESTS
 
     def _finish_file(self, end: _EndStep) -> None:
-        file = self._file or RecordFile(self._folder / f"step{end.step}", self.tensors)
+        file = self._file or self._new_file(end.step)
         self._file = None
         self._fingerprints.clear()
         try:

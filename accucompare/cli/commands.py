@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import click
 
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
-from accucompare.cli.options import examples, refuse_other_than_xlsx, refuse_places, stem
+from accucompare.cli.options import examples, is_page, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import OF_CASES, MayRunScript, capture_script, command_after_dashes, locate_script
 from accucompare.errors import CaptureError, UsageError
 from accucompare.files import is_stdout, is_stream
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
 @option.dtype()
 @option.round_weights
 @option.mode
+@option.sketch_size
 @option.level("op: also record every operator in the code of the layers chosen by --only, with its source line.")
 @option.out("Directory to write.  [default: the device's type]")
 @option.seed()
@@ -103,6 +103,7 @@ def capture(
         asked_of_script = {**options, "queue_bytes": queue, "model": model, "arm": arm}
         return capture_script(command, out, asked_of_script.pop("overwrite"), quiet, asked_of_script)
     from accucompare.bundle.directory import refuse_directory
+    from accucompare.cli.logs import told_later
     from accucompare.devices import DeviceName, open_device
 
     name = DeviceName.parse(device)
@@ -116,8 +117,7 @@ def capture(
     from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.report.terminal_bundle import print_capture
 
-    with progress_bar("capturing", "steps", quiet) as progress, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "accucompare could not record")  # reported below
+    with progress_bar("capturing", "steps", quiet) as progress, told_later("accucompare.recorder.session"):
         asked = CaptureOptions(queue_bytes=queue, **options)
         capture_case(case, directory, name, asked, dtype=dtype, round_weights=round_weights, repeat=repeat, progress=progress)
     written = [repeat_of(directory, run) for run in range(repeat)]
@@ -164,8 +164,8 @@ def capture(
 @option.workers
 @option.keep_going
 @option.quiet()
-def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | None, quiet: bool, **options: Any) -> int:
-    """Compare two bundles, layer by layer, and write an Excel report.
+def diff(golden: Path, candidate: Path, reports: tuple[Path, ...], json_path: Path | None, quiet: bool, **options: Any) -> int:
+    """Compare two bundles, layer by layer, and write a report.
 
     Without a tolerance option, the baseline judges, or else a relative L2 limit for each dtype (float32 1e-4, float16 1e-2, bfloat16 5e-2).
 
@@ -179,12 +179,11 @@ def diff(golden: Path, candidate: Path, report: Path | None, json_path: Path | N
     from accucompare.api import diff as compare
     from accucompare.report.console import progress_bar
 
-    report = report or Path("reports") / f"{stem(golden)}-vs-{stem(candidate)}.xlsx"
-    refuse_other_than_xlsx(report)
-    refuse_places({"--report": report, "--json": json_path})
+    reports = reports_to_write(reports, Path("reports") / f"{stem(golden)}-vs-{stem(candidate)}.xlsx")
+    refuse_places({"--report": reports, "--json": json_path})
     with progress_bar("comparing", "bytes", quiet) as progress:
         comparison = compare(golden, candidate, progress=progress, **options)
-    return _conclude(comparison, report, json_path, quiet)
+    return _conclude(comparison, reports, json_path, quiet)
 
 
 #: Of locate, --device says where the script is meant to run.
@@ -240,7 +239,7 @@ def locate(
     only: tuple[str, ...],
     skip: tuple[str, ...],
     ops: bool,
-    report: Path | None,
+    reports: tuple[Path, ...],
     json_path: Path | None,
     model: str | None,
     quiet: bool,
@@ -258,26 +257,25 @@ def locate(
     """
     from accucompare.devices import DeviceName
 
-    report = report if report is not None else Path("reports") / f"{stem(options['out'])}.xlsx"
-    refuse_other_than_xlsx(report)
+    reports = reports_to_write(reports, Path("reports") / f"{stem(options['out'])}.xlsx")
     made = [options["out"] / name for name in ("golden", "candidate", "baseline", "ops")]
-    refuse_places({"--report": report, "--json": json_path}, made)
+    refuse_places({"--report": reports, "--json": json_path}, made)
     name = DeviceName.parse(device)
     if (command := command_after_dashes(_NOT_LOCATED)) is not None:
         asked = {**options, "model": model, "seed": seed, "steps": steps, "golden": golden, "map": map}
         found = locate_script(command, name.type, asked, _announcer(quiet), only=only, skip=skip)
-        return _conclude(found, report, json_path, quiet)
+        return _conclude(found, reports, json_path, quiet)
     from accucompare.locate import Setup, locate_operators
     from accucompare.locate import locate as find
 
     setup = Setup(case, name, announce=_announcer(quiet), **options)
     comparison = find(setup, golden=golden, map=map, seed=seed, steps=steps, repeat=repeat, only=only, skip=skip)
-    code = _conclude(comparison, report, json_path, quiet)
+    code = _conclude(comparison, reports, json_path, quiet)
     if ops:
         operators = locate_operators(setup, comparison)
         if operators is not None:
-            of_ops = [path and (path if is_stream(path) else path.with_stem(f"{path.stem}-ops")) for path in (report, json_path)]
-            _conclude(operators, of_ops[0] or report, of_ops[1], quiet)
+            *of_ops, json_of_ops = [path and _of_operators(path) for path in (*reports, json_path)]
+            _conclude(operators, tuple(filter(None, of_ops)), json_of_ops, quiet)
     return code
 
 
@@ -405,19 +403,24 @@ def _refuse_incomplete(path: Path, rank: int) -> None:
         raise CaptureError(f"{path}: is incomplete: {(manifest.stopped or {}).get('error')}")
 
 
-def _conclude(comparison: Comparison, report: Path, json_path: Path | None, quiet: bool) -> int:
+def _of_operators(path: Path) -> Path:
+    """Where what is written of operators goes, beside what is written of layers."""
+    return path if is_stream(path) else path.with_stem(f"{path.stem}-ops")
+
+
+def _conclude(comparison: Comparison, reports: tuple[Path, ...], json_path: Path | None, quiet: bool) -> int:
     """Write the reports, print what came out, and give the exit code."""
     from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_comparison
 
-    try:
-        comparison.to_excel(report)
-    finally:  # written even if the other could not be
+    with contextlib.ExitStack() as all_written:  # each is, even if another could not be
         if json_path is not None:
-            comparison.to_json(json_path)
-    on_stdout = any(path is not None and is_stdout(path) for path in (report, json_path))
+            all_written.callback(comparison.to_json, json_path)
+        for report in reversed(reports):
+            all_written.callback(comparison.to_html if is_page(report) else comparison.to_excel, report)
+    on_stdout = any(path is not None and is_stdout(path) for path in (*reports, json_path))
     with reader_may_leave(), contextlib.redirect_stdout(sys.stderr if on_stdout else sys.stdout):
-        print_comparison(comparison, report, quiet)
+        print_comparison(comparison, reports, quiet)
     if comparison.trouble:
         return TROUBLE
     return PASS if comparison.passed else DIFFERENT

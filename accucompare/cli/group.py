@@ -11,23 +11,30 @@ import sys
 import click
 
 from accucompare.cli import options as shared
+from accucompare.cli.help import PREFIX, Group, with_variable
 from accucompare.errors import AccucompareError, BundleError
 from accucompare.text import printable, printable_lines
 from accucompare.version import __version__
 
+#: The variable by which a shell asks this program what may come next, as click has it.
+ASKS = f"_{PREFIX}_COMPLETE"
 PASS, DIFFERENT, TROUBLE, INTERRUPTED = 0, 1, 2, 130
 
 
 @click.group(
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    cls=Group,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "auto_envvar_prefix": PREFIX},
     epilog=shared.examples(
         "accucompare capture model.py --device cpu --out golden   # on the trusted machine",
         "accucompare capture model.py --device npu                # on the NPU machine, writes npu/",
         "accucompare diff golden/ npu/ --atol 1e-3                # anywhere, writes an Excel report",
+        "",
+        "Every option can be set by a variable: ACCUCOMPARE_DIFF_ATOL=1e-3 is --atol of diff. Where an",
+        "option can be given several times, spaces separate its values. NO_COLOR switches colours off.",
     ),
 )
 @click.version_option(__version__, prog_name="accucompare")
-@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong.")
+@click.option("--debug", is_flag=True, help="Show a traceback when something goes wrong, and all that is logged.")
 def cli(debug: bool) -> None:
     """Find the layer where a PyTorch model's numbers change between two devices, dtypes or versions."""
 
@@ -35,14 +42,16 @@ def cli(debug: bool) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code: 0 within tolerance, 1 differences, 2 trouble, 130 interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    debug = "--debug" in arguments
+    debug = "--debug" in arguments or _wanted(os.environ.get(f"{PREFIX}_DEBUG", ""))
     arguments = [argument for argument in arguments if argument != "--debug"]  # wherever it stands
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, _interrupt)
     _open_streams()
+    if ASKS in os.environ:  # a shell asks what may come next; click answers and exits
+        cli.main(arguments, prog_name="accucompare")
     code = TROUBLE
     try:
-        result = cli.main(arguments, prog_name="accucompare", standalone_mode=False)
+        result = cli.main(arguments, prog_name="accucompare", standalone_mode=False, obj=debug)
         code = result if isinstance(result, int) else PASS
         sys.stdout.flush()
     except click.exceptions.Exit as error:
@@ -53,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = INTERRUPTED
         exec("")  # after an interrupt inside an exec of text (as dataclasses use), python -m would end by SIGINT; this forgets it
     except click.ClickException as error:
-        error.show()
+        with_variable(error).show()
     except BundleError as error:  # the names in it come from a file, and must not add lines
         _complain(printable(str(error)), debug)
     except AccucompareError as error:
@@ -69,6 +78,14 @@ def main(arguments: list[str] | None = None) -> None:
             message = f"standard output cannot be written ({error.strerror})"
         _complain(message, debug)
     sys.exit(code)
+
+
+def _wanted(value: str) -> bool:
+    """Whether a variable switches something on; what it cannot mean, click complains of."""
+    try:
+        return bool(value) and bool(click.BOOL.convert(value, None, None))
+    except click.BadParameter:
+        return False
 
 
 def _interrupt(signum: int, frame: object) -> None:

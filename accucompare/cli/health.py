@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
-from accucompare.cli.options import examples, refuse_other_than_xlsx, refuse_places
+from accucompare.cli.options import examples, is_page, refuse_places, reports_to_write
 from accucompare.errors import UsageError
+
+if TYPE_CHECKING:
+    from accucompare.findings.analysis import Ranks
+    from accucompare.findings.health import Health
 
 
 @cli.command(
     epilog=examples(
         "accucompare health watch/                       # all checks of the last run, of all ranks",
-        "accucompare health watch/ --json health.json --report health.xlsx",
+        "accucompare health watch/ --json health.json --report health.html",
         "accucompare health watch/ --threshold norm-spike=20 --threshold dead-units=0.8",
         "accucompare health watch/ --quiet               # one line",
         "",
@@ -30,7 +35,7 @@ from accucompare.errors import UsageError
 @option.report(None)
 @option.quiet("the line with the counts only")
 def health(
-    log: Path, thresholds: tuple[str, ...], threshold_file: Path | None, json_path: Path | None, report: Path | None, quiet: bool
+    log: Path, thresholds: tuple[str, ...], threshold_file: Path | None, json_path: Path | None, reports: tuple[Path, ...], quiet: bool
 ) -> int:
     """Check a training by what a watch has written: PASS, WARN, FAIL, or not looked at and why.
 
@@ -38,9 +43,8 @@ def health(
     measured, in which step, where, the thresholds, and what to do. Only the last run in a log counts; some checks compare it with the one
     before.
     """
-    if report is not None:
-        refuse_other_than_xlsx(report)
-    refuse_places({"--report": report, "--json": json_path})
+    reports = reports_to_write(reports, None)
+    refuse_places({"--report": reports, "--json": json_path})
     from accucompare.findings.analysis import read
     from accucompare.findings.health import examine, read_thresholds
 
@@ -58,11 +62,20 @@ def health(
         from accucompare.report.json_health import write_health_json
 
         write_health_json(ranks, found, json_path)
-    if report is not None:
+    for report in reports:
+        _write(ranks, found, report)
+    return code(found.status.value)
+
+
+def _write(ranks: Ranks, found: Health, report: Path) -> None:
+    if is_page(report):
+        from accucompare.report.page_log import write_health_page
+
+        write_health_page(ranks, found, report)
+    else:
         from accucompare.report.excel_health import write_health
 
         write_health(ranks, found, report)
-    return code(found.status.value)
 
 
 def code(status: str) -> int:

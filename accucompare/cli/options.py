@@ -13,7 +13,22 @@ import click
 
 from accucompare.errors import ReportError, UsageError
 from accucompare.files import is_stream, same_place
-from accucompare.selection import FloatType, Level, Mode, OnFinding, Precision, RoleGroup, RoundedType, Standard, Steps
+from accucompare.selection import (
+    LEAST_SKETCH_SIZE,
+    MOST_SKETCH_SIZE,
+    SKETCH_SIZE,
+    DumpFormat,
+    FloatType,
+    Level,
+    Mode,
+    OnFinding,
+    Precision,
+    RoleGroup,
+    RoundedType,
+    Standard,
+    Steps,
+    Viewer,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,8 +80,15 @@ class _Read(click.ParamType):  # type: ignore[type-arg]
 _PATH = click.Path(path_type=Path)
 _HF32 = "Let an NPU round the operands of float32 products to HF32.  [default: its own setting]"
 
+
+def _files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
 # What runs, and how.
-case = click.argument("case", required=False)
+case = click.argument("case", required=False, shell_complete=_files)
 
 
 def device(help: str = "cpu, cuda, cuda:N, npu or npu:N.", default: str | None = "cpu", required: bool = False) -> Callable[[F], F]:
@@ -97,8 +119,8 @@ def level(help: str) -> Callable[[F], F]:
     return click.option("--level", type=_OneOf(Level), default=Level.MODULE.value, show_default=True, help=help)
 
 
-def out(help: str, default: str | None = None) -> Callable[[F], F]:
-    return click.option("--out", type=_PATH, default=default, show_default=True, metavar="DIR", help=help)
+def out(help: str, default: str | None = None, metavar: str = "DIR", required: bool = False) -> Callable[[F], F]:
+    return click.option("--out", type=_PATH, default=default, show_default=True, required=required, metavar=metavar, help=help)
 
 
 def overwrite(help: str) -> Callable[[F], F]:
@@ -133,7 +155,14 @@ mode = click.option(
     type=_OneOf(Mode),
     default=Mode.TENSORS.value,
     show_default=True,
-    help="Keep every distinct tensor, or only digests and statistics, a few kilobytes.",
+    help="What to keep of a tensor: all of it; a sketch of 2 KiB, for an estimate of the error; statistics; or the digest alone.",
+)
+sketch_size = click.option(
+    "--sketch-size",
+    type=click.IntRange(LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE),
+    default=SKETCH_SIZE,
+    show_default=True,
+    help="Numbers in a sketch: with 4 times as many, the estimate is twice as exact.",
 )
 roles = click.option(
     "--roles",
@@ -168,8 +197,8 @@ like = click.option(
     "--like",
     type=_PATH,
     metavar="BUNDLE",
-    help="Start from a bundle captured with --save-state: its weights, inputs, seed, selection and mode; of a training its step, "
-    "optimizer, scheduler, gradient scaler and random numbers, too.",
+    help="Start from what capture --save-state, or watch --pause-after, has saved: its weights, inputs, seed, selection and mode; of a "
+    "training its step, optimizer, scheduler, gradient scaler and random numbers, too.",
 )
 feed = click.option(
     "--feed",
@@ -237,8 +266,9 @@ keep_going = click.option(
 
 def report(default: str | None) -> Callable[[F], F]:
     """``default``: what a report is called that was not asked for; ``None`` if none is written then."""
-    usual = "[default: none is written]" if default is None else f"[default: reports/{default}.xlsx]"
-    return click.option("--report", type=_PATH, metavar="XLSX", help=f"Excel report.  {usual}")
+    usual = "[default: none]" if default is None else f"[default: reports/{default}.xlsx]"
+    text = f"Report: .xlsx, or .html for a page in a browser; or none. Can be given several times.  {usual}"
+    return click.option("--report", "reports", type=_PATH, multiple=True, metavar="PATH", help=text)
 
 
 def quiet(prints: str = "the verdict line only") -> Callable[[F], F]:
@@ -247,6 +277,9 @@ def quiet(prints: str = "the verdict line only") -> Callable[[F], F]:
 
 json = click.option("--json", "json_path", type=_PATH, metavar="PATH", help="Write everything as JSON, too.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+
+# Of export.
+viewer = click.option("--to", type=_OneOf(Viewer), required=True, help="The viewer.")
 
 # Of show and doctor.
 call = click.option("--call", type=click.IntRange(0), default=0, show_default=True, help="Call index.")
@@ -268,6 +301,15 @@ timeout = click.option(
     help="Seconds to wait for devices to answer.",
 )
 
+# Of import.
+dump_format = click.option("--from", "format_name", type=_OneOf(DumpFormat), help="The format.  [default: recognised]")
+name_pattern = click.option(
+    "--name-pattern",
+    metavar="PATTERN",
+    help="Of a folder of tensors: what is what in their names. {name}, {call}, {role}, {path}, {step}, {rank}, {_} for anything; what "
+    "is in [] may be missing.",
+)
+
 # Of watch.
 on_finding = click.option(
     "--on-finding",
@@ -283,6 +325,12 @@ trace_steps = click.option(
     "--trace-step", "trace_steps", type=click.IntRange(0), multiple=True, help="Show every call of this step. Can be given several times."
 )
 abort_after_step = click.option("--abort-after-step", type=click.IntRange(0), help="Stop after this step, with or without a finding.")
+pause_after = click.option(
+    "--pause-after",
+    type=click.IntRange(1),
+    metavar="N",
+    help="When the loss was NaN or Inf in N steps running, stop, and save what the first of them started from, for --like.",
+)
 every = click.option(
     "--every", type=click.IntRange(1), default=1, show_default=True, help="Watch only every Nth step; the others cost nothing."
 )
@@ -325,27 +373,50 @@ def _permission(name: str, help: str, may_forbid: bool) -> Callable[[F], F]:
     return click.option(flag, is_flag=True, default=None if may_forbid else False, help=help)
 
 
-def refuse_other_than_xlsx(report: Path) -> None:
-    """Check that a report can be written, before any work is done.
+#: Given for a report, writes none.
+_NONE = Path("none")
+
+
+def reports_to_write(given: tuple[Path, ...], usual: Path | None) -> tuple[Path, ...]:
+    """The reports that are asked for, each of which can be written; checked before any work is done.
+
+    Args:
+        given: as on the command line.
+        usual: the one that is written if none was given; ``None`` for none.
 
     Raises:
-        UsageError: if its name does not end in .xlsx.
+        UsageError: if the name of one ends neither in .xlsx nor in .html, or ``none`` is given beside others.
         ReportError: if its directory is not writable.
     """
+    if _NONE in given and len(given) > 1:
+        raise UsageError("--report none: writes no report, so that no other can be given")
+    reports = given or ((usual,) if usual is not None else ())
+    reports = tuple(report for report in reports if report != _NONE)
+    for report in reports:
+        _refuse_report(report)
+    return reports
+
+
+def is_page(report: Path) -> bool:
+    """Whether a report is a page for a browser, and no workbook; what is written through has no ending, and is a workbook."""
+    return report.suffix.lower() == ".html"
+
+
+def _refuse_report(report: Path) -> None:
     if is_stream(report):
         return
-    if report.suffix.lower() != ".xlsx":
-        raise UsageError(f"--report {report}: must end in .xlsx")
+    if report.suffix.lower() not in (".xlsx", ".html"):
+        raise UsageError(f"--report {report}: must end in .xlsx or .html (or be none, to write no report)")
     place = next(folder for folder in report.absolute().parents if folder.exists())
     if not os.access(place, os.W_OK):  # checked before hours of captures
         raise ReportError(f"{report}: cannot be written (no permission to write to {place}); choose another --report")
 
 
-def refuse_places(outputs: Mapping[str, Path | None], bundles: Iterable[Path] = ()) -> None:
+def refuse_places(outputs: Mapping[str, Path | tuple[Path, ...] | None], bundles: Iterable[Path] = ()) -> None:
     """Check that no output takes the place of another, or of a bundle's file.
 
     Args:
-        outputs: path of each output, by its option.
+        outputs: path of each output, or paths, by its option.
         bundles: directories that will hold bundles; existing bundles are recognised.
 
     Raises:
@@ -353,7 +424,8 @@ def refuse_places(outputs: Mapping[str, Path | None], bundles: Iterable[Path] = 
     """
     from accucompare.bundle.manifest import holds_bundle
 
-    given = [(option, path) for option, path in outputs.items() if path is not None]
+    listed = ((option, paths if isinstance(paths, tuple) else (paths,)) for option, paths in outputs.items())
+    given = [(option, path) for option, paths in listed for path in paths if path is not None]
     for number, (option, path) in enumerate(given):
         for other, earlier in given[:number]:
             if same_place(path, earlier):

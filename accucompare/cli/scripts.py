@@ -12,6 +12,7 @@ import click
 
 from accucompare.cli import options as option
 from accucompare.cli.group import PASS, TROUBLE, cli
+from accucompare.cli.help import Command, was_given
 from accucompare.cli.options import examples
 from accucompare.errors import UsageError
 from accucompare.selection import OnFinding, Steps
@@ -42,7 +43,7 @@ _OF_SCRIPTS = ("model", "arm")
 _CAPTURED = Path("captured")
 
 
-class MayRunScript(click.Command):
+class MayRunScript(Command):
     """A command that takes a case, or a command line after ``--``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -64,7 +65,7 @@ def command_after_dashes(refused: Mapping[str, str] = OF_CASES) -> list[str] | N
         UsageError: if there is none behind it, or an option was given that does not go with it, or with a case.
     """
     ctx = click.get_current_context()
-    given = [name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    given = [name for name in ctx.params if was_given(ctx, name)]
     command: list[str] | None = ctx.meta.get(__name__)
     if command is None:
         for name in given:
@@ -124,8 +125,7 @@ def watch_script(command: list[str], out: Path, steps: int | None, quiet: bool, 
     from accucompare.scripts.outcome import others, troubles
     from accucompare.scripts.plan import Action
 
-    source = click.get_current_context().get_parameter_source("on_finding")
-    if source is not click.core.ParameterSource.COMMANDLINE:
+    if not was_given(click.get_current_context(), "on_finding"):
         options["on_finding"] = OnFinding.SNAPSHOT
     plan = plan_of(Action.WATCH, out, None if steps is None else Steps(steps), options)
     ended = run_script(command, plan)

@@ -13,10 +13,10 @@ import click
 
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
-from accucompare.cli.options import examples, refuse_other_than_xlsx, refuse_places, stem
+from accucompare.cli.options import examples, is_page, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import OF_CASES, MayRunScript, after_script, command_after_dashes, watch_script
 from accucompare.errors import NonFiniteWarning
-from accucompare.selection import FloatType
+from accucompare.selection import FloatType, OnFinding
 
 if TYPE_CHECKING:
     from accucompare.findings.analysis import Ranks
@@ -37,6 +37,8 @@ _NOT_OF_SCRIPTS = {**OF_CASES, "hf32": "--hf32: the script sets its device's fla
         "accucompare watch -- python train.py --fp16                   # a script, as it is",
         "accucompare overflow watch/                                   # then: analysis and Excel report",
         "",
+        "accucompare watch model.py --steps 300 --pause-after 3        # stop if the loss stays NaN …",
+        "accucompare watch model.py --steps 100 --like watch/state-before-step17   # … and go on there",
         "accucompare watch model.py --steps 300 --threshold loss-spike=20  # a checklist less strict",
         "accucompare health watch/                                     # the checklist again, all of it",
         "",
@@ -54,6 +56,8 @@ _NOT_OF_SCRIPTS = {**OF_CASES, "hf32": "--hf32: the script sets its device's fla
 @option.frames
 @option.trace_steps
 @option.abort_after_step
+@option.pause_after
+@option.like
 @option.every
 @option.checks_every
 @option.thresholds
@@ -104,6 +108,7 @@ def watch(
     if (command := command_after_dashes(_NOT_OF_SCRIPTS)) is not None:
         asked_of_script = {**options, "seed": seed, "deterministic": deterministic, "model": model, "arm": arm}
         return _watch_script(command, out, steps, given, quiet, asked_of_script)
+    from accucompare.cli.logs import told_later
     from accucompare.devices import DeviceName, open_device
 
     name = DeviceName.parse(device)
@@ -115,7 +120,8 @@ def watch(
     from accucompare.watcher.options import WatchOptions
     from accucompare.watcher.watch_case import watch_case
 
-    with progress_bar("watching", "steps", quiet) as progress, _bare_warnings():
+    options["on_finding"] = _on_finding(options)
+    with progress_bar("watching", "steps", quiet) as progress, _bare_warnings(), told_later("accucompare.watch"):
         asked = WatchOptions(quiet=quiet, **options)
         found = watch_case(
             case,
@@ -137,6 +143,12 @@ def watch(
     with reader_may_leave():
         _print_watched(ranks, given, quiet, options)
     return DIFFERENT if found else _code(ranks)
+
+
+def _on_finding(options: dict[str, Any]) -> str:
+    """A run that may be paused goes on after a finding, if the user has not said otherwise."""
+    said = click.get_current_context().get_parameter_source("on_finding") is click.core.ParameterSource.COMMANDLINE
+    return str(options["on_finding"]) if said or options["pause_after"] is None else OnFinding.SNAPSHOT.value
 
 
 def _watch_script(command: list[str], out: Path, steps: int | None, given: dict[str, float], quiet: bool, options: dict[str, Any]) -> int:
@@ -170,7 +182,7 @@ def _print_watched(ranks: Ranks, given: dict[str, float], quiet: bool, options: 
 @cli.command(
     epilog=examples(
         "accucompare overflow watch/                     # all ranks; writes reports/watch-overflow.xlsx",
-        "accucompare overflow watch/rank3.jsonl --report rank3.xlsx",
+        "accucompare overflow watch/rank3.jsonl --report rank3.xlsx --report rank3.html",
         "accucompare overflow watch/ --quiet             # one line",
         "",
         "Exit code: 0 everything was finite, 1 something was not, 2 trouble: no step was watched, a log",
@@ -180,39 +192,47 @@ def _print_watched(ranks: Ranks, given: dict[str, float], quiet: bool, options: 
 @click.argument("log", type=click.Path(path_type=Path))
 @option.report("LOG-overflow")
 @option.quiet()
-def overflow(log: Path, report: Path | None, quiet: bool) -> int:
-    """Show what a watch found, and write it as an Excel report.
+def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
+    """Show what a watch found, and write it as a report.
 
     Of each finding: where it began and what to try. LOG is the directory that `accucompare watch` or accucompare.watch() wrote, with a log
     of each rank, or one of those logs. Only the last run in a log counts.
     """
-    report = report if report is not None else Path("reports") / f"{stem(log.with_suffix('') if log.is_file() else log)}-overflow.xlsx"
-    refuse_other_than_xlsx(report)
-    refuse_places({"--report": report})
+    usual = Path("reports") / f"{stem(log.with_suffix('') if log.is_file() else log)}-overflow.xlsx"
+    reports = reports_to_write(reports, usual)
+    refuse_places({"--report": reports})
     from accucompare.findings.analysis import read
 
     ranks = read(log)
     from accucompare.report.console import reader_may_leave
-    from accucompare.report.excel_watch import write_watch
     from accucompare.report.terminal_watch import print_analysis
 
     try:
-        write_watch(ranks, report)
+        for report in reports:
+            _write(ranks, report)
     except Exception:
         with reader_may_leave():
-            print_analysis(ranks, None, quiet)  # the findings stand, though the report cannot be written
+            print_analysis(ranks, [], quiet)  # the findings stand, though the report cannot be written
         raise
     with reader_may_leave():
-        print_analysis(ranks, report, quiet)
+        print_analysis(ranks, reports, quiet)
     return _code(ranks)
+
+
+def _write(ranks: Ranks, report: Path) -> None:
+    if is_page(report):
+        from accucompare.report.page_log import write_log_page
+
+        write_log_page(ranks, report)
+    else:
+        from accucompare.report.excel_watch import write_watch
+
+        write_watch(ranks, report)
 
 
 @contextlib.contextmanager
 def _bare_warnings() -> Iterator[None]:
-    """Show findings without the source line of the warning, which is ours and not the user's. What is logged is printed at the end."""
-    import logging
-
-    logging.getLogger("accucompare.watch").addHandler(logging.NullHandler())
+    """Show findings without the source line of the warning, which is ours and not the user's."""
     usual = warnings.formatwarning
 
     def bare(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:

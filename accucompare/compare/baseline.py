@@ -25,6 +25,7 @@ from accucompare.compare.align import Pair, Renaming, Signatures, by_argument, r
 from accucompare.compare.measure import Metrics
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.selection import Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ def why_not(golden: Record, candidate: Record, baseline: Record | None) -> str:
     """Why a record of the baseline cannot judge a pair; ``""`` if it can."""
     if baseline is None:
         return "the baseline has no such record"
-    if None in (golden.member, candidate.member) or (baseline.member is None and baseline.error is None):
+    if not (golden.has_values and candidate.has_values and (baseline.has_values or baseline.error is not None)):
         return "values to compare with the baseline were not recorded"
     if (baseline.shape, baseline.components) != (golden.shape, golden.components):
         return f"the baseline's shape is {list(baseline.shape)}"
@@ -232,8 +233,8 @@ def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
     for side in (golden, candidate):
         if baseline.path.resolve() == side.path.resolve():
             raise UsageError(f"{baseline.path}: cannot be the baseline too; capture one apart")
-    if baseline.manifest.options.mode == "stats":
-        raise UsageError(f"{baseline.path}: holds statistics only, which tell no error; capture the baseline with --mode tensors")
+    if baseline.manifest.options.mode in (Mode.STATS, Mode.DIGEST):
+        raise UsageError(f"{baseline.path}: holds statistics only, which tell no error; capture the baseline with --mode tensors or sketch")
     if not baseline.complete:
         raise UsageError(f"{baseline.path}: is incomplete, so it is no baseline; capture it again")
     if candidate.manifest.fed is not baseline.manifest.fed:

@@ -29,6 +29,11 @@ anywhere within twice that (2e-12 relative), which leaves room for rounding here
 the same places. If they are not, the pair fails for that reason anyway, so a reported failure stays certain. If the counts differ, the
 pair fails for certain, and nothing is said about the finite values.
 
+**Another tool's statistics**, in a bundle made from its dump, have no digest beside them. They were computed in the tensor's own type, or
+in float32, so a mean or norm is taken to be right to 2 u of the type and to what n roundings of a sum in float32 come to, 8 u sqrt(n). A
+mean or norm that is not there lies where the extrema let it. NaN and Inf are known to be there, and are not counted: on one side only they
+fail for certain, on both they are not comparable.
+
 **Masks.** If both sides may hold different numbers as masks (``compare.masks``), these may be most of a sum, and statistics do not tell
 how many there are. Then only a different count of NaN is certain, and nothing else can be told.
 """
@@ -61,8 +66,20 @@ _ANGLE_ERROR = 4 * math.ulp(math.pi)
 
 
 def can_bound(golden: Record, candidate: Record) -> bool:
-    """Whether both records have statistics and a digest to judge by."""
-    return all(record.statistics and record.digest and record.dtype in DTYPES for record in (golden, candidate))
+    """Whether both records have statistics to judge by."""
+    return all(record.statistics and record.dtype in DTYPES for record in (golden, candidate))
+
+
+def _of_another_tool(record: Record) -> bool:
+    """Whether its statistics are another tool's: ours come with a digest."""
+    return record.digest is None
+
+
+def _error_of(record: Record, count: int) -> float:
+    """The largest relative error of a record's mean and norm of so many values."""
+    if not _of_another_tool(record):
+        return _ERROR
+    return 2 * DTYPES[record.dtype].rounding + 8 * DTYPES["float32"].rounding * math.sqrt(count)
 
 
 def lower_bounds(golden: Record, candidate: Record) -> Metrics:
@@ -100,11 +117,12 @@ def lower_bounds(golden: Record, candidate: Record) -> Metrics:
     if masks_may_explain(golden, candidate):
         return msgspec.structs.replace(metrics, nonfinite_mismatch=abs(ours.nan - theirs.nan))
     count = elements - ours.nan - ours.inf
-    left, right = _profile(ours, count), _profile(theirs, count)
+    left, right = _profile(ours, count, _error_of(golden, count)), _profile(theirs, count, _error_of(candidate, count))
     if metrics.nonfinite_mismatch or left is None or right is None:
         return metrics
+    digests = golden.digest, candidate.digest
     extremes = max(_distance(right.low, left.low), _distance(right.high, left.high))
-    if kind in (Kind.INT, Kind.BOOL) and golden.dtype == candidate.dtype and golden.digest != candidate.digest:
+    if kind in (Kind.INT, Kind.BOOL) and golden.dtype == candidate.dtype and None not in digests and golden.digest != candidate.digest:
         extremes = max(extremes, 1.0)  # somewhere integers differ, and so by one at least
     one = min(extremes, sys.float_info.max)
     bias = left.mean.apart(right.mean)
@@ -148,18 +166,20 @@ class _Profile:
         return max(abs(self.low), abs(self.high))
 
 
-def _profile(statistics: Statistics, count: int) -> _Profile | None:
-    """The profile of that many finite values; ``None`` if there is none."""
-    low, high, mean = statistics.min, statistics.max, statistics.mean
-    if count <= 0 or low is None or high is None or mean is None:
+def _profile(statistics: Statistics, count: int, relative: float = _ERROR) -> _Profile | None:
+    """The profile of that many finite values, whose mean and norm are right to ``relative``; ``None`` if there is none."""
+    low, high = statistics.min, statistics.max
+    if count <= 0 or low is None or high is None:
         return None
     largest = max(abs(float(low)), abs(float(high)))
-    if statistics.l2 is None:  # beyond float64
-        rms = _Range(_down(abs(mean)), largest)
+    mean = statistics.mean if statistics.mean is not None else float(low) / 2 + float(high) / 2
+    unknown = 0.0 if statistics.mean is not None else float(high) / 2 - float(low) / 2
+    if statistics.l2 is None:  # beyond float64, or not there
+        rms = _Range(max(_down(abs(mean), relative) - unknown, 0.0), largest)
     else:
         root = max(statistics.l2, 0.0) / math.sqrt(count)
-        rms = _Range(_down(root), root + _ERROR * root + _TINY)
-    error = _ERROR * min(rms.most, largest) + _TINY
+        rms = _Range(_down(root, relative), root + relative * root + _TINY)
+    error = unknown + relative * min(rms.most, largest) + _TINY
     least, most = max(abs(mean) - error, 0.0), abs(mean) + error
     spread = _Range(_leg(rms.least, most), _leg(rms.most, least))
     return _Profile(low, high, _Range(mean - error, mean + error), rms, spread)
@@ -172,8 +192,8 @@ def _leg(hypotenuse: float, other: float) -> float:
     return hypotenuse * math.sqrt((1.0 - other / hypotenuse) * (1.0 + other / hypotenuse))
 
 
-def _down(value: float) -> float:
-    return max(value - _ERROR * value - _TINY, 0.0)
+def _down(value: float, relative: float = _ERROR) -> float:
+    return max(value - relative * value - _TINY, 0.0)
 
 
 def _distance(left: float, right: float) -> float:
@@ -218,10 +238,13 @@ def judge_bounds(golden: Record, candidate: Record, metrics: Metrics, tolerance:
         tolerance: the limits.
     """
     same_dtype = golden.dtype == candidate.dtype
-    if same_dtype and golden.digest == candidate.digest:
+    if same_dtype and golden.digest is not None and golden.digest == candidate.digest:
         return Verdict(Reason.IDENTICAL, str(tolerance), tolerance.source, used=0.0, rel_l2_limit=tolerance.rel_l2)
+    uncounted = _of_another_tool(golden) or _of_another_tool(candidate)
+    if uncounted and metrics.golden_nan + metrics.golden_inf and metrics.candidate_nan + metrics.candidate_inf:
+        return Verdict(Reason.NOT_COMPARABLE, detail="both hold NaN or Inf, which statistics of another tool do not count")
     if metrics.nonfinite_mismatch:
-        detail = _nonfinite_detail(metrics)
+        detail = _nonfinite_detail(metrics, at_least="at least " if uncounted else "")
         return Verdict(Reason.NON_FINITE, str(tolerance), tolerance.source, used=math.inf, detail=detail, rel_l2_limit=tolerance.rel_l2)
     if masks_may_explain(golden, candidate):
         return Verdict(Reason.NOT_COMPARABLE, detail="statistics alone cannot judge values that may be masks")
@@ -267,11 +290,12 @@ def _detail(metrics: Metrics) -> str:
     return f"by statistics alone: {error}, largest difference at least {_floor(metrics.max_abs)}{places}"
 
 
-def _nonfinite_detail(metrics: Metrics) -> str:
+def _nonfinite_detail(metrics: Metrics, at_least: str) -> str:
     parts = []
     for name, ours, theirs in (("NaN", metrics.golden_nan, metrics.candidate_nan), ("Inf", metrics.golden_inf, metrics.candidate_inf)):
         if ours != theirs:
-            parts.append(f"golden has {ours} {name}, the candidate {theirs}")
+            counts = [f"{at_least if count else ''}{count}" for count in (ours, theirs)]
+            parts.append(f"golden has {counts[0]} {name}, the candidate {counts[1]}")
     return "; ".join(parts)
 
 

@@ -6,7 +6,7 @@ record has its distance from golden (``Record.error``) instead of the tensor, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -15,14 +15,16 @@ import msgspec
 
 from accucompare.bundle.manifest import BASELINES, Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
-from accucompare.bundle.records import Error, Key, Record
+from accucompare.bundle.records import GRADIENT_ROLES, Error, Key, Record, Role
 from accucompare.bundle.writer import BundleWriter
-from accucompare.compare.baseline import differing
+from accucompare.compare.baseline import differing, is_half
+from accucompare.compare.closer import Values, beyond_last_place, common_factor
 from accucompare.compare.masks import may_hold_masks
 from accucompare.compare.measure import measure
 from accucompare.compare.suggest import float_dtype, product_formats
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.selection import Mode
 
 #: The precisions of candidates that golden can bring a baseline for: the floating type, and what float32 products are rounded to.
 PRECISIONS = {
@@ -82,10 +84,10 @@ def keep_errors(golden: Path, baseline: Path, out: Path) -> Path:
         for rank, manifest in fed.manifests.items():
             steps = [entry for number, entry in fed.steps() if number == rank]
             kept = replace(manifest, complete=False, steps=[], inputs={}, capture={**manifest.capture, "mode": "errors"})
-            writer = BundleWriter(out, kept, rank, tensors=False)
+            writer = BundleWriter(out, kept, rank, mode=Mode.STATS)
             try:
                 for entry in steps:
-                    for record in _with_errors(trusted, fed, fed.step_records(rank, entry), partners):
+                    for record in _with_errors(trusted, fed, list(fed.step_records(rank, entry)), partners):
                         writer.add(record, None)
                     writer.end_step(entry.step)
                 kept.complete = True
@@ -94,10 +96,14 @@ def keep_errors(golden: Path, baseline: Path, out: Path) -> Path:
     return out
 
 
-def _with_errors(golden: Bundle, baseline: Bundle, records: Iterable[Record], partners: dict[Key, Record]) -> Iterable[Record]:
+def _with_errors(golden: Bundle, baseline: Bundle, records: Sequence[Record], partners: dict[Key, Record]) -> Iterator[Record]:
+    own = {record.key: record for record in records if record.role is Role.PARAM_BEFORE}
     for record in records:
         partner = partners.get(record.key)
         error = None if partner is None else _error(golden, partner, baseline, record)
+        if error is not None and partner is not None and record.role is Role.PARAM_UPDATE:
+            key = record.key._replace(role=Role.PARAM_BEFORE)
+            error = msgspec.structs.replace(error, beyond=_beyond(golden, partner, partners.get(key), baseline, record, own.get(key)))
         yield msgspec.structs.replace(record, member=None, statistics=None, error=error)
 
 
@@ -116,4 +122,19 @@ def _error(golden: Bundle, ours: Record, baseline: Bundle, theirs: Record) -> Er
         each.verify()
     if metrics.nonfinite_mismatch or not isfinite(metrics.rmse):
         return None
-    return Error(metrics.rel_l2 if isfinite(metrics.rel_l2) else None, metrics.rmse, differing(metrics))
+    gradient = ours.role in (*GRADIENT_ROLES, Role.PARAM_GRAD)
+    factor = common_factor(metrics.one_minus_cosine, ours.statistics, theirs.statistics) if gradient else None
+    return Error(metrics.rel_l2 if isfinite(metrics.rel_l2) else None, metrics.rmse, differing(metrics), factor)
+
+
+def _beyond(golden: Bundle, ours: Record, before: Record | None, baseline: Bundle, theirs: Record, own: Record | None) -> int | None:
+    """How many elements of an update are off by more than rounding can do.
+
+    Args:
+        ours, theirs: the update in golden and in the baseline.
+        before, own: the parameter before it, likewise.
+    """
+    if before is None or own is None or before.member is None or before.shape != ours.shape or not is_half(own.dtype):
+        return None
+    parameter = Values.of(golden, before)
+    return beyond_last_place(Values.of(golden, ours), Values.of(baseline, theirs), parameter, DTYPES[own.dtype].digits)

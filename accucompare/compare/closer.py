@@ -12,6 +12,9 @@ roundings (a scalar that is rounded, results cut off in place of rounded), or tw
 **The last place.** An update of a parameter of a half type is hardly more than the rounding of the parameter, and a relative L2 error of
 it tells little. But element by element rounding cannot do more than move the parameter by its last place, and the update by so many
 roundings of the tensor's largest.
+
+A baseline that keeps no tensors keeps its factor and its number of such elements. How far it is from the candidate is not known then,
+and the sum of their distances from golden, at right angles to it, takes its place, which allows for more.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accucompare.bundle.reader import StoredTensor
+from accucompare.bundle.reader import Bundle, StoredTensor
+from accucompare.bundle.records import Record
 from accucompare.numbers import sums
-from accucompare.numbers.dtypes import DType, widen
+from accucompare.numbers.dtypes import DTYPES, DType, widen
 from accucompare.numbers.statistics import Statistics
 from accucompare.numbers.sums import Float64, as_reals
 
@@ -45,6 +49,11 @@ class Values:
     stored: StoredTensor
     dtype: DType
     elements: int
+
+    @classmethod
+    def of(cls, bundle: Bundle, record: Record) -> Values:
+        """Of a record with data."""
+        return cls(bundle.stored(record), DTYPES[record.dtype], math.prod(record.shape))
 
     def blocks(self) -> Iterator[Float64]:
         """Its values as float64, block by block; verified when the last one was taken. Errors as ``StoredTensor.blocks`` and ``verify``."""
@@ -74,6 +83,11 @@ def common_factor(one_minus_cosine: float | None, golden: Statistics | None, oth
     if golden.nan or golden.inf or other.nan or other.inf:
         return None
     return (1.0 - one_minus_cosine) * (other.l2 / golden.l2) - 1.0
+
+
+def at_right_angles(rel_l2: float, factor: float) -> float:
+    """The part of a relative L2 error that is at right angles to golden, where the factor on golden is known, less 1."""
+    return math.sqrt(max(rel_l2 * rel_l2 - factor * factor, 0.0))
 
 
 def common_limit(rounding: float, baseline: float) -> float:

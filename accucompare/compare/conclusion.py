@@ -93,6 +93,8 @@ def _not_looked_at(result: Result) -> Iterator[str]:
         yield f"{uncompared} of {len(result.rows)} rows could not be compared"
     if result.by_statistics and result.baseline is not None:
         yield f"{result.by_statistics} rows judged by statistics alone"
+    if result.by_sketch:
+        yield f"{result.by_sketch} rows judged by sketches"
     if alone := result.without_baseline:
         yield f"{alone} row{'s' if alone > 1 else ''} judged without the baseline"
     if result.by_digests and result.by_digests == result.compared:
@@ -147,7 +149,9 @@ def _parted(training: TrainingResult, parting: Parting) -> tuple[Answer, str]:
 
 def _given_differently(findings: Iterable[Finding]) -> str:
     """What pre-flight found of weights and inputs, which alone explains any difference."""
-    return next((each.message for each in findings if each.serious and not each.of_baseline and each.about is About.GIVEN), "")
+    return next(
+        (each.message for each in findings if each.serious and not each.of_baseline and each.about in (About.GIVEN, About.WEIGHTS)), ""
+    )
 
 
 def _named(result: Result, culprit: Culprit) -> str:

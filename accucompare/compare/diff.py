@@ -21,10 +21,11 @@ from accucompare.compare.asked import not_asked
 from accucompare.compare.baseline import check_feed
 from accucompare.compare.chosen_baseline import choose_baseline
 from accucompare.compare.culprits import described, find_culprits, scaled_first
+from accucompare.compare.dumps import of_dumps, with_paths_of
 from accucompare.compare.ladder import climb
 from accucompare.compare.later_steps import after_updates, by_envelope
 from accucompare.compare.models import other_model
-from accucompare.compare.one_sided import never_called, not_run, not_trained, other_classes, other_state, other_way, untrained
+from accucompare.compare.one_sided import never_called, no_gradient, not_run, not_trained, other_classes, other_state, other_way, untrained
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Outcome, Progress, Sides, Task, same_bits, with_parameters
 from accucompare.compare.preflight import preflight
@@ -33,7 +34,7 @@ from accucompare.compare.provenance import OtherCode, other_optimizer
 from accucompare.compare.reasons import Fed, NotFed, Origins, not_fed, operators_not_fed
 from accucompare.compare.renames import Model, advice, clashes, matches, options, signatures_of
 from accucompare.compare.result import Result, Side
-from accucompare.compare.rows import UNMATCHED, Finding, Reason, Row, Status, Verdict
+from accucompare.compare.rows import UNMATCHED, About, Finding, Reason, Row, Status, Verdict
 from accucompare.compare.sequences import align_operators
 from accucompare.compare.suggest import product_formats
 from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolerances
@@ -79,6 +80,10 @@ def compare(
         tolerances = _rules(rules, limits, candidate_bundle)
         damage: list[str] = []
         golden_records, candidate_records = (_records(bundle, keep_going, damage) for bundle in (golden_bundle, candidate_bundle))
+        if golden_bundle.manifest.options.imported is not None:
+            golden_records = with_paths_of(golden_records, candidate_records)
+        elif candidate_bundle.manifest.options.imported is not None:
+            candidate_records = with_paths_of(candidate_records, golden_records)
         models = golden_bundle.manifest.model, candidate_bundle.manifest.model
         proposed = propose(*models, renamings)
         if auto:
@@ -109,7 +114,11 @@ def compare(
         findings += [Finding("model", str(different))] if different is not None else []
         culprits = scaled_first(find_culprits(rows, fed, judge.bundle is not None), rows, fed) if different is None else []
         series = golden_bundle.manifests, candidate_bundle.manifests
-        training = climb(*series, baseline=_manifests(wanders), repeat=_manifests(golden_repeat), given=limits, rows=rows)
+        weights = next((finding for finding in findings if finding.about is About.WEIGHTS), None)
+        judges = _manifests(wanders), _manifests(golden_repeat)
+        training = climb(*series, baseline=judges[0], repeat=judges[1], given=limits, rows=rows, weights=weights)
+        if any(bundle.manifest.options.imported for bundle in (golden_bundle, candidate_bundle)):
+            training = None  # dumps of other tools have no series
         return Result(
             golden=_side(golden_bundle),
             candidate=_side(candidate_bundle),
@@ -203,8 +212,11 @@ def _outcomes(sides: Sides, tasks: list[Task], workers: int | None, progress: Pr
         outcomes = [not_run(task.pair, steps) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
     if side := untrained(sides.golden, sides.candidate):
         outcomes = [not_trained(task.pair, side) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
+    outcomes = [no_gradient(task.pair) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
     classes = other_classes(sides.golden, sides.candidate)
     outcomes = [other_state(task.pair, classes) or other_way(task.pair) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
+    dumps = of_dumps(sides.golden, sides.candidate, [task.pair for task in tasks])
+    outcomes = [why or outcome for why, outcome in zip(dumps, outcomes, strict=True)]
     asked = sides.golden.manifest.options, sides.candidate.manifest.options
     return [not_asked(task.pair, *asked) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
 

@@ -10,6 +10,7 @@ from accucompare.bundle.records import Layout, Record
 from accucompare.compare.baseline import FEW, Expected, differing, excess, floor, is_half, limit
 from accucompare.compare.bounds import can_bound
 from accucompare.compare.choices import most_changed
+from accucompare.compare.estimates import ratio_room, room
 from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measure import Metrics
 from accucompare.compare.rows import Reason, Status, Verdict
@@ -39,7 +40,10 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
     detail = _described(golden) if alike else _both(golden, candidate)
     if golden.digest is None or candidate.digest is None:
         return Verdict(Reason.NOT_COMPARABLE, detail=detail, alike=alike)
-    return Verdict(Reason.IDENTICAL if golden.digest == candidate.digest else Reason.OVER, detail=detail)
+    same = golden.digest == candidate.digest
+    if not same and golden.layout is not Layout.OPAQUE:
+        detail = f"other bits, of {detail}; how far apart they are was not recorded"
+    return Verdict(Reason.IDENTICAL if same else Reason.OVER, detail=detail)
 
 
 def _kind(record: Record) -> Kind | bool:
@@ -107,7 +111,7 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
     if metrics.nonfinite_mismatch:
         return verdict
     dtype = expected.dtype or candidate.dtype
-    ratio, most = excess(metrics, expected, dtype), limit(metrics.compared, dtype)
+    ratio, most = excess(metrics, expected, dtype), limit(metrics.compared, dtype) * ratio_room(metrics)
     if not tolerance.by_default:
         return replace(verdict, excess=ratio)
     expects = max(expected.rel_l2, floor(dtype))
@@ -217,15 +221,17 @@ def _limits(metrics: Metrics, tolerance: Tolerance) -> list[_Judged]:
         passes = metrics.over_tolerance == 0
         judged.append((passes, min(used, 1.0) if passes else used, smallest))
     if tolerance.rel_l2 is not None:
-        judged.append(_at_most(metrics.rel_l2, tolerance.rel_l2, "rel_l2"))
+        judged.append(_at_most(metrics.rel_l2, tolerance.rel_l2, "rel_l2", room(metrics)))
     if tolerance.cosine is not None:
-        judged.append(_at_most(metrics.one_minus_cosine, 1.0 - tolerance.cosine, "cosine"))
+        judged.append(_at_most(metrics.one_minus_cosine, 1.0 - tolerance.cosine, "cosine", room(metrics) ** 2))
     return judged
 
 
-def _at_most(measured: float, limit: float, name: str) -> _Judged:
-    used = measured / limit if limit else (math.inf if measured else 0.0)
-    return measured <= limit, used, SmallestLimit(name, measured)
+def _at_most(measured: float, limit: float, name: str, room: float) -> _Judged:
+    """``room``: by what factor an estimate may be over the limit."""
+    most = limit * room
+    used = measured / most if most else (math.inf if measured else 0.0)
+    return measured <= most, used, SmallestLimit(name, measured)
 
 
 def _nonfinite_detail(metrics: Metrics) -> str:

@@ -9,6 +9,7 @@ Of a fed candidate each step starts from golden's weights, so there is nothing t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from enum import Enum
 
 from accucompare.bundle.manifest import Manifest, StepSeries
 from accucompare.bundle.records import GRADIENT_ROLES, Role
-from accucompare.compare.rows import UNMATCHED, Reason, Row, Status
+from accucompare.compare.rows import UNMATCHED, Finding, Reason, Row, Status
 from accucompare.compare.step_pairs import OtherSetting, StepPair, number, percent, settings_of
 from accucompare.compare.suggest import float_dtype
 from accucompare.compare.tolerance import DEFAULT_REL_L2, Tolerance
@@ -63,6 +64,8 @@ class Parting:
         limit: how large the relative difference may be.
         setting: what they were told to do otherwise, if that is it.
         row: the first row that shows it, if rows do.
+        optimizers: the classes of both sides' optimizers, if these are all that shows it, by what they make in the next step.
+        weights: the finding on weights that differ before the first step, if that is it.
     """
 
     rung: Rung
@@ -74,6 +77,8 @@ class Parting:
     candidate: float | str | None = None
     setting: OtherSetting | None = None
     row: Row | None = None
+    optimizers: tuple[str, str] | None = None
+    weights: Finding | None = None
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -84,6 +89,11 @@ class Parting:
         """What shows it, in words."""
         if self.setting is not None:
             return str(self.setting)
+        if self.optimizers is not None:
+            ours, theirs = self.optimizers
+            return f"the optimizer is {ours} in golden, {theirs} in the candidate, and the next step is the first that parts"
+        if self.weights is not None:
+            return self.weights.message
         if self.quantity is not None and self.apart is not None:
             found = f"{self.quantity.value} {number(self.apart.golden)} in golden, {number(self.apart.candidate)} in the candidate"
             size = abs(self.apart.relative)
@@ -178,7 +188,14 @@ class TrainingResult:
 
 
 def climb(
-    golden: Manifests, candidate: Manifests, *, baseline: Manifests, repeat: Manifests, given: Tolerance, rows: Sequence[Row]
+    golden: Manifests,
+    candidate: Manifests,
+    *,
+    baseline: Manifests,
+    repeat: Manifests,
+    given: Tolerance,
+    rows: Sequence[Row],
+    weights: Finding | None = None,
 ) -> TrainingResult | None:
     """Compare the steps of two runs; ``None`` if neither recorded any numbers of them.
 
@@ -188,6 +205,7 @@ def climb(
         repeat: of golden's second run; none, if it was run once.
         given: what the user gave for all layers.
         rows: of the comparison, in execution order.
+        weights: what pre-flight has found of parameters that differ before the first step.
     """
     ours, theirs, expected, again = map(_series, (golden, candidate, baseline, repeat))
     if not ours and not theirs:
@@ -208,12 +226,13 @@ def climb(
     same_type = float_dtype(golden[0]) == float_dtype(candidate[0])
     digests = _Digests(same_type or _any_same(pairs, "batch"), same_type)
     shown = judges[0] if judges else {}
+    partings = itertools.chain(_other_weights(golden, weights), _partings(pairs, digests, settings, rows))
     return TrainingResult(
         tuple(pairs),
         judged_by,
         dtype,
         tuple(settings),
-        parting=None if fed else _first(_partings(pairs, digests, settings, rows)),
+        parting=None if fed else _through_optimizer(_first(partings), pairs),
         other_bits=_first(_other_bits(pairs)),
         loss=_wander(ours, theirs, Quantity.LOSS),
         norm=_wander(ours, theirs, Quantity.NORM),
@@ -302,6 +321,26 @@ def _same_batches(pairs: Iterable[StepPair], digests: _Digests) -> bool | None:
 
 def _first(partings: Iterable[Parting]) -> Parting | None:
     return min(partings, key=lambda parting: parting.order, default=None)
+
+
+def _other_weights(golden: Manifests, weights: Finding | None) -> Iterator[Parting]:
+    """The parting before the first step, if weights differ there: digests of the series may not say so, or begin later."""
+    if weights is not None and golden:
+        rank = min(golden)
+        yield Parting(Rung.WEIGHTS, rank, golden[rank].described_at, weights=weights)
+
+
+def _through_optimizer(parting: Parting | None, pairs: Iterable[StepPair]) -> Parting | None:
+    """Where the first that parts is a loss or a forward, and the step before was made by another optimizer, its update.
+
+    An optimizer of another class need not be another one, as a device's own is not: so this is said of the step right after only.
+    """
+    if parting is None or parting.rung not in (Rung.FORWARD, Rung.LOSS):
+        return parting
+    for pair in pairs:
+        if (pair.rank, pair.step) == (parting.rank, parting.step - 1) and (classes := pair.optimizers) is not None:
+            return Parting(Rung.UPDATE, pair.rank, pair.step, optimizers=classes)
+    return parting
 
 
 def _partings(pairs: Sequence[StepPair], digests: _Digests, settings: Iterable[OtherSetting], rows: Iterable[Row]) -> Iterator[Parting]:

@@ -25,20 +25,27 @@ class SmallestLimit(msgspec.Struct, frozen=True, gc=False):
 
     def __str__(self) -> str:
         """``atol 2.40e-05``, ``excess 3.11``, ``cosine 0.999`` or ``3 different``; ``""`` if no finite limit would pass."""
+        if self.name == "different":
+            return f"{self.error:.0f} different"
+        return f"{self.name} {self.value}" if self.value else ""
+
+    @property
+    def value(self) -> str:
+        """The number alone, as it can be given as a limit; ``""`` if no finite limit would pass."""
         match self.name:
             case "cosine":
                 return _cosine(self.error)
             case "excess":
-                return f"excess {float(_THREE_DIGITS_UP.create_decimal(Decimal(self.error))):g}" if math.isfinite(self.error) else ""
+                return f"{float(_THREE_DIGITS_UP.create_decimal(Decimal(self.error))):g}" if math.isfinite(self.error) else ""
             case "different":
-                return f"{self.error:.0f} different"
+                return f"{self.error:.0f}"
         if not self.error:
-            return f"{self.name} 0"
+            return "0"
         above = math.nextafter(self.error, math.inf)  # the error may have been rounded down
         if math.isinf(above):
             return ""
         digits = f"{_THREE_DIGITS_UP.create_decimal(Decimal(above)):.2e}"
-        return f"{self.name} {digits}" if math.isfinite(float(digits)) else ""
+        return digits if math.isfinite(float(digits)) else ""
 
 
 def _cosine(one_minus_cosine: float) -> str:
@@ -47,9 +54,9 @@ def _cosine(one_minus_cosine: float) -> str:
     ``""`` if it is too small to be a limit (see ``Tolerance``).
     """
     if not one_minus_cosine:
-        return "cosine 1"
+        return "1"
     unit = Decimal(1).scaleb(-min(max(1 - Decimal(one_minus_cosine).adjusted(), 2), 16))
     limit = (1 - Decimal(one_minus_cosine)).quantize(unit, rounding=ROUND_FLOOR)
     while 1.0 - float(limit) < one_minus_cosine:  # the limit is read as a float, which near 1 is coarser than the digits printed
         limit -= unit
-    return f"cosine {limit}" if float(limit) >= SMALLEST_COSINE else ""
+    return str(limit) if float(limit) >= SMALLEST_COSINE else ""

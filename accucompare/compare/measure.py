@@ -49,6 +49,7 @@ class Metrics(msgspec.Struct, frozen=True, gc=False):
         nonfinite_mismatch: positions not finite on a side where the other holds something else.
         nonfinite_index: the first of those; ``None`` where there is none.
         saturated: positions where the candidate sits at its type's largest value and golden is beyond it.
+        deviation: relative standard deviation of ``rel_l2`` and ``rmse`` where they were estimated (``compare.estimates``); else 0.
         masked: positions that are masked on both sides; 0 for tensors of the same bits, in which masks are not looked for.
     """
 
@@ -78,6 +79,7 @@ class Metrics(msgspec.Struct, frozen=True, gc=False):
     nonfinite_index: tuple[int, ...] | None = None
     saturated: int | None = 0
     masked: int | None = 0
+    deviation: float = 0.0
 
     @property
     def nothing_finite(self) -> bool:

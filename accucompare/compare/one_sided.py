@@ -33,6 +33,22 @@ def not_trained(pair: Pair, side: str) -> Outcome | None:
     return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"{side} was captured without gradients"))
 
 
+def no_gradient(pair: Pair) -> Outcome | None:
+    """The outcome for a call's part of an input's gradient that is zero everywhere on one side, where the other gives none.
+
+    It is one and the same: autograd adds nothing. A module that works in place on a part of a tensor gives zeros for what it has written
+    over, and none where that was a tensor of its own, as it is when it is fed.
+    """
+    record = pair.golden or pair.candidate
+    if record is None or record.role is not Role.GRAD_INPUT or None not in (pair.golden, pair.candidate):
+        return None
+    found = record.statistics
+    if found is None or found.nan or found.inf or (found.min, found.max) != (0, 0):
+        return None
+    has, lacks = ("golden", "the candidate") if pair.golden is not None else ("the candidate", "golden")
+    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"{has}'s is zero everywhere, and {lacks} adds none, which is the same"))
+
+
 def other_state(pair: Pair, classes: tuple[str, str] | None) -> Outcome | None:
     """The outcome for an optimizer's state that only one side has, because the other's optimizer is of another class (``classes``)."""
     record = pair.golden or pair.candidate

@@ -16,7 +16,17 @@ from accucompare.compare.align import Pair
 from accucompare.compare.baseline import Expected, floor, is_half, limit, why_not
 from accucompare.compare.bounds import judge_bounds, lower_bounds
 from accucompare.compare.choices import chosen_shape, most_changed
-from accucompare.compare.closer import ERRORS, Values, beyond_last_place, carriers, common_factor, common_limit, standard_error
+from accucompare.compare.closer import (
+    ERRORS,
+    Values,
+    at_right_angles,
+    beyond_last_place,
+    carriers,
+    common_factor,
+    common_limit,
+    standard_error,
+)
+from accucompare.compare.estimates import can_estimate, estimate
 from accucompare.compare.judge import judge, judge_without_data, settle_noise, settle_unsteady
 from accucompare.compare.masks import may_hold_masks, may_say_the_same
 from accucompare.compare.measure import Metrics, measure, measure_identical, measure_masks
@@ -158,7 +168,7 @@ class Sides:
         tolerance = task.tolerance
         if self.verify and (golden.member is None) is not (candidate.member is None):
             (self.golden.stored(golden) if golden.member is not None else self.candidate.stored(candidate)).read()
-        if golden.member is not None and candidate.member is not None:
+        if (golden.member is not None and candidate.member is not None) or self._by_sketch(golden, candidate, tolerance):
             metrics = self._measure(self.golden, golden, self.candidate, candidate, tolerance, run)
         elif golden.statistics is not None and same_bits(golden, candidate):
             metrics = _measure_identical(golden, golden.statistics, tolerance)
@@ -171,13 +181,17 @@ class Sides:
             tolerance = _because(tolerance, "the baseline has NaN or Inf where golden has not, or the other way round")
         noise = self._noise(candidate, task.repeat, metrics, run)
         verdict = judge(golden, candidate, metrics, tolerance, expected)
-        if expected is not None and tolerance.by_default and golden.role in TRAINING_ROLES and candidate.member is not None:
+        if expected is not None and tolerance.by_default and golden.role in TRAINING_ROLES and not metrics.deviation:
             verdict = self._closer(task, golden, candidate, metrics, verdict, expected, run)
         if noise is not None:
             verdict = settle_noise(verdict, tolerance, metrics, noise)
         if verdict.status is Status.FAIL:
             verdict = settle_unsteady(verdict, tolerance, metrics, self._unsteadiness(golden, task.golden_repeat, run))
         return Outcome(metrics, verdict, None if expected is None else expected.rel_l2, noise)
+
+    def _by_sketch(self, golden: Record, candidate: Record, tolerance: Tolerance) -> bool:
+        """Whether an estimate of the pair can be judged: element by element nothing is known."""
+        return can_estimate(golden, candidate) and tolerance.atol is None and tolerance.rtol is None
 
     def _closer(
         self, task: Task, golden: Record, candidate: Record, metrics: Metrics, verdict: Verdict, expected: Expected, run: Run
@@ -198,7 +212,7 @@ class Sides:
         self, golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolerance, verdict: Verdict, expected: Expected
     ) -> Verdict:
         """The verdict on a pair over its limit, by the limit for as many elements as carry golden's norm."""
-        few = carriers(self._values(self.golden, golden))
+        few = carriers(Values.of(self.golden, golden))
         most = limit(math.floor(few), expected.dtype or candidate.dtype)
         ratio = verdict.excess or 0.0
         over_ceiling = tolerance.ceiling is not None and metrics.rel_l2 > tolerance.ceiling
@@ -214,14 +228,17 @@ class Sides:
         self, golden: Record, candidate: Record, before: Record, dtype: str, baseline: Record | None, verdict: Verdict
     ) -> Verdict:
         """The verdict on an update of a parameter of a half type, element by element."""
-        if baseline is None or None in (baseline.member, before.member) or self.baseline is None or before.shape != golden.shape:
+        if baseline is None or before.member is None or self.baseline is None or before.shape != golden.shape:
             return verdict
-        ours, parameter = self._values(self.golden, golden), self._values(self.golden, before)
+        kept = None if baseline.error is None else baseline.error.beyond
+        if baseline.member is None and kept is None:
+            return verdict
+        ours, parameter = Values.of(self.golden, golden), Values.of(self.golden, before)
         digits = DTYPES[dtype].digits
-        count = beyond_last_place(ours, self._values(self.candidate, candidate), parameter, digits)
+        count = beyond_last_place(ours, Values.of(self.candidate, candidate), parameter, digits)
         if count <= most_changed(0):
             return verdict
-        expects = beyond_last_place(ours, self._values(self.baseline, baseline), parameter, digits)
+        expects = kept if kept is not None else beyond_last_place(ours, Values.of(self.baseline, baseline), parameter, digits)
         most = most_changed(expects)
         if count <= most:
             return verdict
@@ -233,27 +250,26 @@ class Sides:
         self, golden: Record, candidate: Record, baseline: Record, metrics: Metrics, verdict: Verdict, expected: Expected, run: Run
     ) -> Verdict:
         """The verdict on a gradient whose elements may all be off by one factor."""
-        factors = [
-            common_factor(angle, golden.statistics, record.statistics)
-            for angle, record in ((metrics.one_minus_cosine, candidate), (expected.one_minus_cosine, baseline))
-        ]
-        if None in factors or golden.statistics is None or baseline.statistics is None or self.baseline is None:
+        ours = common_factor(metrics.one_minus_cosine, golden.statistics, candidate.statistics)
+        theirs = common_factor(expected.one_minus_cosine, golden.statistics, baseline.statistics)
+        theirs = baseline.error.factor if baseline.error is not None else theirs
+        if ours is None or theirs is None or golden.statistics is None or self.baseline is None:
             return verdict
-        ours, theirs = (each or 0.0 for each in factors)
         allowed = common_limit(DTYPES[candidate.dtype].rounding, theirs)
         if not abs(ours - theirs) > allowed:  # nearly always
             return verdict
-        norm, length = golden.statistics.l2 or 0.0, baseline.statistics.l2 or 0.0
-        apart = self._measure(self.baseline, baseline, self.candidate, candidate, EXACT, run).rel_l2 * length
+        norm = golden.statistics.l2 or 0.0
+        if baseline.statistics is None:  # it keeps no tensors
+            apart = math.hypot(at_right_angles(metrics.rel_l2, ours) + at_right_angles(expected.rel_l2, theirs), ours - theirs) * norm
+        else:
+            length = baseline.statistics.l2 or 0.0
+            apart = self._measure(self.baseline, baseline, self.candidate, candidate, EXACT, run).rel_l2 * length
         largest = max(abs(float(end or 0.0)) for end in (golden.statistics.min, golden.statistics.max))
         most = allowed + ERRORS * standard_error(apart, (ours - theirs) * norm, largest, norm)
         if not abs(ours - theirs) > most:
             return verdict
         detail = f"golden's times {1.0 + ours:.4f}, where the baseline has {1.0 + theirs:.4f}: one factor on all elements is no rounding"
         return Verdict(Reason.OVER, f"factor within {most:.2g}", "common factor", used=abs(ours - theirs) / most, detail=detail)
-
-    def _values(self, bundle: Bundle, record: Record) -> Values:
-        return Values(bundle.stored(record), DTYPES[record.dtype], math.prod(record.shape))
 
     def _masks_of_two_kinds(self, golden: Record, candidate: Record) -> Outcome | None:
         """The outcome of a boolean and a floating mask that say the same; ``None`` for any other pair."""
@@ -317,7 +333,9 @@ class Sides:
 
     def _apart(self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None, run: Run) -> Metrics | None:
         """The metrics of a record of two captures of one side; ``None`` if they cannot be measured."""
-        if second is None or repeat is None or record.member is None or repeat.member is None:
+        if second is None or repeat is None:
+            return None
+        if None in (record.member, repeat.member) and not (same_bits(record, repeat) or can_estimate(record, repeat)):
             return None
         if (record.shape, record.dtype) != (repeat.shape, repeat.dtype):
             return None
@@ -325,8 +343,11 @@ class Sides:
 
     def _measure(self, ours: Bundle, left: Record, theirs: Bundle, right: Record, tolerance: Tolerance, run: Run) -> Metrics:
         """The metrics of two records with data. They are read only if their digests differ, or everything is to be verified."""
-        stored = ours.stored(left), theirs.stored(right)  # this finds damaged headers
         identical = same_bits(left, right)
+        if None in (left.member, right.member):
+            known = left.statistics if identical else None
+            return _measure_identical(left, known, tolerance) if known is not None else estimate(ours, left, theirs, right)
+        stored = ours.stored(left), theirs.stored(right)  # this finds damaged headers
         if left.statistics is not None and identical and not self.verify:
             return _measure_identical(left, left.statistics, tolerance)
         dtypes = DTYPES[left.dtype], DTYPES[right.dtype]

@@ -17,6 +17,7 @@ from accucompare.compare.rows import About, Finding, RefusedBaseline
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats, suggested
 from accucompare.compare.unverified import unverified
 from accucompare.numbers.digests import same_fingerprint
+from accucompare.selection import Mode
 
 
 def preflight(golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()) -> list[Finding]:
@@ -62,14 +63,26 @@ def _completeness(pair: Pairing) -> Iterator[Finding]:
             yield Finding("incomplete", f"{side} lacks rank(s) {_some(bundle.missing_ranks)} of {bundle.manifest.ranks}")
 
 
+_OF_MODE = {
+    Mode.SKETCH: "sketches: errors are estimates, and each limit leaves room for theirs; --atol and --rtol need tensors",
+    Mode.STATS: "statistics only: errors are lower bounds, and values in another order are not seen",
+    Mode.DIGEST: "digests only: what differs is seen, and not how far",
+}
+
+
 def _mode(pair: Pairing) -> Iterator[Finding]:
-    sides = [
-        name for name, bundle in (("golden", pair.golden), ("the candidate", pair.candidate)) if bundle.manifest.options.mode == "stats"
-    ]
-    if sides:
-        hold = "hold" if len(sides) == 2 else "holds"
-        message = f"{' and '.join(sides)} {hold} statistics only: errors are lower bounds, and values in another order are not seen"
-        yield Finding("mode", message, serious=False)
+    for mode, words in _OF_MODE.items():
+        both = (("golden", pair.golden), ("the candidate", pair.candidate))
+        if sides := [name for name, bundle in both if bundle.manifest.options.mode == mode]:
+            yield Finding("mode", f"{' and '.join(sides)} {'hold' if len(sides) == 2 else 'holds'} {words}", serious=False)
+
+
+def _imported(pair: Pairing) -> Iterator[Finding]:
+    for side, bundle in pair.sides:
+        if (imported := bundle.manifest.options.imported) is not None:
+            unknown = [words for section, key, words, serious, _ in _SETTINGS if serious and _get(bundle.manifest, section, key) is None]
+            message = f"{side} was imported from {imported.format}, whose dumps do not tell of: {', '.join(unknown)}"
+            yield Finding("import", message, serious=False)
 
 
 def _steps(pair: Pairing) -> Iterator[Finding]:
@@ -97,7 +110,10 @@ def _weights(pair: Pairing) -> Iterator[Finding]:
             narrowed = tuple(f"{name}." for name in (() if fallback is None else fallback.modules))  # these have another type on purpose
             computed |= {name for name in others if name.startswith(narrowed)}
             loaded = [{name: entry for name, entry in table.items() if name not in computed} for table in (renamed, others)]
-            yield from _digests(f"{kind}{rank}", loaded[0], loaded[1], pair.name)
+            if ours.options.imported or theirs.options.imported:  # a dump has the weights of the modules that ran, by each of their names
+                loaded = [{name: entry for name, entry in table.items() if all(name in each for each in loaded)} for table in loaded]
+            about = About.WEIGHTS if kind == "parameters" else About.GIVEN
+            yield from _digests(f"{kind}{rank}", loaded[0], loaded[1], pair.name, about)
             for name in sorted(computed & renamed.keys() & others.keys()):
                 if same_fingerprint(renamed[name], others[name]) is False:
                     message = f"the model computes another {name} than golden's did (it is in no checkpoint)"
@@ -120,13 +136,13 @@ def _by_rank(golden: Bundle, candidate: Bundle) -> Iterator[tuple[str, tuple[Man
         yield (f" of rank {rank}" if golden.manifest.ranks > 1 else ""), (golden.manifests[rank], candidate.manifests[rank])
 
 
-def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any], side: str) -> Iterator[Finding]:
-    """Findings on two tables of fingerprints by name. ``side`` is the name of the second."""
+def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any], side: str, about: About = About.GIVEN) -> Iterator[Finding]:
+    """Findings on two tables of fingerprints by name. ``side`` is the name of the second, ``about`` what differences are about."""
     shared = sorted(golden.keys() & candidate.keys())
     same = {name: same_fingerprint(golden[name], candidate[name]) for name in shared}
     different = [name for name in shared if same[name] is False]
     if different:
-        yield Finding(what, f"{len(different)} of {len(shared)} {what} differ: {_some(different)}", about=About.GIVEN)
+        yield Finding(what, f"{len(different)} of {len(shared)} {what} differ: {_some(different)}", about=about)
     changes: dict[tuple[str, str, bool], list[str]] = {}
     for name in shared:
         ours, theirs = golden[name]["dtype"], candidate[name]["dtype"]
@@ -152,6 +168,8 @@ def _some(names: Sequence[str | int]) -> str:
 def _settings(pair: Pairing) -> Iterator[Finding]:
     for section, key, words, serious, about in _SETTINGS:
         ours, theirs = (_get(bundle.manifest, section, key) for bundle in (pair.golden, pair.candidate))
+        if any(value is None and bundle.manifest.options.imported for value, (_, bundle) in zip((ours, theirs), pair.sides, strict=True)):
+            continue  # what another tool's dump does not say
         if ours != theirs and not (key in ("random", "optimizer") and None in (ours, theirs)):  # a killed, or older, capture could not say
             yield Finding(words, f"{words}: golden {_shown(ours)}, {pair.name} {_shown(theirs)}", serious, about=about)
 
@@ -176,6 +194,8 @@ _SETTINGS = (
 def _versions(pair: Pairing) -> Iterator[Finding]:
     ours, theirs = (bundle.manifest.versions for bundle in (pair.golden, pair.candidate))
     for name in [*ours, *(name for name in theirs if name not in ours)]:
+        if any(name not in bundle.manifest.versions and bundle.manifest.options.imported for _, bundle in pair.sides):
+            continue
         if ours.get(name) != theirs.get(name) and name not in ("python", "accucompare"):
             yield Finding(name, f"{name}: golden {_shown(ours.get(name))}, {pair.name} {_shown(theirs.get(name))}", serious=False)
 
@@ -217,6 +237,15 @@ def _feeding(pair: Pairing) -> Iterator[Finding]:
             yield Finding("feed", f"{len(left)} values of golden were not fed: {places}", serious=False)
 
 
+def _scaler(pair: Pairing) -> Iterator[Finding]:
+    """A ``GradScaler`` on one side only: gradients are then scaled on the one, and not on the other."""
+    trained = [[entry for manifest in bundle.manifests.values() for entry in manifest.series] for bundle in (pair.golden, pair.candidate)]
+    scales = [next((entry.loss_scale for entry in series if entry.loss_scale is not None), None) for series in trained]
+    if all(trained) and (scales[0] is None) is not (scales[1] is None):
+        ours, theirs = ("none" if scale is None else f"scales losses by {scale:g}" for scale in scales)
+        yield Finding("gradient scaler", f"gradient scaler: golden {ours}, {pair.name} {theirs}")
+
+
 def _rounding(pair: Pairing) -> Iterator[Finding]:
     ours, theirs = (float_dtype(bundle.manifest) for bundle in (pair.golden, pair.candidate))
     narrower = theirs in ("bfloat16", "float16") and ours in ("float32", "float64")
@@ -247,6 +276,7 @@ def _shown(value: Any) -> str:
 _CHECKS: tuple[Check, ...] = (
     _unverified,
     _completeness,
+    _imported,
     _mode,
     _weights,
     _inputs,
@@ -255,6 +285,7 @@ _CHECKS: tuple[Check, ...] = (
     _settings,
     _versions,
     _flags,
+    _scaler,
     _feeding,
     _rounding,
     _notes,

@@ -17,6 +17,7 @@ from accucompare.compare.rows import UNMATCHED, About, Finding, Reason, RefusedB
 from accucompare.compare.sites import Culprit
 from accucompare.compare.tolerance import Tolerances
 from accucompare.compare.unseen import unseen
+from accucompare.selection import Mode
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,20 @@ class Result:
         return sum(row.by_statistics for row in self.rows)
 
     @property
+    def by_sketch(self) -> int:
+        """How many rows were judged by sketches."""
+        return sum(row.by_sketch for row in self.rows)
+
+    @property
     def by_digests(self) -> int:
         """How many rows are identical by their digests alone: their values were read when they were captured, and not now."""
-        rows = (row for row in self.rows if row.reason is Reason.IDENTICAL and row.metrics is not None)
+        rows = (row for row in self.rows if row.reason is Reason.IDENTICAL and row.golden is not None and row.golden.dtype)
         return sum(not self.verified or None in (row.golden and row.golden.member, row.candidate and row.candidate.member) for row in rows)
+
+    @property
+    def without_values(self) -> bool:
+        """Whether no tensor was kept on either side, by ``--mode``, so that there is none to read."""
+        return all(side.manifest.options.mode not in (None, Mode.TENSORS) for side in (self.golden, self.candidate))
 
     @property
     def nonfinite_on_both(self) -> int:

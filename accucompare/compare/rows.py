@@ -87,6 +87,9 @@ MEANING = {
 #: Follows "judged", for a row without recorded values.
 BY_STATISTICS = "by statistics alone, which show neither values in another order nor most small differences"
 
+#: The same of a row whose errors were estimated.
+BY_SKETCH = "by sketches, whose estimates are right to some percent"
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -239,9 +242,16 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     @property
     def by_statistics(self) -> bool:
         """Whether it was judged by statistics alone. Then its metrics are lower bounds, and passing proves little."""
+        if self.by_sketch:
+            return False
         sides = (self.golden, self.candidate)
         without_values = any(record is not None and record.member is None for record in sides)
         return self.metrics is not None and without_values and self.reason is not Reason.IDENTICAL
+
+    @property
+    def by_sketch(self) -> bool:
+        """Whether its errors were estimated from sketches."""
+        return self.metrics is not None and self.metrics.deviation > 0.0
 
     @property
     def same_bits(self) -> bool | None:
@@ -266,11 +276,12 @@ class About(str, Enum):
     """What a finding is about, if a decision depends on that."""
 
     GIVEN = "given"  # weights and inputs, which alone explain any difference
+    WEIGHTS = "weights"  # of these, parameters that hold other values
     STEPS = "steps"
     SEED = "seed"
     MODE = "mode"  # train mode, dropout, random numbers
     CONFIGURATION = "configuration"  # attributes of modules
-    UNVERIFIED = "unverified"  # a part of the state that a capture started from, which it lacked
+    UNVERIFIED = "unverified"  # a part of the state that a capture started from, which it lacked; a module that feeding has changed
     OTHER = "other"
 
 

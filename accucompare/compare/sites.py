@@ -8,6 +8,7 @@ from enum import Enum
 from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, UPDATE_ROLES, Role
 from accucompare.compare.rows import Difference, Option, Reason, Row
 from accucompare.compare.scaled import ScaledGradients
+from accucompare.markup import line
 
 
 class Stage(str, Enum):
@@ -60,6 +61,13 @@ class Culprit:
     difference: Difference | None = None
     configured: tuple[Option, ...] = ()
     scaled: ScaledGradients | None = None
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the place, how large its error is, and what that looks like."""
+        sizes = {"excess": self.excess, "x limit": self.over_limit}
+        size = ", ".join(f"{name} {value:.3g}" for name, value in sizes.items() if value)
+        about = [*self.words, *(f"hint, {hint}" for hint in self.hints)]
+        return f"<div>{line(size, strong=self.place)}{line(f'{self.site}, {self.reason.value}')}{''.join(map(line, about))}</div>"
 
     @property
     def excess(self) -> float | None:

@@ -74,6 +74,16 @@ class StepPair:
             if apart is not None:
                 yield quantity, apart
 
+    @property
+    def optimizers(self) -> tuple[str, str] | None:
+        """The classes of both sides' optimizers that made an update, if they differ."""
+        if self.golden is None or self.candidate is None or not (self.golden.updates and self.candidate.updates):
+            return None
+        ours, theirs = (
+            ", ".join(dict.fromkeys(name.partition(".")[0].partition("#")[0] for name in side.lr)) for side in (self.golden, self.candidate)
+        )
+        return (ours, theirs) if ours and theirs and ours != theirs else None
+
 
 def settings_of(pairs: Iterable[StepPair]) -> list[OtherSetting]:
     """What was told otherwise, each with its first step, in the order of those."""

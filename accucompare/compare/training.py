@@ -131,8 +131,9 @@ class Training:
         parameter = (*step, parameter_of(record))
         given = record.role in (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE)
         own = (record.rank, record.step, record.name, record.call, record.role.value, record.path) in self.not_fed
-        if given and verdict.reason is not Reason.IDENTICAL and (own or not self.fed):
-            self._other.add(step)
+        other_state = record.role is Role.STATE_BEFORE and verdict.reason in (*UNMATCHED, Reason.NOT_COMPARABLE)
+        if given and verdict.reason is not Reason.IDENTICAL and (own or not (self.fed or other_state)):
+            self._other.add(step)  # what only one of two optimizers keeps is the optimizer's own
         if verdict.reason is Reason.OVER and self._wanders(record, given):
             return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_GIVEN if self.fed else NOT_FED)
         of_group = record.role is Role.STATE_BEFORE and not record.name and record.parent is None and record.shape == ()

@@ -1,4 +1,4 @@
-"""What a comparison cannot rely on, since a capture started from a saved state (``--like``) without a part of it that it needed."""
+"""What a comparison cannot rely on: a part of a saved state that a capture needed and did not get, and what feeding itself has changed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Iterable, Iterator
 
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle
+from accucompare.bundle.records import display_name
 from accucompare.bundle.training_state import Component
 from accucompare.compare.rows import About, Finding
 from accucompare.numbers.digests import same_fingerprint
+from accucompare.text import printable
 
 
 def unverified(sides: Iterable[tuple[str, Bundle]], golden: Bundle) -> Iterator[Finding]:
-    """A finding for each part that a bundle needed and did not get.
+    """A finding for each part of a state that a bundle needed and did not get, and for each module that feeding has changed.
 
     Args:
         sides: the bundles, each with the word for it.
@@ -27,6 +29,11 @@ def unverified(sides: Iterable[tuple[str, Bundle]], golden: Bundle) -> Iterator[
                     start = f"{side}{where} started from step {started.step} of {manifest.options.like}"
                     message = f"unverified: {start} without the {missing.component} of that state: {missing.reason}"
                     yield Finding("state", message, about=About.UNVERIFIED)
+            for entry in () if manifest.feed is None else manifest.feed.not_fed:
+                if entry.hides:
+                    place = f"{display_name(entry.name)} call {entry.call} {entry.role} {printable(entry.path)} in step {entry.step}"
+                    message = f"unverified: {side}{where}, {place}: {entry.why}"
+                    yield Finding("feed", message, about=About.UNVERIFIED)
 
 
 def _needs(manifest: Manifest, component: Component, golden: Manifest | None) -> bool:

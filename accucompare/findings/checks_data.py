@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from accucompare.findings.analysis import Analysis
 from accucompare.findings.checks import (
@@ -24,6 +24,10 @@ from accucompare.findings.checks import (
 from accucompare.findings.vitals import Given, Targets, Vitals
 
 _LABELS = re.compile(r"label|target|(^|[._])ids?$|_ids$", re.IGNORECASE)
+_MASKS = re.compile(r"mask|bias", re.IGNORECASE)
+#: Axes of parallelism along which ranks hold replicas of the model, or parts of it that are put together for each of its calls: along
+#: these, each rank is to have a batch of its own.
+_BATCHES_DIFFER = {"dp", "data", "dp_replicate", "replicate", "dp_shard", "fsdp"}
 
 
 def _every(seen: Evidence) -> Iterator[tuple[Vitals, Given]]:
@@ -45,7 +49,7 @@ def _input_finite(seen: Evidence) -> Outcome:
             continue
         count += 1
         low, high = float(given.low), float(given.high)
-        if math.isnan(low) or math.isnan(high) or high == math.inf:  # a mask may hold -Inf
+        if math.isnan(low) or math.isnan(high) or high == math.inf or (low == -math.inf and not _is_mask(given)):
             return failed(f"values from {given.low} to {given.high}", None, each.step, _called(given))
     return passed(f"{count:,} inputs were finite")
 
@@ -55,7 +59,7 @@ def _input_range(seen: Evidence) -> Outcome:
     for each, given in _every(seen):
         if given.low is None or given.high is None or "float" not in given.dtype:
             continue
-        size = max(abs(float(given.low)) if float(given.low) > _MASKED else 0.0, abs(float(given.high)))
+        size = max(abs(float(given.low)) if not _is_mask(given) else 0.0, abs(float(given.high)))
         if math.isfinite(size) and size > largest:
             largest, worst = size, (each.step, _called(given))
     measured = f"floating inputs were {largest:.4g} at most"
@@ -64,14 +68,15 @@ def _input_range(seen: Evidence) -> Outcome:
     return passed(measured, largest)
 
 
-#: Masks that are added hold the lowest number of a type: float16's is -65504.
-_MASKED = -6.5e4
+def _is_mask(given: Given) -> bool:
+    """Whether it may be a mask that is added: of 0 where something is kept, and -Inf or the lowest number of a type elsewhere."""
+    return bool(_MASKS.search(given.path)) or (given.high is not None and float(given.high) == 0)
 
 
 def _input_constant(seen: Evidence) -> Outcome:
     looks: dict[str, list[tuple[int, float]]] = {}
     for each, given in _every(seen):
-        if given.constant is not None:
+        if given.constant is not None and not _is_mask(given):  # a mask may well be the same for all samples
             looks.setdefault(_called(given), []).append((each.step, given.constant))
     if not looks:
         return not_looked_at("no floating input had several samples in a step that was looked at closely")
@@ -89,9 +94,14 @@ def _type_changed(seen: Evidence) -> Outcome:
         before = known.setdefault(given.path, given.dtype)
         if before != given.dtype:
             return warned(f"it was {before}, and then {given.dtype}", None, each.step, _called(given))
-        if given.whole and _LABELS.search(given.path):
+        if given.whole and _LABELS.search(given.path) and not _within_one(given):
             return warned(f"it is {given.dtype}, and holds whole numbers alone", None, each.step, _called(given))
     return passed(f"{len(known):,} inputs kept their types")
+
+
+def _within_one(given: Given) -> bool:
+    """Whether it is from 0 to 1, as the targets of a binary cross entropy are, which have to be floating."""
+    return given.low is not None and given.high is not None and float(given.low) >= 0 and float(given.high) <= 1
 
 
 def _labels_range(seen: Evidence) -> Outcome:
@@ -104,15 +114,20 @@ def _labels_range(seen: Evidence) -> Outcome:
             return failed(f"labels from {low:g} to {high:g}, and logits of {targets.classes:,} classes", high, step)
         highest, classes = max(highest, high), targets.classes
     failure = _out_of_vocabulary(seen)
+    if failure is None and not classes:
+        return not_looked_at("no cross entropy was seen in the graph of the loss, or all of its labels were ignored")
     return failure or passed(f"labels were {highest:g} at most, and logits of {classes:,} classes", highest)
 
 
 def _out_of_vocabulary(seen: Evidence) -> Outcome | None:
     rows = seen.setup.vocabulary if seen.setup is not None else None
     for each, given in _every(seen):
-        if rows is not None and re.search(r"input_ids|labels", given.path) and given.high is not None and float(given.high) >= rows:
-            measured = f"ids up to {float(given.high):g}, and the embedding has {rows:,} rows"
-            return failed(measured, float(given.high), each.step, _called(given))
+        if rows is None or given.low is None or given.high is None or not re.search(r"input_ids|labels", given.path):
+            continue
+        low, high = float(given.low), float(given.high)
+        if high >= rows or (low < 0 and "input_ids" in given.path):  # a label below 0 is one that is ignored
+            measured = f"ids from {low:g} to {high:g}, and the embedding has {rows:,} rows"
+            return failed(measured, high if high >= rows else low, each.step, _called(given))
     return None
 
 
@@ -165,7 +180,7 @@ def _order(seen: Evidence) -> Outcome:
         first[word] = number
     running = [period for period in periods if period > 1]
     if not running:
-        return passed(f"no batch of {len(digests):,} came again", 0.0)
+        return passed(f"no batch of {len(digests):,} came again after others", 0.0)
     usual = max(set(running), key=running.count)
     share = running.count(usual) / (len(digests) - usual)
     measured = f"{share:.0%} of the batches from the second epoch on came {usual:,} steps after the same batch before"
@@ -203,12 +218,23 @@ def _tokenizer(seen: Evidence) -> Outcome:
         return not_looked_at("one of the two runs has no setup")
     mine, theirs = seen.setup, earlier.setups[-1]
     facts: list[tuple[str, object, object]] = [("padding id", theirs.pad, mine.pad), ("vocabulary", theirs.vocabulary, mine.vocabulary)]
+    facts += [(f"{name} id", theirs.tokens.get(name), mine.tokens.get(name)) for name in dict.fromkeys([*theirs.tokens, *mine.tokens])]
     facts.append(("side of padding", _side(earlier), _side(seen.run)))
+    facts.append(("first token", _first_token(earlier), _first_token(seen.run)))
     for name, before, now in facts:
         if before is not None and now is not None and before != now:
             return warned(f"{name}: {before} in the run before, {now} in this one", place=name)
     known = [f"{name} {now}" for name, _, now in facts if now is not None]
     return passed(f"the same as in the run before: {', '.join(known)}") if known else not_looked_at("the model is given no ids of tokens")
+
+
+def _first_token(run: Analysis) -> str | None:
+    """The id that every text begins with, or that they begin with several; ``None`` if the model is given no ids of tokens."""
+    found = [given.first for each in run.vitals for given in each.given if given.first]
+    if not found:
+        return None
+    low, high = min(float(first[0]) for first in found), max(float(first[1]) for first in found)
+    return f"{low:g}" if low == high else "not always the same"
 
 
 def _side(run: Analysis) -> str | None:
@@ -217,22 +243,29 @@ def _side(run: Analysis) -> str | None:
 
 
 def _two_ranks(seen: Evidence) -> Outcome:
-    if any(set(run.start.coordinates) - {"dp", "data", "dp_replicate"} for run in seen.ranks):
+    if any(set(run.start.coordinates) - _BATCHES_DIFFER for run in seen.ranks):
         return not_looked_at("ranks that split a model are given the same batch; which of them are replicas is not looked at")
-    held: dict[tuple[int, str], int] = {}
-    steps: set[int] = set()
-    same = []
-    for run in seen.ranks:
-        for step, word in _digests(run):
-            steps.add(step)
-            other = held.setdefault((step, word), run.start.rank)
-            if other != run.start.rank:
-                same.append((step, other, run.start.rank))
+    steps = {each.step for run in seen.ranks for each in run.vitals if each.given}
+    same = same_batches(seen.ranks)
     if same:
         step, one, other = min(same)
         count = len({step for step, *_ in same})
         return warned(f"ranks {one} and {other} had the same batch, in {count:,} of {steps_of(len(steps))}", count / len(steps), step)
     return passed(f"no two of {len(seen.ranks)} ranks had the same batch in {steps_of(len(steps))}", 0.0)
+
+
+def same_batches(runs: Iterable[Analysis]) -> list[tuple[int, int, int]]:
+    """The steps in which two ranks had the same batch, with these ranks; none of ranks that split a model."""
+    held: dict[tuple[int, str], int] = {}
+    same = []
+    for run in runs:
+        if set(run.start.coordinates) - _BATCHES_DIFFER:
+            return []
+        for step, word in _digests(run):
+            other = held.setdefault((step, word), run.start.rank)
+            if other != run.start.rank:
+                same.append((step, other, run.start.rank))
+    return same
 
 
 _GIVEN = (Need.VITALS, Need.GIVEN)
@@ -278,7 +311,7 @@ DATA = (
         "labels and ids beyond the width of the logits or the embedding",
         "check the number of classes and the vocabulary against the tokenizer's; resize the embedding",
         _labels_range,
-        needs=(Need.VITALS, Need.TARGETS),
+        needs=_GIVEN,
     ),
     Check(
         "labels-ignored",
@@ -351,7 +384,7 @@ DATA = (
     Check(
         "tokenizer",
         Layer.DATA,
-        "padding id, side of padding and vocabulary against those of the run before in the log",
+        "ids of padding, begin and end, side of padding, vocabulary and first token against those of the run before in the log",
         "load the tokenizer that the weights were trained with",
         _tokenizer,
         needs=(Need.VITALS, Need.EARLIER),

@@ -72,9 +72,12 @@ def _output_constant(seen: Evidence) -> Outcome:
     if len(looks) < _LOOKS:
         return not_looked_at(f"{len(looks)} looks are too few: {_LOOKS} at least")
     changing = len({tuple(given.digest for given in each.given) for each in looks}) > 1
+    trained = {each.name.rpartition(".")[0] for each in seen.setup.parameters if each.trainable} if seen.setup is not None else set()
     for name in looks[0].outputs:
         extrema = [each.outputs[name] for each in looks if name in each.outputs]
-        if len(extrema) < _LOOKS:
+        if len(extrema) < _LOOKS or name not in trained:  # a frozen table of positions gives the same each time, as it should
+            continue
+        if not all(math.isfinite(float(number)) for pair in extrema for number in pair):
             continue
         if all(low == high for low, high in extrema):
             return warned(f"all values that it gave were one and the same in each of {len(extrema):,} looks", None, looks[0].step, name)
@@ -82,7 +85,7 @@ def _output_constant(seen: Evidence) -> Outcome:
             low, high = extrema[0]
             measured = f"what it gave was between {low} and {high} in each of {len(extrema):,} looks, for other inputs and after updates"
             return warned(measured, None, looks[0].step, name)
-    return passed(f"the outputs of {len(looks[0].outputs):,} modules with parameters changed")
+    return passed(f"the outputs of {len(trained & looks[0].outputs.keys()):,} modules with trainable parameters changed")
 
 
 def _twins(seen: Evidence) -> Outcome:
@@ -135,7 +138,7 @@ def _buffers(seen: Evidence) -> Outcome:
     for each in looks:
         for name, (low, high) in each.buffers.items():
             numbers = float(low), float(high)
-            if any(map(math.isnan, numbers)) or (name.endswith("running_var") and numbers[0] < 0):
+            if not all(map(math.isfinite, numbers)) or (name.endswith("running_var") and numbers[0] < 0):
                 return failed(f"it holds values from {low} to {high}", numbers[0], each.step, name)
             size = max(abs(number) for number in numbers)
             if size > seen.limits["buffer-size"]:
@@ -182,7 +185,7 @@ MODEL = (
     Check(
         "output-constant",
         Layer.MODEL,
-        "modules with parameters whose output does not change, or has one value only",
+        "modules with trainable parameters whose output does not change, or has one value only",
         "check for weights that are zero, a mask over everything, and inputs that are multiplied by 0",
         _output_constant,
         needs=(Need.VITALS,),
@@ -214,7 +217,7 @@ MODEL = (
     Check(
         "buffers",
         Layer.MODEL,
-        "running means and variances that are NaN, negative or large",
+        "running means and variances that are not finite, negative or large",
         "look at the inputs of this norm in this step; lower its momentum; check the range of the data",
         _buffers,
         (Threshold("buffer-size", 1e4, "magnitude", "the data's range, issue 15"),),

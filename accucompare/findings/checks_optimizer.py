@@ -39,7 +39,7 @@ def _ratios(seen: Evidence, over: str, under: str) -> list[tuple[float, int, str
     """Of each matrix the median of a ratio, the first step, and its name; where neither is zero."""
     found = []
     for parameter, series in seen.of_layers(over, under):
-        values = [(one / other, step) for step, (one, other) in series if one > 0 and other > 0]
+        values = [(one / other, step) for step, (one, other) in series if 0 < one < math.inf and 0 < other < math.inf]
         if values and _is_matrix(parameter):
             found.append((median(value for value, _ in values), values[0][1], parameter.name))
     return found
@@ -76,7 +76,7 @@ def _update_ratio(seen: Evidence) -> Outcome:
     ratios = []
     largest = (0.0, -1, "")
     for parameter, series in seen.of_layers("update", "weight"):
-        values = [(update, step) for step, (update, weight) in series if step in full and weight > 0 and update > 0]
+        values = [(update, step) for step, (update, weight) in series if step in full and weight > 0 and 0 < update < math.inf]
         if values and _is_matrix(parameter):
             ratios.append((median(value for value, _ in values), values[0][1], parameter.name))
             largest = max(largest, (*max(values), parameter.name))
@@ -101,8 +101,10 @@ def _update_ratio(seen: Evidence) -> Outcome:
 def _first_moment(seen: Evidence) -> Outcome:
     sigmas, factor = seen.limits["moment-sigmas"], seen.limits["moment-factor"]
     worst: tuple[float, int, str, float] | None = None
+    judged = 0
     for parameter, series in seen.of_layers("m"):
         values = [(step, value) for step, (value,) in series if math.isfinite(value)]
+        judged = max(judged, len(values))
         for at in range(_LOOKS, len(values)):
             before = [value for _, value in values[at - _LOOKS : at]]
             step, value = values[at]
@@ -114,15 +116,15 @@ def _first_moment(seen: Evidence) -> Outcome:
         value, step, name, mean = worst
         measured = f"the first moment was {value:.3g} x the largest of the {_LOOKS} looks before, whose mean was {mean:.3g}"
         return warned(measured, value, step, name)
-    if len(seen.looked) <= _LOOKS:
-        return not_looked_at(f"{len(seen.looked)} looks are too few to know a spread: {_LOOKS + 1} at least")
+    if judged <= _LOOKS:
+        return not_looked_at(f"{judged} looks are too few to know a spread: {_LOOKS + 1} at least")
     return passed(f"no first moment left its last {_LOOKS} looks by {sigmas:g} standard deviations and {factor:g} x their largest")
 
 
 def _second_moment(seen: Evidence) -> Outcome:
     found = []
     for parameter, series in seen.of_layers("v", "grad"):
-        values = [(value, step) for step, (value, grad) in series if grad > 0]
+        values = [(value, step) for step, (value, grad) in series if grad > 0 and math.isfinite(value)]
         if values and _is_matrix(parameter):
             found.append((median(value for value, _ in values), values[0][1], parameter.name))
     if not found:

@@ -34,8 +34,12 @@ def _scale_falling(seen: Evidence) -> Outcome:
 
 def _scale_at_one(seen: Evidence) -> Outcome:
     lowest = min(((step.scale, step.step) for step in seen.run.steps if step.scale is not None), default=(math.nan, -1))
-    measured = f"the loss scale was {lowest[0]:g} at least"
-    return failed(measured, lowest[0], lowest[1]) if lowest[0] <= seen.limits["scale-least"] else passed(measured, lowest[0])
+    first = next((step.scale for step in seen.run.steps if step.scale is not None), math.nan)
+    measured = f"the loss scale was {lowest[0]:g} at least, and {first:g} at first"
+    came_down = first > lowest[0] or any(each.skipped for each in seen.run.scaled)  # else it was made so
+    if lowest[0] <= seen.limits["scale-least"] and came_down:
+        return failed(measured, lowest[0], lowest[1])
+    return passed(measured, lowest[0])
 
 
 def _scale_growing(seen: Evidence) -> Outcome:
@@ -85,8 +89,9 @@ def _entropy(seen: Evidence) -> Outcome:
         for each in seen.vitals
         if each.targets is not None and each.targets.entropy is not None and each.targets.classes > 1
     ]
+    series = [(step, share) for step, share in series if math.isfinite(share)]
     if not series:
-        return not_looked_at("no entropy was looked at: the output has one class, or axes behind its classes")
+        return not_looked_at("no entropy was looked at: the output has one class, or axes behind its classes, or is no log-probability")
     losses = {point.step: point.value for point in seen.losses}
     wrong = [
         (step, share)
@@ -125,6 +130,33 @@ def _update_lost(seen: Evidence) -> Outcome:
     if usual > seen.limits["update-lost"]:
         return warned(measured, usual, worst[2], worst[1])
     return passed(measured, usual)
+
+
+def _smoothing(seen: Evidence) -> Outcome:
+    found = [(each.step, each.targets) for each in seen.vitals if each.targets is not None]
+    step, targets = max(found, key=lambda pair: pair[1].smoothing)
+    amount, classes = targets.smoothing, targets.classes
+    if not amount or classes < 2:
+        return passed("the cross entropy has no label smoothing", 0.0)
+    other = amount / classes
+    parts = (1 - amount + other, *[other] * (classes - 1)) if classes < 10 else None
+    rest = (classes - 1) * other
+    floor = -(1 - rest) * math.log(1 - rest) - rest * math.log(other) if parts is None else -sum(part * math.log(part) for part in parts)
+    measured = f"label smoothing is {amount:.3g} over {classes:,} classes, with which no mean loss can be below {floor:.4g}"
+    if amount > seen.limits["label-smoothing"]:
+        return warned(measured, amount, step)
+    return passed(measured, amount)
+
+
+def _narrowed(seen: Evidence) -> Outcome:
+    first = next((each for each in seen.vitals if each.narrowed), None)
+    if first is None:
+        return passed("no module was given positions or ids in a half type, beyond the whole numbers that it holds exactly")
+    found = first.narrowed[0]
+    names = list(dict.fromkeys(each.name or "(root)" for each in first.narrowed[1:]))
+    others = f"; likewise {most(names)}" if names else ""
+    measured = f"input {found.path} is {found.dtype}, and as large as {found.high}, where {found.dtype} holds no odd numbers{others}"
+    return warned(measured, float(found.high), first.step, found.name or "(root)")
 
 
 _ISSUE = "issue 15"
@@ -212,15 +244,18 @@ PRECISION = (
     Check(
         "label-smoothing",
         Layer.PRECISION,
-        "the lowest loss that label smoothing allows",
-        "",
-        because="the amount of smoothing does not show in the graph of the loss",
+        "label smoothing, and the lowest loss that it allows",
+        "give CrossEntropyLoss(label_smoothing=) the share that is taken from the label, such as 0.1, not that which it keeps",
+        _smoothing,
+        (Threshold("label-smoothing", 0.5, "share of the label that is given to all classes", "more than the label keeps"),),
+        needs=(Need.VITALS, Need.TARGETS),
     ),
     Check(
         "autocast-types",
         Layer.PRECISION,
-        "casts of autocast that lose a type: positions or masks in half types",
-        "",
-        because="operators inside of modules are not followed through autocast; `accucompare diff` shows the type of each record",
+        "positions and ids that modules are given in half types, in which neighbouring whole numbers are one",
+        "make positions and time steps in float32 or int64, outside of autocast and of model.to(dtype)",
+        _narrowed,
+        needs=(Need.VITALS,),
     ),
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from accucompare.findings.analysis import Analysis
 from accucompare.findings.checks import Check, Evidence, Layer, Need, Outcome, not_looked_at, passed, steps_of, warned
+from accucompare.findings.checks_data import same_batches
+from accucompare.findings.checks_run import first_difference
 
 
 def _seeded(seen: Evidence) -> Outcome:
@@ -17,31 +19,65 @@ def _drawn(seen: Evidence) -> Outcome:
     found = [each for each in seen.vitals if each.drawn]
     if found:
         names = ", ".join(dict.fromkeys(name for each in found for name in each.drawn))
-        measured = f"{names} was drawn from between the model's call and the end of the step, in {steps_of(len(found))}"
+        measured = f"{names} was drawn from inside of calls of the model, in {steps_of(len(found))}"
         return warned(measured, float(len(found)), found[0].step, names)
-    return passed("between the model's call and the end of a step neither Python's nor NumPy's generator was drawn from", 0.0)
+    return passed("inside of the model's calls neither Python's nor NumPy's generator was drawn from", 0.0)
 
 
 def _first_step(seen: Evidence) -> Outcome:
     """This run's first step against that of the run before in the log, if both had the same seed."""
     earlier = seen.run.earlier
     assert earlier is not None
-    if not seen.run.setups or not earlier.setups or seen.run.setups[0].seeds != earlier.setups[0].seeds:
-        return not_looked_at("the run before in the log had other seeds")
-    if seen.run.start.case != earlier.start.case or seen.run.start.device != earlier.start.device:
-        return not_looked_at("the run before in the log was of another case, or on another device")
-    for name, mine, theirs in zip(("batch", "loss", "gradient norm"), _facts(seen.run), _facts(earlier), strict=True):
+    if (reason := _otherwise_begun(seen.run, earlier)) is not None:
+        return not_looked_at(reason)
+    for name, mine, theirs in zip(("batch", "weights", "loss", "gradient norm"), _facts(seen.run), _facts(earlier), strict=True):
         if mine is not None and theirs is not None and mine != theirs:
-            shown = "" if name == "batch" else f": {theirs} and {mine}"
-            return warned(f"two runs from the same seed part in the {name} of their first step{shown}", step=0, place=name)
-    return passed("two runs from the same seed have the same first step: batch, loss and gradient norm")
+            shown = "" if name in ("batch", "weights") else f": {theirs} and {mine}"
+            measured = f"two runs from the same seed part in the {name} of their first step{shown}"
+            return warned(measured, step=seen.vitals[0].step, place=name)
+    return passed("two runs from the same seed have the same first step: batch, weights, loss and gradient norm")
 
 
-def _facts(run: Analysis) -> tuple[str | None, str | None, str | None]:
+def _otherwise_begun(run: Analysis, earlier: Analysis) -> str | None:
+    """Why the beginnings of two runs need not be the same; ``None`` if they should be."""
+    if not run.setups or not earlier.setups or run.setups[0].seeds != earlier.setups[0].seeds:
+        return "the run before in the log had other seeds"
+    if run.start.case != earlier.start.case or run.start.device != earlier.start.device:
+        return "the run before in the log was of another case, or on another device"
+    if run.setups[0].taken != earlier.setups[0].taken or run.vitals[0].step != earlier.vitals[0].step:
+        return "one of the two runs goes on from another step: their optimizers had not taken the same number of steps"
+    return None
+
+
+def _others(seen: Evidence) -> Outcome:
+    """The states that Python's and NumPy's generators began with, against those of the run before in the log.
+
+    Python and NumPy seed their generators with noise of the system: only what was given a seed begins twice in the same state.
+    """
+    earlier = seen.run.earlier
+    assert earlier is not None
+    if (reason := _otherwise_begun(seen.run, earlier)) is not None:
+        return not_looked_at(reason)
+    mine, theirs = seen.run.setups[0].generators, earlier.setups[0].generators
+    if not mine or mine.keys() != theirs.keys():
+        return not_looked_at("the run before in the log was watched by an earlier version, which noted no states")
+    other = [name for name in mine if mine[name] != theirs[name]]
+    for name in other:
+        used = [each for each in seen.vitals if name in each.drawn or name in each.drawn_between]
+        if used:
+            measured = f"{name}'s generator began in another state than in the run before, and was drawn from in {steps_of(len(used))}"
+            return warned(measured, float(len(used)), used[0].step, name)
+    if other:
+        return passed(f"the generators of {' and '.join(other)} began otherwise than in the run before, and nothing was drawn from them")
+    return passed(f"the generators of {' and '.join(mine)} began in the same states as in the run before")
+
+
+def _facts(run: Analysis) -> tuple[str | None, str | None, str | None, str | None]:
     first = run.vitals[0]
+    weights = repr(first.layers["weight"]) if "weight" in first.layers else None
     norm = next((step.grad_norm for step in run.steps if step.step == first.step), None)
     digests = " ".join(given.digest for given in first.given) or None
-    return digests, None if first.loss is None else repr(first.loss), None if norm is None else repr(norm)
+    return digests, weights, None if first.loss is None else repr(first.loss), None if norm is None else repr(norm)
 
 
 def _ranks(seen: Evidence) -> Outcome:
@@ -49,8 +85,17 @@ def _ranks(seen: Evidence) -> Outcome:
     if len(seeds) < len(seen.ranks):
         return not_looked_at("a rank's log holds no setup")
     if len(set(seeds)) == 1:
-        return passed(f"all {len(seeds)} ranks have the same seeds: dropout masks agree, and so does what a loader without rank draws")
-    return passed(f"{len(set(seeds)):,} different seeds on {len(seeds)} ranks")
+        same = same_batches(seen.ranks)
+        if same:
+            step, one, other = min(same)
+            measured = f"all {len(seeds)} ranks have the same seeds, and ranks {one} and {other} had the same batch: they compute the same"
+            return warned(measured, step=step)
+        return passed(f"all {len(seeds)} ranks have the same seeds, so that dropout masks agree; their batches do not")
+    measured = f"{len(set(seeds)):,} different seeds on {len(seeds)} ranks"
+    apart = first_difference(seen.ranks)
+    if apart is not None and apart.step == seen.vitals[0].step:
+        return warned(f"{measured}, and different weights in the first step: {apart.measured}", step=apart.step, place=apart.place)
+    return passed(f"{measured}, and no different weights in the first step")
 
 
 RANDOMNESS = (
@@ -65,7 +110,7 @@ RANDOMNESS = (
     Check(
         "drawn-behind",
         Layer.RANDOMNESS,
-        "Python's and NumPy's generators that are drawn from inside of a step: a seed of torch does not reach them",
+        "Python's and NumPy's generators that are drawn from inside of the model: a seed of torch does not reach them",
         "draw with torch inside of the model; or seed them as well, and save their states in checkpoints",
         _drawn,
         needs=(Need.VITALS, Need.GIVEN),
@@ -81,7 +126,7 @@ RANDOMNESS = (
     Check(
         "seeds-of-ranks",
         Layer.RANDOMNESS,
-        "the seeds of all ranks",
+        "the seeds of all ranks, beside their first weights and their batches",
         "seed the data with seed + rank, and the model with seed alone",
         _ranks,
         across=True,
@@ -90,15 +135,16 @@ RANDOMNESS = (
     Check(
         "seeded-others",
         Layer.RANDOMNESS,
-        "whether Python's and NumPy's generators were given a seed",
-        "",
-        because="their states do not show it",
+        "whether Python's and NumPy's generators begin twice in the same state, as only seeded ones do",
+        "call random.seed(seed) and numpy.random.seed(seed) before the data is loaded",
+        _others,
+        needs=(Need.VITALS, Need.EARLIER),
     ),
     Check(
         "loader-workers",
         Layer.RANDOMNESS,
         "loaders with workers and no generator",
         "",
-        because="a watch sees the model and the optimizer, and no loader",
+        because="a watch sees the model and the optimizer, and no loader; torch gives each worker a seed of its own",
     ),
 )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+from accucompare.findings.analysis import Analysis
 from accucompare.findings.checks import (
     Check,
     Evidence,
@@ -20,6 +23,7 @@ from accucompare.findings.checks import (
     steps_of,
     warned,
 )
+from accucompare.findings.number import Number
 
 #: Fewer losses show no trend.
 _FEWEST = 30
@@ -48,8 +52,9 @@ def _loss_finite(seen: Evidence) -> Outcome:
 
 
 def _spiking(what: str, series: list[Point], times: float, floor: float) -> Outcome:
+    series = [point for point in series if math.isfinite(point.value) and point.value > 0]
     if len(series) <= 20:
-        return not_looked_at(f"{steps_of(len(series))} are too few to know a spread: 21 at least")
+        return not_looked_at(f"{steps_of(len(series))} with a number above 0 are too few to know a spread: 21 at least")
     found = spikes(series, times, floor=floor)
     if not found:
         return passed(f"{what} never rose more than {times:g} spreads above the median of the ten steps before")
@@ -97,26 +102,55 @@ def _loss_trend(seen: Evidence) -> Outcome:
 
 def _ranks_agree(seen: Evidence) -> Outcome:
     """Weights of parameters that are whole on each rank, by their norms: replicas compute the same numbers bit for bit."""
-    if any(set(run.start.coordinates) - {"dp", "data", "replicate", "dp_replicate"} for run in seen.ranks):
+    if _split(seen.ranks):
         return not_looked_at("ranks hold different parts of the model, and which are replicas is not looked at")
-    first, *others = seen.ranks
+    found = first_difference(seen.ranks)
+    if found is not None:
+        return found
+    compared = sum(1 for _ in _pairs_of_ranks(seen.ranks))
+    if not compared:
+        return not_looked_at("no step was looked at closely on two ranks, or all parameters are sharded")
+    return passed(f"{compared:,} weights have the same norm on all of {len(seen.ranks)} ranks")
+
+
+def _split(runs: Sequence[Analysis]) -> bool:
+    """Whether ranks hold different parts of a model."""
+    return any(set(run.start.coordinates) - {"dp", "data", "replicate", "dp_replicate"} for run in runs)
+
+
+def first_difference(runs: Sequence[Analysis]) -> Outcome | None:
+    """The first weight that replicas on several ranks do not have alike; ``None`` if there is none, or ranks split a model."""
+    if _split(runs):
+        return None
+    apart = [each for each in _pairs_of_ranks(runs) if each.mine != each.theirs]
+    if not apart:
+        return None
+    found = min(apart, key=lambda each: each.step)
+    measured = f"the norm of the weights is {found.mine} on rank {runs[0].start.rank} and {found.theirs} on rank {found.rank}"
+    return failed(measured, step=found.step, place=found.name)
+
+
+class _OnTwoRanks(NamedTuple):
+    """The norm of a weight on the first rank, and on another one."""
+
+    step: int
+    name: str
+    rank: int
+    mine: Number
+    theirs: Number
+
+
+def _pairs_of_ranks(runs: Sequence[Analysis]) -> Iterator[_OnTwoRanks]:
+    first, *others = runs
     norms = {each.step: each.layers.get("weight", []) for each in first.vitals if each.layers}
     parameters = first.setups[-1].parameters if first.setups else []
-    compared = 0
     for other in others:
         for each in other.vitals:
             if not each.layers or each.step not in norms:
                 continue
             for parameter, mine, theirs in zip(parameters, norms[each.step], each.layers.get("weight", []), strict=False):
-                if parameter.sharded or mine is None or theirs is None:
-                    continue
-                compared += 1
-                if mine != theirs:
-                    measured = f"the norm of the weights is {mine} on rank {first.start.rank} and {theirs} on rank {other.start.rank}"
-                    return failed(measured, step=each.step, place=parameter.name)
-    if not compared:
-        return not_looked_at("no step was looked at closely on two ranks, or all parameters are sharded")
-    return passed(f"{compared:,} weights have the same norm on all of {len(seen.ranks)} ranks")
+                if not parameter.sharded and mine is not None and theirs is not None:
+                    yield _OnTwoRanks(each.step, parameter.name, other.start.rank, mine, theirs)
 
 
 #: What a watch says first, too.

@@ -115,7 +115,7 @@ def _schedule_order(seen: Evidence) -> Outcome:
     first = seen.updates[0]
     for name, applied in first.schedulers.items():
         before = applied.stepped - seen.run.setups[0].schedulers.get(name, applied.stepped)
-        if before > 0 and first.step == seen.run.steps[0].step:
+        if before > 0 and first.step == seen.vitals[0].step:
             measured = (
                 f"{name} was stepped {before} time{'' if before == 1 else 's'} before the first update, so that its first rate is left out"
             )
@@ -173,13 +173,20 @@ def _clip_share(seen: Evidence) -> Outcome:
 
 
 def _grown(seen: Evidence) -> Outcome:
-    ratios = [point for point, _ in _clipped(seen)]
-    grown = [point for point in ratios if point.value > seen.limits["clip-grows"]]
+    grown = [Point(point.step, norm / most) for point, norm in _clipped(seen) if (most := _most_before(seen, point.step)) > 0]
+    grown = [point for point in grown if point.value > seen.limits["clip-grows"]]
     if not grown:
         return passed("gradients were not larger at any update than at the end of the backward")
     worst = max(grown, key=lambda point: point.value)
     measured = f"gradients were {worst.value:.4g} x as large at the update as at the end of the backward, in {steps_of(len(grown))}"
     return warned(measured, worst.value, worst.step)
+
+
+def _most_before(seen: Evidence, step: int) -> float:
+    """What the gradient norm at an update may be at most, if gradients were only clipped, and averaged over ranks by the loop itself."""
+    norms = [each.norm for run in (seen.run, *seen.ranks) for each in run.vitals if each.step == step]
+    own, *every = [float(norm) for norm in norms if norm is not None and math.isfinite(float(norm))] or [0.0]
+    return max(own, sum(every) / len(every)) if every else own
 
 
 def _clip_before_unscale(seen: Evidence) -> Outcome:

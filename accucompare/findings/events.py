@@ -88,6 +88,7 @@ class Ending(str, Enum):
     FINISHED = "finished"
     FINDING = "a finding"
     STOPPED = "stopped, as asked"
+    PAUSED = "paused"
     INTERRUPTED = "interrupted"
     FAILED = "failed"  # the loop has raised an error
 
@@ -341,6 +342,7 @@ class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaul
         reason: how it ended, in words: ``finished``, ``stopped after step N, as asked``, or the error that ended the loop.
         ending: how it ended; a log of version 0.1 has the words only, from which ``read_log`` takes it.
         weights: the norm of each of ``Setup.parameters`` at last, in that order: by them, a run that goes on from here is known.
+        state: of a run that was paused: where the state is saved from which it can go on.
     """
 
     steps: int
@@ -348,11 +350,12 @@ class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaul
     reason: str
     ending: Ending | None = None
     weights: list[Number | None] = []
+    state: str = ""
 
     @property
     def as_meant(self) -> bool:
         """Whether the loop was neither interrupted nor ended by an error."""
-        return self.ending in (Ending.FINISHED, Ending.FINDING, Ending.STOPPED)
+        return self.ending in (Ending.FINISHED, Ending.FINDING, Ending.STOPPED, Ending.PAUSED)
 
 
 Event: TypeAlias = Start | Setup | Finding | Alert | Frames | ScaleChange | Vitals | Step | End

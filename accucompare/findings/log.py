@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
+import logging
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
@@ -14,6 +14,7 @@ from accucompare.errors import UsageError
 from accucompare.findings.events import End, Ending, Event, Finding, Start
 from accucompare.text import storable
 
+_LOGGER = logging.getLogger(__name__)
 _ENCODER = msgspec.json.Encoder()
 
 #: Logs that are being written by this process.
@@ -70,7 +71,7 @@ class Log:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self.close()
-            warnings.warn(f"{self.path}: the log of the watch ends here ({error.strerror}); the watch goes on", stacklevel=2)
+            _LOGGER.warning("%s: the log of the watch ends here (%s); the watch goes on", self.path, error.strerror)
 
     def close(self) -> None:
         _open.discard(self._place)

@@ -53,6 +53,8 @@ class Setup(msgspec.Struct, tag="setup", tag_field="event", frozen=True, omit_de
         cycle: after so many steps the same inputs are used again, as the command was asked to; 0 if not known to be so.
         pad: the id of padding, as the model's configuration or its embedding says; ``None`` if neither does.
         vocabulary: how many rows the model's input embedding has; ``None`` without one.
+        tokens: ids of special tokens, as the model's configuration says: ``begin`` and ``end`` of a text.
+        generators: digests of the states that Python's and NumPy's generators were in when the watch began: ``python`` and ``numpy``.
         every: every so many-th step is looked at closely.
     """
 
@@ -69,6 +71,8 @@ class Setup(msgspec.Struct, tag="setup", tag_field="event", frozen=True, omit_de
     cycle: int = 0
     pad: int | None = None
     vocabulary: int | None = None
+    tokens: dict[str, int] = {}
+    generators: dict[str, str] = {}
     every: int = 1
 
 
@@ -85,6 +89,7 @@ class Given(msgspec.Struct, frozen=True, omit_defaults=True):
         unmasked_padding: the share of what the mask keeps that is padding.
         masked_content: the share of what the mask hides that is no padding.
         pads_left: whether padding is on the left; ``None`` if there is none, or it is on both sides.
+        first: of ids of tokens, the smallest and the largest that a row begins with.
     """
 
     path: str
@@ -99,6 +104,7 @@ class Given(msgspec.Struct, frozen=True, omit_defaults=True):
     unmasked_padding: float | None = None
     masked_content: float | None = None
     pads_left: bool | None = None
+    first: tuple[Number, Number] | None = None
 
 
 class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -110,7 +116,8 @@ class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
         low, high: of the labels that are not ignored; ``None`` if all are.
         ignored: the share of labels that are.
         lowest: the smallest log-probability.
-        entropy: of the output, the mean over all rows of a sample, in nats.
+        entropy: of the output, the mean over all rows of a sample, in nats; ``None`` also of what are no log-probabilities.
+        smoothing: the label smoothing; 0 without.
     """
 
     classes: int
@@ -120,6 +127,16 @@ class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
     ignored: float = 0.0
     lowest: Number | None = None
     entropy: Number | None = None
+    smoothing: float = 0.0
+
+
+class Narrowed(NamedTuple):
+    """Whole numbers, such as positions, that a module was given in a half type that does not hold all of their size."""
+
+    name: str
+    path: str
+    dtype: str
+    high: Number
 
 
 class Applied(NamedTuple):
@@ -146,7 +163,9 @@ class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_
         targets: of the cross entropy, if the loss has one.
         evaluated: how many modules that compute otherwise in training were in evaluation, in calls with gradients.
         trained_without: how many of them were in training, in calls without gradients.
-        drawn: generators that were drawn from between the first call of the model and the end of the step, besides torch's.
+        drawn: generators that were drawn from inside of the model's calls, besides torch's.
+        drawn_between: those that were drawn from since the model's call before.
+        narrowed: positions and ids that modules were given in half types, beyond what these hold exactly; the first few.
         frozen: frozen parameters that have a gradient; the first few.
         layers: of a step that was looked at closely, by measurement, the numbers of each of ``Setup.parameters``, in that order:
             ``grad``: the L2 norm of the gradient when the backward ended, without the loss scale; ``None`` if there is none;
@@ -174,6 +193,8 @@ class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_
     evaluated: int = 0
     trained_without: int = 0
     drawn: list[str] = []
+    drawn_between: list[str] = []
+    narrowed: list[Narrowed] = []
     frozen: list[str] = []
     layers: dict[str, list[Number | None]] = {}
     idle: dict[str, float] = {}

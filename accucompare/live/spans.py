@@ -164,6 +164,10 @@ class Spans(Generic[C]):
         """Whether it is of this step."""
         return id(span) in self._known
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._all)
+
     def give(self, span: Span[C], outputs: dict[Edge, list[str]]) -> None:
         """The call hands on these."""
         span.outputs = outputs

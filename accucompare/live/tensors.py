@@ -105,15 +105,16 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
                     return _copied(tensor, writer)
         if writer is None or bits is Bits.OURS:
             return HostValue(array, shape, dtype, layout)
-        if bits is Bits.NEW and writer.tensors:
+        if bits is Bits.NEW and writer.wants_values:
             return _kept(array, dtype, shape, layout, None, writer)
-        if bits is Bits.NEW and not needed and array.nbytes >= _SHARED:
+        if bits is Bits.NEW and not needed and writer.wants_statistics and array.nbytes >= _SHARED:
             return HostValue(None, shape, dtype, layout, **_digested_and_summarized(array, DTYPES[dtype]))
         checksum = digest(array)
         if writer.has(dtype, shape, checksum):
             return HostValue(None, shape, dtype, layout, digest=checksum)
-        if not (writer.tensors or needed):
-            return HostValue(None, shape, dtype, layout, digest=checksum, statistics=summarize(array, DTYPES[dtype]))
+        if not (writer.wants_values or needed):
+            statistics = summarize(array, DTYPES[dtype]) if writer.wants_statistics else None
+            return HostValue(None, shape, dtype, layout, digest=checksum, statistics=statistics)
         return _kept(array, dtype, shape, layout, checksum, writer)
     except Exception as error:  # a tensor subclass may raise anything; the record then says so, and the model runs on
         return HostValue(None, (), dtype, Layout.UNREADABLE, f"{type(error).__name__}: {error}"[:200])

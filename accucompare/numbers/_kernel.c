@@ -388,6 +388,18 @@ CLONES static void summarize_chunk(const char *from, int type, int n, Extent *e,
     }
 }
 
+/* One block of a sketch, see numbers/sketch.py: values in rows, summed over the rows with signs; what is not finite counts as 0 if careful. */
+CLONES static void sketch_groups(const char *from, int type, int64_t n, int groups, const int8_t *signs, double scale, int careful,
+                                 double *x, double *sums) {
+    for (int g = 0; g < groups; g++) sums[g] = 0;
+    for (int64_t done = 0; done < n; done += groups, signs += groups) {
+        int m = n - done < groups ? (int)(n - done) : groups;
+        to_double(x, from + (size_t)done * WIDTH[type], type, m);
+        for (int g = careful ? 0 : m; g < m; g++) x[g] = isfinite(x[g]) ? x[g] : 0;
+        for (int g = 0; g < m; g++) sums[g] += x[g] * scale * signs[g];
+    }
+}
+
 /* An array's bytes, and its elements: of which type, how many. */
 typedef struct {
     Py_buffer bytes;
@@ -608,6 +620,66 @@ static PyObject *apart_block(PyObject *self, PyObject *const *args, Py_ssize_t g
     return listed;
 }
 
+/* The bytes of an array of so many elements of a width, that may be read. */
+static int take_table(PyObject *object, Py_ssize_t bytes, Py_buffer *memory) {
+    if (PyObject_GetBuffer(object, memory, PyBUF_SIMPLE)) return 0;
+    if (memory->len >= bytes) return 1;
+    PyBuffer_Release(memory);
+    PyErr_SetString(PyExc_ValueError, "a table of a sketch is too short");
+    return 0;
+}
+
+static PyObject *sketch_blocks(PyObject *self, PyObject *const *args, Py_ssize_t given) {
+    Operand values;
+    Py_buffer tables[6];
+    int taken = 0;
+    double *room = NULL;
+    (void)self;
+    if (given != 11) return PyErr_SetString(PyExc_TypeError, "sketch_blocks takes 11 arguments"), NULL;
+    double scale = PyFloat_AsDouble(args[2]);
+    int rows = PyErr_Occurred() ? 0 : take_size(args[3]), groups = rows ? take_size(args[4]) : 0;
+    if (!groups || !take(args[0], args[1], &values)) return NULL;
+    int64_t block = (int64_t)rows * groups, blocks = values.count / block + (values.count % block != 0);
+    Py_ssize_t size = PyObject_Length(args[10]);
+    if (size <= 0 && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a sketch has at least one number");
+    Py_ssize_t bytes[6] = {(Py_ssize_t)block, (Py_ssize_t)(blocks * groups * 4), (Py_ssize_t)(blocks * groups), (Py_ssize_t)blocks * 4,
+                           (Py_ssize_t)blocks, 0};
+    while (taken < 5 && size > 0 && take_table(args[5 + taken], bytes[taken], &tables[taken])) taken++;
+    if (taken == 5 && take_writable(args[10], size * (Py_ssize_t)sizeof(double), &tables[5])) taken = 6;
+    if (taken == 6 && !(room = PyMem_New(double, 2 * groups + size))) PyErr_NoMemory();
+    int outside = 0;
+    if (room) {
+        const int8_t *signs = tables[0].buf, *group_signs = tables[2].buf, *block_signs = tables[4].buf;
+        const int32_t *buckets = tables[1].buf, *rotations = tables[3].buf;
+        double *x = room, *sums = room + groups, *own = room + 2 * groups, *sketch = tables[5].buf;
+        Py_BEGIN_ALLOW_THREADS
+        for (int64_t b = 0; b < blocks && !outside; b++) {
+            const char *from = (const char *)values.bytes.buf + (size_t)(b * block) * WIDTH[values.type];
+            int64_t n = values.count - b * block < block ? values.count - b * block : block;
+            for (int careful = 0; careful < 2; careful++) {
+                double check = 0;
+                sketch_groups(from, values.type, n, groups, signs, scale, careful, x, sums);
+                for (int g = 0; g < groups; g++) check += sums[g] * 0;
+                if (check == 0) break;
+            }
+            for (Py_ssize_t i = 0; i < size; i++) own[i] = 0;
+            for (int g = 0; g < groups; g++) {
+                int64_t at = ((int64_t)buckets[b * groups + g] + rotations[b]) % size;
+                if (at < 0) { outside = 1; break; }
+                own[at] += sums[g] * group_signs[b * groups + g] * block_signs[b];
+            }
+            for (Py_ssize_t i = 0; i < size; i++) sketch[i] += own[i];
+        }
+        Py_END_ALLOW_THREADS
+        PyMem_Free(room);
+        if (outside) PyErr_SetString(PyExc_ValueError, "a bucket of a sketch is negative");
+    }
+    for (int i = 0; i < taken; i++) PyBuffer_Release(&tables[i]);
+    PyBuffer_Release(&values.bytes);
+    if (!room || outside) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"apart_block", (PyCFunction)(void (*)(void))apart_block, METH_FASTCALL,
      "apart_block(golden, candidate, golden_type, candidate_type, chunk, golden_power, candidate_power, golden_length, candidate_length)"
@@ -618,6 +690,8 @@ static PyMethodDef methods[] = {
      "measure_whole(golden, candidate, golden_type, candidate_type, chunk, atol, rtol, saturation) -> (found, [sums]), see numbers/kernel.py"},
     {"new_result", new_result, METH_NOARGS, "new_result() -> bytearray, for measure_block"},
     {"read_result", read_result, METH_O, "read_result(bytearray) -> found, see numbers/kernel.py"},
+    {"sketch_blocks", (PyCFunction)(void (*)(void))sketch_blocks, METH_FASTCALL,
+     "sketch_blocks(values, type, scale, rows, groups, signs, buckets, group_signs, rotations, block_signs, sketch), see numbers/sketch.py"},
     {"summarize_block", (PyCFunction)(void (*)(void))summarize_block, METH_FASTCALL,
      "summarize_block(values, type, chunk) -> (min, max, nan, inf, sums), see numbers/kernel.py"},
     {NULL, NULL, 0, NULL},
@@ -625,7 +699,7 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernel", "One pass over a block of tensors.", -1, methods, NULL, NULL, NULL, NULL};
 
 /* Of what the functions take and give; numbers/kernel.py takes no kernel of another version. Change both together. */
-#define VERSION 2
+#define VERSION 3
 
 PyMODINIT_FUNC PyInit__kernel(void) {
     PyObject *made = PyModule_Create(&module);

@@ -35,6 +35,19 @@ def apart_block(
     golden_length: float,
     candidate_length: float,
 ) -> list[list[float]]: ...
+def sketch_blocks(
+    values: Any,
+    type: int,
+    scale: float,
+    rows: int,
+    groups: int,
+    signs: Any,
+    buckets: Any,
+    group_signs: Any,
+    rotations: Any,
+    block_signs: Any,
+    sketch: Any,
+) -> None: ...
 def summarize_block(values: Any, type: int, chunk: int) -> tuple[float, float, int, int, list[list[float]]]: ...
 
 VERSION: int

@@ -14,7 +14,7 @@ from accucompare.numbers import sums
 from accucompare.numbers.dtypes import Array, DType, Kind
 
 #: Version of the kernel's arguments and results; its source has the same number.
-VERSION = 2
+VERSION = 3
 
 _kernel: Any = None
 _why_not = "switched off by ACCUCOMPARE_KERNEL"
@@ -199,3 +199,33 @@ def summarize_block(values: Array, dtype: DType) -> tuple[float, float, int, int
     """
     low, high, nan, inf, (totals, squares) = _kernel.summarize_block(values, _number(values, dtype), sums.CHUNK)
     return low, high, nan, inf, totals, squares
+
+
+def sketch_blocks(
+    values: Array,
+    dtype: DType,
+    scale: float,
+    signs: Array,
+    buckets: Array,
+    group_signs: Array,
+    rotations: Array,
+    block_signs: Array,
+    sketch: Array,
+) -> None:
+    """Add some blocks of a tensor to its sketch, without the interpreter's lock; see ``numbers.sketch``.
+
+    Args:
+        values: stored bits, contiguous, starting at a block's start.
+        dtype: their true type, for which ``can_summarize`` holds.
+        scale: what values are multiplied by.
+        signs: int8, of shape (rows, groups).
+        buckets: int32, of shape (at least as many as the blocks, groups).
+        group_signs: int8, likewise.
+        rotations: int32, one a block.
+        block_signs: int8, one a block.
+        sketch: float64, which is added to.
+
+    Raises:
+        ValueError: if an array is not contiguous, too short or not of the type's storage.
+    """
+    _kernel.sketch_blocks(values, _number(values, dtype), scale, *signs.shape, signs, buckets, group_signs, rotations, block_signs, sketch)

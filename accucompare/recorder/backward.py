@@ -57,6 +57,7 @@ class Backward(Generic[C]):
         other_threads: whether calls of one step were made in several threads; gradients of such steps are not recorded, since autograd
             numbers the nodes of each thread for itself.
         late: how many gradients arrived at calls of a step that had ended, and are not recorded.
+        past: how many steps had calls and backwards, none of which went through a call.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class Backward(Generic[C]):
         self.count = 0
         self.other_threads = False
         self.late = 0
+        self.past = 0
+        self._reached: bool | None = None  # whether a backward of this step went through a call; None before the first
         self._guard = guard
         self._record = record
         self._nodes = nodes
@@ -96,6 +99,8 @@ class Backward(Generic[C]):
         self.next_step()
 
     def next_step(self) -> None:
+        self.past += self._reached is False
+        self._reached = None
         self._spans.clear()
         self._again.clear()
         self._threads.clear()
@@ -150,6 +155,11 @@ class Backward(Generic[C]):
             )
         if self._flat and self.count:
             found.append(f"what a call adds to the gradient of a parameter (call_grad) is not recorded under {_FLAT}")
+        if self.past:
+            found.append(
+                f"in {self.past} step(s) no backward went through a call of the model: the loss is of none of its outputs, or of detached "
+                "ones; those steps have no gradients of layers"
+            )
         return found + ([f"{self.late} gradient(s) arrived after session.step(), and are not recorded"] if self.late else [])
 
     def gave(self, span: Span[C], parts: Iterable[tuple[str, Any]], exchange: Callable[[str, torch.Tensor], torch.Tensor] | None) -> None:
@@ -225,6 +235,7 @@ class Backward(Generic[C]):
         """Put hooks on the nodes that give something to an input or a parameter of the call that made them."""
         if len(self._threads) > 1:
             return
+        self._reached = self._reached or not running.spans
         uses: dict[Output, Uses[C]] = {}  # of outputs, after the calls that gave them
         casts: dict[int, Cast[C]] = {}  # by the number of the node
         for edge, seed in seeded(roots, seeds):
@@ -249,6 +260,8 @@ class Backward(Generic[C]):
                 gifts += self._to_parameters(span, node, index, edge, casts, running)
             if gifts:
                 self._hook(node, "" if span is None else span.call.name, gifts, running)
+            self._reached = self._reached or span is not None
+        self._reached = self._reached or bool(uses)
         for cast in casts.values():
             self._cast(cast, running)
         for key in running.used_inside & uses.keys():  # what arrives there is not all from outside

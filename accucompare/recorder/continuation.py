@@ -284,8 +284,10 @@ class Continuation:
                 draws.restore(state.draws)
             except ValueError as error:
                 raise BundleError(f"{self.bundle.path}: the saved state is damaged in draws ({error})") from None
-        elif self.step and draws is None:
+        elif self.step and state.draws is not None:
             self._miss(Component.RANDOM, "this version of torch does not let random operations be matched")
+        elif draws is not None and not any(entry.component is Component.RANDOM for entry in state.missing):
+            self._miss(Component.RANDOM, "the state is of a watch, which lets the model draw as it does; a capture draws on the CPU")
         try:
             table = self._load(Component.RANDOM, "random", state.random)
             version, numbers, gauss = table["python"]

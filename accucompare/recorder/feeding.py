@@ -81,9 +81,8 @@ class Feed(GoldenValues):
         by_path = self._find(place, output, memory, Counter(), arrives)
         if lent is not None:
             for path in lent.apart():
-                self.pass_on(
-                    replace(place, role=Role.INPUT), path, "it is written into, and another argument lies in its memory: each got a copy"
-                )
+                why = "it is written into, and another argument shares elements with it: each got a copy"
+                self.pass_on(replace(place, role=Role.INPUT), path, why, hides=True)
             computed = dict(leaves(output))
             lent.give_back({id(each): golden for each, golden in memory.values()})
             aliases = lent.aliases(memory.values())
@@ -91,7 +90,7 @@ class Feed(GoldenValues):
                 alias = aliases.get(id(golden), golden)
                 if alias is None:
                     self.pass_on(place, path, "it shares memory with an input; a copy was passed on")
-                elif self.backward and lent.is_view(computed[path]):  # its gradient goes through the call
+                elif self.backward and lent.goes_through(computed[path]):  # its gradient goes through the call
                     by_path[path] = in_place_of(computed[path], alias.detach(), self._exchange(place, path, arrives))
                 elif alias is not golden:
                     by_path[path] = own[path] = alias

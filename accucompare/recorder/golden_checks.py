@@ -14,7 +14,7 @@ from accucompare.compare.proposals import propose
 from accucompare.compare.renames import advice, renamed_model
 from accucompare.errors import UsageError
 from accucompare.numbers.digests import same_fingerprint
-from accucompare.selection import RoleGroup, Steps
+from accucompare.selection import Mode, RoleGroup, Steps
 
 
 def held_steps(manifest: Manifest) -> Steps | None:
@@ -38,8 +38,8 @@ def check_golden(golden: Bundle, out: str | Path, steps: Steps | None = None, ra
     finished = Steps.held(entry.step for _, entry in golden.steps())
     if target in (own, *own.parents):
         raise UsageError(f"{out}: --feed cannot read what the capture overwrites; choose another --out")
-    if golden.manifest.capture.get("mode") == "stats":
-        raise UsageError(f"{golden.path}: holds statistics only, which nothing can be fed from; capture it without --mode stats")
+    if (mode := golden.manifest.options.mode) in (Mode.SKETCH, Mode.STATS, Mode.DIGEST):
+        raise UsageError(f"{golden.path}: holds no tensors (--mode {mode}) to feed; capture it without --mode {mode}")
     if not golden.manifest.options.holds(RoleGroup.FORWARD):
         raise UsageError(f"{golden.path}: holds no inputs and outputs to feed (--roles); capture it with forward among its --roles")
     if finished is None:

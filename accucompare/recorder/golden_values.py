@@ -183,13 +183,12 @@ class GoldenValues:
         except Exception:  # a class of the user's may refuse in any way
             return f"no {type(value).__name__} can be made of golden's"
 
-    def pass_on(self, place: Place, path: str, why: str) -> None:
-        """Note that a value was left as it came, once also where its call is run again."""
+    def pass_on(self, place: Place, path: str, why: str, hides: bool = False) -> None:
+        """Note that a value was left as it came, once also where its call is run again. ``hides``: as ``Unfed`` has it."""
         if (place, path) not in self._noted:
             self._noted.add((place, path))
-            self.not_fed.append(
-                {"step": place.step, "name": place.name, "call": place.call, "role": place.role.value, "path": path, "why": why}
-            )
+            entry = {"step": place.step, "name": place.name, "call": place.call, "role": place.role.value, "path": path, "why": why}
+            self.not_fed.append({**entry, "hides": True} if hides else entry)
 
     def load(self, step: int) -> None:
         """Read the step's list of records, if it is not the one that was read last."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from accucompare.live import nested
+from accucompare.live.graph import PASSING_ON
 from accucompare.live.subclasses import dressed_as, plainly
 
 #: What gives golden's gradient in place of another.
@@ -34,13 +35,19 @@ class Lent:
     contents: list[list[Any]] = field(default_factory=list)
     paths: dict[int, str] = field(default_factory=dict)
 
-    def is_view(self, output: torch.Tensor) -> bool:
-        """Whether an output lies in the memory of what the module was given, is another tensor, and nothing was written there."""
+    def goes_through(self, output: torch.Tensor) -> bool:
+        """Whether an output lies in the memory of what the module was given, and its gradient goes another way than its caller's own.
+
+        So it is with a view where nothing was written. Where the module has written there, the caller's own tensor leads to what it
+        wrote, but not through a function with a backward of its own that the output came out of, and not where the output is detached.
+        """
         same = [(given, version) for _, given, version in self.tensors if _memory(given) == _memory(output)]
-        return bool(same) and all(given is not output and given._version == version for given, version in same)
+        return bool(same) and all(
+            given is not output and (given._version == version or not _follows(output, given)) for given, version in same
+        )
 
     def apart(self) -> list[str]:
-        """The paths of what the module wrote into, if another argument lay in the same memory: it was given a copy, and saw no write."""
+        """The paths of what the module wrote into, if another argument has elements of it: that was given a copy, and saw no write."""
         with plainly():
             found = [
                 given
@@ -126,6 +133,11 @@ class _WrittenInto(torch.autograd.Function):
         return torch.zeros_like(grads[0]), grads[0], None
 
 
+#: Nodes of views, beside those in ``PASSING_ON``.
+_OTHER_VIEWS = frozenset(
+    ("AsStridedBackward0", "ExpandBackward0", "SqueezeBackward1", "SqueezeBackward2", "ViewBackward1", "SwapdimsBackward0")
+)
+
 #: Relative L2 difference up to which a caller's own tensor stands for golden's: far more than rounding, far less than most faults.
 _ALIKE = 0.1
 
@@ -136,20 +148,46 @@ def _memory(tensor: torch.Tensor) -> int:
     return int(held.untyped_storage()._cdata)
 
 
+def _follows(output: torch.Tensor, given: torch.Tensor) -> bool:
+    """Whether autograd takes an output for a view of what was given: nothing else lies between the two in its graph."""
+    if not output.requires_grad:
+        return not given.requires_grad
+    node: Any = output.grad_fn
+    while node is not None and node is not given.grad_fn:
+        if node.name() not in PASSING_ON and node.name() not in _OTHER_VIEWS:
+            return False
+        node = node.next_functions[0][0]
+    return True
+
+
 def _values(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's values, also of a nested one, as one that is not nested."""
     return nested.joined(tensor)[0] if tensor.is_nested else tensor
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the stretches of memory that two tensors lie in overlap; they may do so and share no element."""
+    """Whether two tensors share elements; those of two types share them where their stretches of memory overlap."""
     if any(each.is_nested or each.layout is not torch.strided or not each.numel() for each in (one, other)):
         return False
-    ends = [
-        each.storage_offset() + sum((size - 1) * stride for size, stride in zip(each.shape, each.stride(), strict=True))
-        for each in (one, other)
-    ]
-    return _memory(one) == _memory(other) and one.storage_offset() <= ends[1] and other.storage_offset() <= ends[0]
+    if _memory(one) != _memory(other):
+        return False
+    (begin, end), (start, stop) = map(_stretch, (one, other))
+    if begin >= stop or start >= end:
+        return False
+    if one.dtype != other.dtype:
+        return True
+    taken = torch.zeros((max(end, stop) - min(begin, start)) // one.itemsize, dtype=torch.bool)
+    first, second = (
+        taken.as_strided(each.shape, each.stride(), each.storage_offset() - min(begin, start) // each.itemsize) for each in (one, other)
+    )
+    first.fill_(True)
+    return bool(second.any())
+
+
+def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a tensor begins in its memory, and ends, in bytes."""
+    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset() * tensor.itemsize), int((last + 1) * tensor.itemsize)
 
 
 def _about(own: torch.Tensor, golden: torch.Tensor) -> bool:

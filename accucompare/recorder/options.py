@@ -10,7 +10,7 @@ from typing import Any
 from accucompare.bundle.writer import QUEUE_BYTES
 from accucompare.compare.renames import read_maps
 from accucompare.errors import UsageError
-from accucompare.selection import Level, Mode, RoleGroup, Selection, Steps
+from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE, SKETCH_SIZE, Level, Mode, RoleGroup, Selection, Steps
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class CaptureOptions:
     """
 
     mode: str = Mode.TENSORS
+    sketch_size: int = SKETCH_SIZE
     level: str = Level.MODULE
     seed: int | None = None
     steps: int | str | Iterable[int] | Steps | None = None  # ``Steps`` when it is checked
@@ -54,7 +55,9 @@ class CaptureOptions:
         if self.queue_bytes < 1:
             raise UsageError(f"queue_bytes must be at least 1, but is {self.queue_bytes}")
         if self.mode not in list(Mode):
-            raise UsageError(f"mode must be 'tensors' or 'stats', but is {self.mode!r}")
+            raise UsageError(f"mode must be one of {', '.join(map(repr, map(str, Mode)))}, but is {self.mode!r}")
+        if not (isinstance(self.sketch_size, int) and LEAST_SKETCH_SIZE <= self.sketch_size <= MOST_SKETCH_SIZE):
+            raise UsageError(f"sketch_size must be a number from {LEAST_SKETCH_SIZE} to {MOST_SKETCH_SIZE}, but is {self.sketch_size!r}")
         if self.level not in list(Level):
             raise UsageError(f"level must be 'module' or 'op', but is {self.level!r}")
         renamings, auto = read_maps(self.map)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import nn
 from accucompare.bundle.directory import forget_previous, prepare_directory, restore_previous
 from accucompare.bundle.lock import locked
 from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.notebook import bundle_html
 from accucompare.bundle.writer import QUEUE_BYTES, BundleWriter
 from accucompare.errors import CaptureError, UsageError
 from accucompare.live.autocast import describe_autocast
@@ -31,7 +32,9 @@ from accucompare.recorder.start import ALONE, Start, Within
 from accucompare.recorder.state import Arguments
 from accucompare.recorder.training import NOTHING, Training
 from accucompare.recorder.training_state import StateSaver, UnknownOptimizers
-from accucompare.selection import Level, Mode, Steps
+from accucompare.selection import SKETCH_SIZE, Level, Mode, Steps
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class Session:
@@ -74,6 +77,11 @@ class Session:
         self._start = start
         self._saver = saver
         self._unknown = unknown
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the bundle as far as it is written."""
+        manifest = self._writer.manifest
+        return bundle_html(self.path, manifest, manifest.steps, manifest.complete)
 
     @property
     def step_number(self) -> int:
@@ -190,11 +198,9 @@ class Session:
             self._writer.end_step(recorder.step, error is not None, series, recorder.holds_records)
         self._writer.close()
         if recorder.errors:
-            warnings.warn(
-                f"accucompare could not record {len(recorder.errors)} module call(s), so {self.path} is incomplete; "
-                f"the first: {recorder.errors[0]}",
-                stacklevel=4,
-            )
+            count, first = len(recorder.errors), recorder.errors[0]
+            _LOGGER.warning("could not record %d module call(s), so %s is incomplete; the first: %s", count, self.path, first)
+        _LOGGER.debug("captured %d step(s) in %s", len(manifest.steps), self.path)
 
 
 def capture(
@@ -202,6 +208,7 @@ def capture(
     out: str | Path,
     *,
     mode: str = Mode.TENSORS,
+    sketch_size: int = SKETCH_SIZE,
     level: str = Level.MODULE,
     seed: int | None = None,
     steps: int | str | Iterable[int] | None = None,
@@ -238,7 +245,10 @@ def capture(
     Args:
         model: any module, on any device, wrapped or not.
         out: directory to write the bundle to.
-        mode: ``"tensors"`` keeps every distinct tensor; ``"stats"`` only its digest and statistics, in a bundle of a few kilobytes.
+        mode: ``"tensors"`` keeps every distinct tensor; ``"sketch"`` its digest, statistics and a sketch of 2 KiB, by which two tensors'
+            distance is known to some percent; ``"stats"`` only digest and statistics; ``"digest"`` only the digest, for two runs that
+            should be equal bit for bit.
+        sketch_size: how many numbers a sketch has, from 16 to 65,536; an estimate's relative standard deviation is 1 / sqrt(2 of it).
         level: ``"op"`` records the operators called in the code of the modules that ``only`` selects, too, with their source lines,
             the calls that these modules make, and the nodes of their backward. With ``feed``, operators are fed as
             well; golden must be of this level then.
@@ -299,6 +309,7 @@ def capture(
     """
     options = CaptureOptions(
         mode=mode,
+        sketch_size=sketch_size,
         level=level,
         seed=seed,
         steps=steps,
@@ -357,7 +368,7 @@ def recording(
         manifest = start.manifest(options, ranks)
         manifest.capture.update({**(made or {}), **numerics.options})
         manifest.environment.update({**describe_environment(device, case), "autocast": None, "random": None})
-        writer = BundleWriter(directory, manifest, rank, options.queue_bytes, tensors=options.mode == Mode.TENSORS)
+        writer = BundleWriter(directory, manifest, rank, options.queue_bytes, Mode(options.mode), options.sketch_size)
         try:
             draws = stack.enter_context(matched_randomness(start.seed or 0)) if within.matched else None
             start.restore_training(manifest, draws)

@@ -20,6 +20,7 @@ from accucompare.errors import UsageError
 from accucompare.live.environment import describe_model
 from accucompare.live.names import Modules
 from accucompare.live.randomness import Draws
+from accucompare.numbers.sketch import VERSION
 from accucompare.recorder.continuation import Continuation
 from accucompare.recorder.feeding import Feed
 from accucompare.recorder.golden_checks import check_golden, check_model, held_steps
@@ -189,6 +190,7 @@ class Start:
             ranks=ranks,
             capture={
                 "mode": Mode(options.mode).value,
+                **({"sketch": {"version": VERSION, "size": options.sketch_size}} if options.mode == Mode.SKETCH else {}),
                 "level": Level(options.level).value,
                 "seed": self.seed,
                 "steps": None if self.steps is None or self.steps.chosen is not None else self.steps.count - self.steps.first,

@@ -103,8 +103,16 @@ class StateSaver:
     It is made before a capture restores or runs anything, since what has changed since then is state.
     """
 
-    def __init__(self, modules: Modules, training: Training, device: torch.device, inputs: list[Arguments] | None) -> None:
-        """What is to be saved. ``inputs``: one entry a step; ``None`` if they come from a loop of the user's own."""
+    def __init__(
+        self, modules: Modules, training: Training, device: torch.device, inputs: list[Arguments] | None, matched: bool = True
+    ) -> None:
+        """What is to be saved.
+
+        Args:
+            inputs: one entry a step; ``None`` if they come from a loop of the user's own.
+            matched: whether random operations draw from the CPU under a seed; else generators are drawn from as they are.
+        """
+        self._matched = matched
         self._modules = modules
         self._training = training
         self._device = device
@@ -113,13 +121,15 @@ class StateSaver:
         self._numbers = {name: numbers_of(module) for name, module in modules.named.items()}
         self._computed = {name: Frozen.of(tensor) for name, tensor in self._computed_now()}
 
-    def write(self, writer: BundleWriter, step: int, draws: Draws | None) -> None:
+    def write(self, writer: BundleWriter, step: int, draws: Draws | None, batch: list[Arguments] | None = None) -> None:
         """Write the state as it is now, before a step; the manifest then describes the weights of that step.
+
+        ``batch``: what the model is given in that step, if its inputs come from a loop of the user's own.
 
         Raises:
             CaptureError: if it cannot be written, or a weight or an input cannot be saved.
         """
-        records, writer.manifest.capture["inputs"] = state_records(self._modules, self._inputs)
+        records, writer.manifest.capture["inputs"] = state_records(self._modules, self._inputs if batch is None else batch)
         state, more = self._state(step, draws)
         writer.write_state([*records, *more])
         writer.manifest.capture["training_state"] = msgspec.to_builtins(state)
@@ -226,7 +236,7 @@ class StateSaver:
         if self._inputs is None:
             cure = f"; let it begin with the batch of step {step}" if step else ""
             yield Missing(Component.DATA, f"the batches come from a loop of your own{cure}")
-        if step and draws is None:
+        if step and draws is None and self._matched:
             yield Missing(Component.RANDOM, "this version of torch does not let random operations be matched")
 
     def _unused(self, objects: Mapping[Component, Any]) -> Iterable[Missing]:

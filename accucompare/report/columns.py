@@ -91,16 +91,24 @@ def bracketed(numbers: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, numbers))}]"
 
 
-def _of(part: Callable[[Row], Any], name: str, otherwise: Value = None) -> Callable[[Row], Value]:
-    """What a part of a row says; ``otherwise`` where the row has no such part."""
-    read = attrgetter(name)
+class Of:
+    """Reads what a part of a row says; ``otherwise`` where the row has no such part.
 
-    def get(row: Row) -> Value:
-        whole = part(row)
-        value: Value = otherwise if whole is None else read(whole)
+    Attributes:
+        part: gives the part, ``None`` if there is none. Who reads many columns of a row looks for it only once.
+        read: gives the value, from the part.
+        otherwise: the value where there is no part.
+    """
+
+    __slots__ = ("otherwise", "part", "read")
+
+    def __init__(self, part: Callable[[Row], Any], name: str, otherwise: Value = None) -> None:
+        self.part, self.read, self.otherwise = part, attrgetter(name), otherwise
+
+    def __call__(self, row: Row) -> Value:
+        whole = self.part(row)
+        value: Value = self.otherwise if whole is None else self.read(whole)
         return value
-
-    return get
 
 
 _record, _golden, _candidate = attrgetter("record"), attrgetter("golden"), attrgetter("candidate")
@@ -145,23 +153,23 @@ def _where(row: Row) -> str:
 
 COLUMNS: tuple[Column, ...] = (
     Column("#", None, COUNT, 8, "record"),
-    Column("step", _of(_record, "step"), COUNT, 7, "record", folded=1, several=True),
-    Column("rank", _of(_record, "rank"), COUNT, 7, "record", folded=1, several=True),
+    Column("step", Of(_record, "step"), COUNT, 7, "record", folded=1, several=True),
+    Column("rank", Of(_record, "rank"), COUNT, 7, "record", folded=1, several=True),
     Column("layer", layer, TEXT, 40, "record"),
-    Column("type", _of(_record, "type", ""), TEXT, 20, "record"),
-    Column("call", _of(_record, "call"), COUNT, 7, "record"),
-    Column("role", _of(_record, "role.value", ""), TEXT, 16, "record"),
-    Column("path", _of(_record, "path", ""), TEXT, 14, "record"),
+    Column("type", Of(_record, "type", ""), TEXT, 20, "record"),
+    Column("call", Of(_record, "call"), COUNT, 7, "record"),
+    Column("role", Of(_record, "role.value", ""), TEXT, 16, "record"),
+    Column("path", Of(_record, "path", ""), TEXT, 14, "record"),
     Column("reason", attrgetter("reason.value"), TEXT, 15, "verdict"),
-    Column("relative L2", _of(_measured, "rel_l2"), SCIENTIFIC, 12, "difference", scale=Scale.SHADES),
+    Column("relative L2", Of(_measured, "rel_l2"), SCIENTIFIC, 12, "difference", scale=Scale.SHADES),
     Column("excess", attrgetter("verdict.excess"), EXCESS, 10, "baseline", sparse=True),
     Column("x limit", attrgetter("verdict.used"), EXCESS, 10, "judgement", scale=Scale.BAR),
-    Column("max abs diff", _of(_measured, "max_abs"), SCIENTIFIC, 12, "difference"),
+    Column("max abs diff", Of(_measured, "max_abs"), SCIENTIFIC, 12, "difference"),
     Column("detail", attrgetter("verdict.detail"), TEXT, 48, "judgement"),
     Column("golden shape", lambda row: bracketed(row.golden.shape) if row.golden else "", TEXT, 18, "record", folded=1),
     Column("candidate shape", _other_shape, TEXT, 18, "record", folded=2),
-    Column("golden dtype", _of(_golden, "dtype", ""), TEXT, 11, "record", folded=2),
-    Column("candidate dtype", _of(_candidate, "dtype", ""), TEXT, 11, "record", folded=2),
+    Column("golden dtype", Of(_golden, "dtype", ""), TEXT, 11, "record", folded=2),
+    Column("candidate dtype", Of(_candidate, "dtype", ""), TEXT, 11, "record", folded=2),
     Column("candidate layer", _other_name, TEXT, 36, "record", folded=2),
     Column("nearest name", attrgetter("nearest"), TEXT, 36, "record", folded=2),
     Column("tolerance", attrgetter("verdict.tolerance"), TEXT, 24, "judgement", folded=1),
@@ -171,18 +179,18 @@ COLUMNS: tuple[Column, ...] = (
     Column("baseline relative L2", attrgetter("baseline"), SCIENTIFIC, 12, "baseline", sparse=True, folded=1),
     Column("excess limit", attrgetter("verdict.excess_limit"), EXCESS, 12, "baseline", sparse=True, folded=2),
     Column("noise", attrgetter("noise"), SCIENTIFIC, 11, "baseline", sparse=True, folded=2),
-    Column("1 − cosine", _of(_measured, "one_minus_cosine"), SCIENTIFIC, 12, "difference", folded=1),
+    Column("1 − cosine", Of(_measured, "one_minus_cosine"), SCIENTIFIC, 12, "difference", folded=1),
     Column("at index", _where, TEXT, 16, "difference", folded=2),
-    Column("golden there", _of(_measured, "golden_at_max"), NUMBER, 14, "difference", folded=2),
-    Column("candidate there", _of(_measured, "candidate_at_max"), NUMBER, 14, "difference", folded=2),
-    Column("max rel diff", _of(_measured, "max_rel"), SCIENTIFIC, 12, "difference", folded=2),
-    Column("mean abs diff", _of(_measured, "mean_abs"), SCIENTIFIC, 12, "difference", folded=2),
-    Column("RMSE", _of(_measured, "rmse"), SCIENTIFIC, 12, "difference", folded=2),
-    Column("bias", _of(_measured, "bias"), SCIENTIFIC, 12, "difference", folded=2),
-    Column("max ULP", _of(_measured, "max_ulp"), COUNT, 13, "difference", folded=2),
-    Column("over tolerance", _of(_measured, "over_tolerance"), PERCENT, 11, "difference", folded=2),
-    Column("over 1e-3", _of(_measured, "over_1e3"), PERCENT, 10, "difference", folded=2),
-    Column("over 5e-3", _of(_measured, "over_5e3"), PERCENT, 10, "difference", folded=2),
+    Column("golden there", Of(_measured, "golden_at_max"), NUMBER, 14, "difference", folded=2),
+    Column("candidate there", Of(_measured, "candidate_at_max"), NUMBER, 14, "difference", folded=2),
+    Column("max rel diff", Of(_measured, "max_rel"), SCIENTIFIC, 12, "difference", folded=2),
+    Column("mean abs diff", Of(_measured, "mean_abs"), SCIENTIFIC, 12, "difference", folded=2),
+    Column("RMSE", Of(_measured, "rmse"), SCIENTIFIC, 12, "difference", folded=2),
+    Column("bias", Of(_measured, "bias"), SCIENTIFIC, 12, "difference", folded=2),
+    Column("max ULP", Of(_measured, "max_ulp"), COUNT, 13, "difference", folded=2),
+    Column("over tolerance", Of(_measured, "over_tolerance"), PERCENT, 11, "difference", folded=2),
+    Column("over 1e-3", Of(_measured, "over_1e3"), PERCENT, 10, "difference", folded=2),
+    Column("over 5e-3", Of(_measured, "over_5e3"), PERCENT, 10, "difference", folded=2),
     Column("non-finite mismatch", _count("nonfinite_mismatch"), COUNT, 12, "not finite", folded=1),
     Column("golden NaN", _count("golden_nan"), COUNT, 11, "not finite", folded=2),
     Column("candidate NaN", _count("candidate_nan"), COUNT, 11, "not finite", folded=2),
@@ -190,14 +198,14 @@ COLUMNS: tuple[Column, ...] = (
     Column("candidate Inf", _count("candidate_inf"), COUNT, 11, "not finite", folded=2),
     Column("saturated", _count("saturated"), COUNT, 11, "not finite", folded=2),
     Column("masked", _count("masked"), COUNT, 11, "not finite", folded=2),
-    Column("golden L2", _of(_golden_statistics, "l2"), NUMBER, 14, "golden", folded=1),
-    Column("golden min", _of(_golden_statistics, "min"), NUMBER, 14, "golden", folded=2),
-    Column("golden max", _of(_golden_statistics, "max"), NUMBER, 14, "golden", folded=2),
-    Column("golden mean", _of(_golden_statistics, "mean"), NUMBER, 14, "golden", folded=2),
-    Column("candidate L2", _of(_candidate_statistics, "l2"), NUMBER, 14, "candidate", folded=1),
-    Column("candidate min", _of(_candidate_statistics, "min"), NUMBER, 14, "candidate", folded=2),
-    Column("candidate max", _of(_candidate_statistics, "max"), NUMBER, 14, "candidate", folded=2),
-    Column("candidate mean", _of(_candidate_statistics, "mean"), NUMBER, 14, "candidate", folded=2),
+    Column("golden L2", Of(_golden_statistics, "l2"), NUMBER, 14, "golden", folded=1),
+    Column("golden min", Of(_golden_statistics, "min"), NUMBER, 14, "golden", folded=2),
+    Column("golden max", Of(_golden_statistics, "max"), NUMBER, 14, "golden", folded=2),
+    Column("golden mean", Of(_golden_statistics, "mean"), NUMBER, 14, "golden", folded=2),
+    Column("candidate L2", Of(_candidate_statistics, "l2"), NUMBER, 14, "candidate", folded=1),
+    Column("candidate min", Of(_candidate_statistics, "min"), NUMBER, 14, "candidate", folded=2),
+    Column("candidate max", Of(_candidate_statistics, "max"), NUMBER, 14, "candidate", folded=2),
+    Column("candidate mean", Of(_candidate_statistics, "mean"), NUMBER, 14, "candidate", folded=2),
 )
 
 
@@ -205,7 +213,8 @@ def to_dataframe(comparison: Result) -> pandas.DataFrame:
     """One line per row of the comparison, in its order, under the titles of ``COLUMNS``: always all of them.
 
     Floats stay floats, with NaN and infinities; what was not measured is NaN, too. Counts are ``UInt64``, ``NA`` if there is none. Text
-    is ``""`` if there is none. A column with an integer that float64 cannot hold has the dtype object.
+    is ``""`` if there is none. A column with an integer that float64 cannot hold is ``Int64`` or ``UInt64``, with ``NA`` where there is
+    none; if it has floats too, its dtype is object.
     """
     import pandas
 
@@ -214,6 +223,19 @@ def to_dataframe(comparison: Result) -> pandas.DataFrame:
         values = [number if column.get is None else column.get(row) for number, row in enumerate(comparison.rows, 1)]
         dtype = _DTYPE.get(column.format, "float64")
         if dtype == "float64" and any(isinstance(value, int) and float(value) != value for value in values):
-            values, dtype = [float("nan") if value is None else value for value in values], "object"
+            dtype = _exact_dtype(values)
+            values = [float("nan") if value is None else value for value in values] if dtype == "object" else values
         columns[column.title] = pandas.Series(values, dtype=dtype)
     return pandas.DataFrame(columns)
+
+
+def _exact_dtype(values: Sequence[Value]) -> str:
+    """pandas' type that holds these numbers exactly, of which one is an integer that float64 cannot hold."""
+    there = [value for value in values if value is not None]
+    if all(isinstance(value, int) for value in there):
+        least, most = min(map(int, there)), max(map(int, there))
+        if least >= -(1 << 63) and most < 1 << 63:
+            return "Int64"
+        if least >= 0 and most < 1 << 64:
+            return "UInt64"
+    return "object"

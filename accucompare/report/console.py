@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from accucompare.text import printable
+from accucompare.text import cut, printable
 
 WIDTH = 100
+_LEAST_NAME = 12  # characters of a name in a line that is too long without it
 
 
 def open_console(stderr: bool = False) -> Console:
@@ -23,6 +25,14 @@ def open_console(stderr: bool = False) -> Console:
 def safe_text(text: str, style: str = "") -> Text:
     """A line as it is printed: with nothing in it that a terminal would obey."""
     return Text(printable(text), style)
+
+
+def fitted(console: Console, name: str, used: int) -> str:
+    """A name that stands in a line of a terminal with ``used`` other characters: cut in the middle where the line would be too long.
+
+    In a pipe or a file it is whole.
+    """
+    return cut(name, max(console.width - used, _LEAST_NAME), cell_len) if console.is_terminal else name
 
 
 def short_number(value: float | None) -> str:

@@ -32,7 +32,15 @@ def agreement(comparison: Result) -> str:
     """How far the rows agree of a comparison that passes."""
     if conclude(comparison).answer is not Answer.IDENTICAL:
         return "within tolerance"
-    return "bit for bit identical" + (" by their digests (--verify reads the values)" if comparison.by_digests else "")
+    if not comparison.by_digests:
+        return "bit for bit identical"
+    more = "" if comparison.without_values else " (--verify reads the values)"
+    return f"bit for bit identical by their digests{more}"
+
+
+def mark(row: Row) -> str:
+    """What stands before an error that was not measured: a lower bound, or an estimate."""
+    return "≥" if row.by_statistics else "≈" if row.by_sketch else ""
 
 
 def judged(comparison: Result) -> bool:
@@ -79,7 +87,7 @@ def _difference(row: Row) -> str:
         return row.verdict.detail or "other bits of equal value"
     if different := differing(metrics) if row.golden is not None and not DTYPES[row.golden.dtype].digits else 0:
         return f"{different:,} of {metrics.compared:,} values different"
-    return f"relative L2 {'at least ' if row.by_statistics else ''}{metrics.rel_l2:.2e}"
+    return f"relative L2 {'at least ' if row.by_statistics else 'about ' if row.by_sketch else ''}{metrics.rel_l2:.2e}"
 
 
 def place(comparison: Result, culprit: Culprit) -> str:

@@ -69,7 +69,7 @@ def divergence(comparison: Result, layers: Table) -> Table:
     return Table("Divergence", columns, shown, heading=heading, space=1 + _CHART_LINES, charts=[chart] if shown else [])
 
 
-def _limit(row: Row) -> float | None:
+def limit_on_error(row: Row) -> float | None:
     """The limit on the relative L2 error: the one in force, or else the error divided by the multiple of its limit."""
     if row.verdict.rel_l2_limit is not None:
         return row.verdict.rel_l2_limit or None  # a logarithmic axis has no zero
@@ -83,7 +83,7 @@ def _limit(row: Row) -> float | None:
 def _points(rows: Sequence[Row], glue: bool) -> list[_Point]:
     """The outputs that were measured, in execution order; if asked for, also the inputs that glue made wrong."""
     return [
-        _Point(number, row, math.nan if row.metrics.nothing_finite else row.metrics.rel_l2, _limit(row), row.baseline)
+        _Point(number, row, math.nan if row.metrics.nothing_finite else row.metrics.rel_l2, limit_on_error(row), row.baseline)
         for number, row in enumerate(rows, 1)
         if row.metrics is not None and row.record is not None
         if row.record.role is Role.OUTPUT or (glue and row.reason is Reason.GLUE)

@@ -12,7 +12,7 @@ from functools import partial
 
 from accucompare.compare.conclusion import conclude
 from accucompare.compare.result import Result
-from accucompare.compare.rows import BY_STATISTICS, MEANING, Reason, Row, Status
+from accucompare.compare.rows import BY_SKETCH, BY_STATISTICS, MEANING, Reason, Row, Status
 from accucompare.compare.sites import Culprit
 from accucompare.compare.suggest import float_dtype
 from accucompare.report import culprit_words as culprits
@@ -88,6 +88,8 @@ def meaning(comparison: Result) -> str:
         sentences.append("Nothing could be compared, which is no pass.")
     if comparison.counts()[Reason.NOT_COMPARABLE]:
         sentences.append(f"{comparison.counts()[Reason.NOT_COMPARABLE]:,} could not be compared.")
+    if comparison.by_sketch:
+        sentences.append(f"{comparison.by_sketch:,} were judged {BY_SKETCH}.")
     if comparison.by_statistics:
         sentences.append(f"{comparison.by_statistics:,} were judged {BY_STATISTICS}.")
     if nonfinite := comparison.nonfinite_on_both:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from openpyxl.utils import get_column_letter
-
 from accucompare.compare.ladder import TrainingResult
 from accucompare.compare.result import Result
 from accucompare.compare.step_pairs import StepPair
@@ -15,7 +13,7 @@ from accucompare.report import looks
 from accucompare.report import training_words as words
 from accucompare.report.columns import COUNT, GENERAL, SCIENTIFIC, TEXT, Column, Value
 from accucompare.report.looks import AMBER, BOLD, GREEN, MUTED_TEXT, PALE_RED, PLAIN, RED, SECTION, Look
-from accucompare.report.sheets import Chart, Item, Line, Series, Table, table_lines, thinned
+from accucompare.report.sheets import Chart, Item, Line, Series, Table, column_letter, table_lines, thinned
 
 _CHART_LINES = 17  # lines that a chart covers
 _MARKED = 60  # points of a chart, up to which each of them is marked
@@ -46,9 +44,9 @@ def training(comparison: Result) -> list[Table]:
             Column("outcome", words.outcome),
         ]
         heading += [Line([]), *table_lines(columns, comparison.acceptance.rules, fill=lambda met: "" if met.passed else PALE_RED)]
-    columns = _columns(found)
+    columns = step_columns(found)
     data = _chart_data(found)
-    letter = get_column_letter(len(columns) + 2)
+    letter = column_letter(len(columns) + 2)
     table = Table(
         "Training",
         columns,
@@ -119,7 +117,8 @@ def _skipped(side: str) -> _Get:
     return lambda pair: "skipped" if getattr(getattr(pair, side), "skipped", False) else ""
 
 
-def _columns(found: TrainingResult) -> list[Column]:
+def step_columns(found: TrainingResult) -> list[Column]:
+    """What is shown of each step: both sides' numbers, their differences and limits, and what the sides were told to do."""
     columns = [Column("step", lambda pair: pair.step, COUNT, 8)]
     if found.several_ranks:
         columns.append(Column("rank", lambda pair: pair.rank, COUNT, 7))

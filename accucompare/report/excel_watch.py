@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from openpyxl.utils import get_column_letter
-
-from accucompare.findings.analysis import Analysis, Ranks
+from accucompare.findings.analysis import Ranks
 from accucompare.findings.events import Cause, Number, Step
 from accucompare.findings.health import examine
 from accucompare.report import looks
 from accucompare.report import watch_columns as log
 from accucompare.report.columns import COUNT, NUMBER, Column
-from accucompare.report.excel_environment import ABSENT, Entry, entry_table, flat
+from accucompare.report.excel_environment import entry_table
 from accucompare.report.excel_health import health_sheet
 from accucompare.report.excel_sheets import write_workbook
 from accucompare.report.looks import AMBER, BOLD, GREEN, MUTED_TEXT, PALE_RED, PLAIN, RED, SECTION, Look
-from accucompare.report.sheets import Chart, Item, Line, Series, Table, thinned
+from accucompare.report.sheets import Chart, Item, Line, Series, Table, column_letter, thinned
 from accucompare.report.terminal_watch import verdict_line
+from accucompare.report.watch_environment import rank_entries
 
 _CHART_LINES = 17  # lines that a chart covers
 _MARKED = 60  # points of a chart, up to which each of them is marked
 _NOT_FINITE = "not finite (drawn at the top)"
-MAX_RANKS = 8  # columns of the sheet Environment
 
 
 def write_watch(ranks: Ranks, path: Path) -> Path:
@@ -90,7 +87,7 @@ def _steps(ranks: Ranks) -> list[Table]:
 
     run = log.main_run(ranks)
     data = _chart_data(run.steps)
-    charts = _charts(data, f", rank {run.start.rank}" if ranks.several else "", get_column_letter(len(log.STEPS) + 1 + ranks.several))
+    charts = _charts(data, f", rank {run.start.rank}" if ranks.several else "", column_letter(len(log.STEPS) + 1 + ranks.several))
     rows, heading = [row for run in ranks.ranks for row in log.step_rows(run)], [("Every step that was watched", SECTION)]
     frozen = 1 + ranks.several
     return [_table(ranks, "Steps", log.STEPS, rows, heading, nothing="No step was watched.", frozen=frozen, fill=fill, charts=charts), data]
@@ -132,29 +129,9 @@ def _charts(data: Table, of_rank: str, letter: str) -> list[Chart]:
     ]
 
 
-_OWN = ("log", "rank", "time", "device")  # what each rank has of its own
-
-
 def _environment(ranks: Ranks) -> Table:
     """How each rank ran; what is not as in the first column is marked, but for what is each rank's own."""
-    first = log.main_run(ranks)
-    shown = [first, *(run for run in ranks.ranks if run is not first)][:MAX_RANKS]
+    shown, listed = rank_entries(ranks)
     left_out = len(ranks.ranks) - len(shown)
-    tables = [dict(_entries(run)) for run in shown]
-    listed = []
-    for key in dict.fromkeys(key for table in tables for key in table):
-        values = [table.get(key, ABSENT) for table in tables]
-        listed.append(Entry(key, values, [value != values[0] and key not in _OWN for value in values]))
-    listed += [Entry("note", [note] + [""] * (len(shown) - 1), [False] * len(shown)) for note in ranks.notes]
     note = f"{left_out:,} more ranks are not shown." if left_out else ""
     return entry_table("How it ran", note, [f"rank {run.start.rank}" for run in shown], listed)
-
-
-def _entries(run: Analysis) -> Iterator[tuple[str, str]]:
-    start = run.start
-    yield "log", str(run.path or "")
-    yield "end", run.ending
-    facts = ("rank", "ranks", "model", "parameters", "device", "saturates", "case", "time", "version")
-    for name in (*facts, "coordinates", "options", "environment"):
-        for key, value in flat(name, getattr(start, name), longest=sys.maxsize):
-            yield key, value.shown

@@ -15,6 +15,7 @@ from accucompare.compare.acceptance import Acceptance
 from accucompare.compare.conclusion import conclude
 from accucompare.compare.ladder import Parting, TrainingResult
 from accucompare.compare.measure import Metrics
+from accucompare.compare.producers import producers
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
 from accucompare.compare.sites import Culprit
@@ -44,6 +45,7 @@ def write_json(comparison: Result, path: Path) -> Path:
         "conclusion": str(conclusion),
         "compared": comparison.compared,
         "by_statistics": comparison.by_statistics,
+        "by_sketch": comparison.by_sketch,
         "by_digests": comparison.by_digests,
         "nonfinite_on_both": comparison.nonfinite_on_both,
         "counts": {reason.value: count for reason, count in comparison.counts().items()},
@@ -58,7 +60,7 @@ def write_json(comparison: Result, path: Path) -> Path:
         "culprits": [_culprit(comparison, culprit, numbers[id(culprit.row)]) for culprit in comparison.culprits],
         "preflight": [{name: getattr(finding, name) for name in _FINDING} for finding in comparison.preflight],
         "damage": comparison.damage,
-        "rows": [_row(row) for row in comparison.rows],
+        "rows": [_row(row, producer) for row, producer in zip(comparison.rows, producers(comparison.rows), strict=True)],
     }
     text = json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     encoded = text.encode("utf-8", "backslashreplace")  # lone surrogates, as of file names, become JSON's \udc80
@@ -130,12 +132,17 @@ _FINDING = ("topic", "message", "serious", "of_baseline")
 _VERDICT = ("reason", "tolerance", "rule", "needed", "used", "detail", "excess", "excess_limit")
 
 
-def _row(row: Row) -> dict[str, Any]:
+_PLACE = ("rank", "step", "call", "role", "path", "order", "type", "parent")
+
+
+def _row(row: Row, producer: int | None) -> dict[str, Any]:
+    """A row; ``producer`` is the number (from 1) of the row that gave this very tensor, if one did."""
     record = row.record
-    place = {} if record is None else {name: getattr(record, name) for name in ("rank", "step", "call", "role", "path", "order", "type")}
+    place = {} if record is None else {name: getattr(record, name) for name in _PLACE}
     return {
         "name": row.module,
         **place,
+        "producer": producer,
         "status": row.status,
         **{name: getattr(row.verdict, name) for name in _VERDICT},
         "baseline": row.baseline,
@@ -144,6 +151,7 @@ def _row(row: Row) -> dict[str, Any]:
         "golden": _side(row.golden),
         "candidate": _side(row.candidate),
         "by_statistics": row.by_statistics,
+        "by_sketch": row.by_sketch,
         "metrics": None if row.metrics is None else _metrics(row.metrics),
     }
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
-from openpyxl.utils import get_column_letter
-
 from accucompare.report.columns import COUNT, Column, Value
 from accucompare.report.looks import PLAIN, Look, header_look, row_looks
 
@@ -160,7 +158,7 @@ class Table:
     @cached_property
     def letters(self) -> dict[str, str]:
         """The columns' letters, by their titles."""
-        return {column.title: get_column_letter(number) for number, column in enumerate(self.columns, 1)}
+        return {column.title: column_letter(number) for number, column in enumerate(self.columns, 1)}
 
     def pages(self) -> Iterator[tuple[str, int, int]]:
         """For each sheet: its title, and the indices of its first row and after its last one."""
@@ -171,6 +169,15 @@ class Table:
         """The cell of a row in the column of this title, as links name it; quoted, since a sheet's title may hold a space."""
         page, offset = divmod(index, self._capacity)
         return f"'{self.title}{f' {page + 1}' if page else ''}'!{self.letters[title]}{self.header + 1 + offset}"
+
+
+def column_letter(number: int) -> str:
+    """What Excel calls the column of this number, counted from 1: A, …, Z, AA, …. openpyxl's own would load all of it for a page."""
+    letters = ""
+    while number:
+        number, digit = divmod(number - 1, 26)
+        letters = chr(ord("A") + digit) + letters
+    return letters
 
 
 def table_lines(

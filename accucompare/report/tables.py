@@ -1,9 +1,8 @@
-"""Tables in a terminal: as wide as it is; a name that is too long is broken behind a dot, and a number never."""
+"""Tables in a terminal: as wide as it is; a name that is too long is cut in its middle, and a number never. In a pipe, names are whole."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.cells import cell_len
@@ -19,7 +18,7 @@ NAME_WIDTH = 24
 
 _GAP = 2  # spaces between columns
 _FORMATS = {SCIENTIFIC: ".2e", EXCESS: ".3g", NUMBER: ".5g"}
-_PART = re.compile(r"[^./ ]*[./ ]?")
+_LEAST_NAME = 6  # characters of a name where a terminal is too narrow for anything better
 
 
 def shown(column: Column, value: Value) -> str:
@@ -43,8 +42,8 @@ def print_table(
 ) -> None:
     """Print a table.
 
-    If a terminal is too narrow, columns that can be spared are left out and named below the table. In a pipe or a file, all columns are
-    printed.
+    If a terminal is too narrow, columns that can be spared are left out and named below the table, and long names are cut in the middle.
+    In a pipe or a file, all columns and names are printed whole, each row in one line.
 
     Args:
         console: where to.
@@ -66,19 +65,19 @@ def print_table(
         spared = max(left, key=lambda at: columns[at].spare)
         left.remove(spared)
         left_out.append(columns[spared].title)
-    widths = _shared([widest[at] for at in left], [columns[at].least for at in left], console.width - _GAP * (len(left) - 1))
+    widths = [widest[at] for at in left]
+    if console.is_terminal:
+        widths = _shared(widths, [columns[at].least for at in left], console.width - _GAP * (len(left) - 1))
     if title:
         print_heading(console, title)
     right = [columns[at].format != TEXT for at in left]
-    _print(console, [[Text(columns[at].title, "bold")] for at in left], widths, right)
+    _print(console, [Text(cut(columns[at].title, width, cell_len), "bold") for at, width in zip(left, widths, strict=True)], widths, right)
     indent = widths[0] + _GAP
     for row, line in zip(rows, lines, strict=True):
         for text in above(row):
             console.print(text, soft_wrap=True)
         if any(line):
-            cells = [
-                [Text(part, style(row, columns[at])) for part in _lines(line[at], width)] for at, width in zip(left, widths, strict=True)
-            ]
+            cells = [Text(cut(line[at], width, cell_len), style(row, columns[at])) for at, width in zip(left, widths, strict=True)]
             _print(console, cells, widths, right)
         for text in below(row):
             for part in text.wrap(console, max(console.width - indent, 1)):
@@ -93,33 +92,18 @@ def _shared(widest: Sequence[int], names: Sequence[int], width: int) -> list[int
     widths = [0 if name else most for most, name in zip(widest, names, strict=True)]
     room = width - sum(widths)
     waiting = sorted((at for at, name in enumerate(names) if name), key=lambda at: widest[at])
+    least = sum(min(widest[at], names[at]) for at in waiting) <= room  # whether there is room for what each should have
     for count, at in zip(range(len(waiting), 0, -1), waiting, strict=True):
-        least = min(widest[at], names[at])
-        widths[at] = min(widest[at], max(room // count, least))
+        widths[at] = min(widest[at], max(room // count, names[at] if least else _LEAST_NAME))
         room -= widths[at]
     return widths
 
 
-def _print(console: Console, cells: Sequence[Sequence[Text]], widths: Sequence[int], right: Sequence[bool]) -> None:
-    """A line of the table, as many lines high as its highest cell."""
-    for row in range(max(map(len, cells))):
-        line = Text()
-        for parts, width, to_the_right in zip(cells, widths, right, strict=True):
-            part = parts[row] if row < len(parts) else Text()
-            space = " " * (width - cell_len(part.plain))
-            line.append_text(Text.assemble(space, part) if to_the_right else Text.assemble(part, space)).append(" " * _GAP)
-        line.rstrip()
-        console.print(line, soft_wrap=True)
-
-
-def _lines(text: str, width: int) -> Iterator[str]:
-    """A text in lines of this width: broken behind dots, slashes and spaces; a part that is still too long is cut in the middle."""
-    line = ""
-    for part in _PART.findall(text):
-        if cell_len((line + part).rstrip()) <= width:
-            line += part
-            continue
-        if line:
-            yield line.rstrip()
-        line = part if cell_len(part.rstrip()) <= width else cut(part, width, cell_len)
-    yield line.rstrip()
+def _print(console: Console, cells: Sequence[Text], widths: Sequence[int], right: Sequence[bool]) -> None:
+    """A line of the table."""
+    line = Text()
+    for cell, width, to_the_right in zip(cells, widths, right, strict=True):
+        space = " " * (width - cell_len(cell.plain))
+        line.append_text(Text.assemble(space, cell) if to_the_right else Text.assemble(cell, space)).append(" " * _GAP)
+    line.rstrip()
+    console.print(line, soft_wrap=True)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from accucompare.compare.conclusion import conclude
 from accucompare.compare.result import Result
-from accucompare.compare.rows import BY_STATISTICS, MEANING, Reason, Row, Status
+from accucompare.compare.rows import BY_SKETCH, BY_STATISTICS, MEANING, Reason, Row, Status
 from accucompare.compare.sites import Culprit
 from accucompare.report import culprit_words as culprits
 from accucompare.report import training_words as training
 from accucompare.report.columns import COLUMNS, COUNT, EXCESS, GENERAL, SCIENTIFIC, Column, chosen
-from accucompare.report.console import open_console, print_heading, print_rest, safe_text, short_number
+from accucompare.report.console import fitted, open_console, print_heading, print_rest, safe_text, short_number
 from accucompare.report.tables import NAME_WIDTH, print_table
+from accucompare.text import printable
 
 _STYLE = {Status.PASS: "green", Status.FAIL: "red", Status.NOT_COMPARED: "bright_black"}
 _UNMATCHED_SHOWN = 10
@@ -25,7 +27,7 @@ _CULPRITS_SHOWN = 5
 _WORST_SHOWN = 8
 
 
-def print_comparison(comparison: Result, report: Path, quiet: bool) -> None:
+def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -> None:
     """Print the verdict, how far all is identical, what pre-flight found, the culprits, the first divergence, the worst rows, counts."""
     console = open_console()
     console.print(_verdict_line(comparison), soft_wrap=True)
@@ -49,7 +51,8 @@ def print_comparison(comparison: Result, report: Path, quiet: bool) -> None:
         console.print(Text(f"{nonfinite} {'row holds' if nonfinite == 1 else 'rows hold'} NaN or Inf on both sides", "yellow"))
     if not comparison.series_only:
         console.print(safe_text(f"tolerance: {culprits.tolerance(comparison)}"))
-    console.print(safe_text(f"report: {report}"), soft_wrap=True)
+    for report in reports:
+        console.print(safe_text(f"report: {report}"), soft_wrap=True)
 
 
 def _verdict_line(comparison: Result) -> Text:
@@ -68,6 +71,7 @@ def _verdict_line(comparison: Result) -> Text:
     if comparison.passed:
         uncompared = comparison.counts()[Reason.NOT_COMPARABLE]
         but = f"; {uncompared} more without data could not be compared" if uncompared else ""
+        but += f"; {comparison.by_sketch} judged {BY_SKETCH}" if comparison.by_sketch else ""
         but += f"; {comparison.by_statistics} judged {BY_STATISTICS}" if comparison.by_statistics else ""
         every = f"all {comparison.compared} compared rows {culprits.agreement(comparison)}"
         return Text.assemble((culprits.verdict(comparison), "bold green"), safe_text(f"  {sides}: {conclusion}{every}{but}"))
@@ -142,9 +146,9 @@ def _print_divergence(console: Console, comparison: Result, row: Row) -> None:
     record = row.record
     assert record is not None
     dtypes = record.dtype if row.candidate is None or row.candidate.dtype == record.dtype else f"{record.dtype} → {row.candidate.dtype}"
-    console.print(
-        Text.assemble("  ", safe_text(comparison.place(row), "bold red"), safe_text(f"  ({record.type}, {dtypes} {list(record.shape)})"))
-    )
+    about = f"  ({record.type}, {dtypes} {list(record.shape)})"
+    place = fitted(console, printable(comparison.place(row)), used=2 + cell_len(printable(about)))
+    console.print(Text.assemble("  ", (place, "bold red"), safe_text(about)), soft_wrap=True)
     console.print(safe_text(f"  {row.reason.value}: {row.verdict.detail or MEANING[row.reason]}"))
     metrics, verdict = row.metrics, row.verdict
     if row.by_statistics or (metrics is not None and metrics.nothing_finite):
@@ -177,7 +181,7 @@ def _print_worst(console: Console, comparison: Result) -> None:
 
         def get(row: Row) -> str:
             assert row.metrics is not None
-            return "" if row.metrics.nothing_finite else f"{'≥' if row.by_statistics else ''}{getattr(row.metrics, name):.2e}"
+            return "" if row.metrics.nothing_finite else f"{culprits.mark(row)}{getattr(row.metrics, name):.2e}"
 
         return get
 

@@ -46,6 +46,24 @@ def print_capture(path: Path) -> None:
             console.print(safe_text(f"note: {note}"), soft_wrap=True)
 
 
+def print_import(path: Path, tool: str, records: int, without_values: int, weights: int, notes: list[str]) -> None:
+    """Say what was imported, and what was left out of it.
+
+    Args:
+        path: the bundle.
+        tool: whose dump it was made of.
+        records, without_values: how many there are, and how many of them have statistics only, or are no tensors.
+        weights: whose digests the manifest has.
+        notes: sentences, among them what was left out.
+    """
+    console = open_console()
+    what = f"{records} records" + (f" ({without_values} of them without values)" if without_values else "")
+    weighed = f" and the digests of {weights} weights" if weights else ""
+    console.print(safe_text(f"imported {what}{weighed} from {tool} into {path}"), soft_wrap=True)
+    for note in notes:
+        console.print(safe_text(f"note: {note}"), soft_wrap=True)
+
+
 def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
     """Print whether a bundle is as it was written, and what is damaged."""
     console = open_console()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -14,7 +15,7 @@ from accucompare.findings.analysis import Analysis, Ranks, Trail
 from accucompare.findings.events import Cause, Direction, Ending, Finding, Frame, Frames, Start, Step
 from accucompare.findings.wording import answer, called, headline, kinds, printable, short, where
 from accucompare.report.columns import Column, chosen
-from accucompare.report.console import open_console, print_heading, print_rest
+from accucompare.report.console import fitted, open_console, print_heading, print_rest
 from accucompare.report.tables import print_table
 from accucompare.report.watch_columns import FINDINGS, FRAMES, FindingRow, main_answer, main_run, tensor_rows
 
@@ -61,12 +62,12 @@ def print_frames(frames: Frames, *, console: Console | None = None) -> None:
     _print_frames(console, frames)
 
 
-def print_analysis(ranks: Ranks, report: Path | None, quiet: bool = False) -> None:
+def print_analysis(ranks: Ranks, reports: Sequence[Path], quiet: bool = False) -> None:
     """Print the verdict, the answer to the first origin, the findings, the frames, what led to it, and the report's path.
 
     Args:
         ranks: the last run of every rank.
-        report: the Excel report, if there is one.
+        reports: what was written.
         quiet: print the verdict line only.
     """
     console = open_console()
@@ -92,7 +93,7 @@ def print_analysis(ranks: Ranks, report: Path | None, quiet: bool = False) -> No
     console.print(Text(f"{_rank(ranks, run)}{run.ending}", "" if run.end else "yellow"), soft_wrap=True)
     for note in ranks.notes[:_LISTED]:
         console.print(Text(f"note: {printable(note, 400)}", "yellow"), soft_wrap=True)
-    if report is not None:
+    for report in reports:
         console.print(f"report: {printable(str(report), 400)}", soft_wrap=True)
 
 
@@ -196,24 +197,27 @@ _TENSORS = [
 
 
 def _print_frames(console: Console, frames: Frames, finding: Finding | None = None) -> None:
-    """A line for each frame, over the whole width so that names stay in one piece, and below it a line for each tensor."""
+    """A line for each frame, over the whole width, and below it a line for each tensor."""
     guilty = None if finding is None else _guilty(finding, frames.frames)
     print_table(
-        console, _TENSORS, list(tensor_rows(frames)), above=lambda row: [_frame_line(row.frame, row.frame is guilty)] if row.first else [],
+        console, _TENSORS, list(tensor_rows(frames)),
+        above=lambda row: [_frame_line(console, row.frame, row.frame is guilty)] if row.first else [],
         style=lambda row, column: "" if row.tensor is None or row.tensor.finite else "red",
     )  # fmt: skip
 
 
-def _frame_line(frame: Frame, guilty: bool) -> Text:
-    style = "bold red" if guilty else "bold"
-    line = Text(f"{frame.order:>5} ", style)
-    line.append(printable(display_name(frame.name)))
+def _frame_line(console: Console, frame: Frame, guilty: bool) -> Text:
     about = [printable(frame.operator, 80)] if frame.operator else []
     about += [printable(frame.type, 60)] if frame.type else []
     about += [f"call {frame.call}"] if frame.call else []
     about += ["backward"] if frame.direction is Direction.BACKWARD else []
-    line.append(f"  {', '.join(about)}" if about else "", "not bold")
-    line.append("  ◀ here" if guilty else "")
+    behind = f"  {', '.join(about)}" if about else ""
+    mark = "  ◀ here" if guilty else ""
+    style = "bold red" if guilty else "bold"
+    line = Text(f"{frame.order:>5} ", style)
+    line.append(fitted(console, printable(display_name(frame.name)), used=line.cell_len + cell_len(behind + mark)))
+    line.append(behind, "not bold")
+    line.append(mark)
     return line
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from accucompare.compare.acceptance import Acceptance, Met
-from accucompare.compare.ladder import JudgedBy, TrainingResult
+from accucompare.compare.ladder import JudgedBy, Rung, TrainingResult
 from accucompare.compare.result import Result
 from accucompare.compare.step_pairs import percent
 from accucompare.compare.wander import Wander
@@ -58,7 +58,7 @@ def details(comparison: Result, training: TrainingResult) -> Iterator[str]:
     ):
         if found is not None and found.steps > 1 and (found.drift or found.scatter):
             yield f"{name}: {_wander(found)}" + (f"; of what judges: {_wander(expected)}" if expected is not None else "")
-    if training.parting is not None and comparison.series_only:
+    if training.parting is not None and comparison.series_only and training.parting.rung not in (Rung.DATA, Rung.WEIGHTS):
         step = training.parting.step
         yield f"which layer: capture golden with --backward --steps {step}-{step} --save-state, and give that bundle to locate --golden"
     for side, count in zip(("golden", "the candidate"), training.alone, strict=True):

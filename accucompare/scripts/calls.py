@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -40,40 +41,103 @@ class OutermostCalls:
 
     def install(self) -> None:
         """Look at calls from the next one on."""
+        global _on
         if self._original is None:
             self._original = nn.Module.__call__
-            self._ours = self._watching(self._original)
+            if self._original is _TORCHS_OWN and _IN_ITS_PLACE is not None:
+                self._ours, _on = _IN_ITS_PLACE, self
+            else:  # somebody else's function stands there: ours calls it, and stands in tracebacks
+                self._ours = self._watching(self._original)
             _tell_the_compiler(self._original, self._ours)
             nn.Module.__call__ = self._ours  # type: ignore[method-assign]
 
     def remove(self) -> None:
         """Look no more. Where somebody else has put a function of theirs over ours, ours stays below, and does nothing."""
+        global _on
         if self._original is not None:
+            _on = None if _on is self else _on
             if nn.Module.__call__ is self._ours:
                 nn.Module.__call__ = self._original  # type: ignore[method-assign]
             _tell_the_compiler(self._ours, self._original)
             self._original = self._ours = None
 
-    def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        inside = self._inside
+    def begin(self, module: nn.Module) -> Callable[[nn.Module], None] | None:
+        """A call begins. Returns what is to be called when it is over; ``None`` if it is no outermost one."""
+        thread = threading.get_ident()
+        if thread in self._inside or not _is_real():
+            return None
+        self._inside.add(thread)
+        try:
+            self._before(module)
+        except BaseException:
+            self._end(module)
+            raise
+        return self._end
 
+    def _end(self, module: nn.Module) -> None:
+        self._inside.discard(threading.get_ident())
+        self._after(module)
+
+    def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():  # comes first: the compiler follows no further
+            if torch.compiler.is_compiling() or self._ours is not call:  # comes first: the compiler follows no further
                 return original(module, *args, **kwargs)
-            thread = threading.get_ident()
-            if thread in inside or self._ours is not call or not _is_real():
-                return original(module, *args, **kwargs)
-            inside.add(thread)
+            over = self.begin(module)
             try:
-                self._before(module)
                 return original(module, *args, **kwargs)
             finally:
-                inside.discard(thread)
-                self._after(module)
+                if over is not None:
+                    over(module)
 
         _hide_from_the_compiler(call)
         return call
+
+
+#: Whoever looks at calls by the function that does what torch's own does.
+_on: OutermostCalls | None = None
+_TORCHS_OWN: Any = getattr(nn.Module, "_wrapped_call_impl", None)
+
+
+def _begun(module: nn.Module) -> Callable[[nn.Module], None] | None:
+    return None if torch.compiler.is_compiling() or _on is None else _on.begin(module)
+
+
+def _wrapped_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
+    over = _begun(self)
+    try:  # from here on as torch's own, with its lines as far apart and as far to the right, so that a traceback shows these
+        if self._compiled_call_impl is not None:
+            return self._compiled_call_impl(*args, **kwargs)
+        else:  # noqa: RET505
+            return self._call_impl(*args, **kwargs)
+    finally:
+        if over is not None:
+            over(self)
+
+
+def _as_torchs_own() -> Callable[..., Any] | None:
+    """``_wrapped_call_impl`` with the file and the lines of torch's, in whose place it stands: no traceback of the script's tells of it.
+
+    ``None`` with a version of torch whose function is another.
+    """
+    marks = ("return self._compiled_call_impl(*args, **kwargs)", "return self._call_impl(*args, **kwargs)")
+    places = []
+    for function in (_TORCHS_OWN, _wrapped_call_impl):
+        try:
+            lines, first = inspect.getsourcelines(function)
+        except (OSError, TypeError):
+            return None
+        found = [first + at for mark in marks for at, line in enumerate(lines) if line.startswith(" " * 12 + mark)]
+        if len(found) != 2:
+            return None
+        places.append(found)
+    (theirs, theirs_last), (ours, ours_last) = places
+    if theirs_last - theirs != ours_last - ours:
+        return None
+    code = _wrapped_call_impl.__code__
+    _hide_from_the_compiler(_wrapped_call_impl)
+    _wrapped_call_impl.__code__ = _wrapped_call_impl.__code__.replace(co_firstlineno=code.co_firstlineno + theirs - ours)
+    return functools.wraps(_TORCHS_OWN)(_wrapped_call_impl)
 
 
 def _is_real() -> bool:
@@ -100,3 +164,6 @@ def _hide_from_the_compiler(function: Any) -> None:
     It goes by the file that a function's code says it is from.
     """
     function.__code__ = function.__code__.replace(co_filename=nn.Module._call_impl.__code__.co_filename)
+
+
+_IN_ITS_PLACE = _as_torchs_own()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import warnings
+import logging
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -44,9 +44,17 @@ def observe(plan: Plan, model: nn.Module, optimizers: list[Any], steps: Steps | 
         steps: those to observe; ``None`` for all.
         first: the number of the step that begins.
     """
+    _log_nothing()
     if plan.action is Action.WATCH:
         return _Watching(plan, model, optimizers)
     return _Capturing(plan, model, optimizers, steps, first)
+
+
+def _log_nothing() -> None:
+    """The command tells what is to be told; the script's own logging is not for it."""
+    logger = logging.getLogger("accucompare")
+    logger.propagate = False
+    logger.addHandler(logging.NullHandler())
 
 
 class _Capturing:
@@ -76,9 +84,7 @@ class _Capturing:
         return self._session.aside()
 
     def close(self, error: BaseException | None) -> None:
-        with warnings.catch_warnings():  # the command says what could not be recorded
-            warnings.simplefilter("ignore")
-            _close(self._stack, error)
+        _close(self._stack, error)
 
 
 class _Watching:

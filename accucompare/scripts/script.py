@@ -9,10 +9,11 @@ import os
 import random
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -26,6 +27,8 @@ from accucompare.scripts.models import Models, Optimizers, contains, whole_of
 from accucompare.scripts.plan import Action, Plan, Seen, SeenModel, claim, read_plan
 from accucompare.selection import Steps
 
+#: So many seconds ``os._exit`` waits for us at most.
+_PATIENCE = 60.0
 #: What the script itself shall get, since the user has asked for it.
 _MEANT = (NonFiniteError, WatchEndedError)
 
@@ -94,6 +97,7 @@ class Script:
         self._awake = False
         self._over = False  # nothing is observed any more
         self._gone = False  # in a process that was forked from ours
+        self._ended = False
         self._aside: contextlib.ExitStack | None = None  # while a call runs that is not observed
         self._failed: Exception | None = None  # what went wrong with ours
         self._claimed: int | None = None  # as which rank this process writes
@@ -110,6 +114,7 @@ class Script:
         self._listen_to_updates()
         self._calls.install()
         atexit.register(self.end)
+        self._end_before_os_exit()
         os.register_at_fork(after_in_child=self._leave)
 
     # what happens in the script
@@ -317,10 +322,29 @@ class Script:
 
     # the end
 
+    def _end_before_os_exit(self) -> None:
+        """Let ``os._exit``, which skips all that Python does at its end, write what there is before; for a limited time."""
+        leave = os._exit
+
+        def end() -> None:
+            with contextlib.suppress(BaseException):  # nobody is left who could be told
+                self.end()
+
+        @functools.wraps(leave)
+        def leave_after_us(status: int) -> NoReturn:
+            if not self._gone and not self._ended:
+                ending = threading.Thread(target=end, daemon=True)
+                ending.start()
+                ending.join(_PATIENCE)
+            leave(status)
+
+        os._exit = leave_after_us
+
     def end(self) -> None:
         """Python ends: write what there is."""
-        if self._gone:
+        if self._gone or self._ended:
             return
+        self._ended = True
         if self._updated:
             self._guarded(self._end_step)
         self._guarded(self._finish, self._failed or getattr(sys, "last_value", None))

@@ -48,11 +48,15 @@ class GivenTensor:
             facts["whole"] = bool(facts["whole"])
         if (sides := self.facts.get("pads_left")) is not None:
             facts["pads_left"] = None if sides.low == sides.high else bool(sides.low)
+        if (ends := self.facts.get("first")) is not None:
+            facts["first"] = number(ends.low), number(ends.high)
         low, high = (None, None) if self.ends is None else (number(self.ends.low), number(self.ends.high))
         return Given(self.path, self.dtype, self.shape, low, high, self.digest, **facts)
 
 
-def look_at_batch(parts: Iterable[tuple[str, Any]], meter: Meter, closely: bool, pad: int | None) -> list[GivenTensor]:
+def look_at_batch(
+    parts: Iterable[tuple[str, Any]], meter: Meter, closely: bool, pad: int | None, pad_ends: bool = False
+) -> list[GivenTensor]:
     """Begin to look at what the model is given.
 
     Args:
@@ -60,12 +64,14 @@ def look_at_batch(parts: Iterable[tuple[str, Any]], meter: Meter, closely: bool,
         meter: reads the numbers.
         closely: look for features that never change, for whole numbers, and at masks, too.
         pad: the id of padding, if it is known.
+        pad_ends: whether that id also begins or ends each text.
     """
     tensors = [(path, value.detach()) for path, value in parts if _is_plain(value)][:_MOST]
     with torch.no_grad():
         found = [_look(path, tensor, meter, closely) for path, tensor in tensors]
         if closely:
-            _look_at_mask(tensors, found, meter, pad)
+            _look_at_mask(tensors, found, meter, pad, pad_ends)
+            _look_at_first(tensors, found, meter)
     return found
 
 
@@ -104,7 +110,14 @@ def _look(path: str, tensor: torch.Tensor, meter: Meter, closely: bool) -> Given
     return given
 
 
-def _look_at_mask(tensors: list[tuple[str, torch.Tensor]], found: list[GivenTensor], meter: Meter, pad: int | None) -> None:
+def _look_at_first(tensors: list[tuple[str, torch.Tensor]], found: list[GivenTensor], meter: Meter) -> None:
+    """Which ids the rows begin with: a tokenizer that adds a special one there gives the same to all."""
+    for (path, ids), given in zip(tensors, found, strict=True):
+        if path.rpartition(".")[2] == "input_ids" and ids.dim() == 2 and not ids.is_floating_point():
+            given.facts["first"] = meter.later(*torch.aminmax(ids[:, 0]))
+
+
+def _look_at_mask(tensors: list[tuple[str, torch.Tensor]], found: list[GivenTensor], meter: Meter, pad: int | None, pad_ends: bool) -> None:
     """What a mask of rows hides, and whether that is the padding of the ids beside it."""
     by_name = {path.rpartition(".")[2]: (tensor, given) for (path, tensor), given in zip(tensors, found, strict=True)}
     mask, given = by_name.get("attention_mask", (None, None))
@@ -116,5 +129,6 @@ def _look_at_mask(tensors: list[tuple[str, torch.Tensor]], found: list[GivenTens
     ids, _ = by_name.get("input_ids", (None, None))
     if pad is not None and ids is not None and ids.shape == mask.shape and ids.device == mask.device:
         is_pad = ids == pad
-        given.facts["unmasked_padding"] = meter.later((is_pad & kept).sum() / kept.sum().clamp(min=1))
+        unmasked = ((is_pad & kept).sum(1) - int(pad_ends)).clamp(min=0)
+        given.facts["unmasked_padding"] = meter.later(unmasked.sum() / kept.sum().clamp(min=1))
         given.facts["masked_content"] = meter.later((~is_pad & ~kept).sum() / (~kept).sum().clamp(min=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from accucompare.watcher.extrema import Extrema, Meter
 _NEAR = 40
 #: Of an output, the entropy of at most so many rows is computed.
 _ROWS = 256
+#: The probabilities of one row may miss 1 by so much, as those of a bfloat16 output do.
+_UNEVEN = 0.05
 
 
 @dataclass(eq=False)
@@ -29,7 +32,8 @@ class CrossEntropy:
         kept: the smallest and the largest label that is not ignored; the former larger than the latter if all are.
         ignored: the share of labels that are.
         lowest: the smallest log-probability.
-        entropy: of the output, if it was asked for.
+        entropy: of the output, if it was asked for; NaN of what are no log-probabilities.
+        smoothing: the label smoothing.
     """
 
     classes: int
@@ -38,6 +42,7 @@ class CrossEntropy:
     ignored: Extrema
     lowest: Extrema
     entropy: Extrema | None = None
+    smoothing: float = 0.0
 
     def read(self) -> Targets:
         """This, with the numbers that were read."""
@@ -49,7 +54,8 @@ class CrossEntropy:
             number(self.kept.high) if some else None,
             self.ignored.low,
             number(self.lowest.low),
-            None if self.entropy is None else number(self.entropy.low),
+            None if self.entropy is None or math.isnan(self.entropy.low) else number(self.entropy.low),
+            self.smoothing,
         )
 
 
@@ -70,7 +76,7 @@ def cross_entropy_of(loss: torch.Tensor, meter: Meter, closely: bool) -> CrossEn
         if node.name() not in ("NllLossBackward0", "NllLoss2DBackward0"):
             continue
         scores = node._saved_self
-        if scores is None or scores.dim() < 1:
+        if scores is None or scores.dim() < 1 or scores.numel() == 0 or node._saved_target.numel() == 0:
             return None
         axis = 1 if scores.dim() > 1 else 0
         labels, ignored = node._saved_target, node._saved_ignore_index
@@ -87,9 +93,28 @@ def cross_entropy_of(loss: torch.Tensor, meter: Meter, closely: bool) -> CrossEn
             )
             if closely and scores.dim() == 2:
                 rows = scores[:: max(1, len(scores) // _ROWS)].float()
-                found.entropy = meter.later(-(rows.exp() * rows.clamp(min=-1e4)).sum(1).mean())  # 0 x -Inf would be NaN
+                chances = rows.exp()
+                entropy = (chances * rows.clamp(min=-1e4)).sum(1).mean().abs()  # 0 x -Inf would be NaN
+                are_logarithms = ((chances.sum(1) - 1).abs() < _UNEVEN).all()  # what is given to nll_loss may be anything
+                found.entropy = meter.later(torch.where(are_logarithms, entropy, math.nan))
+        found.smoothing = _smoothing_of(loss.grad_fn, node, classes)
         return found
     return None
+
+
+def _smoothing_of(first: Any, likelihood: Any, classes: int) -> float:
+    """The label smoothing of a cross entropy, which torch adds as (1 - s) x its own loss + s / classes x the one over all classes."""
+    for node in _nodes(first):
+        parts = [part for part, _ in node.next_functions if part is not None and part.name().startswith("MulBackward")]
+        factors = [getattr(part, "_saved_other", None) for part in parts]
+        if node.name() != "AddBackward0" or len(parts) != 2 or not any(part.next_functions[0][0] is likelihood for part in parts):
+            continue
+        kept, spread = factors if parts[0].next_functions[0][0] is likelihood else reversed(factors)
+        if not isinstance(kept, float) or not isinstance(spread, float):
+            continue
+        if 0 <= kept < 1 and math.isclose(1 - kept, spread * classes, rel_tol=1e-6):
+            return 1 - kept
+    return 0.0
 
 
 def _nodes(first: Any) -> Iterator[Any]:

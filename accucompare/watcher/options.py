@@ -37,6 +37,8 @@ class WatchOptions:
     agree: bool = False
     scheduler: Any = None
     checks_every: int = 10
+    pause_after: int | None = None
+    like: str | Path | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "allow", (self.allow,) if isinstance(self.allow, str) else self._all("allow", str, "globs of names"))
@@ -49,17 +51,26 @@ class WatchOptions:
         for name, kind, least in (
             ("frames", int, 0),
             ("abort_after_step", int, 0),
+            ("pause_after", int, 1),
             ("every", int, 1),
             ("checks_every", int, 0),
             ("near", float, 1),
         ):
             value = getattr(self, name)
-            if value is None and name == "abort_after_step":
+            if value is None and name in ("abort_after_step", "pause_after"):
                 continue
             if not isinstance(value, (int, kind)):
                 raise UsageError(f"{name} must be {'a whole number' if kind is int else 'a number'}, but is {value!r}")
             if not value >= least:  # so that NaN is refused, too
                 raise UsageError(f"{name} must be at least {least}, but is {value}")
+        if self.pause_after is not None:
+            for name, bad, cure in (
+                ("on_finding", self.on_finding == OnFinding.RAISE, "'snapshot' or 'warn', for 'raise' ends the run at the first finding"),
+                ("every", self.every != 1, "1, for in steps that are not watched no loss is seen"),
+                ("checks_every", self.checks_every == 0, "above 0, for without the checklist no loss is seen"),
+            ):
+                if bad:
+                    raise UsageError(f"pause_after: needs {name} to be {cure}")
         for name, needed, cure, values in (
             ("optimizer", "param_groups", "a torch.optim.Optimizer, or a list of them", self.optimizers),
             ("scaler", "get_scale", "a torch.amp.GradScaler", (self.scaler,)),
@@ -105,4 +116,5 @@ class WatchOptions:
             "trace_steps": sorted(self.trace_steps),
             "allow": list(self.allow),
             "scaler": self.scaler is not None,
+            "like": None if self.like is None else str(self.like),
         }

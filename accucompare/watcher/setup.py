@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
+import xxhash
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
@@ -20,6 +23,8 @@ from accucompare.watcher.updates import groups_of, stepped, steps_taken
 
 #: The seed that torch's generator begins with.
 _DEFAULT_SEED = 67280421310721
+#: The generators beside torch's, in the order in which their states are taken.
+GENERATORS = ("python", "numpy")
 #: What schedulers call the number of steps that they are made for.
 _LENGTHS = ("T_max", "total_steps", "total_iters")
 
@@ -30,12 +35,16 @@ class SetupFacts:
     Attributes:
         schedulers: those that the watch was given, by name.
         pad: the id of padding, if the model says it.
+        tokens: of other special tokens, likewise.
     """
 
     def __init__(self, modules: Modules, parameters: Sequence[Parameter], optimizers: list[Any], schedulers: list[Any], every: int) -> None:
         self.schedulers = [(_numbered(schedulers, at), scheduler) for at, scheduler in enumerate(schedulers)]
         self._model = modules.named[""]
-        self.pad = self._padding()
+        self.pad = self._special("pad")
+        self.tokens = {name: found for name, kind in (("begin", "bos"), ("end", "eos")) if (found := self._special(kind)) is not None}
+        states = zip(GENERATORS, states_of_generators(), strict=True)
+        self._generators = {name: xxhash.xxh3_64_hexdigest(repr(state).encode()) for name, state in states}
         self._parameters = parameters
         self._owners = {name: type(module).__name__ for name, module in modules.named.items()}
         self._optimizers = list(optimizers)
@@ -75,6 +84,8 @@ class SetupFacts:
             cycle=cycle,
             pad=self.pad,
             vocabulary=self._vocabulary(),
+            tokens=self.tokens,
+            generators=self._generators,
             every=self._every,
         )
 
@@ -88,7 +99,7 @@ class SetupFacts:
         decay = options.get("weight_decay", 0.0)
         return ParameterFacts(
             parameter.name,
-            () if is_lazy(tensor) else tuple(tensor.shape),
+            () if is_lazy(tensor) else tuple(part_of_this_rank(tensor).shape),
             dtype_name(tensor.dtype),
             self._owners[parameter.owner],
             tensor.requires_grad,
@@ -103,9 +114,9 @@ class SetupFacts:
             if length is not None and type(scheduler).__name__.startswith(("Cosine", "OneCycle", "Polynomial")):
                 yield name, length
 
-    def _padding(self) -> int | None:
-        pad = getattr(getattr(self._model, "config", None), "pad_token_id", None)
-        return pad if isinstance(pad, int) and pad >= 0 else None
+    def _special(self, kind: str) -> int | None:
+        found = getattr(getattr(self._model, "config", None), f"{kind}_token_id", None)
+        return found if isinstance(found, int) and found >= 0 else None
 
     def _vocabulary(self) -> int | None:
         if not callable(find := getattr(self._model, "get_input_embeddings", None)):
@@ -115,6 +126,18 @@ class SetupFacts:
         except Exception:  # a class of the user's may refuse in any way
             return None
         return rows if isinstance(rows, int) else None
+
+
+def part_of_this_rank(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a DTensor, what this rank holds of it; without talking to others."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+def states_of_generators() -> tuple[Any, Any]:
+    """The states of Python's and of NumPy's generator."""
+    name, keys, *rest = np.random.get_state()
+    return random.getstate(), (name, keys.tobytes() if isinstance(keys, np.ndarray) else keys, *rest)
 
 
 def is_switched(module: nn.Module) -> bool:

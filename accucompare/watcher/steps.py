@@ -30,6 +30,7 @@ from accucompare.findings.observations import Limits, ModuleCall, What
 from accucompare.findings.scaling import Scaling
 from accucompare.live import points
 from accucompare.live.names import Modules
+from accucompare.recorder.state import Arguments
 from accucompare.selection import Level
 from accucompare.watcher.contexts import Contexts
 from accucompare.watcher.early_warnings import Lookout
@@ -37,6 +38,7 @@ from accucompare.watcher.explanation import Explainer
 from accucompare.watcher.extrema import Meter
 from accucompare.watcher.notes import Scope, WatchedCall
 from accucompare.watcher.options import WatchOptions
+from accucompare.watcher.pausing import Pausing
 from accucompare.watcher.reporting import Reporter
 from accucompare.watcher.step_end import Reader
 from accucompare.watcher.vitals import VitalSigns
@@ -64,8 +66,12 @@ class Watch:
         scales: the loss scale after each step, if there is a scaler.
     """
 
-    def __init__(self, modules: Modules, device: torch.device, out: Path, start: Start, options: WatchOptions) -> None:
+    def __init__(
+        self, modules: Modules, device: torch.device, out: Path, start: Start, options: WatchOptions, pausing: Pausing | None = None
+    ) -> None:
+        """``pausing``: saves the state of a run whose loss is not finite, if that was asked."""
         self.path = out
+        self._pausing = pausing
         self.grad_norms: list[float] = []
         self.scales: list[float] = []
         self._options = options
@@ -148,6 +154,16 @@ class Watch:
         """Write a sentence into the log."""
         self._log.write(Alert(AlertKind.NOTE, text, self._watcher.step))
 
+    def begin_with(self, step: int) -> None:
+        """The next step has this number: the run goes on from a state that was saved."""
+        self._watcher.step = step
+        self._set_scope()
+
+    def is_given(self, inputs: list[Arguments]) -> None:
+        """These are the inputs of the run, one entry a step: a state of it that is saved has them all."""
+        if self._pausing is not None:
+            self._pausing.inputs = inputs
+
     def reuses(self, inputs: int) -> None:
         """The loop uses so many inputs again and again, as it was asked to: that they come again is no fault."""
         self._vitals.cycle = inputs
@@ -164,6 +180,8 @@ class Watch:
             if not self._reader.findings:
                 contexts.kept = [each for each in contexts.kept if each.grad_enabled and not each.grads]  # whose backward is to come
         contexts.keep(call, args, kwargs, self._watcher.indices())
+        if self._pausing is not None and torch.is_grad_enabled():
+            self._pausing.called(args, kwargs)
         self._vitals.called(args, kwargs)
 
     def returned(self, call: WatchedCall) -> None:
@@ -244,6 +262,9 @@ class Watch:
                 self._watcher.gradients.look_again(tensor for group in optimizer.param_groups for tensor in group["params"])
         self._vitals.before_update(optimizer)
         self._read()
+        if self._pausing is not None and len(self._updated) == 1:  # a second optimizer comes after the first one's update
+            with self._watcher.paused():
+                self._pausing.look(self._vitals.losses, self._watcher.step)
         error = self._report(forward_only=self._scaling.scale is not None)  # with a loss scale, a fused optimizer skips a bad update itself
         gradients = self._watcher.gradients
         spoilt = not all(norm.finite for norm in (*gradients.norms.values(), *gradients.late.values()))
@@ -256,6 +277,7 @@ class Watch:
         self._vitals.end_step()
         self._read()
         step = self._watcher.step
+        losses = [*self._vitals.losses, *([] if loss is None else [loss])]  # which the end of the step forgets
         self._reader.add_loss(loss)
         self._look_out()
         self._reporter.trace()
@@ -269,6 +291,15 @@ class Watch:
                 self._lookout.log(step, scaled.text)
         self._write_step(handled, loss)
         self._end_by(error or others)
+        if self._pausing is not None and self._pausing.end_step(losses, step, bool(self._updated)):
+            self._pause(self._pausing)
+
+    def _pause(self, pausing: Pausing) -> None:
+        step = self._watcher.step
+        saved = f"the state of before the first of them is in {pausing.state}" if pausing.state else "no state of before could be saved"
+        self._end(Ending.PAUSED, f"paused after step {step}: {saved}", state=str(pausing.state or ""))
+        cure = f"; go on from there with like={str(pausing.state)!r} (--like {pausing.state})" if pausing.state else ""
+        raise WatchEndedError(f"the loss was NaN or Inf in {self._options.pause_after} steps running, up to step {step}; {saved}{cure}")
 
     def _write_step(self, handled: bool = False, loss: float | None = None) -> None:
         """The step's line in the log; ``handled``: what overflowed in the backward was handled by the loss scaler, or by the loop."""
@@ -319,6 +350,8 @@ class Watch:
             self._watcher.install()
             self._vitals.install()
         self._set_scope()
+        if self._pausing is not None:
+            self._pausing.begin_step()
 
     def _set_scope(self) -> None:
         """Choose what is looked at in the step that begins."""
@@ -375,6 +408,8 @@ class Watch:
         self._vitals.install()
         points.active.append(self._watcher)
         self._set_scope()
+        if self._pausing is not None:
+            self._pausing.begin_step()
 
     def finish(self) -> None:
         """The loop is over; what came after the last ``step()`` is a step of its own."""
@@ -409,7 +444,7 @@ class Watch:
             self._end(Ending.FINDING)
             raise error
 
-    def _end(self, ending: Ending, reason: str = "") -> None:
+    def _end(self, ending: Ending, reason: str = "", state: str = "") -> None:
         if self._ended:
             return
         self._ended = True
@@ -425,5 +460,5 @@ class Watch:
         weights: list[Number | None] = []
         with contextlib.suppress(Exception):  # as of a device that has failed; the loop's own error matters more
             weights = self._vitals.final_weights()
-        self._log.write(End(self._watcher.step + self._written, self._watched_steps, reason or ending.value, ending, weights))
+        self._log.write(End(self._watcher.step + self._written, self._watched_steps, reason or ending.value, ending, weights, state))
         self._log.close()

@@ -73,12 +73,13 @@ class Updates:
                 if data is None:
                     continue
                 after = sample_of(data)
-                added = (after - before).float()
-                self.sizes[each.name] = meter.later(before.float().square().mean(), added.square().mean())
-                self.moved[each.name] = meter.later((added != 0).float().mean())
+                moved = after != before
+                before = before.double()  # squares of small numbers are 0 in float32, and those of large ones infinite
+                self.sizes[each.name] = meter.later(before.square().mean(), (after.double() - before).square().mean())
+                self.moved[each.name] = meter.later(moved.float().mean())
                 for moment, tensor in _moments_of(optimizer, each.tensor):
                     if (data := data_of(tensor)) is not None:
-                        sample = sample_of(data).float()
+                        sample = sample_of(data).double()
                         self.moments[moment][each.name] = meter.later(sample.square().mean() if moment == "m" else sample.mean())
 
     def lr(self) -> dict[str, Number]:

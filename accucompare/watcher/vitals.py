@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-import random
 import re
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from accucompare.findings.number import Number, number
 from accucompare.findings.observations import What
-from accucompare.findings.vitals import Setup, Vitals
+from accucompare.findings.vitals import Narrowed, Setup, Vitals
 from accucompare.live.gradients import Parameter, gradient_state
 from accucompare.live.graph import Observer, observe, observe_no_more
 from accucompare.live.hooks import arguments_of, in_backward
@@ -23,15 +23,19 @@ from accucompare.live.names import Modules
 from accucompare.watcher.batches import GivenTensor, look_at_batch
 from accucompare.watcher.extrema import Extrema, Meter, has_memory
 from accucompare.watcher.losses import CrossEntropy, cross_entropy_of, loss_of
-from accucompare.watcher.setup import SetupFacts, is_switched
+from accucompare.watcher.setup import GENERATORS, SetupFacts, is_switched, states_of_generators
 from accucompare.watcher.updates import Updates, applied_by
 from accucompare.watcher.watcher import Watcher
 
 #: Classes that cut off what is below zero, or nearly.
 _CUTTING = re.compile(r"^(ReLU6?|(New|Fast|Quick)?GELU(Activation)?|GELUTanh|SiLU(Activation)?|Swish)$")
 _RUNNING = ("running_mean", "running_var")
-#: How many frozen parameters with a gradient are named.
-_FROZEN = 8
+#: How many frozen parameters with a gradient, and how many inputs in a type too narrow, are named.
+_FEW = 8
+#: Names of inputs that are positions or ids.
+_COUNTED = re.compile(r"position|time_?steps?$|(^|[._])ids?$|_ids$|(^|[._])(index|indices)$", re.IGNORECASE)
+#: Up to here a type holds all whole numbers.
+_WHOLE = {"bfloat16": 256, "float16": 2048}
 
 
 class VitalSigns:
@@ -57,6 +61,7 @@ class VitalSigns:
         self._written: Setup | None = None
         self._switched = [module for module in modules.named.values() if is_switched(module)]
         self._cutting = {name for name, module in modules.named.items() if _CUTTING.match(type(module).__name__)}
+        self._named = modules.named
         self._owners = {name for name, module in modules.named.items() if any(each is not None for each in module._parameters.values())}
         self._running = [(name, tensor) for kind, name, tensor in modules.tensors() if kind == "buffers" and name.endswith(_RUNNING)]
         self._alive: dict[str, torch.Tensor] = {}  # by module: which of its units have given something above zero
@@ -65,6 +70,7 @@ class VitalSigns:
         self._observer = Observer(self._begins, self._ends)
         self._handle: Any = None
         self._drawing: tuple[Any, Any] | None = None  # the states of Python's and NumPy's generators when the model was called
+        self._after: tuple[Any, Any] | None = None  # and when its last call was over
         self._next()
 
     def _next(self) -> None:
@@ -75,6 +81,7 @@ class VitalSigns:
         self._kept: tuple[int, list[Extrema]] = (0, [])
         self._evaluated = self._trained_without = 0
         self._drawn: dict[str, None] = {}
+        self._drawn_between: dict[str, None] = {}
         self._buffers: dict[str, Extrema] = {}
         self._idle: dict[str, Extrema] = {}
         self._root: tuple[int, Extrema, CrossEntropy | None] | None = None  # of the backward that runs
@@ -117,24 +124,26 @@ class VitalSigns:
         if trains:
             self._evaluated = max(self._evaluated, len(self._switched) - in_training)
             if len(self._given) < 64:
-                self._given += look_at_batch(arguments_of(args, kwargs), self._meter, self._closely, self._facts.pad)
+                ends = self._facts.pad in self._facts.tokens.values()
+                self._given += look_at_batch(arguments_of(args, kwargs), self._meter, self._closely, self._facts.pad, ends)
         else:
             self._trained_without = max(self._trained_without, in_training)
-        self._drawing = _states()
+        self._drawing = states_of_generators()
+        if self._after is not None:
+            self._drawn_between |= _differing(self._after, self._drawing)
 
     def returned(self) -> None:
         """An outermost call is over."""
         if self._looking() and self._drawing is not None:
-            python, numpy = self._drawing
-            now = _states()
-            self._drawn |= {name: None for name, same in (("python", python == now[0]), ("numpy", numpy == now[1])) if not same}
+            self._after = states_of_generators()
+            self._drawn |= _differing(self._drawing, self._after)
             self._drawing = None
 
     def gave(self, name: str, module: nn.Module, output: Any) -> None:
         """A module call is over: of one that cuts off below zero, note which units have given something above."""
         if name not in self._cutting or not self._looking() or not self._closely or not torch.is_grad_enabled():
             return
-        if type(output) is not torch.Tensor or output.dim() < 2 or in_backward():
+        if type(output) is not torch.Tensor or output.dim() < 2 or not output.numel() or in_backward():
             return
         with torch.no_grad():
             axis = 1 if output.dim() > 3 else -1
@@ -201,6 +210,11 @@ class VitalSigns:
         self._states |= {id(each.tensor): gradient_state(each.tensor) for each in ours}
         self._dirty = True
 
+    @property
+    def losses(self) -> list[float]:
+        """Those of the step that were seen so far and have been read."""
+        return [extrema.low for extrema in self._losses]
+
     # the end of a step
 
     def end_step(self) -> None:
@@ -251,6 +265,8 @@ class VitalSigns:
             evaluated=self._evaluated,
             trained_without=self._trained_without,
             drawn=list(self._drawn),
+            drawn_between=list(self._drawn_between),
+            narrowed=self._narrowed() if self._closely else [],
             frozen=self._frozen(),
             layers=self._layers(divisor) if self._closely else {},
             idle={name: each.low for name, each in self._idle.items()},
@@ -275,16 +291,34 @@ class VitalSigns:
 
     def _frozen(self) -> list[str]:
         every = self._watcher.gradients.parameters
-        return [each.name for each in every if not each.tensor.requires_grad and each.tensor.grad is not None][:_FROZEN]
+        return [each.name for each in every if not each.tensor.requires_grad and each.tensor.grad is not None][:_FEW]
 
     def _outputs(self) -> dict[str, tuple[Number, Number]]:
-        """Of each module with parameters, the extrema of the first tensor that its first call in the step gave."""
+        """Of each module with parameters, the extrema of the first tensor that its first call in the step gave.
+
+        Not of one number: it is its own smallest and largest.
+        """
         found: dict[str, tuple[Number, Number]] = {}
         for note in self._watcher.notes:
             if note.what is What.ENDED and note.place.name in self._owners and note.parts and note.place.name not in found:
                 extrema = note.parts[0][2]
+                if math.prod(extrema.shape) < 2:
+                    continue
                 found[note.place.name] = number(extrema.low), number(extrema.high)
         return found
+
+    def _narrowed(self) -> list[Narrowed]:
+        """Positions and ids that modules were given in half types, beyond the whole numbers that these hold one by one."""
+        found = []
+        for note in self._watcher.notes:
+            for role, path, extrema in note.parts if note.what is What.BEGAN else ():
+                limit = _WHOLE.get(extrema.dtype)
+                if limit is None or role != "input" or not limit < extrema.high < math.inf:
+                    continue
+                name = _name_of_argument(type(self._named[note.place.name]).forward, path)
+                if _COUNTED.search(name):
+                    found.append(Narrowed(note.place.name, name, extrema.dtype, number(extrema.high)))
+        return found[:_FEW]
 
     def final_weights(self) -> list[Number | None]:
         """The norms of all weights when the watch ends; none if nothing was looked at. It waits for the device, once."""
@@ -296,11 +330,23 @@ class VitalSigns:
         return [number(norms[each.name].low) if each.name in norms else None for each in self._watcher.gradients.parameters]
 
 
+@functools.cache
+def _name_of_argument(forward: Any, path: str) -> str:
+    """The name of an argument that ``forward`` is given by position."""
+    first, dot, rest = path.partition(".")
+    if not first.isdigit():
+        return path
+    try:
+        names = [each.name for each in inspect.signature(forward).parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    except (TypeError, ValueError):  # of a function that is not Python's
+        return path
+    return names[int(first) + 1] + dot + rest if int(first) + 1 < len(names) else path
+
+
+def _differing(before: tuple[Any, Any], after: tuple[Any, Any]) -> dict[str, None]:
+    """Whose states are no longer the same."""
+    return {name: None for name, one, other in zip(GENERATORS, before, after, strict=True) if one != other}
+
+
 def _first_bad(losses: list[float]) -> Number | None:
     return next((number(loss) for loss in losses if not math.isfinite(loss)), None)
-
-
-def _states() -> tuple[Any, Any]:
-    """The states of Python's and of NumPy's generator."""
-    name, keys, *rest = np.random.get_state()
-    return random.getstate(), (name, keys.tobytes() if isinstance(keys, np.ndarray) else keys, *rest)

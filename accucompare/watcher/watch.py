@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accucompare import devices
+from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.records import display_name
 from accucompare.errors import UsageError
 from accucompare.findings.events import Start
@@ -24,11 +25,15 @@ from accucompare.live.environment import describe_environment, device_of
 from accucompare.live.hooks import listens
 from accucompare.live.names import Modules, name_modules
 from accucompare.live.ranks import coordinates
+from accucompare.recorder.continuation import Continuation
 from accucompare.recorder.recorder import Recorder
 from accucompare.recorder.session import eager_stance, rank_and_ranks
+from accucompare.recorder.state import restore_weights
+from accucompare.recorder.training import Training
 from accucompare.selection import Level, OnFinding
 from accucompare.version import __version__
 from accucompare.watcher.options import WatchOptions
+from accucompare.watcher.pausing import Pausing
 from accucompare.watcher.steps import Watch
 
 _watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -54,6 +59,8 @@ def watch(
     agree: bool = False,
     scheduler: Any = None,
     checks_every: int = 10,
+    pause_after: int | None = None,
+    like: str | Path | None = None,
     quiet: bool = False,
     case: str | None = None,
     device: torch.device | None = None,
@@ -87,6 +94,11 @@ def watch(
         scheduler: of learning rates, or a list of them: the checklist looks at how often it is stepped, and whether its rates are applied.
         checks_every: what the checklist looks at closely (norms of weights and updates, optimizer state, units) it looks at in every so
             many-th step; 0 leaves the whole checklist out.
+        pause_after: when the loss was NaN or Inf in so many steps running, end the loop by a ``WatchEndedError``. What the first of them
+            started from is saved in ``out``, as by ``capture(save_state=True)``, with its batch, so that a run can go on from there. The
+            copies cost as much memory as the model's buffers, the gradients that are kept between steps, and a batch. In one process only.
+        like: go on from such a state: weights, optimizer, scheduler, scaler and random generators are put back, and ``step_number``
+            begins with its step, whose batch the loop has to begin with.
         quiet: print nothing, and warn of nothing; the log has it all.
         case: how the log shall call what is run; the reproducer then builds the module from it.
         device: where the model computes; where its first parameter or buffer is, if not given.
@@ -127,6 +139,8 @@ def watch(
         agree=agree,
         scheduler=scheduler,
         checks_every=checks_every,
+        pause_after=pause_after,
+        like=like,
     )
     return watching(model, out, options, mesh, device)
 
@@ -144,6 +158,7 @@ def watching(
         _refuse_other_optimizer(modules, each)
     device, rank, ranks = device or device_of(model), *rank_and_ranks()
     backend = devices.backend(device.type)
+    pausing, first = _state_of(modules, Path(out), options, device, rank, ranks)
     start = Start(
         version=__version__,
         time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -159,7 +174,8 @@ def watching(
         saturates=backend.saturates(),
     )
     with contextlib.ExitStack() as stack:
-        session = Watch(modules, device, Path(out), start, options)
+        session = Watch(modules, device, Path(out), start, options, pausing)
+        session.begin_with(first)
         try:
             if options.kernel_dump is not None:
                 folder = Path(options.kernel_dump) / (f"rank{rank}" if ranks > 1 else "")
@@ -175,6 +191,27 @@ def watching(
         except BaseException as error:
             session.fail(error)
             raise
+
+
+def _state_of(
+    modules: Modules, out: Path, options: WatchOptions, device: torch.device, rank: int, ranks: int
+) -> tuple[Pausing | None, int]:
+    """What saves the training's state, if that was asked; and, once that of ``like`` is put in place, the step that begins with it."""
+    training = Training.of(list(options.optimizers), list(options.schedulers), options.scaler)
+    pausing = None
+    if options.pause_after is not None:
+        if ranks > 1:
+            raise UsageError("pause_after: is for one process; with several ranks, save checkpoints in the loop, and watch from the last")
+        pausing = Pausing(modules, training, device, out, options.pause_after, options.case)
+    if options.like is None:
+        return pausing, 0
+    with open_bundle(options.like) as bundle:
+        continuation = Continuation.of(bundle, rank, training, modules, (), device)
+        if continuation is None:
+            raise UsageError(f"{options.like}: holds no state of a training; save one with --save-state, or with pause_after")
+        restore_weights(bundle, modules, changed=continuation.state.buffers)
+        continuation.apply(None, bundle.manifest.capture.get("seed"))
+        return pausing, continuation.step
 
 
 @contextlib.contextmanager

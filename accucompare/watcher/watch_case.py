@@ -42,7 +42,8 @@ def watch_case(
         options: as for ``accucompare.watch``; the optimizer is the case's.
         dtype: what to cast floating parameters, buffers and inputs to; as they are if not given.
         seed: of weights and random operations; 0 if not given.
-        steps: how many; as many as the case has inputs if not given. Inputs are used again from the first if there are fewer.
+        steps: how many, from that of ``options.like`` on; as many as the case has inputs if not given. Inputs are used again from the
+            first if there are fewer.
         deterministic, hf32, tf32: as for ``accucompare.capture``.
         progress: called with the steps done and the steps to do.
 
@@ -58,23 +59,25 @@ def watch_case(
     place = open_device(device)
     numerics = Numerics(place, deterministic=deterministic, hf32=hf32, tf32=tf32, emulate=None)
     casting = Casting(None, dtype)
-    built = build(target, place, casting, seed or 0)
+    built = build(target, place, casting, seed or 0)  # with inputs of its own: those that a state was saved with may be the bad ones
     case, count = built.case, steps if steps is not None else len(built.inputs)
     training = built.training
     options = replace(options, optimizer=case.optimizer, scaler=training.scaler, scheduler=list(training.schedulers), case=built.name)
     with numerics.in_force():
         try:
             with watching(built.model, out, options, device=place) as watch:
+                watch.is_given(built.inputs)
                 for note in _notes(case, place.type, options):
                     watch.say(note)
                 different = len({tuple(id(part) for _, part in arguments_of(*given)) for given in built.inputs})
                 if count > different:
                     watch.reuses(different)
-                for step in range(count):
+                first = watch.step_number
+                for step in range(first, first + count):
                     args, kwargs = moved(built.inputs[step % len(built.inputs)], place, casting)
                     watch.step(run_step(built.model, args, kwargs, case.loss, built.training))
                     if progress is not None:
-                        progress(step + 1, count)
+                        progress(step - first + 1, count)
         except (NonFiniteError, WatchEndedError):
             pass
         except AccucompareError:

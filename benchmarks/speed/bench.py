@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.figures import Figure, machine, save, table
-from benchmarks.speed import capture, diff, peers, report, startup, training, watch
+from benchmarks.speed import capture, diff, page, peers, report, startup, training, watch
 from benchmarks.speed.plan import FULL, QUICK, Features, Plan
 from benchmarks.timing import BenchError
 
@@ -23,6 +23,7 @@ SECTIONS: dict[str, Callable[[Plan], Iterable[Figure]]] = {
     "watch": watch.measure,
     "startup": startup.measure,
     "report": report.measure,
+    "page": page.measure,
     "peers": peers.measure,
 }
 _ABOUT = """Ratios compare what ran in turns, round by round. cat: cat of the same files to /dev/null, as a process. diff: the call, in a

@@ -43,7 +43,7 @@ def measure(plan: Plan) -> Iterator[Figure]:
         )
 
 
-def _comparison(rows: int) -> Comparison:
+def made_up(rows: int) -> Comparison:
     """A language model's modules, an input and an output each, errors that grow with depth, one row in a hundred over tolerance."""
     from accucompare.api import Comparison
     from accucompare.bundle.manifest import Manifest
@@ -93,7 +93,7 @@ def _child(rows: int, path: Path) -> None:
     import numpy as np  # noqa: F401  # the interpreter's memory is with it, as in the other sections
 
     bare = peak_mb()
-    comparison = _comparison(rows)
+    comparison = made_up(rows)
     before = peak_mb()
     began = time.perf_counter()
     comparison.to_excel(path)

@@ -24,6 +24,7 @@ from accucompare.bundle.writer import BundleWriter
 from accucompare.compare.rows import Reason
 from accucompare.errors import CaptureError
 from accucompare.numbers.digests import digest
+from accucompare.selection import Mode
 from tests.compare.builder import item, write
 
 
@@ -46,6 +47,12 @@ def no_space() -> OSError:
 def test_a_bundle_is_a_manifest_and_two_files_a_step(tmp_path: Path) -> None:
     write(tmp_path / "b", [item("a", [1.0]), item("a", [1.0], step=1)])
     assert files(tmp_path / "b") == ["manifest.json", "rank0/step0.jsonl", "rank0/step0.npz", "rank0/step1.jsonl", "rank0/step1.npz"]
+
+
+@pytest.mark.parametrize(("role", "version"), [("output", 1), ("grad_input", 1), ("op_output", 1), ("op_grad_input", 2)])
+def test_a_bundle_says_the_oldest_format_that_has_its_records(role: str, version: int, tmp_path: Path) -> None:
+    write(tmp_path / "b", [item("a", [1.0]), item("a", [1.0], role=role)])
+    assert json.loads((tmp_path / "b/manifest.json").read_text())["format_version"] == version
 
 
 def test_plain_numpy_opens_a_step(tmp_path: Path) -> None:
@@ -218,7 +225,7 @@ def test_equal_inputs_of_the_case_each_have_a_fingerprint(tmp_path: Path) -> Non
 
 
 def test_without_tensors_records_keep_digests_and_statistics(tmp_path: Path) -> None:
-    kept, left = BundleWriter(tmp_path / "kept", Manifest()), BundleWriter(tmp_path / "left", Manifest(), tensors=False)
+    kept, left = BundleWriter(tmp_path / "kept", Manifest()), BundleWriter(tmp_path / "left", Manifest(), mode=Mode.STATS)
     for writer in (kept, left):
         add(writer, "a", [1.0, 2.0])
         add(writer, "b", [1.0, 2.0])

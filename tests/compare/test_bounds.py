@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from typing import Any
@@ -248,8 +249,8 @@ def test_any_statistics_that_a_bundle_may_claim_are_judged(claims: list[Any]) ->
         assert (found.status is Status.FAIL) == (found.used > 1)
 
 
-@pytest.mark.parametrize("missing", [{"statistics": None}, {"digest": None}, {"dtype": "float3"}])
-def test_records_without_statistics_or_digest_or_of_an_unknown_type_are_left_alone(missing: dict[str, Any]) -> None:
+@pytest.mark.parametrize("missing", [{"statistics": None}, {"dtype": "float3"}])
+def test_records_without_statistics_or_of_an_unknown_type_are_left_alone(missing: dict[str, Any]) -> None:
     whole = record(np.ones(3))
     assert can_bound(whole, whole)
     assert not can_bound(whole, replace(whole, **missing))
@@ -338,3 +339,52 @@ def test_what_fails_by_statistics_fails_by_its_values(pairs: list[tuple[float, f
     metrics = measured(golden, candidate, atol=tolerance.atol, rtol=tolerance.rtol)
     if judge_bounds(*sides, lower_bounds(*sides), tolerance).status is Status.FAIL:
         assert judge(*sides, metrics, tolerance).status is Status.FAIL
+
+
+# Statistics of another tool: in the tensor's own type, without a digest
+
+
+def in_float32(values: Any) -> Record:
+    return record(np.asarray(values, np.float32), "float32")
+
+
+def of_another_tool(values: Any, **statistics: Any) -> Record:
+    ours = in_float32(values)
+    assert ours.statistics is not None
+    return replace(ours, digest=None, statistics=dataclasses.replace(ours.statistics, **statistics))
+
+
+def verdict_on(golden: Record, candidate: Record) -> Verdict:
+    return judge_bounds(golden, candidate, lower_bounds(golden, candidate), Tolerance(rel_l2=1e-4))
+
+
+def test_another_tools_sums_in_float32_are_not_taken_for_exact() -> None:
+    values = np.linspace(1.0, 2.0, 1000)
+    exact = in_float32(values)
+    assert exact.statistics is not None
+    rounded = of_another_tool(values, l2=exact.statistics.l2 * (1 + 1e-6), mean=exact.statistics.mean * (1 - 1e-6))
+    found = lower_bounds(exact, rounded)
+    assert (found.rmse, found.bias) == (0.0, 0.0)
+
+
+def test_another_tools_statistics_show_an_error_beyond_their_rounding() -> None:
+    values = np.linspace(1.0, 2.0, 1000)
+    assert verdict_on(in_float32(values), of_another_tool(values * 1.02)).status is Status.FAIL
+
+
+def test_without_mean_and_norm_extrema_are_judged() -> None:
+    values = np.linspace(-1.0, 2.0, 100)
+    alone = {"mean": None, "l2": None}
+    assert verdict_on(in_float32(values), of_another_tool(values, **alone)).status is Status.PASS
+    assert verdict_on(in_float32(values), of_another_tool(values * 1.5, **alone)).status is Status.FAIL
+
+
+def test_two_records_without_digest_are_not_identical_for_that() -> None:
+    assert verdict_on(of_another_tool([1.0, 2.0]), of_another_tool([1.0, 2.0])).reason is Reason.OK
+
+
+def test_nan_that_is_not_counted_fails_on_one_side_only_and_is_not_compared_on_both() -> None:
+    nan = of_another_tool([1.0, 2.0], min=None, max=None, mean=None, l2=None, nan=1)
+    one = verdict_on(in_float32([1.0, 1.0]), nan)
+    assert (one.reason, one.detail) == (Reason.NON_FINITE, "golden has 0 NaN, the candidate at least 1")
+    assert verdict_on(in_float32([1.0, math.nan]), nan).reason is Reason.NOT_COMPARABLE

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
+from accucompare.compare.brought import keep_errors
 from accucompare.compare.rows import Reason, Row
 from tests.compare.builder import Item, item, write
 
@@ -18,13 +19,13 @@ GRADIENT = RANDOM.normal(size=4096)
 SHARED, OWN = (RANDOM.normal(size=4096) * off for off in (0.02, 0.003))
 
 
-def fed(folder: Path, golden: list[Item], candidate: list[Item], baseline: list[Item]) -> list[Row]:
-    """The rows of a fed candidate beside a fed baseline."""
+def fed(folder: Path, golden: list[Item], candidate: list[Item], baseline: list[Item], kept: bool = False) -> list[Row]:
+    """The rows of a fed candidate beside a fed baseline, or beside the errors that golden has kept of it."""
     first = write(folder / "golden", golden)
     with ac.open_bundle(first) as opened:
         feed = {"feed": {"identity": opened.identity(), "not_fed": [], "golden": ""}}
     sides = [write(folder / name, items, capture=feed) for name, items in (("npu", candidate), ("baseline", baseline))]
-    return ac.diff(first, sides[0], baseline=sides[1]).rows
+    return ac.diff(first, sides[0], baseline=keep_errors(first, sides[1], folder / "kept") if kept else sides[1]).rows
 
 
 def gradient(values: np.ndarray, dtype: str = "bfloat16") -> list[Item]:
@@ -71,6 +72,19 @@ def test_a_factor_on_all_elements_shows_beside_larger_noise(tmp_path: Path, cand
     assert rows[-1].verdict.excess is None or rows[-1].verdict.excess < 2  # by the relative L2 error alone, all would pass
 
 
+@pytest.mark.parametrize(("candidate", "expected"), [
+    (noisy(1.03), (Reason.INTRODUCED, "common factor")),
+    (noisy(), (Reason.OK, "baseline")),
+    (noisy(1 + 2.0**-8), (Reason.OK, "baseline")),
+])  # fmt: skip
+def test_a_baseline_that_keeps_its_errors_only_shows_a_factor_too(
+    tmp_path: Path, candidate: np.ndarray, expected: tuple[Reason, str]
+) -> None:
+    baseline = GRADIENT + SHARED * np.abs(GRADIENT)
+    rows = fed(tmp_path, gradient(GRADIENT, "float32"), gradient(candidate), gradient(baseline), kept=True)
+    assert last(rows) == expected
+
+
 def updated(parameter: np.ndarray, update: np.ndarray, dtype: str, stored: np.ndarray | None = None) -> list[Item]:
     """A parameter and its update as a type stores them; the update is recorded in float32."""
     if stored is None:
@@ -80,14 +94,17 @@ def updated(parameter: np.ndarray, update: np.ndarray, dtype: str, stored: np.nd
     return [before, item("fc", given, "float32", role="param_update", path="w", parent=None)]
 
 
-def test_elements_of_an_update_that_rounding_cannot_have_made_fail_beside_those_that_rounding_takes_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [False, True], ids=["tensors", "errors only"])
+def test_elements_of_an_update_that_rounding_cannot_have_made_fail_beside_those_that_rounding_takes_whole(
+    tmp_path: Path, kept: bool
+) -> None:
     """Next to 0.3, values of bfloat16 are 0.002 apart, so that an update of 0.0012 becomes 0.002; biases of 0 take it as it is."""
     parameter = np.where(np.arange(400) < 380, 0.30078125, 0.0)
     update = np.full(400, 1.2e-3)
     right = updated(parameter, update, "bfloat16")
     lost = updated(parameter, np.where(parameter, update, 0.0), "bfloat16")
     golden = updated(parameter, update, "float32")
-    assert last(fed(tmp_path / "1", golden, lost, right)) == (Reason.INTRODUCED, "last place")
-    assert last(fed(tmp_path / "2", golden, right, right)) == (Reason.OK, "baseline")
+    assert last(fed(tmp_path / "1", golden, lost, right, kept)) == (Reason.INTRODUCED, "last place")
+    assert last(fed(tmp_path / "2", golden, right, right, kept)) == (Reason.OK, "baseline")
     nearly = updated(parameter, update * (1 + 2.0**-7), "bfloat16")  # by other kernels
-    assert last(fed(tmp_path / "3", golden, nearly, right)) == (Reason.OK, "baseline")
+    assert last(fed(tmp_path / "3", golden, nearly, right, kept)) == (Reason.OK, "baseline")

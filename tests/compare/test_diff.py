@@ -593,5 +593,5 @@ def test_statistics_do_not_see_another_order_and_the_verdict_says_so(tmp_path: P
     )
     comparison = ac.diff(golden, candidate)
     assert comparison.passed
-    print_comparison(comparison, Path("x.xlsx"), quiet=True)
+    print_comparison(comparison, [Path("x.xlsx")], quiet=True)
     assert "1 judged by statistics alone, which show neither values in another order" in capsys.readouterr().out

@@ -17,6 +17,8 @@ from accucompare.compare.ladder import JudgedBy, Rung
 from accucompare.compare.step_pairs import Setting
 from accucompare.compare.wander import Wander
 from accucompare.errors import BundleError
+from accucompare.numbers.digests import fingerprint
+from accucompare.numbers.dtypes import DTYPES
 from tests.compare.builder import item, write
 
 X = np.linspace(-1, 1, 64, dtype=np.float32)
@@ -108,6 +110,16 @@ def test_of_several_stages_in_one_step_the_earliest_is_named(tmp_path: Path) -> 
 def test_other_weights_at_the_beginning_are_where_runs_part(tmp_path: Path) -> None:
     parting = compared(tmp_path, steps(), steps(weights="other")).training.parting
     assert (parting.step, parting.rung) == (0, Rung.WEIGHTS)
+
+
+def test_weights_that_differ_before_the_first_step_are_where_runs_part_though_the_series_has_no_digest_of_them(tmp_path: Path) -> None:
+    models = [
+        {"parameters": {"w": {"dtype": "float32", "shape": [3], "digests": fingerprint(X[first : first + 3], DTYPES["float32"])}}}
+        for first in (0, 3)
+    ]
+    golden, npu = steps(weights=None), changed(steps(weights=None), 0, losses=(9.0,))
+    comparison = ac.diff(run(tmp_path / "golden", golden, model=models[0]), run(tmp_path / "npu", npu, model=models[1]))
+    assert str(comparison.training.parting) == "the runs part at step 0 in the weights: 1 of 1 parameters differ: w"
 
 
 def test_weights_that_differ_later_are_what_was_trained_into_them(tmp_path: Path) -> None:
@@ -277,6 +289,16 @@ def test_neighbouring_steps_that_are_alike_count_as_fewer() -> None:
     found = Wander.of(list(walk))
     assert abs(np.mean(walk)) > 4 * np.std(walk, ddof=1) / 20
     assert not found.biased
+
+
+@pytest.mark.parametrize(("first", "named"), [(1, (0, Rung.UPDATE)), (4, (4, Rung.LOSS))], ids=["right after", "later"])
+def test_a_loss_that_parts_right_after_an_update_of_another_optimizer_is_that_updates(
+    first: int, named: tuple[int, Rung], tmp_path: Path
+) -> None:
+    """Another class alone is no other optimizer: a device has its own."""
+    candidate = changed(changed(steps(8), first, losses=(9.0,)), 0, until=first, lr={"SGD.0": 1e-3})
+    parting = compared(tmp_path, steps(8), changed(candidate, 2, lr={"AdamW.0": 1e-3})).training.parting
+    assert (parting.step, parting.rung) == named
 
 
 def test_an_optimizer_of_another_class_has_the_same_learning_rate_under_its_own_name(tmp_path: Path) -> None:

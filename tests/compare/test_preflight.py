@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
+from accucompare.bundle.manifest import StepSeries
 from accucompare.compare.rows import About, Finding
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES, round_to
@@ -44,12 +45,12 @@ def test_bundles_captured_alike_have_no_findings(tmp_path: Path) -> None:
     assert findings(tmp_path, manifest, manifest) == []
 
 
-@pytest.mark.parametrize("kind", ["parameters", "buffers"])
-def test_weights_that_differ_are_named(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "about"), [("parameters", About.WEIGHTS), ("buffers", About.GIVEN)])
+def test_weights_that_differ_are_named(tmp_path: Path, kind: str, about: About) -> None:
     golden = {"model": {kind: {"a.weight": tensor(), "b.weight": tensor()}}}
     candidate = {"model": {kind: {"a.weight": tensor(), "b.weight": tensor(VALUES + 1)}}}
     found = findings(tmp_path, golden, candidate)
-    assert found == [Finding(kind, f"1 of 2 {kind} differ: b.weight", about=About.GIVEN)]
+    assert found == [Finding(kind, f"1 of 2 {kind} differ: b.weight", about=about)]
 
 
 def test_weights_of_another_shape_differ(tmp_path: Path) -> None:
@@ -217,3 +218,10 @@ def test_a_side_that_saturates_is_named(tmp_path: Path) -> None:
     candidate = write(tmp_path / "npu", [item()], environment={"flags": {"npu.inf_nan_mode": False}})
     found = messages(ac.diff(write(tmp_path / "golden", [item()]), candidate).preflight)
     assert any(message.startswith("candidate saturates: what overflows becomes the largest finite value") for message in found)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "said"), [(None, 1024.0, True), (512.0, 1024.0, False), (None, None, False)])
+def test_a_gradient_scaler_on_one_side_only_is_said(tmp_path: Path, ours: float | None, theirs: float | None, said: bool) -> None:
+    sides = ({"series": [StepSeries(0, losses=(1.0,), loss_scale=scale)]} for scale in (ours, theirs))
+    found = [each for each in messages(findings(tmp_path, *sides)) if "scaler" in each]
+    assert found == (["gradient scaler: golden none, candidate scales losses by 1024"] if said else [])

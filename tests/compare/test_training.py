@@ -195,3 +195,17 @@ def test_how_an_update_is_computed_which_older_bundles_hold_is_no_difference(tmp
     assert comparison.passed
     assert reasons(comparison) == ["identical", "not comparable"]
     assert "newer captures do not record it" in comparison.rows[1].verdict.detail
+
+
+def test_an_update_of_another_optimizer_is_judged_though_only_one_side_has_its_state(tmp_path: Path) -> None:
+    given = [item("a", X, role=role, path="weight", parent=None) for role in ("param_grad", "param_before")]
+    sides = [
+        [
+            *given,
+            item("", np.array(value), role="state_before", path=path, parent=None),
+            item("a", X * np.float32(factor), role="param_update", path="weight", parent=None),
+        ]
+        for path, value, factor in (("AdamW.0.eps", 1e-8, 1.0), ("SGD.0.momentum", 0.0, 0.1))
+    ]
+    comparison = compare(tmp_path, *sides)
+    assert [culprit.place for culprit in comparison.culprits] == ["the update of a.weight"]

@@ -17,7 +17,7 @@ from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.findings.checks import Layer, Need, Point, Status, spikes
 from accucompare.findings.events import Alert, AlertKind, End, Ending, ScaleChange, Start, Step
 from accucompare.findings.health import CHECKS, examine, read_thresholds
-from accucompare.findings.vitals import Applied, Given, ParameterFacts, Setup, Targets, Vitals
+from accucompare.findings.vitals import Applied, Given, Narrowed, ParameterFacts, Setup, Targets, Vitals
 
 STEPS = 60
 PARAMETERS = [
@@ -106,7 +106,7 @@ def sound() -> Log:
     setup = Setup(
         0, PARAMETERS, ["AdamW"], {"AdamW": 5}, {"CosineAnnealingLR": 0}, {"CosineAnnealingLR": 100}, switched=2, seeds={"torch": 1}, pad=0
     )
-    setup = replace(setup, vocabulary=10)
+    setup = replace(setup, vocabulary=10, generators={"python": "a", "numpy": "n"})
     steps = [Step(step, True, 0.5 * (1 + 0.05 * math.sin(step)), scale=1024.0) for step in range(STEPS)]
     return Log(setup, [vital(step) for step in range(STEPS)], steps)
 
@@ -120,7 +120,8 @@ def several() -> Log:
     log.earlier, log.others[0].earlier = sound(), sound()
     log.others[0].earlier.given(0, digest="other")
     log.layer("weight", [2.0, 0.4], 0)
-    log.others[0].layer("weight", [2.0, 0.4], 0)
+    for each in (log.others[0], log.earlier, log.others[0].earlier):
+        each.layer("weight", [2.0, 0.4], 0)
     return log
 
 
@@ -161,6 +162,8 @@ FAULTS |= {
     "logit-spread": lambda log: log.change(7, targets=Targets(10, "float32", 0.0, 9.0, 0.1, -200.0, 1.5)),
     "entropy": lambda log: log.change(slice(None), loss=5.0, targets=Targets(10, "float32", 0.0, 9.0, 0.1, -9.0, 1e-6)),
     "loss-type": lambda log: log.change(slice(None), targets=Targets(10, "bfloat16", 0.0, 9.0, 0.1, -9.0, 1.5)),
+    "label-smoothing": lambda log: log.change(7, targets=Targets(10, "float32", 0.0, 9.0, 0.1, -9.0, 1.5, smoothing=0.9)),
+    "autocast-types": lambda log: log.change(7, narrowed=[Narrowed("rotary", "position_ids", "bfloat16", 512.0)]),
     "update-lost": lambda log: log.layer("moved", [0.1, 0.2]),
     "underflow": lambda log: log.warnings.append(Alert(AlertKind.UNDERFLOW, "act: 20% of gradients are subnormal", 3, "act")),
     "near-limit": lambda log: log.warnings.append(Alert(AlertKind.NEAR, "act: values up to 6e4", 3, "act")),
@@ -257,8 +260,16 @@ def _(log: Log) -> None:
     log.layer("update", [5.0, 5.0], 40)
 
 
-#: What does not judge the values of a run: there is no wrong number of seeds.
-TELLS_ONLY = {"seeds-of-ranks"}
+@spoilt("seeds-of-ranks")
+def _(log: Log) -> None:
+    log.others[0].setup = replace(log.others[0].setup, seeds={"torch": 2})
+    log.others[0].layer("weight", [2.1, 0.4], 0)
+
+
+@spoilt("seeded-others")
+def _(log: Log) -> None:
+    log.setup = replace(log.setup, generators={"python": "b", "numpy": "n"})
+    log.change(7, drawn_between=["python"])
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +277,7 @@ def unspoilt() -> dict[str, Any]:
     return {each.check.id: each for each in examine(several().ranks()).results}
 
 
-@pytest.mark.parametrize("check", [check.id for check in CHECKS if check.judge is not None and check.id not in TELLS_ONLY])
+@pytest.mark.parametrize("check", [check.id for check in CHECKS if check.judge is not None])
 def test_a_check_complains_of_its_fault_and_of_no_sound_run(check: str, unspoilt: dict[str, Any]) -> None:
     assert (unspoilt[check].status, unspoilt[check].outcome.measured) == (Status.PASS, unspoilt[check].outcome.measured)
     log = several()
@@ -275,6 +286,147 @@ def test_a_check_complains_of_its_fault_and_of_no_sound_run(check: str, unspoilt
     assert found.status in (Status.WARN, Status.FAIL)
     assert found.outcome.measured
     assert found.check.cure
+
+
+def ranks_with_one_batch(log: Log) -> None:
+    log.others[0].change(7, given=log.vitals[7].given)
+
+
+def log_of_zero(log: Log) -> None:
+    log.given(1, 7, low="-inf", high=2.0)
+
+
+def ids_below_zero(log: Log) -> None:
+    log.given(0, 7, path="input_ids", low=-1.0)
+
+
+def large_below_zero(log: Log) -> None:
+    log.given(1, 7, low=-1e6, high=5.0)
+
+
+def other_first_token(log: Log) -> None:
+    assert log.earlier is not None
+    log.given(0, first=(5.0, 5.0))
+    log.earlier.given(0, first=(1.0, 1.0))
+
+
+def infinite_variance(log: Log) -> None:
+    log.change(30, buffers={"norm.running_var": (0.5, "inf")})
+
+
+def a_nan_beside_a_small_moment(log: Log) -> None:
+    log.layer("v", ["nan", 1e-4])
+    log.setup = replace(log.setup, parameters=[PARAMETERS[0], replace(PARAMETERS[0], name="down.weight")])
+    log.layer("v", ["nan", 1e-12])
+
+
+@pytest.mark.parametrize(
+    ("check", "spoil"),
+    [
+        ("seeds-of-ranks", ranks_with_one_batch),
+        ("input-finite", log_of_zero),
+        ("input-range", large_below_zero),
+        ("labels-range", ids_below_zero),
+        ("tokenizer", other_first_token),
+        ("buffers", infinite_variance),
+        ("second-moment", a_nan_beside_a_small_moment),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_another_form_of_a_fault_is_seen(check: str, spoil: Callable[[Log], None]) -> None:
+    log = several()
+    spoil(log)
+    found = {each.check.id: each for each in examine(log.ranks()).results}[check]
+    assert found.status in (Status.WARN, Status.FAIL), found.outcome
+
+
+def targets_of_a_binary_cross_entropy(log: Log) -> None:
+    log.given(1, path="labels", low=0.0, high=1.0, whole=True)
+
+
+def one_mask_for_all_samples(log: Log) -> None:
+    log.given(1, path="attention_mask", low="-inf", high=0.0, constant=1.0)
+
+
+def a_table_that_is_frozen(log: Log) -> None:
+    log.setup = replace(log.setup, parameters=[*PARAMETERS, ParameterFacts("positions.weight", (8, 4), "float32", "Embedding", False)])
+    log.change(slice(None), outputs={"up": (-1.0, 1.0), "positions": (-1.0, 1.0)})
+    for step in range(STEPS):
+        log.change(step, outputs={**vital(step).outputs, "positions": (-1.0, 1.0)})
+
+
+def outputs_that_are_nan(log: Log) -> None:
+    log.change(slice(None), outputs={"up": ("nan", "nan")})
+
+
+def a_scale_of_one_from_the_start(log: Log) -> None:
+    log.steps = [replace(step, scale=1.0) for step in log.steps]
+
+
+def gradients_that_the_loop_averages_over_ranks(log: Log) -> None:
+    log.change(7, norm=0.2, norm_at_update=0.5)
+    log.others[0].change(7, norm=1.0, norm_at_update=0.5)
+
+
+def a_run_that_goes_on_from_a_checkpoint(log: Log) -> None:
+    log.setup = replace(log.setup, taken={"AdamW": 60})
+    log.change(0, loss=1.0)
+
+
+def a_smoothing_of_a_tenth(log: Log) -> None:
+    log.change(slice(None), targets=Targets(10, "float32", 0.0, 9.0, 0.1, -9.0, 1.5, smoothing=0.1))
+
+
+def python_seeded_otherwise_and_not_used(log: Log) -> None:
+    log.setup = replace(log.setup, generators={"python": "b", "numpy": "n"})
+
+
+@pytest.mark.parametrize(
+    ("check", "sound_too"),
+    [
+        ("input-type", targets_of_a_binary_cross_entropy),
+        ("input-constant", one_mask_for_all_samples),
+        ("input-finite", one_mask_for_all_samples),
+        ("output-constant", a_table_that_is_frozen),
+        ("output-constant", outputs_that_are_nan),
+        ("scale-at-one", a_scale_of_one_from_the_start),
+        ("gradients-grow", gradients_that_the_loop_averages_over_ranks),
+        ("same-first-step", a_run_that_goes_on_from_a_checkpoint),
+        ("label-smoothing", a_smoothing_of_a_tenth),
+        ("seeded-others", python_seeded_otherwise_and_not_used),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_what_looks_like_a_fault_and_is_none_is_left_alone(check: str, sound_too: Callable[[Log], None]) -> None:
+    log = several()
+    sound_too(log)
+    found = {each.check.id: each for each in examine(log.ranks()).results}[check]
+    assert found.status in (Status.PASS, Status.NOT_LOOKED_AT), found.outcome
+
+
+def test_a_check_without_numbers_is_not_passed() -> None:
+    log = sound()
+    log.change(slice(None), loss="nan")
+    log.layer("m", [None, None], slice(9, None))
+    found = {each.check.id: each for each in examine(log.ranks()).results}
+    assert (found["loss-spike"].status, found["first-moment"].status) == (Status.NOT_LOOKED_AT, Status.NOT_LOOKED_AT)
+
+
+def test_the_floor_of_a_smoothed_loss_is_the_entropy_of_its_labels() -> None:
+    """Against torch's own loss of an output that is the smoothed label itself."""
+    log = sound()
+    log.change(slice(None), targets=Targets(4, "float32", 0.0, 3.0, 0.0, -9.0, 1.0, smoothing=0.2))
+    measured = {each.check.id: each for each in examine(log.ranks()).results}["label-smoothing"].outcome.measured
+    label = np.array([0.85, 0.05, 0.05, 0.05])
+    assert measured.endswith(f"below {-(label * np.log(label)).sum():.4g}")
+
+
+def test_a_log_that_ends_in_the_middle_of_its_first_step_is_judged() -> None:
+    log = sound()
+    log.vitals, log.steps = log.vitals[:1], []
+    log.change(0, schedulers={"CosineAnnealingLR": Applied(1, [rate(0)])})
+    found = {each.check.id: each for each in examine(log.ranks()).results}
+    assert found["schedule-order"].status is Status.WARN
 
 
 def test_what_nobody_looks_at_is_listed_with_the_reason() -> None:

@@ -89,12 +89,14 @@ def test_an_event_that_the_disk_takes_in_parts_is_whole(tmp_path: Path) -> None:
     assert isinstance(read_log(log.path)[0][1], End)
 
 
-def test_a_disk_that_is_full_in_the_middle_of_an_event_is_warned_of_and_what_was_before_can_be_read(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_in_the_middle_of_an_event_is_warned_of_and_what_was_before_can_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     log = Log(tmp_path / "rank0.jsonl")
     log.write(start())
     log._file = _Small(log._file, 20)  # type: ignore[assignment]
-    with pytest.warns(UserWarning, match="the log of the watch ends here .No space left on device.; the watch goes on"):
-        log.write(step(0))
+    log.write(step(0))
+    assert caplog.messages == [f"{log.path}: the log of the watch ends here (No space left on device); the watch goes on"]
     log.write(step(1))
     assert [len(run) for run in read_log(log.path)] == [1]
 

@@ -166,7 +166,7 @@ def test_a_comparison_is_shown_as_before(make: Callable[[Path], ac.Comparison], 
     from accucompare.report.terminal import print_comparison
 
     comparison = make(here)
-    print_comparison(comparison, Path("reports/x.xlsx"), quiet=False)
+    print_comparison(comparison, [Path("reports/x.xlsx")], quiet=False)
     check(f"{make.__name__}.txt", plain(capsys.readouterr().out, here))
     check(f"{make.__name__}.json", plain(comparison.to_json(here / "x.json").read_text(), here))
     check(f"{make.__name__}.xml", sheets(comparison.to_excel(here / "x.xlsx"), here))

@@ -123,7 +123,7 @@ def test_a_configuration_that_differs_is_said_beside_the_culprit(tmp_path: Path,
     (culprit,) = comparison.culprits
     assert (culprit.place, culprit.configured) == ("act", (Option("approximate", "'none'", "'tanh'"),))
     told = "configured otherwise: approximate is 'none' in golden, 'tanh' in the candidate"
-    print_comparison(comparison, tmp_path / "x.xlsx", quiet=False)
+    print_comparison(comparison, [tmp_path / "x.xlsx"], quiet=False)
     assert told in capsys.readouterr().out
     summary = load_workbook(comparison.to_excel(tmp_path / "x.xlsx"))["Summary"]
     assert told in [cell.value for line in summary for cell in line]

@@ -77,6 +77,31 @@ class _OfOneOnly(torch.autograd.Function):
         return grads[0], None
 
 
+class _Handed(torch.autograd.Function):
+    """Hands on what it is given, and its gradient times a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * ctx.factor, None
+
+
+class HandedOn(nn.Module):
+    """Works in place, and hands on what it has written through a function with a backward of its own."""
+
+    def __init__(self, factor: float = 1.0, detached: bool = False) -> None:
+        super().__init__()
+        self.factor, self.detached = factor, detached
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        written = functional.hardtanh_(x)
+        return written.detach() if self.detached else _Handed.apply(written, self.factor)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def _changed_in_place(model: Any, x: torch.Tensor) -> Any:
     hidden = model.first(x)
     hidden[:, :2].mul_(2)
@@ -88,6 +113,7 @@ HABITS: dict[str, Callable[[], Habit]] = {
     "in place on a view": lambda: Habit(lambda m, x: m.last(m.relu(m.first(x).view(4, 2)).view(2, 4)), relu=_relu()),
     "in place on a transposed view": lambda: Habit(lambda m, x: m.last(m.relu(m.first(x).t()).t()), relu=_relu()),
     "in place on a part": lambda: Habit(_in_place_on_a_slice, relu=_relu()),
+    "in place, handed on by a function": lambda: Habit(lambda m, x: m.last(m.handed(m.first(x))), handed=HandedOn()),
     "a parameter as an argument": lambda: Habit(_queries, other=nn.Linear(4, 4), queries=nn.Parameter(values(2, 4))),
     "weight norm": lambda: Habit(lambda m, x: m.last(m.normed(m.first(x))), normed=parametrizations.weight_norm(nn.Linear(4, 4))),
     "a hook on an output": lambda: Habit(_hooked(lambda grad: 2 * grad)),

@@ -755,7 +755,7 @@ def test_a_golden_that_cannot_feed_is_refused_and_nothing_is_written(golden: Pat
     out = tmp_path / "fed"
     with ac.capture(saved(golden), tmp_path / "stats", mode="stats"):
         saved(golden)(torch.ones(1, 2))
-    refused(saved(golden), out, tmp_path / "stats", "statistics only")
+    refused(saved(golden), out, tmp_path / "stats", "holds no tensors")
     with ac.capture(saved(golden), tmp_path / "empty"):
         pass
     refused(saved(golden), out, tmp_path / "empty", "no finished step")

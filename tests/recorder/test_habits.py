@@ -13,11 +13,11 @@ import torch
 import accucompare as ac
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import GRADIENT_ROLES
-from accucompare.compare.rows import Reason
+from accucompare.compare.rows import Reason, Status
 from accucompare.compare.sites import Stage
 from planted.training_faults import of_input
 from tests.recorded import Opened
-from tests.recorder.habits import HABITS, Habit, build, train, values
+from tests.recorder.habits import HABITS, Habit, HandedOn, build, train, values
 
 Found = dict[tuple[str, int, str, str], np.ndarray[Any, Any]]
 
@@ -48,6 +48,24 @@ def test_a_fault_beside_a_habit_is_named(name: str, tmp_path: Path) -> None:
     train(faulty, tmp_path / "fed", feed=tmp_path / "golden")
     comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
     assert {(culprit.name, culprit.stage) for culprit in comparison.culprits} == {("last", Stage.BACKWARD)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "failing"),
+    [(HandedOn(factor=0.98), ("handed", "grad_input")), (HandedOn(detached=True), ("handed", "grad_output"))],
+    ids=["scaled", "detached"],
+)
+def test_the_backward_of_what_was_written_in_place_and_handed_on_is_judged(
+    wrong: HandedOn, failing: tuple[str, str], tmp_path: Path
+) -> None:
+    name = "in place, handed on by a function"
+    train(build(name), tmp_path / "golden", steps=1)
+    faulty = build(name)
+    faulty.handed = wrong
+    train(faulty, tmp_path / "fed", steps=1, feed=tmp_path / "golden")
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
+    assert not comparison.passed
+    assert failing in {(row.record.name, row.record.role.value) for row in comparison.rows if row.status is Status.FAIL and row.record}
 
 
 def test_a_backward_that_is_interrupted_leaves_what_was_recorded_and_the_next_is_recorded(tmp_path: Path, opened: Opened) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
+from accucompare.compare.rows import Status
 from tests.recorded import Glue, Opened, Record
 
 
@@ -98,6 +99,55 @@ def test_a_call_that_writes_into_one_of_two_arguments_of_one_memory_is_noted(cut
         with ac.capture(model, tmp_path / out, feed=feed):
             model(torch.ones(4, requires_grad=True)).sum().backward()
     expected = [
-        "1 value(s) were not fed: it is written into, and another argument lies in its memory: each got a copy (such as inner input 0)"
+        "1 value(s) were not fed: it is written into, and another argument shares elements with it: each got a copy (such as inner input 0)"
     ]
     assert opened(tmp_path / "fed").manifest.notes == (expected if noted else [])
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
+    assert comparison.trouble == (
+        "unverified: candidate, inner call 0 input 0 in step 0: it is written into, and another argument shares elements with it: "
+        "each got a copy"
+        if noted
+        else ""
+    )
+    assert comparison.passed is not noted
+
+
+def test_of_interleaved_parts_of_one_tensor_one_may_be_written_into(tmp_path: Path, opened: Opened) -> None:
+    inner = Glue(lambda self, a, b: a.mul_(3.0) * b)
+    model = Glue(lambda self, x: self.inner((y := x * 1.0)[:, :2], y[:, 2:]), inner=inner)
+    for out, feed in (("golden", None), ("fed", tmp_path / "golden")):
+        with ac.capture(model, tmp_path / out, feed=feed):
+            model(torch.ones(3, 4, requires_grad=True)).sum().backward()
+    assert opened(tmp_path / "fed").manifest.notes == []
+    assert ac.diff(tmp_path / "golden", tmp_path / "fed").passed
+
+
+def test_a_part_of_a_tensor_that_is_overwritten_and_not_used_has_the_gradient_zero_or_none(tmp_path: Path) -> None:
+    inner = Glue(lambda self, a, b: (b.zero_(), a * 2)[1])
+    model = Glue(lambda self, x: self.inner((y := x * 1.0)[:2], y[2:]), inner=inner)
+    for out, feed in (("golden", None), ("fed", tmp_path / "golden")):
+        with ac.capture(model, tmp_path / out, feed=feed):
+            model(torch.ones(4, requires_grad=True)).sum().backward()
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "fed")
+    (row,) = [row for row in comparison.rows if row.status is Status.NOT_COMPARED]
+    assert row.verdict.detail == "golden's is zero everywhere, and the candidate adds none, which is the same"
+    assert comparison.passed
+
+
+@pytest.mark.parametrize(("reaches", "noted"), [(False, True), (True, False)], ids=["detached", "one of two backwards"])
+def test_a_loss_that_reaches_no_layer_is_noted(reaches: bool, noted: bool, tmp_path: Path, opened: Opened) -> None:
+    model, other = nn.Linear(2, 2), torch.ones(2, requires_grad=True)
+    with ac.capture(model, tmp_path / "out"):
+        y = model(torch.ones(1, 2))
+        (y.detach() * other).sum().backward()
+        if reaches:
+            y.sum().backward()
+    notes = [note for note in opened(tmp_path / "out").manifest.notes if "went through a call" in note]
+    assert notes == (
+        [
+            "in 1 step(s) no backward went through a call of the model: the loss is of none of its outputs, or of detached ones; "
+            "those steps have no gradients of layers"
+        ]
+        if noted
+        else []
+    )

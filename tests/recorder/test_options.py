@@ -21,7 +21,7 @@ from accucompare.watcher.options import WatchOptions
     [
         ({"steps": 0}, "steps must be at least 1, but is 0"),
         ({"queue_bytes": 0}, "queue_bytes must be at least 1, but is 0"),
-        ({"mode": "some"}, "mode must be 'tensors' or 'stats', but is 'some'"),
+        ({"mode": "some"}, "mode must be one of 'tensors', 'sketch', 'stats', 'digest', but is 'some'"),
         ({"level": "kernel"}, "level must be 'module' or 'op', but is 'kernel'"),
         ({"map": "a=b"}, "--map: renames the layers of the bundle that --like or --feed names"),
         ({"map": ["a"], "like": "golden"}, "--map 'a': must be OLD=NEW"),

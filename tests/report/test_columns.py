@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import accucompare as ac
 from accucompare.api import Comparison
@@ -115,6 +116,19 @@ def test_integers_that_no_float_holds_stay_exact(tmp_path: Path) -> None:
         assert int(frame[title][0]) == value
     assert frame["golden max"][1:].astype(float).isna().tolist() == [False, True]
     assert frame["golden mean"].dtype == "float64"
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [((-(1 << 62) - 1, (1 << 62) + 1), "Int64"), (((1 << 63) + 1, (1 << 64) - 1), "UInt64"), (((1 << 64) - 1, -1), "object")],
+)
+def test_a_column_of_integers_alone_is_a_nullable_integer_that_is_exact(values: tuple[int, int], dtype: str, tmp_path: Path) -> None:
+    arrays = [np.array([value], np.int64 if value < 1 << 63 else np.uint64) for value in values]
+    bundle = write(tmp_path / "golden", [item("a", arrays[0]), item("b", arrays[1]), item("c", layout="meta")])
+    column = ac.diff(bundle, bundle).to_dataframe()["golden max"]
+    assert column.dtype == dtype
+    assert tuple(map(int, column[:2])) == values
+    assert column.isna().tolist() == [False, False, True]
 
 
 def test_what_could_not_be_measured_for_want_of_finite_values_is_shown_nowhere_as_zero(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def fed(*rows: Row, **more: Any) -> Comparison:
 
 
 def printed(capsys: pytest.CaptureFixture[str], compared: Comparison, quiet: bool = False) -> str:
-    print_comparison(compared, Path("x.xlsx"), quiet)
+    print_comparison(compared, [Path("x.xlsx")], quiet)
     return capsys.readouterr().out
 
 
@@ -318,10 +318,12 @@ def test_verdict_line_has_the_conclusion(capsys: pytest.CaptureFixture[str]) -> 
     assert printed(capsys, fed(judged("a")), quiet=True) == ("PASS  npu against golden: rounding; all 1 compared rows within tolerance\n")
 
 
-def test_terminal_lists_five_culprits_in_100_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_lists_five_culprits_in_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"FORCE_COLOR": "1", "TERM": "dumb", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
     out = printed(capsys, fed(*(judged(f"encoder.layers.{number}.attention.self.{'long' * 20}", 31.0) for number in range(7))))
     listed = out[out.index("Culprits") : out.index("First divergence")]
-    assert max(map(len, listed.splitlines())) <= 100
+    assert max(map(len, listed.splitlines())) <= 80
     assert listed.count("in channel 3") == listed.count(f"hint, {HINT}") == 5
     assert "… and 2 more in the report" in listed
 

@@ -25,7 +25,7 @@ def test_verdict_and_json_say_in_which_step_and_rank_of_several(
     sides[1][-1] = item("fc", [2.0], step=steps - 1, rank=ranks - 1)
     golden, candidate = (write(tmp_path / name, items, ranks=ranks) for name, items in zip(("golden", "npu"), sides, strict=True))
     comparison = ac.diff(golden, candidate)
-    print_comparison(comparison, Path("x.xlsx"), quiet=True)
+    print_comparison(comparison, [Path("x.xlsx")], quiet=True)
     assert capsys.readouterr().out.endswith(f" rows fail; first divergence: {place}\n")
     assert json.loads(comparison.to_json(tmp_path / "x.json").read_text())["first_divergence"] == place
 
@@ -60,7 +60,7 @@ def test_it_is_said_how_far_two_captures_are_bit_for_bit_identical(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: list[Item], candidate: list[Item], told: str
 ) -> None:
     comparison = write_both(tmp_path, golden, candidate)
-    print_comparison(comparison, Path("x.xlsx"), quiet=False)
+    print_comparison(comparison, [Path("x.xlsx")], quiet=False)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("bit for bit identical")]
     assert lines == ([f"bit for bit identical until {told}"] if told else [])
     place = json.loads(comparison.to_json(tmp_path / "x.json").read_text())["identical_until"]
@@ -107,7 +107,7 @@ def test_values_that_are_not_finite_on_both_sides_are_counted_and_told(
     ]
     comparison = ac.diff(*paths)
     assert comparison.nonfinite_on_both == rows
-    print_comparison(comparison, Path("x.xlsx"), quiet=False)
+    print_comparison(comparison, [Path("x.xlsx")], quiet=False)
     told = {0: "", 1: "1 row holds NaN or Inf on both sides\n", 2: "2 rows hold NaN or Inf on both sides\n"}[rows]
     assert told in capsys.readouterr().out
     assert json.loads(comparison.to_json(tmp_path / "x.json").read_text())["nonfinite_on_both"] == rows
@@ -129,5 +129,5 @@ def test_an_incomplete_side_is_told_whatever_the_verdict(
 ) -> None:
     golden = write(tmp_path / "golden", [item("fc", [1.0])], complete=complete[0])
     candidate = write(tmp_path / "npu", [item("fc", [value])], complete=complete[1])
-    print_comparison(ac.diff(golden, candidate), Path("x.xlsx"), quiet=quiet)
+    print_comparison(ac.diff(golden, candidate), [Path("x.xlsx")], quiet=quiet)
     assert told in capsys.readouterr().out.splitlines()[0]

@@ -20,7 +20,7 @@ from tests.findings.logs import NASTY, end, found, frames, passed, seen, start, 
 
 
 def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], *events: Event, quiet: bool = False) -> str:
-    print_analysis(read(write(tmp_path / "log", *events)), Path("x.xlsx"), quiet)
+    print_analysis(read(write(tmp_path / "log", *events)), [Path("x.xlsx")], quiet)
     return capsys.readouterr().out
 
 

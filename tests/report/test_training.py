@@ -38,7 +38,7 @@ def texts(sheet: Any) -> list[str]:
 def test_the_terminal_says_what_was_told_otherwise_and_then_where_the_runs_part(
     parted: ac.Comparison, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_comparison(parted, Path("x.xlsx"), quiet=False)
+    print_comparison(parted, [Path("x.xlsx")], quiet=False)
     out = capsys.readouterr().out
     other = "learning rate of AdamW.0 from step 15 on: 0.001 in golden, 0.002 in the candidate, in 5 steps"
     assert 0 < out.index(other) < out.index(SENTENCE)

@@ -41,13 +41,18 @@ sys.exit(code)
 """
 
 #: Of scripts that use more than torch, where it is installed.
-LIBRARIES = {name: bool(find_spec(name.partition(".")[0])) for name in ("transformers.trainer", "accelerate", "pytorch_lightning")}
+LIBRARIES = {
+    name: bool(find_spec(name.partition(".")[0]))
+    for name in ("transformers.trainer", "accelerate", "pytorch_lightning", "diffusers", "trl")
+}
+#: What cannot be imported without accelerate.
+_ON_ACCELERATE = ("transformers.trainer", "trl")
 
 
 @cache
 def with_libraries() -> Callable[..., subprocess.CompletedProcess[str]]:
     """The ``run`` of a process that has imported those that are installed."""
-    modules = [name for name, there in LIBRARIES.items() if there and (name != "transformers.trainer" or LIBRARIES["accelerate"])]
+    modules = [name for name, there in LIBRARIES.items() if there and (name not in _ON_ACCELERATE or LIBRARIES["accelerate"])]
     return Forkserver({**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, (*MODULES, *modules)).run
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ import accucompare as ac
 from accucompare.scripts.plan import Action, Plan
 from tests.conftest import ROOT, Run
 from tests.forkserver import with_torch
-from tests.scripts.forked import UNEDITED
+from tests.scripts.forked import UNEDITED, run
 
 COMMAND = [sys.executable, "-m", "accucompare"]
 
@@ -44,19 +47,6 @@ def test_a_script_is_captured_by_its_command_and_keeps_its_output_and_the_machin
     assert "True\n0 True\n" in done.stdout  # the compiler knows PyTorch's own __call__, and no hook is left
     with ac.open_bundle(tmp_path / "golden") as bundle:
         assert bundle.complete
-
-
-def test_torch_itself_lets_us_in_through_the_entry_point(tmp_path: Path) -> None:
-    info = tmp_path / "site" / "accucompare_entry-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: accucompare-entry\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[torch.backends]\nours = accucompare.scripts.entry:autoload\n")
-    Plan(action=Action.LIST, folder=str(tmp_path)).write(tmp_path / "plan")
-    variables = environment(PYTHONPATH=str(tmp_path / "site"), ACCUCOMPARE_SCRIPT=str(tmp_path / "plan"), TORCH_DEVICE_BACKEND_AUTOLOAD="1")
-    subprocess.run([sys.executable, "-c", "import torch; torch.nn.Linear(2, 2)(torch.ones(2))"], env=variables, check=True)
-    (hand,) = tmp_path.glob("*.json")
-    assert '"way":"entry point"' in hand.read_text()
-    assert '"name":"Linear"' in hand.read_text()
 
 
 def test_no_model_is_trouble_with_what_was_seen(cli: Run, tmp_path: Path) -> None:
@@ -95,6 +85,72 @@ def test_a_signal_goes_to_the_script_which_decides(tmp_path: Path) -> None:
     running.send_signal(signal.SIGTERM)
     running.communicate()
     assert running.returncode == 7
+
+
+def test_ctrl_c_ends_the_script_as_in_a_shell(tmp_path: Path) -> None:
+    command = [*COMMAND, "capture", "--", sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+    running = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == "up\n"
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal sends it, to all of its processes
+    running.communicate()
+    assert running.returncode == 130
+
+
+def test_python_in_isolation_lets_us_in_where_we_are_installed(tmp_path: Path) -> None:
+    """An environment of its own, whose site-packages hold our entry point; PYTHONPATH is not read there."""
+    site = tmp_path / "env" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(Path(sys.executable).resolve())
+    (tmp_path / "env" / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n")
+    info = site / "accucompare_entry-1.dist-info"
+    info.mkdir(parents=True)
+    (site / "all.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: accucompare-entry\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[torch.backends]\nours = accucompare.scripts.entry:autoload\n")
+    command = [*COMMAND, "capture", "--out", "golden", "--", python, "-I", UNEDITED / "loop.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(TORCH_DEVICE_BACKEND_AUTOLOAD="1"), capture_output=True, text=True)
+    assert (done.returncode, "captured 1 step" in done.stderr) == (0, True), done.stderr
+
+
+@pytest.mark.skipif(not find_spec("accelerate"), reason="accelerate is not installed")
+def test_accelerate_launch_starts_a_script_that_is_captured(tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", UNEDITED / "loop.py", "--lr", "1"]
+    done = subprocess.run(
+        [*COMMAND, "capture", "--out", "golden", "--", *launch], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    plain = run(tmp_path, UNEDITED / "loop.py", "--lr", "1", plan={"out": str(tmp_path / "plain")})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == plain.out
+    assert ac.diff(tmp_path / "golden", plain.bundle).answer.value == "identical"
+
+
+CELLS = (
+    "import torch\ntorch.manual_seed(0)\nnet = torch.nn.Linear(3, 2)\noptimizer = torch.optim.SGD(net.parameters(), 0.1)",
+    "for step in range(3):\n    optimizer.zero_grad()\n    net(torch.ones(2, 3)).square().sum().backward()\n    optimizer.step()",
+    "print(net.weight.sum().item().hex())",
+)
+
+
+@pytest.mark.skipif(not (find_spec("papermill") and find_spec("ipykernel")), reason="papermill or ipykernel is not installed")
+def test_a_notebook_is_captured_through_papermill_with_the_result_of_a_script(tmp_path: Path) -> None:
+    cells = [
+        {"cell_type": "code", "execution_count": None, "id": str(at), "metadata": {}, "outputs": [], "source": source}
+        for at, source in enumerate(CELLS)
+    ]
+    kernel = {"name": "python3", "display_name": "python3", "language": "python"}
+    notebook = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    (tmp_path / "in.ipynb").write_text(json.dumps(notebook))
+    papermill = [sys.executable, "-m", "papermill", "in.ipynb", "out.ipynb", "--no-progress-bar"]
+    command = [*COMMAND, "capture", "--out", "golden", "--steps", "0,2", "--", *papermill]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(IPYTHONDIR=str(tmp_path)), capture_output=True, text=True)
+    plain = run(tmp_path, "\n".join(CELLS), plan={"out": str(tmp_path / "plain"), "steps": "0,2"})
+    assert done.returncode == 0, done.stderr
+    assert plain.out.strip() in (tmp_path / "out.ipynb").read_text()
+    assert ac.diff(tmp_path / "golden", plain.bundle).answer.value == "identical"
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,8 @@ SCRIPTS = [
     Script("trained_by_trainer.py", "accelerate", "GPT2LMHeadModel", 2, timed=True),
     Script("accelerated.py", "accelerate", "Sequential", 2),
     Script("lightning_fit.py", "pytorch_lightning", "Lit", 0),
+    Script("diffused.py", "diffusers", "UNet2DModel", 1),
+    Script("fine_tuned.py", "trl", "GPT2LMHeadModel", 2, timed=True),
 ]
 
 

@@ -164,6 +164,33 @@ optimizer.step()
     assert [model.name for model in ran.seen[0].models if model.chosen] == ["Task"]
 
 
+def test_an_error_of_the_model_is_printed_as_without_a_capture(tmp_path: Path) -> None:
+    script = BEGINNING + "net = Net()\ntrain(net, torch.optim.SGD(net.parameters(), 0.1))\nnn.Linear(3, 3)(x)\nNet()(x[:, :2])"
+    plain, captured = run(tmp_path, script), run(tmp_path, script, plan={"steps": "5-5"})
+    assert "mat1 and mat2" in plain.err
+    assert captured.err == plain.err
+
+
+def test_a_script_that_leaves_by_os_exit_keeps_its_finished_steps_and_its_code(tmp_path: Path) -> None:
+    script = BEGINNING + "import os\nnet = Net()\ntrain(net, torch.optim.SGD(net.parameters(), 0.1), 3)\nnet(x)\nos._exit(5)"
+    ran = run(tmp_path, script, plan={"steps": "2-3"})
+    assert (ran.code, list(recorded(ran))) == (5, [2, 3])
+
+
+def test_ctrl_c_in_the_middle_keeps_the_finished_steps(tmp_path: Path) -> None:
+    script = BEGINNING + (
+        "import os, signal\nnet = Net()\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "net[1].register_forward_hook(lambda *call: os.kill(os.getpid(), signal.SIGINT) if len(seen) == 2 else None)\nseen = []\n"
+        "for step in range(5):\n    train(net, optimizer)\n    seen.append(step)"
+    )
+    ran = run(tmp_path, script, plan={"steps": "5"})
+    assert "KeyboardInterrupt" in ran.err
+    with ac.open_bundle(ran.bundle) as bundle:
+        assert not bundle.complete
+        assert [entry.step for _, entry in bundle.steps() if not entry.partial] == [0, 1]
+        assert bundle.manifest.stopped["error"] == "interrupted"
+
+
 def test_without_an_optimizer_each_call_is_a_step(tmp_path: Path) -> None:
     ran = run(
         tmp_path,

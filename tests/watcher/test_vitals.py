@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable
@@ -188,6 +189,35 @@ def the_rate_is_too_small_for_any_weight(loop: Loop) -> None:
     loop.optimizer.param_groups[0]["lr"] = loop.scheduler.base_lrs[0] = 1e-30
 
 
+@fault("label-smoothing")
+def the_smoothing_is_what_the_label_shall_keep(loop: Loop) -> None:
+    loop.loss = functools.partial(functional.cross_entropy, label_smoothing=0.9)
+
+
+class Timed(Net):
+    """Is given time steps, as a diffusion model is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = Time()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.time(torch.arange(0, 800, 100, device=x.device).to(torch.bfloat16))
+
+
+class Time(nn.Module):
+    def forward(self, timesteps: torch.Tensor) -> torch.Tensor:
+        return (timesteps.float() / 1000).sin()[:, None]
+
+
+@fault("autocast-types")
+def time_steps_are_cast_to_bfloat16(loop: Loop) -> None:
+    loop.model = Timed()
+    loop.optimizer = torch.optim.AdamW(loop.model.parameters(), 1e-3)
+    loop.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(loop.optimizer, 50)
+    loop.zero_grad = loop.optimizer.zero_grad
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_a_training_is_seen(name: str, tmp_path: Path) -> None:
@@ -231,6 +261,58 @@ def test_what_is_written_is_what_was_there(tmp_path: Path) -> None:
     assert fifth.layers["update"][at] == pytest.approx((added.norm() / weights[4].norm()).item(), rel=1e-5)
     assert [each.loss for each in run.vitals] == pytest.approx([loss.item() for loss in losses])
     assert fifth.lr["AdamW.0"] == pytest.approx(1e-3 * (1 + math.cos(math.pi * 4 / 50)) / 2)
+
+
+def test_updates_too_small_for_their_squares_are_measured_in_float64(tmp_path: Path) -> None:
+    """Against what the update is by definition: with plain SGD, the rate times the gradient."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4, bias=False)
+    with torch.no_grad():
+        model.weight.mul_(1e-22)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-25, momentum=0.9)
+    with ac.watch(model, optimizer, out=tmp_path, frames=0, checks_every=1) as watch:
+        before = model.weight.detach().double()
+        model(torch.full((2, 4), 1e-3)).sum().backward()
+        assert model.weight.grad is not None
+        norm = model.weight.grad.double().norm().item()
+        optimizer.step()
+        watch.step()
+    (vitals,) = read(tmp_path).ranks[0].vitals
+    assert vitals.layers["update"] == [pytest.approx(1e-25 * norm / before.norm().item(), rel=0.05)]
+    assert vitals.layers["m"] == [pytest.approx(norm / 4)]
+
+
+def test_what_shows_nothing_is_left_out(tmp_path: Path) -> None:
+    """One number is its own extrema, scores that are no log-probabilities have no entropy, and no label is no reason to give up."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+
+    def loss_of(step: int, hidden: torch.Tensor) -> torch.Tensor:
+        if step == 0:
+            return functional.nll_loss(hidden, torch.tensor([1]))
+        return functional.cross_entropy(hidden[:0], torch.empty(0, dtype=torch.long)).nan_to_num() + hidden.sum()
+
+    with ac.watch(model, out=tmp_path, frames=0, checks_every=1, on_finding="warn", quiet=True) as watch:
+        for step in range(2):
+            output = model(torch.ones(1, 3))
+            (loss_of(step, model[0](torch.ones(1, 3))) + output.sum()).backward()
+            watch.step()
+    run = read(tmp_path).ranks[0]
+    assert [list(each.outputs) for each in run.vitals] == [["0"], ["0"]]
+    assert [None if each.targets is None else each.targets.entropy for each in run.vitals] == [None, None]
+    assert all(each.loss is not None for each in run.vitals)
+    assert not [warning for warning in run.warnings if "not looked at" in warning.text]
+
+
+def test_the_generators_that_the_data_draws_from_are_noted(tmp_path: Path) -> None:
+    def draw(loop: Loop) -> None:
+        loop.steps, loop.before = 3, lambda step: random.random()
+
+    random.seed(0)
+    watched(tmp_path, draw)
+    random.seed(1)
+    run, health = watched(tmp_path, draw)
+    assert [each.drawn_between for each in run.vitals] == [[], ["python"], ["python"]]
+    assert {each.check.id: each.status for each in health.results}["seeded-others"] is Status.WARN
 
 
 def test_without_the_checklist_nothing_is_written_for_it(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""``accucompare import``: a bundle from the dump of another tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from accucompare.cli import options as option
+from accucompare.cli.group import PASS, cli
+from accucompare.cli.options import examples
+from accucompare.errors import CaptureError
+from accucompare.selection import DumpFormat
+
+_SHOWN = 5
+
+
+@cli.command(
+    "import",
+    epilog=examples(
+        "accucompare import dump/ --out npu                          # which tool's dump it is, is seen",
+        "accucompare import dump/step0/rank0 --from msprobe --out npu",
+        "accucompare import tensors/ --out npu --name-pattern 'step{step}/{name}[.{call}].{role}[.{path}]'",
+        "accucompare diff golden npu                                 # as with any other bundle",
+    ),
+)
+@click.argument("dump", type=click.Path(path_type=Path))
+@option.out("Directory to write the bundle to.", required=True)
+@option.dump_format
+@option.name_pattern
+@option.overwrite("Replace an earlier bundle in the directory.")
+@option.quiet("nothing but errors")
+def import_(dump: Path, out: Path, format_name: DumpFormat | None, name_pattern: str | None, overwrite: bool, quiet: bool) -> int:
+    """Make a bundle of the dump of another tool.
+
+    DUMP is a directory, or a file, that another tool wrote. Names, calls and roles become accucompare's, so that diff takes the bundle like
+    any other. What has no counterpart is listed, here and in the bundle. docs/import.md says what is read of each format.
+    """
+    from accucompare.dumps.importing import import_dump
+    from accucompare.report.console import progress_bar, reader_may_leave
+    from accucompare.report.terminal_bundle import print_import
+
+    with progress_bar("importing", "steps", quiet) as progress:
+        imported = import_dump(dump, out, format_name=format_name, name_pattern=name_pattern, overwrite=overwrite, progress=progress)
+    if not quiet:
+        with reader_may_leave():
+            print_import(out, imported.format.title, imported.records, imported.without_values, imported.weights, imported.notes)
+    if imported.unreadable:
+        count = len(imported.unreadable)
+        shown = "; ".join(imported.unreadable[:_SHOWN]) + (f"; and {count - _SHOWN} more" if count > _SHOWN else "")
+        raise CaptureError(f"{out}: is incomplete, for {count} tensor(s) of {dump} cannot be read: {shown}")
+    return PASS

@@ -1,0 +1,52 @@
+"""What of the package's logging a command shows: warnings, with --debug everything, with --quiet errors only."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import click
+
+from accucompare.text import printable_lines
+
+_PACKAGE = logging.getLogger("accucompare")
+
+
+class _Stderr(logging.Handler):
+    """Prints as the commands do, to what standard error is at the moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            click.echo(f"accucompare: {printable_lines(self.format(record))}", err=True)
+        except Exception:
+            self.handleError(record)
+
+
+@contextlib.contextmanager
+def shown_logs(debug: bool, quiet: bool) -> Iterator[None]:
+    """Print what the package logs while a command runs; a configuration of the user's own code sees none of it twice."""
+    handler = _Stderr(logging.DEBUG if debug else logging.ERROR if quiet else logging.WARNING)
+    if debug:
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    before = _PACKAGE.level, _PACKAGE.propagate
+    _PACKAGE.addHandler(handler)
+    _PACKAGE.setLevel(handler.level)
+    _PACKAGE.propagate = False
+    try:
+        yield
+    finally:
+        _PACKAGE.removeHandler(handler)
+        _PACKAGE.setLevel(before[0])
+        _PACKAGE.propagate = before[1]
+
+
+@contextlib.contextmanager
+def told_later(name: str) -> Iterator[None]:
+    """What this logger says meanwhile, the command itself tells at its end."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

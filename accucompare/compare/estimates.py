@@ -1,0 +1,131 @@
+"""What sketches tell about a pair whose values were not recorded, or on one side only: an estimate of how far apart it is.
+
+A bundle captured with ``--mode sketch`` keeps, of each tensor, its digest, statistics and a linear sketch (``numbers.sketch``). The norm of
+the difference of two sketches of k numbers is that of the tensors' difference, to a relative standard deviation of 1 / sqrt(2 k). Norms,
+means, extrema and counts are exact, as recorded. So ::
+
+    rel_l2            ~  ‖S(c) - S(g)‖ / ‖g‖
+    1 - cosine        ~  ‖S(c) / ‖c‖ - S(g) / ‖g‖‖² / 2
+    bias              =  mean(c) - mean(g)
+
+and where the lower bounds that statistics prove (``compare.bounds``) are larger, they take the place of the estimate: an error that sits in
+one element, or in two that a sketch can lose, moves an extreme or a norm. What is largest where is not known.
+
+**Uncertainty.** An estimate is over its limit only if it is by more than an estimate of a value at the limit exceeds once in a thousand:
+sqrt(chi2.999(k) / k) times a limit on the error itself, and sqrt(F.999(k, k)) times one on the excess, the ratio of two estimates.
+A true error may so be up to that factor beyond a limit and pass, or a bit more; the report says that rows were judged by sketches.
+
+**Integers and booleans** are compared exactly by their digests. How many differ, a sketch does not tell.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from accucompare.bundle.reader import Bundle
+from accucompare.bundle.records import Record
+from accucompare.compare.baseline import ratio_limit
+from accucompare.compare.bounds import lower_bounds
+from accucompare.compare.masks import masks_may_explain
+from accucompare.compare.measure import Metrics
+from accucompare.errors import RecordError
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers.sketch import deviation, distance, power_near, sketch
+from accucompare.numbers.sums import BLOCK, SEGMENT, Float64
+
+#: The upper 0.1 % point of the normal distribution.
+_NORMAL = 3.0902323061678132
+
+
+def can_estimate(golden: Record, candidate: Record) -> bool:
+    """Whether a distance of two records can be estimated: floating numbers, of which one side at least has a sketch, and neither less.
+
+    Values that may be masks, and NaN or Inf on one side only, are for ``compare.bounds``.
+    """
+    if not (golden.has_values and candidate.has_values) or None not in (golden.member, candidate.member):
+        return False
+    ours, theirs = golden.statistics, candidate.statistics
+    if ours is None or theirs is None or not (DTYPES[golden.dtype].digits and DTYPES[candidate.dtype].digits):
+        return False
+    return (ours.nan, ours.inf) == (theirs.nan, theirs.inf) and not masks_may_explain(golden, candidate)
+
+
+def estimate(ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> Metrics:
+    """Estimated metrics of a pair that ``can_estimate``.
+
+    Returns:
+        As ``compare.bounds.lower_bounds``, with ``rel_l2``, ``rmse`` and ``one_minus_cosine`` estimated where that is more, and
+        ``deviation`` set.
+
+    Raises:
+        RecordError: if a sketch is damaged, or the two were made in different ways.
+    """
+    bounds = lower_bounds(golden, candidate)
+    assert golden.statistics is not None
+    assert candidate.statistics is not None
+    size = _size(ours, golden) or _size(theirs, candidate)
+    left, right = (_sketch(bundle, record, size) for bundle, record in ((ours, golden), (theirs, candidate)))
+    apart, length = distance(left, right), golden.statistics.l2 or 0.0
+    rmse = max(apart / math.sqrt(max(bounds.compared, 1)), bounds.rmse)
+    return msgspec.structs.replace(
+        bounds,
+        rel_l2=max(apart / length if length else (math.inf if apart else 0.0), bounds.rel_l2),
+        one_minus_cosine=max(_one_minus_cosine(left, right, length, candidate.statistics.l2 or 0.0), bounds.one_minus_cosine),
+        max_abs=max(bounds.max_abs, rmse / (1.0 + 3.0 * deviation(size))),
+        rmse=rmse,
+        deviation=deviation(size),
+    )
+
+
+def room(metrics: Metrics) -> float:
+    """How far an estimated error may be over a limit before it is: sqrt(chi2.999(k) / k); 1 of one that was measured.
+
+    By E. B. Wilson & M. M. Hilferty, "The distribution of chi-square", PNAS 17, 1931.
+    """
+    if not metrics.deviation:
+        return 1.0
+    part = 2.0 / (9.0 * _numbers(metrics))
+    return math.pow(1.0 - part + _NORMAL * math.sqrt(part), 1.5)
+
+
+def ratio_room(metrics: Metrics) -> float:
+    """The same of an excess: sqrt(F.999(k, k))."""
+    return ratio_limit(_numbers(metrics)) if metrics.deviation else 1.0
+
+
+def _numbers(metrics: Metrics) -> int:
+    """How many numbers the sketches had."""
+    return round(0.5 / metrics.deviation**2)
+
+
+def _one_minus_cosine(golden: Float64, candidate: Float64, ours: float, theirs: float) -> float:
+    if not ours or not theirs:
+        return 0.0 if ours == theirs else 1.0
+    return min(distance(golden / ours, candidate / theirs) ** 2 / 2.0, 2.0)
+
+
+def _size(bundle: Bundle, record: Record) -> int:
+    return 0 if record.sketch is None else bundle.sketch_facts(record).size
+
+
+def _sketch(bundle: Bundle, record: Record, size: int) -> Float64:
+    """A record's sketch, which is made from its values if it has those."""
+    if record.sketch is not None:
+        found = bundle.sketch(record)
+        if len(found) != size:
+            raise RecordError(
+                f"{bundle.path}: {record.key} has a sketch of {len(found)} numbers, and the other side one of {size}; "
+                "capture both with the same --sketch-size"
+            )
+        return found
+    assert record.statistics is not None
+    stored, elements = bundle.stored(record), math.prod(record.shape)
+    starts = range(0, elements, SEGMENT)
+    blocks = (block for start in starts for block in stored.blocks(start, min(start + SEGMENT, elements), BLOCK))
+    scale = power_near(record.statistics)
+    found = sketch(blocks, DTYPES[record.dtype], size, scale) / scale
+    stored.verify()
+    return np.asarray(found)

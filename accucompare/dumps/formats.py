@@ -1,0 +1,45 @@
+"""The formats that can be imported, as a table, and which one a path is of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from accucompare.dumps import cann, folder, hugging_face, msaccucmp, msprobe, polygraphy, sglang
+from accucompare.dumps.items import Format
+from accucompare.errors import UsageError
+
+#: In the order in which they are tried: what is most particular first.
+FORMATS: tuple[Format, ...] = (
+    msprobe.FORMAT,
+    cann.FORMAT,
+    msaccucmp.FORMAT,
+    sglang.FORMAT,
+    polygraphy.FORMAT,
+    hugging_face.FORMAT,
+    folder.FORMAT,
+)
+
+
+def format_of(path: Path, name: str | None) -> Format:
+    """The format of a dump.
+
+    Args:
+        path: a directory or a file.
+        name: as ``--from`` gives it; ``None`` if it is to be recognised.
+
+    Raises:
+        UsageError: if there is nothing, if no format is recognised, or more than one is.
+    """
+    if not path.exists():
+        raise UsageError(f"{path}: there is no such file or directory")
+    if name is not None:
+        return next(each for each in FORMATS if each.name == name)
+    found = [each for each in FORMATS if each.recognise(path)]
+    found = [each for each in found if not each.generic] or found
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = " and ".join(each.name for each in found)
+        raise UsageError(f"{path}: holds dumps of more than one format ({names}); say which to import: --from {found[0].name}")
+    known = "; ".join(f"{each.name}: {each.looks_like}" for each in FORMATS)
+    raise UsageError(f"{path}: no format is recognised; name it with --from. The formats are {known}")

@@ -1,0 +1,190 @@
+"""Dumps of Hugging Face's model debugger (``transformers.model_debugging_utils``), written with ``use_repr=False``.
+
+``<class>_debug_tree_FULL_TENSORS.json`` is the tree of calls; each tensor is a ``.safetensors`` beside it, named after its module alone,
+so that of several calls of a module only the last one's values are there. It holds the forward only, and outputs of the innermost
+modules only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from accucompare.bundle.records import Layout, Role
+from accucompare.dumps.files import as_shape, inside, is_scalar, load_safetensors, read_json, safetensors_index, scalar
+from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part, UnreadableError
+from accucompare.errors import BundleError, UsageError
+from accucompare.selection import DumpFormat
+
+_INDEX = "_debug_tree_FULL_TENSORS.json"
+_SHAPE = re.compile(r"torch\.Size\(\[([\d, ]{0,1000})\]\)")
+_LAYER = re.compile(r"(.*)\.(\d{1,9})", re.DOTALL)
+_NUMBER = re.compile(r"-?(\d{1,400}(\.\d{1,400})?(e[+-]?\d{1,4})?|inf)|nan")
+_FLOAT = re.compile(r"[.en]")
+_OVERWRITTEN = "a later call of the same module has overwritten its file"
+_NO_TENSOR = "no tensor, of which the dump has the text only"
+
+
+def _recognise(path: Path) -> bool:
+    return path.name.endswith((_INDEX, "_debug_tree_SUMMARY.json")) or (path.is_dir() and next(path.glob(f"*{_INDEX}"), None) is not None)
+
+
+def _open(path: Path, name_pattern: str | None) -> Dump:
+    if path.is_dir():
+        indices = sorted(path.glob(f"*{_INDEX}"))
+        if len(indices) > 1:
+            raise UsageError(f"{path}: holds dumps of {len(indices)} models; import one of them: {indices[0]}")
+        if not indices:
+            raise BundleError(f"{path}: holds no *{_INDEX} of Hugging Face's model debugger")
+        path = indices[0]
+    if not path.name.endswith(_INDEX):
+        raise UsageError(f"{path}: is the summary, without values; import its *{_INDEX}")
+    tree = _Tree(path, read_json(path))
+    part = Part(0, 0, tree.items, lambda: tree.modules)
+    return Dump((part,), (Role.INPUT, Role.OUTPUT), root=True, innermost_outputs=True, pruned=tuple(tree.pruned()))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call in the tree."""
+
+    name: str
+    call: int
+    parent: tuple[str, int] | None
+    node: dict[str, Any]
+
+
+@dataclass
+class _Tree:
+    """The tree of calls of one forward."""
+
+    path: Path
+    root: Any
+    modules: dict[str, str] = field(default_factory=dict)
+
+    def items(self) -> Iterator[Item | LeftOut]:
+        """The inputs of each call, what its children were given and gave, its outputs."""
+        files = Counter(file for begins, call in self.calls() for _, value in _values(call, begins) if (file := _file(value)))
+        for begins, call in self.calls():
+            place = Item(call.name, Role.INPUT if begins else Role.OUTPUT, call=call.call, type=self.modules[call.name], parent=call.parent)
+            for path, value in _values(call, begins):
+                yield from self._item(replace(place, path=path), value, files)
+
+    def calls(self) -> Iterator[tuple[bool, _Call]]:
+        """Each call twice: when it began (True), and when it ended."""
+        if not isinstance(self.root, dict) or not isinstance(self.root.get("module_path"), str):
+            raise BundleError(f"{self.path}: is no tree of calls of Hugging Face's model debugger")
+        model, counts = self.root["module_path"], Counter[str]()
+        self.modules = {"": model}
+        stack = [(True, _Call("", 0, None, self.root))]
+        while stack:
+            begins, call = stack.pop()
+            yield begins, call
+            if not begins:
+                continue
+            stack.append((False, call))
+            below = []
+            for child in self._children(call.node):
+                name = child["module_path"].removeprefix(f"{model}.")
+                self.modules[name] = ""
+                below.append((True, _Call(name, counts[name], (call.name, call.call), child)))
+                counts[name] += 1
+            stack += reversed(below)
+
+    def _children(self, node: dict[str, Any]) -> list[dict[str, Any]]:
+        children = node.get("children", [])
+        if not isinstance(children, list) or not all(
+            isinstance(each, dict) and isinstance(each.get("module_path"), str) for each in children
+        ):
+            raise BundleError(f"{self.path}: is damaged; the children of {str(node.get('module_path'))[:200]!r} are no calls")
+        return children
+
+    def pruned(self) -> Iterator[str]:
+        """The lists of layers of which ``do_prune_layers`` has kept the first and the last one only."""
+        layers: dict[tuple[str, int, str], list[int]] = {}
+        for begins, call in self.calls():
+            if begins and call.parent is not None and (match := _LAYER.fullmatch(call.name)):
+                layers.setdefault((*call.parent, match[1]), []).append(int(match[2]))
+        yield from (name for (_, _, name), numbers in layers.items() if len(numbers) == 2 and numbers[1] > numbers[0] + 1)
+
+    def _item(self, place: Item, value: Any, files: Counter[str]) -> Iterator[Item | LeftOut]:
+        what = f"{place.name} call {place.call} {place.role.value}.{place.path}"
+        if not _is_tensor(value):
+            if (number := _number(value)) is not None:
+                yield replace(place, layout=Layout.SCALAR, load=partial(scalar, number))
+            elif value not in ("None", None):
+                yield LeftOut(what, _NO_TENSOR)
+            return
+        match = _SHAPE.fullmatch(str(value["shape"]))
+        try:
+            shape = as_shape([int(length) for length in match[1].split(",") if length.strip()] if match else value["shape"])
+        except ValueError as error:
+            raise BundleError(f"{self.path}: {what} has {error}") from None
+        file = _file(value)
+        if file is None:
+            raise UsageError(f"{self.path}: holds values as text of four digits (use_repr=True); write it with use_repr=False")
+        files[file] -= 1
+        if files[file]:
+            yield LeftOut(what, _OVERWRITTEN)
+            return
+        load = partial(_load, inside(self.path.parent, file))
+        yield replace(place, dtype=str(value["dtype"]).removeprefix("torch."), shape=shape, load=load)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("shape"), str) and isinstance(value.get("dtype"), str)
+
+
+def _number(value: Any) -> bool | int | float | None:
+    """The Python number that a text stands for, which is exact; ``None`` if it is another value's."""
+    if value in ("True", "False"):
+        return bool(value == "True")
+    if not isinstance(value, str) or not _NUMBER.fullmatch(value):
+        return None
+    number = float(value) if _FLOAT.search(value) else int(value)
+    return number if is_scalar(number) else None
+
+
+def _file(value: Any) -> str | None:
+    """The file that a tensor's values are in; ``None`` if it has none."""
+    found = value.get("value") if _is_tensor(value) else None
+    return found if isinstance(found, str) else None
+
+
+def _values(call: _Call, inputs: bool) -> Iterator[tuple[str, Any]]:
+    """The inputs or the outputs of a call, with their paths."""
+    if not inputs:
+        yield from _leaves(call.node.get("outputs"), "")
+        return
+    given = call.node.get("inputs")
+    if isinstance(given, dict):
+        yield from _leaves(given.get("args", []), "")
+        yield from _leaves(given.get("kwargs", {}), "")
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and not _is_tensor(value):
+        parts = [(str(key), child) for key, child in value.items()]
+    elif isinstance(value, list):
+        parts = [(str(place), child) for place, child in enumerate(value)]
+    else:
+        if value is not None:
+            yield path, value
+        return
+    for part, child in parts:
+        yield from _leaves(child, f"{path}.{part}" if path else part)
+
+
+def _load(path: Path) -> Loaded:
+    index = safetensors_index(path)
+    if "data" not in index:
+        raise UnreadableError(f"{path}: holds no tensor 'data'")
+    return load_safetensors(path, index["data"])
+
+
+FORMAT = Format(DumpFormat.HUGGING_FACE.value, "Hugging Face's model debugger", _recognise, _open, f"*{_INDEX}")

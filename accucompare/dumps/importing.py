@@ -1,0 +1,280 @@
+"""Writes a bundle from the dump of another tool: ``accucompare import``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from accucompare.bundle.directory import discard_unfinished, forget_previous, prepare_directory, refuse_directory
+from accucompare.bundle.lock import locked
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.records import TRAINING_ROLES, Key, Layout, Record, Role
+from accucompare.bundle.writer import BundleWriter
+from accucompare.dumps.formats import format_of
+from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part, UnreadableError
+from accucompare.errors import BundleError, UsageError
+from accucompare.numbers.digests import fingerprint
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.selection import Mode
+
+#: How many bytes of tensors may wait to be written: a few tensors.
+_QUEUE_BYTES = 64 << 20
+
+#: Called with the parts (steps of ranks) that are done, and how many there are.
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Imported:
+    """What came of an import.
+
+    Attributes:
+        format: of the dump.
+        records, without_values, weights: how many there are in the bundle.
+        left_out: what has no counterpart, each with its step and rank.
+        unreadable: what could not be read, each with the reason; then the bundle is marked incomplete.
+        notes: what a reader of the bundle is to know.
+    """
+
+    format: Format
+    records: int = 0
+    without_values: int = 0
+    weights: int = 0
+    left_out: list[LeftOut] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def import_dump(
+    path: Path,
+    out: Path,
+    *,
+    format_name: str | None = None,
+    name_pattern: str | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Imported:
+    """Make a bundle of the dump of another tool, with a few tensors in memory.
+
+    Args:
+        path: the dump: a directory or a file.
+        out: the bundle's directory.
+        format_name: one of ``formats.FORMATS``; ``None`` if it is to be recognised.
+        name_pattern: how file names are to be read, for the formats that need it.
+        overwrite: replace a bundle that is there.
+        progress: is told how far it has come.
+
+    Returns:
+        What came of it. If anything could not be read, the bundle is marked incomplete.
+
+    Raises:
+        UsageError: if no format is recognised, or the pattern does not fit.
+        BundleError: if the dump is damaged or hostile.
+        CaptureError: if the bundle cannot be written. After any of these, and Ctrl-C, nothing is left, and an earlier bundle is back.
+    """
+    chosen = format_of(path, format_name)
+    if name_pattern is not None and not chosen.takes_pattern:
+        raise UsageError(f"--name-pattern: dumps of {chosen.title} have names of their own; leave it out")
+    refuse_directory(out, overwrite)
+    dump = chosen.open(path, name_pattern)
+    if not dump.parts:
+        raise BundleError(f"{path}: holds nothing to import")
+    with locked(out):
+        prepare_directory(out, overwrite)
+        try:
+            found = _Import(chosen, path, out, dump).run(progress or (lambda done, total: None))
+        except BaseException:
+            discard_unfinished(out)
+            raise
+        forget_previous(out)
+    return found
+
+
+class _Import:
+    """One import that is under way."""
+
+    def __init__(self, chosen: Format, path: Path, out: Path, dump: Dump) -> None:
+        self._path = path
+        self._out = out
+        self._dump = dump
+        self._found = Imported(chosen, notes=list(dump.notes))
+
+    def run(self, progress: Progress) -> Imported:
+        total, done = len(self._dump.parts), 0
+        progress(0, total)
+        ranks = [(rank, list(parts)) for rank, parts in groupby(self._dump.parts, key=lambda part: part.rank)]
+        for rank, parts in ranks:
+            manifest = self._manifest(1 + max(rank for rank, _ in ranks))
+            writer = BundleWriter(self._out, manifest, rank, _QUEUE_BYTES)
+            try:
+                rank_of = _Rank(writer, self._found)
+                for part in parts:
+                    with _ended(writer, part.step):
+                        rank_of.add(part)
+                    done += 1
+                    progress(done, total)
+                rank_of.conclude(self._dump)
+            finally:
+                writer.close()
+        if not self._found.records:
+            raise BundleError(f"{self._path}: nothing in it has a counterpart in a bundle{_most_of(self._found.left_out)}")
+        return self._found
+
+    def _manifest(self, ranks: int) -> Manifest:
+        return Manifest(ranks=ranks, environment=dict(self._dump.environment), notes=list(self._dump.notes))
+
+
+@contextlib.contextmanager
+def _ended(writer: BundleWriter, step: int) -> Iterator[None]:
+    """End a step of the bundle, also when it fails, so that its files are closed."""
+    partial = True
+    try:
+        yield
+        partial = False
+    finally:
+        writer.end_step(step, partial)
+
+
+class _Rank:
+    """The steps of one rank."""
+
+    def __init__(self, writer: BundleWriter, found: Imported) -> None:
+        self._writer = writer
+        self._found = found
+        self._left_out: list[LeftOut] = []
+        self._unreadable: list[str] = []
+        self._roles: set[Role] = set()
+        self._order = 0
+        self._with_values = self._without_values = 0
+        self._modules: dict[str, str] = {}
+        self._weights: dict[str, dict[str, Any]] = {}
+
+    def add(self, part: Part) -> None:
+        """Queue the items of one step."""
+        seen: set[Key] = set()
+        self._order = 0
+        place = f" (step {part.step}, rank {part.rank})"
+        for item in part.items():
+            if isinstance(item, LeftOut):
+                self._left_out.append(LeftOut(item.what + place, item.why))
+                continue
+            key = Key(part.rank, part.step, item.name, item.call, item.role, item.path)
+            if key in seen:
+                raise BundleError(f"{key}: is in the dump twice; import one of the two alone")
+            seen.add(key)
+            if item.role is Role.PARAM:
+                self._add_weight(key, item)
+            else:
+                self._add_record(key, item)
+        self._modules.update(part.modules())
+
+    def _add_record(self, key: Key, item: Item) -> None:
+        layout, detail, loaded = item.layout, item.detail, None
+        shape, dtype = item.shape or (), item.dtype
+        if item.load is not None:
+            try:
+                loaded = _checked(item, item.load())
+                shape, dtype = loaded.array.shape, loaded.dtype
+            except UnreadableError as reason:
+                layout, detail = Layout.UNREADABLE, str(reason)
+                self._unreadable.append(f"{key}: {reason}")
+        elif layout is Layout.STRIDED and item.statistics is not None and item.dtype not in DTYPES:
+            layout, detail = Layout.UNREADABLE, f"its type {item.dtype!r} is none of PyTorch's"
+            self._left_out.append(LeftOut(f"the statistics of {key}", detail))
+        record = Record(
+            *key,
+            order=self._order,
+            type=item.type,
+            parent=item.parent,
+            shape=shape,
+            dtype=dtype,
+            layout=layout,
+            statistics=None if loaded is not None or layout is Layout.UNREADABLE else item.statistics,
+            detail=detail,
+        )
+        self._order += 1
+        self._roles.add(key.role)
+        self._with_values += loaded is not None
+        self._without_values += loaded is None
+        self._writer.add(record, None if loaded is None else loaded.array)
+        if self._writer.failure is not None:
+            raise self._writer.failure
+
+    def _add_weight(self, key: Key, item: Item) -> None:
+        """Note the digest of a weight. Those of the first step count, as in a capture."""
+        name = f"{key.name}.{key.path}" if key.name else key.path
+        if name in self._weights:
+            return
+        if item.load is None:
+            self._left_out.append(LeftOut(f"the weight {name}", "the dump has its statistics only, which prove nothing"))
+            return
+        try:
+            loaded = _checked(item, item.load())
+        except UnreadableError as reason:
+            self._unreadable.append(f"the weight {name}: {reason}")
+            return
+        digests = fingerprint(loaded.array, DTYPES[loaded.dtype])
+        self._weights[name] = {"dtype": loaded.dtype, "shape": list(loaded.array.shape), "digests": digests}
+
+    def conclude(self, dump: Dump) -> None:
+        """Put into the manifest what there is, and what there is not."""
+        manifest, found = self._writer.manifest, self._found
+        trained = not self._roles.isdisjoint(TRAINING_ROLES)
+        manifest.capture.update(
+            mode=Mode.TENSORS.value if self._with_values else Mode.STATS.value,
+            backward=trained,
+            no_backward=not trained,
+            imported={
+                "format": found.format.title,
+                "roles": [role.value for role in dump.roles],
+                "root": dump.root,
+                "named_gradients": dump.named_gradients,
+                "partial": dump.partial,
+                "innermost_outputs": dump.innermost_outputs,
+                "pruned": dump.pruned,
+                "left_out": [{"what": each.what, "why": each.why} for each in self._left_out],
+            },
+        )
+        manifest.model.update(modules=self._modules, parameters=self._weights)
+        manifest.notes += _in_short(self._left_out)
+        found.notes += _in_short(self._left_out)
+        found.left_out += self._left_out
+        found.unreadable += self._unreadable
+        found.records += self._with_values + self._without_values
+        found.without_values += self._without_values
+        found.weights += len(self._weights)
+        if self._unreadable:
+            more = f", and {len(self._unreadable) - 1} more" if len(self._unreadable) > 1 else ""
+            manifest.stopped = {"error": f"values of the dump cannot be read: {self._unreadable[0]}{more}"}
+        manifest.complete = not self._unreadable
+
+
+def _checked(item: Item, loaded: Loaded) -> Loaded:
+    """What was loaded, if it is what the dump's index says.
+
+    Raises:
+        UnreadableError: if it is not.
+    """
+    if item.shape is not None and item.shape != loaded.array.shape:
+        raise UnreadableError(f"its file holds the shape {list(loaded.array.shape)}, but the dump says {list(item.shape)}")
+    if item.dtype and item.dtype != loaded.dtype:
+        raise UnreadableError(f"its file holds {loaded.dtype}, but the dump says {item.dtype}")
+    return loaded
+
+
+def _in_short(left_out: Iterable[LeftOut]) -> Iterator[str]:
+    """A sentence for each reason why something was left out."""
+    by_reason: dict[str, list[str]] = {}
+    for each in left_out:
+        by_reason.setdefault(each.why, []).append(each.what)
+    for why, what in by_reason.items():
+        more = f" and {len(what) - 1:,} more" if len(what) > 1 else ""
+        yield f"left out: {what[0]}{more}: {why}"
+
+
+def _most_of(left_out: list[LeftOut]) -> str:
+    return "".join(f"; {each}" for each in list(_in_short(left_out))[:3])

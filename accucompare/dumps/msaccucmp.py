@@ -1,0 +1,67 @@
+"""What msaccucmp makes of CANN's kernel dumps: ``{op_type}.{op_name}.{task_id}.{stream_id}.{timestamp}.{input|output}.{n}.npy``."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from accucompare.bundle.records import Role
+from accucompare.dumps.files import load_npy
+from accucompare.dumps.folders import files_in, folders_with, step_folders
+from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part
+from accucompare.selection import DumpFormat
+
+_NAME = re.compile(
+    r"(?P<kernel>(?P<type>[^.]+)\.(?P<name>.+?)\.(?P<task>\d{1,18})(?:\.\d{1,18}){0,2}\.(?P<time>\d{10,20}))"
+    r"\.(?P<role>input|output)\.(?P<number>\d{1,6})(?P<more>(?:\.[^.]+)*)\.npy"
+)
+
+
+def _belongs(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def _open(path: Path, name_pattern: str | None) -> Dump:
+    steps = step_folders(path, _belongs, "msaccucmp's .npy files")
+    parts = tuple(Part(0, step, lambda folder=folder: _items(folder)) for step, folder in steps)  # type: ignore[misc]
+    note = (
+        "kernels are listed under their own names, with slashes as msaccucmp writes them, as _; "
+        "which layer ran one, CANN does not say: --map brings the two together"
+    )
+    return Dump(parts, (Role.INPUT, Role.OUTPUT), partial=True, notes=(note,))
+
+
+def _items(folder: Path) -> Iterator[Item | LeftOut]:
+    """The tensors of all kernels, in the order of their timestamps."""
+    found = []
+    for path in files_in(folder):
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            yield LeftOut(path.name, "its name is none of msaccucmp's, OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP.output.N.npy")
+        else:
+            found.append(
+                ((int(match["time"]), int(match["task"]), match["kernel"], match["role"] == "output", int(match["number"])), path, match)
+            )
+    outputs = Counter(match["kernel"] for _, _, match in found if match["role"] == Role.OUTPUT)
+    numbers: dict[str, dict[str, int]] = {}
+    for _, path, match in sorted(found, key=lambda each: each[0]):
+        kernels = numbers.setdefault(match["name"], {})
+        call = kernels.setdefault(match["kernel"], len(kernels))
+        number = str(int(match["number"])) + match["more"]
+        alone = match["role"] == Role.OUTPUT and outputs[match["kernel"]] == 1  # as a module's only output
+        yield Item(match["name"], Role(match["role"]), "" if alone else number, call, load=_loader(path), type=match["type"])
+
+
+def _loader(path: Path) -> Callable[[], Loaded]:
+    return lambda: load_npy(path)
+
+
+FORMAT = Format(
+    DumpFormat.MSACCUCMP.value,
+    "msaccucmp",
+    lambda path: bool(folders_with(path, _belongs)),
+    _open,
+    "files named OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP.output.N.npy",
+)

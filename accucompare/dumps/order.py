@@ -1,0 +1,69 @@
+"""The order in which calls ran, from the order in which they ended and from which call each was made in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ended(Generic[T]):
+    """A call: what it is known by, its qualified name, and what the caller of ``in_order`` knows it by."""
+
+    key: str
+    name: str
+    entry: T
+
+
+def around(ended: Sequence[Ended[T]], parents: Mapping[str, str | None]) -> dict[str, str | None]:
+    """In which of these calls each was made; ``None`` for the outermost.
+
+    Args:
+        ended: calls in the order in which they ended.
+        parents: in which call each was made, as the dump says; it may name calls that are not among these, and lack some. Of one that it
+            lacks, the next call to end whose name is the beginning of its name is taken.
+    """
+    keys = {call.key for call in ended}
+    found: dict[str, str | None] = {}
+    pending: list[Ended[T]] = []
+    for call in ended:
+        while pending and pending[-1].name.startswith(f"{call.name}."):
+            found[pending.pop().key] = call.key
+        if call.key not in parents:
+            pending.append(call)
+            continue
+        above, seen = parents[call.key], {call.key}
+        while above is not None and above not in keys and above not in seen:
+            seen.add(above)
+            above = parents.get(above)
+        found[call.key] = above if above in keys else None
+    return {**found, **{call.key: None for call in pending}}
+
+
+def in_order(ended: Sequence[Ended[T]], parents: Mapping[str, str | None]) -> Iterator[tuple[bool, T]]:
+    """Each call twice: when it began (True), and when it ended. Calls in one call come in the order in which they ended.
+
+    Args:
+        ended: calls in the order in which they ended.
+        parents: as ``around`` gives them.
+
+    Raises:
+        ValueError: if calls are in one another.
+    """
+    children: dict[str | None, list[Ended[T]]] = {}
+    for call in ended:
+        children.setdefault(parents[call.key], []).append(call)
+    stack = [(True, call) for call in reversed(children.get(None, []))]
+    begun = 0
+    while stack:
+        begins, call = stack.pop()
+        yield begins, call.entry
+        if begins:
+            begun += 1
+            stack.append((False, call))
+            stack += [(True, child) for child in reversed(children.get(call.key, []))]
+    if begun != len(ended):
+        raise ValueError(f"{len(ended) - begun} calls are in one another")

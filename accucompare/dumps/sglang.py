@@ -1,0 +1,149 @@
+"""SGLang's dumper (sglang.srt.debug_utils.dumper): a ``.pt`` a tensor, ``{"value": …, "meta": {…}}``, its tags in the file's name.
+
+Its hooks on all modules name a tensor ``non_intrusive__MODULE.inputs.I`` and ``non_intrusive__MODULE.output``; a model's parameters are
+``param__NAME``, and ``grad__`` stands before the name of what a gradient is of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from accucompare.bundle.records import Role
+from accucompare.dumps.files import load_pt, of_tensor
+from accucompare.dumps.folders import files_in, folders_with
+from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part, UnreadableError
+from accucompare.errors import BundleError, UsageError
+from accucompare.selection import DumpFormat
+
+_BETWEEN = "___"
+_NUMBER = re.compile(r"\d{1,18}")
+_HOOKED, _PARAMETER, _GRADIENT = "non_intrusive__", "param__", "grad__"
+_PLACE = re.compile(r"(?:(?P<module>.*)\.)?(?:inputs\.(?P<input>[^.]+)|output)(?:\.(?P<key>[^.]+))?", re.DOTALL)
+_RECOMPUTED = "recompute"  # what recompute_status says of a forward that runs again in the backward
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file, with the tags in its name."""
+
+    path: Path
+    index: int
+    tags: dict[str, str]
+
+
+def _tags(name: str) -> dict[str, str]:
+    """The tags in a file's name; none if it is not one of a dump's."""
+    if not name.endswith(".pt"):
+        return {}
+    tags = dict(part.split("=", 1) for part in name.removesuffix(".pt").split(_BETWEEN) if "=" in part)
+    numbers = all(_NUMBER.fullmatch(tags.get(key, "0")) for key in ("step", "forward_pass_id", "rank", "dump_index"))
+    return tags if {"name", "dump_index"} <= tags.keys() and numbers else {}
+
+
+def _belongs(name: str) -> bool:
+    return bool(_tags(name))
+
+
+def _open(path: Path, name_pattern: str | None) -> Dump:
+    folders = folders_with(path, _belongs)
+    if len(folders) != 1:
+        what = (
+            "holds no file of SGLang's dumper"
+            if not folders
+            else f"holds several dumps ({folders[0]}, {folders[1]}, …); import one of them"
+        )
+        raise UsageError(f"{path}: {what}")
+    by_place: dict[tuple[int, int], list[_File]] = defaultdict(list)
+    others = []
+    for file in files_in(folders[0]):
+        tags = _tags(file.name)
+        if not tags:
+            others.append(LeftOut(file.name, "its name has no dump_index and name, as SGLang's dumper writes them"))
+            continue
+        step = int(tags.get("step", tags.get("forward_pass_id", "0")))
+        by_place[int(tags.get("rank", "0")), step].append(_File(file, int(tags["dump_index"]), tags))
+    ranks = {rank for rank, _ in by_place}
+    alone = ranks != {0} and len(ranks) == 1
+    if 0 not in ranks and not alone:
+        raise BundleError(f"{path}: lacks rank 0; import the files of one rank by themselves, or of all")
+    parts = []
+    for (rank, step), files in sorted(by_place.items()):
+        files.sort(key=lambda file: file.index)
+        parts.append(Part(0 if alone else rank, step, _reader(files, others)))
+        others = []
+    notes = (f"of rank {min(ranks)} alone, which is rank 0 here",) if alone else ()
+    roles = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.PARAM_GRAD)
+    names = [file.tags["name"].removeprefix(_GRADIENT) for files in by_place.values() for file in files]
+    hooked = [name.removeprefix(_HOOKED) for name in names if name.startswith(_HOOKED)]
+    root = any((match := _PLACE.fullmatch(name)) is not None and not match["module"] for name in hooked)
+    return Dump(tuple(parts), roles, root=root, partial=not hooked, notes=notes)
+
+
+def _reader(files: list[_File], others: list[LeftOut]) -> Callable[[], Iterator[Item | LeftOut]]:
+    def items() -> Iterator[Item | LeftOut]:
+        yield from others
+        calls: Counter[tuple[str, Role, str]] = Counter()
+        for file in files:
+            found = _place(file)
+            if isinstance(found, LeftOut):
+                yield found
+                continue
+            name, role, path = found
+            yield Item(name, role, path, calls[found], load=_loader(file.path))
+            calls[found] += 1
+
+    return items
+
+
+def _place(file: _File) -> tuple[str, Role, str] | LeftOut:
+    """Name, role and path of what a file holds."""
+    name = file.tags["name"]
+    if file.tags.get("recompute_status") == _RECOMPUTED:
+        return LeftOut(name, "a forward that the backward runs again; a capture records the first only")
+    gradient = name.startswith(_GRADIENT)
+    name = name.removeprefix(_GRADIENT)
+    if name.startswith(_PARAMETER):
+        module, _, parameter = name.removeprefix(_PARAMETER).rpartition(".")
+        return module, Role.PARAM_GRAD if gradient else Role.PARAM, parameter
+    if not name.startswith(_HOOKED):
+        layer = file.tags.get("layer_id")
+        named = name if layer is None else f"{name}.{layer}"
+        return named, Role.GRAD_OUTPUT if gradient else Role.OUTPUT, ""
+    match = _PLACE.fullmatch(name.removeprefix(_HOOKED))
+    if match is None:
+        return LeftOut(name, "its name is none of SGLang's hooks, MODULE.inputs.I or MODULE.output")
+    entered = match["input"] is not None
+    if gradient and entered:
+        return LeftOut(name, "the gradient of a tensor by all that use it; a bundle holds what each call adds to it")
+    path = ".".join(filter(None, (match["input"], match["key"])))
+    return match["module"] or "", Role.GRAD_OUTPUT if gradient else Role.INPUT if entered else Role.OUTPUT, path
+
+
+def _loader(path: Path) -> Callable[[], Loaded]:
+    return lambda: _load(path)
+
+
+def _load(path: Path) -> Loaded:
+    found = load_pt(path)
+    value = found["value"] if isinstance(found, dict) and "value" in found else found
+    if type(value) in (bool, int, float):
+        array = np.array(value)
+        if array.dtype.name not in ("bool", "int64", "float64"):
+            raise UnreadableError(f"{path}: holds an integer of more than 64 bits")
+        return Loaded(array, array.dtype.name)
+    return of_tensor(value, path)
+
+
+FORMAT = Format(
+    DumpFormat.SGLANG.value,
+    "SGLang's dumper",
+    lambda path: bool(folders_with(path, _belongs)),
+    _open,
+    "files named step=S___rank=R___dump_index=I___name=NAME.pt",
+)

@@ -1,0 +1,174 @@
+"""A linear sketch of a tensor: 256 numbers, from two of which the norm of the difference of their tensors is estimated.
+
+A tensor's values, in order and as float64, are cut into blocks of ROWS x GROUPS. In each block, ::
+
+    group[g]  = sum over rows r of  SIGNS[r, g] * value[block, r, g]
+    bucket    = (BUCKETS[t, g] + rotation[block]) mod k,        t = block mod TABLES
+    sketch[bucket] += GROUP_SIGNS[t, g] * sign[block] * group[g]
+
+All signs are random and fixed, so that the square of each bucket's number has the expectation of the sum of squares of what fell into it,
+and S(a) - S(b) = S(a - b): a sum over ranks, a mean over micro-batches and a factor can be computed on sketches. The norm of a sketch
+is that of the tensor to a relative standard deviation of 1 / sqrt(2 k), 4.4 % for k = 256 (M. Charikar, K. Chen & M. Farach-Colton,
+"Finding frequent items in data streams", Theor. Comput. Sci. 312, 2004; N. Alon, Y. Matias & M. Szegedy, JCSS 58, 1999; the sum over
+rows before the buckets is what makes it cheap). GROUPS is prime, so that no channel, stride or row of a usual length falls into one group.
+
+**What a sketch can lose.** Two wrong elements of the same size that fall into one bucket with opposite signs, once in 2 k times; and what
+is wrong at exactly every 1021st element is estimated to 60 % only. The extrema, the norm and the digest that a record holds are beside it.
+
+NaN and Inf count as 0 here: a record's statistics count them. Complex values are pairs of reals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accucompare.numbers import kernel
+from accucompare.numbers.dtypes import Array, DType, Kind, widen
+from accucompare.numbers.statistics import Statistics
+from accucompare.numbers.sums import Float64, as_reals, power_of_two_near
+
+#: Of the construction: sketches of two versions cannot be compared.
+VERSION = 1
+ROWS, GROUPS, TABLES = 64, 1021, 8
+#: Values per block.
+BLOCK = ROWS * GROUPS
+
+
+def sketch(blocks: Iterable[Array], dtype: DType, size: int, scale: float = 1.0) -> Float64:
+    """The sketch of one tensor.
+
+    Args:
+        blocks: its values, in order: contiguous arrays of ``dtype.storage`` and any shape, each of which is used before the next is taken.
+        dtype: its true type.
+        size: how many numbers the sketch has.
+        scale: a power of two that values are multiplied by first, for tensors whose sums would exceed float64.
+
+    Returns:
+        float64, of shape ``(size,)``; the same bits however the values are cut, with the compiled kernel and without.
+    """
+    found = np.zeros(size)
+    each = BLOCK // 2 if dtype.kind is Kind.COMPLEX else BLOCK
+    first = 0
+    for part in _cut(blocks, each * TABLES):
+        count = -(-part.size // each)
+        places = _places(first, count, size)
+        if kernel.can_summarize(dtype):
+            kernel.sketch_blocks(part, dtype, scale, *_tables(size), *places, found)
+        else:
+            _sketch_blocks(as_reals(widen(part, dtype)).astype(np.float64) * scale, *_tables(size), *places, found)
+        first += count
+    return found
+
+
+def sketch_of(raw: Array, dtype: DType, statistics: Statistics, size: int) -> Float64 | None:
+    """The sketch of a tensor of any magnitude.
+
+    Args:
+        raw: contiguous array of ``dtype.storage``, any shape.
+        dtype, size: as for ``sketch``.
+        statistics: of the tensor.
+
+    Returns:
+        As ``sketch``; ``None`` if its numbers would exceed float64.
+    """
+    scale = power_near(statistics)
+    found = sketch([raw], dtype, size, scale)
+    if scale != 1.0:
+        with np.errstate(over="ignore"):
+            found = found / scale
+    return found if np.isfinite(found).all() else None
+
+
+def power_near(statistics: Statistics) -> float:
+    """The scale for a tensor of these extrema."""
+    return power_of_two_near(max(abs(float(end or 0.0)) for end in (statistics.min, statistics.max)))
+
+
+def _cut(blocks: Iterable[Array], elements: int) -> Iterator[Array]:
+    """The same values in 1-d arrays of so many elements, the last one shorter; whole ones are not copied."""
+    held, filled = np.empty(0), 0
+    for block in blocks:
+        flat, at = block.reshape(-1), 0
+        while at < flat.size:
+            if not filled and flat.size - at >= elements:
+                yield flat[at : at + elements]
+                at += elements
+                continue
+            if not held.size:
+                held = np.empty(elements, flat.dtype)
+            count = min(elements - filled, flat.size - at)
+            held[filled : filled + count] = flat[at : at + count]
+            filled, at = (filled + count) % elements, at + count
+            if not filled:
+                yield held
+    if filled:
+        yield held[:filled]
+
+
+def distance(one: Float64, other: Float64) -> float:
+    """An estimate of the norm of the difference of two tensors, from their sketches of one size."""
+    difference = one - other
+    largest = float(np.max(np.abs(difference), initial=0.0))
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    return math.sqrt(math.fsum((difference / largest) ** 2)) * largest
+
+
+def deviation(size: int) -> float:
+    """The relative standard deviation of ``distance``, for sketches of this size."""
+    return 1.0 / math.sqrt(2.0 * size)
+
+
+@np.errstate(all="ignore")
+def _sketch_blocks(
+    values: Float64,
+    signs: NDArray[np.int8],
+    buckets: NDArray[np.int32],
+    group_signs: NDArray[np.int8],
+    rotations: NDArray[np.int32],
+    block_signs: NDArray[np.int8],
+    found: Float64,
+) -> None:
+    """What ``kernel.sketch_blocks`` does, with NumPy; ``values`` are of up to TABLES blocks."""
+    if not np.isfinite(values).all():
+        values = np.where(np.isfinite(values), values, 0.0)
+    for block in range(len(rotations)):
+        part = values[block * BLOCK : (block + 1) * BLOCK]
+        rows = np.zeros((-(-part.size // GROUPS), GROUPS))
+        rows.reshape(-1)[: part.size] = part
+        groups = np.zeros(GROUPS)
+        for row, row_signs in zip(rows, signs, strict=False):  # one after the other, as the kernel adds
+            groups += row * row_signs
+        places = (buckets[block] + rotations[block]) % len(found)
+        found += np.bincount(places, groups * group_signs[block] * block_signs[block], len(found))
+
+
+@lru_cache(maxsize=4)
+def _tables(size: int) -> tuple[NDArray[np.int8], NDArray[np.int32], NDArray[np.int8]]:
+    """SIGNS of shape (ROWS, GROUPS), BUCKETS and GROUP_SIGNS of shape (TABLES, GROUPS)."""
+    signs = _sign(_random(1, 0, ROWS * GROUPS)).reshape(ROWS, GROUPS)
+    buckets = (_random(2, 0, TABLES * GROUPS) % np.uint64(size)).astype(np.int32).reshape(TABLES, GROUPS)
+    return signs, buckets, _sign(_random(3, 0, TABLES * GROUPS)).reshape(TABLES, GROUPS)
+
+
+def _places(first: int, blocks: int, size: int) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
+    """The rotation and the sign of each of some blocks."""
+    return (_random(4, first, blocks) % np.uint64(size)).astype(np.int32), _sign(_random(5, first, blocks))
+
+
+def _sign(random: NDArray[np.uint64]) -> NDArray[np.int8]:
+    return (1 - 2 * (random >> np.uint64(63)).astype(np.int8)).astype(np.int8)
+
+
+def _random(stream: int, first: int, count: int) -> NDArray[np.uint64]:
+    """Numbers ``first`` to ``first + count`` of a stream: SplitMix64 (G. L. Steele, D. Lea & C. H. Flood, OOPSLA 2014), by counter."""
+    state = np.arange(first, first + count, dtype=np.uint64) + (np.uint64(stream) << np.uint64(48)) + np.uint64(1)
+    state = state * np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

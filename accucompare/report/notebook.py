@@ -1,0 +1,71 @@
+"""A comparison as a notebook shows it: the verdict, what pre-flight found, the culprits, the worst rows, links to the reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from accucompare.compare.conclusion import conclude
+from accucompare.compare.result import Result
+from accucompare.compare.rows import BY_STATISTICS, Reason, Row, Status
+from accucompare.compare.sites import Culprit
+from accucompare.markup import line, link, table
+from accucompare.report import culprit_words as culprits
+
+_CULPRITS_SHOWN = 10
+_WORST_SHOWN = 10
+
+
+def comparison_html(comparison: Result, reports: Sequence[Path]) -> str:
+    """HTML without scripts, in which every name is escaped.
+
+    Args:
+        comparison: what is shown.
+        reports: that were written of it.
+    """
+    sides = f"{comparison.candidate.path} against {comparison.golden.path}"
+    parts = [line(f"{sides}: {_sentence(comparison)}", strong=culprits.verdict(comparison)), line(_counts(comparison))]
+    parts += [line(finding.message, strong="!") for finding in comparison.preflight if finding.serious]
+    parts.append(_culprits(comparison))
+    worst = [row for row in comparison.worst(_WORST_SHOWN) if row.metrics is not None]
+    parts.append(table(_TITLES, [_cells(comparison, row) for row in worst], "Furthest from golden"))
+    parts += [f"<div>{link(path)}</div>" for path in reports]
+    return f"<div>{''.join(parts)}</div>"
+
+
+def _sentence(comparison: Result) -> str:
+    return comparison.trouble or str(conclude(comparison))
+
+
+def _counts(comparison: Result) -> str:
+    counts, failed = comparison.counts(), comparison.counts_by_status()[Status.FAIL]
+    parts = ", ".join(f"{counts[reason]} {reason.value}" for reason in Reason if counts[reason])
+    judged = f"; {comparison.by_statistics} judged {BY_STATISTICS}" if comparison.by_statistics else ""
+    return f"{failed} of {len(comparison.rows)} rows fail: {parts}{judged}"
+
+
+def _culprits(comparison: Result) -> str:
+    shown = comparison.culprits[:_CULPRITS_SHOWN]
+    rows = [
+        (culprits.place(comparison, each), culprits.excess(each), culprits.over_limit(each), culprits.error(each), _about(each))
+        for each in shown
+    ]
+    more = len(comparison.culprits) - len(shown)
+    caption = f"Culprits{f' (and {more} more)' if more else ''}: {culprits.note(comparison)}"
+    return table(("place", "excess", "x limit", "relative L2", "what the error looks like"), rows, caption)
+
+
+def _about(culprit: Culprit) -> str:
+    hints = [f"hint, {hint}" for hint in culprit.hints]
+    return "; ".join(filter(None, [culprits.kind(culprit), culprits.configuration(culprit), *culprit.words, *hints]))
+
+
+_TITLES = ("row", "reason", "relative L2", "x limit", "max abs diff", "would pass at")
+
+
+def _cells(comparison: Result, row: Row) -> tuple[object, ...]:
+    metrics = row.metrics
+    finite = metrics is not None and not metrics.nothing_finite
+    least = "≥ " if row.by_statistics else ""
+    measured = [f"{least}{value:.2e}" if finite else "" for value in ((metrics.rel_l2, metrics.max_abs) if metrics else ())] or ["", ""]
+    return comparison.place(row), row.reason.value, measured[0], row.verdict.used, measured[1], row.verdict.needed

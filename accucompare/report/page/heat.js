@@ -1,0 +1,109 @@
+// Heat maps, layer by step: how large a number is on a logarithmic scale, from dark (small) over green to yellow (large).
+
+const RAMP = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+const MOST_HIGH = 14000; // pixels of a canvas
+
+function ramp(share) {
+  const at = Math.min(Math.max(share, 0), 1) * (RAMP.length - 1);
+  const from = RAMP[Math.min(Math.floor(at), RAMP.length - 2)];
+  const to = RAMP[Math.min(Math.floor(at), RAMP.length - 2) + 1];
+  const part = at - Math.min(Math.floor(at), RAMP.length - 2);
+  return from.map((value, index) => Math.round(value + part * (to[index] - value)));
+}
+
+class HeatMap {
+  constructor(box, bytes, about, names) {
+    const count = names.length * about.steps.length;
+    const high = new Uint32Array(count);
+    unplane(bytes, about.at, count, 3, high, high, 0);
+    Object.assign(this, { high, values: toNumbers(high, new Uint32Array(count)), about, names });
+    this.row = Math.max(1, Math.min(14, Math.floor(MOST_HIGH / names.length)));
+    const [low, top] = this.bounds();
+    this.low = Math.log10(low);
+    this.span = Math.max(Math.log10(top) - this.low, 1e-9);
+    this.canvas = make("canvas", { role: "img", ariaLabel: `${about.title}, layer by step` });
+    this.tip = make("div", { className: "tip", hidden: true });
+    this.scroll = make("div", { className: "heat" }, this.canvas);
+    const scale = make("span", { className: "scale" }, exponent(low, 0), make("i"), exponent(top, 0));
+    const caption = make("figcaption", {}, about.title, scale, make("span", { className: "notfinite" }, "not finite"));
+    this.figure = make("figure", {}, caption, this.scroll, this.tip);
+    box.append(this.figure);
+    this.canvas.addEventListener("mousemove", (event) => this.hover(event));
+    this.canvas.addEventListener("mouseleave", () => (this.tip.hidden = true));
+    this.observer = new ResizeObserver(() => this.draw());
+    this.observer.observe(this.scroll);
+  }
+
+  bounds() {
+    let [low, high] = [Infinity, 0];
+    for (const value of this.values) {
+      if (!(value > 0 && value < Infinity)) continue;
+      low = Math.min(low, value);
+      high = Math.max(high, value);
+    }
+    return high ? [low, high] : [1e-8, 1];
+  }
+
+  draw() {
+    const wide = this.scroll.clientWidth;
+    if (!wide || wide === this.drawn) return;
+    this.drawn = wide;
+    const labelled = this.row >= 11;
+    this.left = labelled ? Math.min(230, Math.round(wide * 0.35)) : 0;
+    const [columns, rows] = [this.about.steps.length, this.names.length];
+    this.cell = Math.min((wide - this.left) / columns, 60);
+    const ratio = this.row * rows * devicePixelRatio < 16000 ? devicePixelRatio : 1;
+    this.canvas.width = wide * ratio;
+    this.canvas.height = rows * this.row * ratio;
+    this.canvas.style.width = `${wide}px`;
+    this.canvas.style.height = `${rows * this.row}px`;
+    const ctx = this.canvas.getContext("2d");
+    ctx.scale(ratio, ratio);
+    ctx.font = "10px system-ui";
+    ctx.textBaseline = "middle";
+    for (let row = 0; row < rows; row++) {
+      for (let column = 0; column < columns; column++) {
+        const fill = this.fill(row * columns + column);
+        if (fill === null) continue;
+        ctx.fillStyle = fill;
+        const gap = this.cell > 4 && this.row > 4 ? 1 : 0;
+        ctx.fillRect(this.left + column * this.cell, row * this.row, Math.max(this.cell - gap, 1), this.row - gap);
+      }
+      if (!labelled) continue;
+      ctx.fillStyle = color("ink");
+      ctx.fillText(shortened(ctx, this.names[row], this.left - 8), 0, (row + 0.5) * this.row);
+    }
+  }
+
+  fill(at) {
+    if (this.high[at] === MISSING) return null;
+    const value = this.values[at];
+    if (!Number.isFinite(value)) return color("over");
+    if (value <= 0) return color("grid");
+    return `rgb(${ramp((Math.log10(value) - this.low) / this.span).join(" ")})`;
+  }
+
+  hover(event) {
+    const column = Math.floor((event.offsetX - this.left) / this.cell);
+    const row = Math.floor(event.offsetY / this.row);
+    const name = this.names[row];
+    const step = this.about.steps[column];
+    if (name === undefined || step === undefined || column < 0) return void (this.tip.hidden = true);
+    const at = row * this.about.steps.length + column;
+    const value = this.high[at] === MISSING ? "not looked at" : shown({ format: "number" }, this.values[at]);
+    this.tip.replaceChildren(make("b", { dir: "auto" }, name), make("div", {}, `step ${step}: ${value}`));
+    this.tip.hidden = false;
+    const box = this.figure.getBoundingClientRect();
+    this.tip.style.left = `${Math.min(event.clientX - box.left + 14, box.width - this.tip.offsetWidth - 4)}px`;
+    this.tip.style.top = `${event.clientY - box.top + 14}px`;
+    return undefined;
+  }
+}
+
+// A name without its middle, as wide as there is room.
+function shortened(ctx, name, room) {
+  if (ctx.measureText(name).width <= room) return name;
+  let kept = name.length;
+  while (kept > 4 && ctx.measureText(`${name.slice(0, kept >> 1)}…${name.slice(-(kept >> 1))}`).width > room) kept -= 2;
+  return `${name.slice(0, kept >> 1)}…${name.slice(-(kept >> 1))}`;
+}

@@ -1,0 +1,289 @@
+// Puts the parts together: of a comparison, or of a watch's log.
+
+addEventListener("DOMContentLoaded", async () => {
+  try {
+    const { head, bytes } = await unpack();
+    if (head.kind === "comparison") new ComparisonPage(head);
+    else new LogPage(head, bytes);
+    byId("only-different")?.addEventListener("change", (event) => byId("environment").classList.toggle("differing", event.target.checked));
+    document.body.offsetHeight; // the browser lays it out now
+    document.documentElement.dataset.ready = String(performance.now()); // milliseconds since it began to load
+  } catch (error) {
+    byId("trouble").hidden = false;
+    byId("trouble").textContent = `The tables cannot be shown (${error.message}). This page needs a browser of 2023 or newer.`;
+    throw error;
+  } finally {
+    byId("waiting").hidden = true;
+  }
+});
+
+function byId(id) {
+  return document.getElementById(id);
+}
+
+// Charts are drawn in colours that the system's choice of light or dark changes.
+function onTheme(draw) {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+}
+
+function menu(title, boxes) {
+  return make("details", { className: "menu" }, make("summary", {}, title), make("div", { className: "choices" }, ...boxes));
+}
+
+class ComparisonPage {
+  constructor(head) {
+    this.head = head;
+    this.table = head.tables.rows;
+    this.step = this.rank = null; // null: all of them
+    this.module = null;
+    this.hidden = { status: new Set(), role: new Set() };
+    onTheme(() => this.drawTraining());
+    this.drawTraining();
+    if (this.table.rows) this.showRows(head);
+  }
+
+  showRows(head) {
+    this.switches();
+    this.phase = head.phases.find((phase) => this.inPhase(head.first, phase)) ?? head.phases.find((phase) => this.has(phase)) ?? head.phases[0];
+    this.tree = new Tree(byId("tree"), this.table, { keep: (row) => this.kept(row), choose: (name) => this.inside(name), first: head.first });
+    this.grid = new Grid(byId("rows"), this.table, {
+      what: "rows of the comparison",
+      titles: this.titles(),
+      bars: new Set(["relative L2"]),
+      keep: (row) => this.shown(row),
+      look: (row) => this.look(row),
+      choose: (row) => this.details(row),
+    });
+    this.boxes();
+    this.drawPhases();
+    onTheme(() => this.drawChart());
+    addEventListener("hashchange", () => this.follow());
+    addEventListener("keydown", (event) => this.key(event));
+    this.follow();
+  }
+
+  titles() {
+    const usual = this.table.columns.filter((column) => !column.folded && !(["excess", "x limit"].includes(column.title) && column.empty));
+    const several = ["step", "rank"].filter((title) => this.values(title).length > 1);
+    return new Set([...usual.map((column) => column.title), ...several]);
+  }
+
+  // The values that a column of numbers has.
+  values(title) {
+    const column = this.table.column(title);
+    return [...new Set(column.numbers)].filter((number) => !Number.isNaN(number)).sort((one, other) => one - other);
+  }
+
+  switches() {
+    for (const title of ["step", "rank"]) {
+      const values = this.values(title);
+      if (values.length < 2) continue;
+      const options = [make("option", { value: "" }, "all"), ...values.map((value) => make("option", { value: String(value) }, String(value)))];
+      const select = make("select", { id: `switch-${title}` }, ...options);
+      select.addEventListener("change", () => this.switch(title, select.value === "" ? null : Number(select.value)));
+      byId("switches").append(make("label", {}, `${title} `, select));
+    }
+  }
+
+  switch(title, value) {
+    this[title] = value;
+    this.tree.refresh();
+    this.grid.refresh();
+    this.drawChart();
+    if (title === "rank") this.drawTraining();
+  }
+
+  // Whether a row is of the chosen step and rank.
+  kept(row) {
+    const is = (title, value) => value === null || this.table.column(title).numbers[row] === value;
+    return is("step", this.step) && is("rank", this.rank);
+  }
+
+  shown(row) {
+    if (!this.kept(row)) return false;
+    for (const title of ["status", "role"]) if (this.hidden[title].size && this.hidden[title].has(this.table.column(title).indices[row])) return false;
+    return this.members === undefined || this.members === null || this.members[this.table.column("layer").indices[row]] === 1;
+  }
+
+  // Only rows of a module and what is in it; null for all.
+  inside(name) {
+    this.module = name;
+    const words = this.table.column("layer").words;
+    this.members = name === null ? null : Uint8Array.from(words, (word) => Number(word === name || word.startsWith(`${name}.`)));
+    this.chip.hidden = name === null;
+    this.chip.textContent = name === null ? "" : `in ${name} ×`;
+    this.grid.refresh();
+  }
+
+  look(row) {
+    const reason = this.table.value("reason", row);
+    const status = this.table.value("status", row);
+    if (reason === "non-finite") return "nonfinite";
+    if (status === "fail") return ["missing", "extra"].includes(reason) ? "alone" : "fail";
+    if (status !== "pass") return reason === "not deterministic" ? "near" : "alone";
+    return reason === "over-precise" || this.table.column("x limit").numbers[row] > 0.5 ? "near" : "";
+  }
+
+  boxes() {
+    for (const title of ["status", "role"]) {
+      const column = this.table.column(title);
+      const boxes = column.words.map((word, index) => {
+        const box = make("input", { type: "checkbox", checked: true, value: word });
+        box.addEventListener("change", () => {
+          if (box.checked) this.hidden[title].delete(index);
+          else this.hidden[title].add(index);
+          this.grid.refresh();
+        });
+        return make("label", {}, box, ` ${word || "none"}`);
+      });
+      const own = menu(title[0].toUpperCase() + title.slice(1), boxes);
+      own.dataset.of = title;
+      this.grid.tools.insertBefore(own, this.grid.tools.querySelector(".menu:last-of-type"));
+    }
+    this.chip = make("button", { type: "button", className: "chip", hidden: true, onclick: () => this.tree.choose({ name: this.module }) });
+    this.grid.tools.insertBefore(this.chip, this.grid.count);
+  }
+
+  has(phase) {
+    return this.table.column("role").words.some((role) => phase.roles.includes(role));
+  }
+
+  inPhase(row, phase) {
+    return row !== null && phase.roles.includes(this.table.value("role", row));
+  }
+
+  drawPhases() {
+    const draw = () => {
+      const there = this.head.phases.filter((phase) => this.has(phase));
+      byId("phases").replaceChildren(
+        ...(there.length < 2 ? [] : there).map((phase) => {
+          const choose = () => {
+            this.phase = phase;
+            draw();
+          };
+          return make("button", { type: "button", role: "tab", ariaSelected: String(phase === this.phase), onclick: choose }, phase.title);
+        }),
+      );
+      this.drawChart();
+    };
+    draw();
+  }
+
+  drawChart() {
+    this.chart?.destroy();
+    this.chart = divergence(byId("divergence"), byId("divergence-note"), this.table, this.phase, (row) => this.kept(row), (row) => this.go(row));
+  }
+
+  drawTraining() {
+    const steps = this.head.tables.steps;
+    if (!steps) return;
+    const box = byId("charts");
+    box.replaceChildren();
+    const ranks = steps.column("rank");
+    const first = ranks ? ranks.numbers[0] : null;
+    const keep = ranks ? (row) => ranks.numbers[row] === (this.rank ?? first) : undefined;
+    const marks = this.head.parting === null ? [] : [{ at: this.head.parting, color: "over", title: "the runs part" }];
+    for (const chart of this.head.charts) stepChart(box, steps, chart, { keep, marks });
+    byId("steps-box").ontoggle = () => (this.steps ??= new Grid(byId("steps"), steps, { what: "steps" }));
+  }
+
+  // Show a row: in the table, if need be without the filter, and its details.
+  go(row) {
+    this.unfilter(row);
+    const place = anchorOf(this.table, row);
+    if (location.hash !== `#${place}`) linkTo(place);
+    this.grid.choose(row, true);
+    byId("model").scrollIntoView({ block: "start" });
+  }
+
+  unfilter(row) {
+    if (this.grid.view.indexOf(row) >= 0) return;
+    for (const set of Object.values(this.hidden)) set.clear();
+    for (const box of this.grid.tools.querySelectorAll(".menu[data-of] input")) box.checked = true;
+    this.grid.search.value = "";
+    for (const title of ["step", "rank"]) {
+      if (this[title] !== null && this.table.value(title, row) !== this[title]) {
+        byId(`switch-${title}`).value = "";
+        this.switch(title, null);
+      }
+    }
+    if (this.module !== null) this.tree.choose({ name: this.module });
+    this.grid.refresh();
+  }
+
+  details(row) {
+    linkTo(anchorOf(this.table, row));
+    showDetails(byId("details"), this.table, row, this.head.meanings, () => this.close());
+  }
+
+  close() {
+    byId("details").hidden = true;
+    this.grid.current = -1;
+    this.grid.draw();
+    this.grid.scroller.focus();
+  }
+
+  follow() {
+    const anchor = location.hash.slice(1);
+    if (!anchor || document.getElementById(anchor)) return;
+    const row = rowOf(this.table, anchor);
+    if (row >= 0) this.go(row);
+  }
+
+  key(event) {
+    if (event.key === "Escape" && !byId("details").hidden) this.close();
+    else if (event.key === "/" && !["INPUT", "SELECT", "TEXTAREA"].includes(document.activeElement.tagName)) {
+      event.preventDefault();
+      this.grid.search.focus();
+    }
+  }
+}
+
+// A link to what is shown, without a step in the browser's history for each row.
+function linkTo(anchor) {
+  window.history.replaceState(null, "", `#${anchor}`);
+}
+
+class LogPage {
+  constructor(head, bytes) {
+    this.head = head;
+    this.bytes = bytes;
+    for (const [title, table] of Object.entries(head.tables)) this.section(title, table);
+    this.draw();
+    onTheme(() => this.draw());
+  }
+
+  section(title, table) {
+    const box = byId(title);
+    if (!box) return;
+    if (title === "checklist" && table.rows) {
+      const result = table.column("result");
+      new Grid(box, table, { what: title, look: (row) => ({ FAIL: "fail", WARN: "near" })[result.value(row)] ?? "" });
+    } else if (title === "findings") {
+      const begins = table.column("begins here");
+      new Grid(box, table, { what: title, look: (row) => (begins.value(row) === "origin" ? "fail" : "") });
+    } else if (title === "frames") {
+      const not = ["NaN", "Inf"].map((name) => table.column(name));
+      new Grid(box, table, { what: title, look: (row) => (not.some((column) => column.numbers[row] > 0) ? "near" : "") });
+    } else if (title === "steps") {
+      const finite = table.column("finite");
+      new Grid(box, table, { what: title, look: (row) => (finite.value(row) === "no" ? "fail" : "") });
+    } else new Grid(box, table, { what: title });
+    if (box.closest("details")) return;
+    box.style.setProperty("--rows", Math.min(Math.max(table.rows, 1), 16));
+  }
+
+  draw() {
+    const steps = this.head.tables.steps;
+    const charts = byId("charts");
+    charts.replaceChildren();
+    const rank = steps.column("rank");
+    const keep = rank ? (row) => rank.numbers[row] === this.head.rank : undefined;
+    const marks = this.head.found.map((step) => ({ at: step, color: "over", title: "found" }));
+    for (const chart of this.head.charts) stepChart(charts, steps, chart, { keep, marks });
+    const heats = byId("heats");
+    heats.replaceChildren();
+    for (const about of this.head.heats) new HeatMap(heats, this.bytes, about, this.head.layers);
+    byId("histories").hidden = !charts.children.length && !heats.children.length;
+  }
+}

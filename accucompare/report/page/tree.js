@@ -1,0 +1,151 @@
+// The model as a tree by the parts of its names: each module with the largest error inside, and how many of its rows fail.
+
+const ROOT = "(root)";
+
+class Tree {
+  // options: keep(row), choose(name), first (the row where it first parts)
+  constructor(place, table, options) {
+    Object.assign(this, { place, table, options });
+    this.open = new Set([ROOT]);
+    this.place.addEventListener("keydown", (event) => this.key(event));
+    this.place.setAttribute("role", "tree");
+    this.place.setAttribute("aria-label", "modules");
+    this.refresh(true);
+  }
+
+  // Sum up all rows that are kept, module by module, and each into what it is in.
+  refresh(open = false) {
+    const layer = this.table.column("layer");
+    const [error, status] = [this.table.column("relative L2"), this.table.column("status")];
+    const failing = status.words.indexOf("fail");
+    this.root = { name: ROOT, label: ROOT, inside: new Map(), worst: null, fails: 0, rows: 0, first: false };
+    const nodes = layer.words.map((name) => this.node(name));
+    for (let row = 0; row < this.table.rows; row++) {
+      if (!this.options.keep(row)) continue;
+      const path = nodes[layer.indices[row]];
+      const value = error.value(row);
+      const fails = status.indices[row] === failing;
+      for (const node of path) {
+        node.rows++;
+        if (fails) node.fails++;
+        if (value !== null && (node.worst === null || Number.isNaN(value) || value > node.worst)) node.worst = value;
+        if (row === this.options.first) node.first = true;
+      }
+    }
+    if (open) this.unfold(nodes);
+    this.draw();
+  }
+
+  // The nodes from the root to a module, made where they are not there yet.
+  node(name) {
+    const path = [this.root];
+    if (name === ROOT) return path;
+    let own = this.root;
+    const parts = name.split(".");
+    parts.forEach((part, depth) => {
+      if (!own.inside.has(part)) {
+        const whole = parts.slice(0, depth + 1).join(".");
+        own.inside.set(part, { name: whole, label: part, inside: new Map(), worst: null, fails: 0, rows: 0, first: false });
+      }
+      own = own.inside.get(part);
+      path.push(own);
+    });
+    return path;
+  }
+
+  // At first open: what leads to the first divergence, or else the outermost modules.
+  unfold(nodes) {
+    const layer = this.table.column("layer");
+    const first = this.options.first;
+    if (first !== null && first !== undefined) for (const node of nodes[layer.indices[first]]) this.open.add(node.name);
+    let only = this.root;
+    while (only.inside.size === 1) {
+      only = [...only.inside.values()][0];
+      this.open.add(only.name);
+    }
+  }
+
+  draw() {
+    const scrolled = this.place.scrollTop;
+    const lines = [];
+    const add = (node, depth) => {
+      if (!node.rows) return;
+      lines.push(this.line(node, depth));
+      if (this.open.has(node.name)) for (const child of node.inside.values()) add(child, depth + 1);
+    };
+    add(this.root, 0);
+    this.place.replaceChildren(...lines);
+    this.place.scrollTop = scrolled;
+  }
+
+  line(node, depth) {
+    const open = this.open.has(node.name);
+    const folded = node.inside.size > 0;
+    const arrow = make("span", { className: "arrow", ariaHidden: "true" }, folded ? (open ? "▾" : "▸") : "");
+    const square = make("i", { className: `square${node.worst === null ? " none" : ""}` });
+    square.style.setProperty("--level", heat(node.worst) ?? 0);
+    const fails = node.fails ? make("span", { className: "fails", title: `${node.fails} rows fail` }, String(node.fails)) : null;
+    const here = node.first && (!open || !folded || ![...node.inside.values()].some((child) => child.first));
+    const mark = here ? make("span", { className: "here" }, "◀ first parts") : null;
+    const error = make("span", { className: "error" }, shown({ format: "scientific" }, node.worst));
+    const line = make("div", { className: "node", role: "treeitem", tabIndex: node.name === (this.focus ?? ROOT) ? 0 : -1, ariaLevel: depth + 1 });
+    if (folded) line.ariaExpanded = String(open);
+    line.ariaSelected = String(node.name === this.chosen);
+    line.style.paddingLeft = `${depth * 14 + 4}px`;
+    line.append(arrow, square, make("span", { className: "label", dir: "auto", title: node.name }, node.label), ...[mark, fails, error].filter(Boolean));
+    line.node = node;
+    arrow.addEventListener("click", (event) => {
+      event.stopPropagation();
+      this.toggle(node);
+    });
+    line.addEventListener("click", () => this.choose(node));
+    line.addEventListener("dblclick", () => this.toggle(node));
+    return line;
+  }
+
+  toggle(node, open = !this.open.has(node.name)) {
+    if (open) this.open.add(node.name);
+    else this.open.delete(node.name);
+    this.move(node.name);
+  }
+
+  choose(node) {
+    this.chosen = this.chosen === node.name || node.name === ROOT ? null : node.name;
+    if (this.chosen) this.open.add(node.name);
+    this.move(node.name);
+    this.options.choose(this.chosen);
+  }
+
+  move(name) {
+    this.focus = name;
+    this.draw();
+    [...this.place.children].find((line) => line.node.name === name)?.focus({ preventScroll: false });
+  }
+
+  key(event) {
+    const lines = [...this.place.children];
+    const at = lines.indexOf(document.activeElement);
+    if (at < 0) return;
+    const node = lines[at].node;
+    const go = (to) => lines[to] && this.move(lines[to].node.name);
+    const actions = {
+      ArrowDown: () => go(at + 1),
+      ArrowUp: () => go(at - 1),
+      Home: () => go(0),
+      End: () => go(lines.length - 1),
+      ArrowRight: () => (node.inside.size && !this.open.has(node.name) ? this.toggle(node, true) : go(at + 1)),
+      ArrowLeft: () => (node.inside.size && this.open.has(node.name) ? this.toggle(node, false) : this.up(lines, at)),
+      Enter: () => this.choose(node),
+      " ": () => this.choose(node),
+    };
+    if (!actions[event.key]) return;
+    event.preventDefault();
+    actions[event.key]();
+  }
+
+  up(lines, at) {
+    const level = Number(lines[at].ariaLevel);
+    for (let before = at - 1; before >= 0; before--) if (Number(lines[before].ariaLevel) < level) return this.move(lines[before].node.name);
+    return undefined;
+  }
+}

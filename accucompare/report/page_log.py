@@ -1,0 +1,139 @@
+"""The page of a watch's log: the answer, findings, frames, histories of steps, heat maps of layers, warnings, the checklist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from accucompare.findings.analysis import Analysis, Ranks
+from accucompare.findings.checks import Status
+from accucompare.findings.health import Health, examine
+from accucompare.findings.number import Number
+from accucompare.findings.vitals import Setup
+from accucompare.report import watch_columns as log
+from accucompare.report.columns import Column
+from accucompare.report.health_columns import HEALTH
+from accucompare.report.page_comparison import StepChart
+from accucompare.report.page_data import PageData
+from accucompare.report.page_file import write_page
+from accucompare.report.terminal_watch import verdict_line
+from accucompare.report.watch_environment import rank_entries
+from accucompare.text import printable
+
+_CHARTS = (
+    StepChart("loss", (("loss", "golden"),)),
+    StepChart("gradient norm", (("grad_norm", "golden"),), True),
+    StepChart("loss scale", (("loss scale", "scale"),), True),
+)
+
+
+class HeatMap(NamedTuple):
+    """A heat map of layers by steps: which measurement of ``Vitals.layers``, and what it is called."""
+
+    measure: str
+    title: str
+
+
+_HEATS = (
+    HeatMap("grad", "gradient norm of each parameter"),
+    HeatMap("weight", "norm of each parameter before the update"),
+    HeatMap("update", "size of each update, relative to its parameter"),
+)
+
+
+def write_log_page(ranks: Ranks, path: Path) -> Path:
+    """Write the page of the last run of every rank, and return its path.
+
+    Raises:
+        ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be written.
+    """
+    health = examine(ranks) if any(run.vitals for run in ranks.ranks) else None
+    verdict, _, sentence = verdict_line(ranks).plain.partition("  ")
+    words = {"title": f"what a watch found: {ranks.path.name}", "verdict": verdict, "sentence": sentence, "passed": verdict == "FINITE"}
+    words["answer"] = log.main_answer(ranks).splitlines()[1:]  # the first line is in the sentence
+    return _write(ranks, health, words, path)
+
+
+def write_health_page(ranks: Ranks, health: Health, path: Path) -> Path:
+    """Write the same page with the checklist's result as its sentence, and return its path.
+
+    Raises:
+        ReportError: as ``write_log_page``.
+    """
+    counts = ", ".join(f"{count} {status.value}" for status, count in health.counts().items())
+    words = {
+        "title": f"the checklist of {ranks.path.name}",
+        "verdict": health.status.value,
+        "sentence": f"{ranks.path}: {counts}",
+        "passed": health.status is Status.PASS,
+        "answer": log.main_answer(ranks).splitlines(),
+    }
+    return _write(ranks, health, words, path)
+
+
+def _write(ranks: Ranks, health: Health | None, words: dict[str, Any], path: Path) -> Path:
+    shown, listed = rank_entries(ranks)
+    run = log.main_run(ranks)
+    counts = [] if health is None else [(status.value, count) for status, count in health.counts().items()]
+    content = words | {
+        "notes": ranks.notes,
+        "ending": run.ending,
+        "of_rank": f", rank {run.start.rank}" if ranks.several else "",
+        "checklist": counts,
+        "environment": listed,
+        "sides": [f"rank {each.start.rank}" for each in shown],
+        "ranks_left_out": len(ranks.ranks) - len(shown),
+        "findings": len(ranks.findings),
+    }
+    return write_page(path, "log.html", content, lambda data: _head(ranks, run, health, data))
+
+
+def _head(ranks: Ranks, run: Analysis, health: Health | None, data: PageData) -> dict[str, Any]:
+    """Write the tables and heat maps, and return what the page's script has to know."""
+    warnings = sorted((row for each in ranks.ranks for row in log.warning_rows(each)), key=lambda row: (row.alert.step, row.run.start.rank))
+    frames = [row for each in ranks.ranks for kept in each.frames for row in log.tensor_rows(kept, each)]
+    tables = [
+        data.table("findings", _shown(ranks, log.FINDINGS), [log.FindingRow(each, finding) for each, finding in ranks.findings]),
+        data.table("frames", _shown(ranks, log.FRAMES), frames),
+        data.table("steps", _shown(ranks, log.STEPS), [row for each in ranks.ranks for row in log.step_rows(each)]),
+        data.table("warnings", _shown(ranks, log.WARNINGS), warnings),
+    ]
+    if health is not None:
+        tables.append(data.table("checklist", _shown(ranks, HEALTH), health.results))
+    layers, heats = _heats(run, data)
+    return {
+        "kind": "log",
+        "tables": tables,
+        "charts": [chart._asdict() for chart in _CHARTS],
+        "rank": run.start.rank,
+        "found": sorted({finding.step for finding in run.origins})[:20],
+        "layers": layers,
+        "heats": heats,
+    }
+
+
+def _shown(ranks: Ranks, columns: Sequence[Column]) -> list[Column]:
+    """The columns, without what tells ranks apart if there is one only."""
+    return [column for column in columns if ranks.several or column.title not in ("rank", "coordinates")]
+
+
+def _heats(run: Analysis, data: PageData) -> tuple[list[str], list[dict[str, Any]]]:
+    """Write the heat maps that the log has numbers for, and return the names of their rows, and what the head says of each."""
+    looked_at = [vitals for vitals in run.vitals if vitals.layers]
+    names = list(dict.fromkeys(fact.name for setup in run.setups for fact in setup.parameters))
+    heats = []
+    for measure, title in _HEATS:
+        of_steps = [vitals for vitals in looked_at if measure in vitals.layers]
+        steps = [(vitals.step, _by_name(run.setups, vitals.step, vitals.layers[measure])) for vitals in of_steps]
+        if steps and names:
+            numbers = [known.get(name) for name in names for _, known in steps]
+            heats.append({"title": title, "steps": [step for step, _ in steps], "at": data.matrix(numbers)})
+    return [printable(name) for name in names], heats
+
+
+def _by_name(setups: Sequence[Setup], step: int, numbers: Sequence[Number | None]) -> dict[str, float | None]:
+    """The numbers of a step by the parameters' names, which stand in the setup that held then."""
+    setup = [each for each in setups if each.step <= step][-1:] or setups[:1]
+    names = [fact.name for each in setup for fact in each.parameters]
+    return {name: None if number is None else float(number) for name, number in zip(names, numbers, strict=False)}

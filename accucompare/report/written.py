@@ -1,0 +1,108 @@
+"""The comparison that ``accucompare diff --json`` wrote, read back: what the exports show of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from accucompare.bundle.records import Role
+from accucompare.compare.rows import Reason, Status
+from accucompare.errors import UsageError
+from accucompare.files import bounded
+from accucompare.numbers.statistics import Count
+
+#: A float as report.json writes it.
+Number = float | Literal["nan", "inf", "-inf"] | None
+
+_MOST_BYTES = 4 << 30  # a row takes 2 to 3 KB
+
+
+class WrittenMetrics(msgspec.Struct, frozen=True, gc=False):
+    """What was measured of a pair; each as in ``compare.measure.Metrics``."""
+
+    rel_l2: Number = None
+    one_minus_cosine: Number = None
+    max_abs: Number = None
+    max_rel: Number = None
+    golden_nan: int = 0
+    candidate_nan: int = 0
+    golden_inf: int = 0
+    candidate_inf: int = 0
+    nonfinite_mismatch: int = 0
+
+
+class WrittenSide(msgspec.Struct, frozen=True, gc=False):
+    """One side's record."""
+
+    name: str
+    shape: tuple[Count, ...]
+    dtype: str
+
+
+class WrittenRow(msgspec.Struct, frozen=True, gc=False):
+    """One row; a module that was never called has no role."""
+
+    name: str
+    status: Status
+    reason: Reason
+    golden: WrittenSide | None
+    candidate: WrittenSide | None
+    metrics: WrittenMetrics | None
+    producer: Annotated[int, msgspec.Meta(ge=1)] | None
+    rank: Count = 0
+    step: Count = 0
+    call: Count = 0
+    role: Role | None = None
+    path: str = ""
+    type: str = ""
+    parent: tuple[str, Count] | None = None
+    used: Number = None
+    excess: Number = None
+    tolerance: str = ""
+    detail: str = ""
+
+    @property
+    def rel_l2(self) -> Number:
+        """The relative L2 error; ``None`` if nothing was measured."""
+        return None if self.metrics is None else self.metrics.rel_l2
+
+
+class Written(msgspec.Struct, frozen=True):
+    """A comparison."""
+
+    golden: str
+    candidate: str
+    conclusion: str
+    rows: list[WrittenRow]
+
+
+def read_written(path: Path) -> Written:
+    """Read what ``accucompare diff --json`` wrote.
+
+    Raises:
+        UsageError: if it cannot be read, or is something else.
+    """
+    content = bounded(path, _MOST_BYTES)
+    try:
+        try:
+            written = msgspec.json.decode(content, type=Written)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:  # it refuses half surrogates, which names of files may have
+            written = msgspec.convert(json.loads(content), Written)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path}: is not a comparison of this version ({str(error)[:200]}); "
+            f"write one with `accucompare diff GOLDEN CANDIDATE --json {path.name}`"
+        ) from None
+    if any(row.producer is not None and row.producer >= number for number, row in enumerate(written.rows, 1)):
+        raise UsageError(f"{path}: is damaged (a producer does not come before its row); write it again with `accucompare diff --json`")
+    return written
+
+
+def value_of(number: Number) -> float | None:
+    """The number itself."""
+    return None if number is None else float(number)

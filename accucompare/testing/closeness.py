@@ -1,0 +1,140 @@
+"""``accucompare.assert_layers_close``: two models, bundles or captures agree layer by layer, or the error says where they do not."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accucompare.api import Comparison, diff
+from accucompare.bundle.reader import Bundle, open_bundle
+from accucompare.case import Case
+from accucompare.errors import UsageError
+from accucompare.recorder.options import DEFAULTS, CaptureOptions
+from accucompare.report.assertion import failure
+from accucompare.text import printable
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from accucompare.recorder.session import Session
+
+    Side = nn.Module | Case | str | os.PathLike[str] | Bundle | Session
+
+
+def assert_layers_close(
+    candidate: Side,
+    golden: Side,
+    *,
+    inputs: Any = None,
+    baseline: Side | None = None,
+    atol: float | None = None,
+    rtol: float | None = None,
+    rel_l2: float | None = None,
+    cosine: float | None = None,
+    tolerances: str | Path | None = None,
+    map: str | Iterable[str] = (),
+    only: str | Iterable[str] = (),
+    skip: str | Iterable[str] = (),
+    report: str | Path | None = None,
+) -> None:
+    """Assert that every layer of the candidate is close to golden's.
+
+    Each side is a model, a ``Case``, a bundle (its directory, or opened), or the session of a capture that has ended. A model or a case
+    is run here: golden first, then the baseline, then the candidate, each where it is and in the mode and the type that it has.
+
+    Args:
+        candidate: what is tested.
+        golden: what is trusted.
+        inputs: of the models, as a ``Case`` takes them: a tensor, a tuple of positional arguments, a dict of keyword arguments, or a list
+            of those, one a step. They are copied to each model's device, and not cast: a model of another type takes a ``Case`` with
+            inputs of its own. A ``Case`` without inputs takes these.
+        baseline: what is trusted in the candidate's precision: errors are judged by how many times as large they are as its own.
+        atol, rtol, rel_l2, cosine, tolerances: limits, as for ``accucompare.diff``. Without any, the baseline judges, or a table by dtype.
+        map, only, skip: as for ``accucompare.diff``.
+        report: where to write the Excel report if the assertion fails.
+
+    Raises:
+        AssertionError: if a layer is not close, if nothing could be compared, or if closeness could not be shown (of a capture that did not
+            run to its end, for example). The message has all culprits, counts, and the smallest limits that would pass.
+        UsageError: if an option makes no sense, a model has no inputs, or a side is something else.
+        BundleError, CaptureError, ReportError: as those who read, capture and write do.
+
+    Example:
+        >>> assert_layers_close(ported, original, inputs=batch, rel_l2=1e-4)   # doctest: +SKIP
+    """
+    __tracebackhide__ = True
+    with tempfile.TemporaryDirectory(prefix="accucompare.") as folder:
+        made = Path(folder)
+        trusted = bundle_of(golden, made / "golden", inputs, "golden")
+        options = options_of(trusted)
+        judged_by = None if baseline is None else bundle_of(baseline, made / "baseline", inputs, "baseline", options)
+        tested = bundle_of(candidate, made / "candidate", inputs, "candidate", options)
+        limits = {"atol": atol, "rtol": rtol, "rel_l2": rel_l2, "cosine": cosine, "tolerances": tolerances}
+        comparison = diff(trusted, tested, baseline=judged_by, map=map, only=only, skip=skip, **limits)  # type: ignore[arg-type]
+        require_close(comparison, report, made)
+
+
+def require_close(comparison: Comparison, report: str | Path | None = None, made: Path | None = None) -> None:
+    """Raise the AssertionError of a comparison that does not pass, after its report is written.
+
+    Args:
+        made: the directory of what was captured for this comparison alone, and is removed after it.
+    """
+    __tracebackhide__ = True
+    if comparison.passed:
+        return
+    places = {"Golden": comparison.golden.path, "Candidate": comparison.candidate.path}
+    places = {name: path for name, path in places.items() if made is None or made not in path.parents}
+    if report is not None:
+        places["Report"] = comparison.to_excel(report)
+    raise AssertionError("\n".join([failure(comparison), *(f"{name}: {printable(str(path))}" for name, path in places.items())]))
+
+
+def bundle_of(side: Side, out: Path, inputs: Any, name: str, options: CaptureOptions = DEFAULTS) -> Path:
+    """The directory of a side's bundle; a model or a case is captured into ``out``.
+
+    Args:
+        inputs: of a model, or of a case without inputs of its own.
+        name: how an error calls the side.
+        options: of the capture.
+
+    Raises:
+        UsageError: if it is nothing that has a bundle, or has no inputs.
+    """
+    if isinstance(side, (str, os.PathLike)):
+        return Path(side)
+    if isinstance(side, Bundle):
+        return side.path
+    from accucompare.recorder.session import Session  # not before: bundles are compared without torch
+
+    return side.path if isinstance(side, Session) else captured(side, out, inputs, name, options)
+
+
+def captured(side: nn.Module | Case, out: Path, inputs: Any, name: str, options: CaptureOptions) -> Path:
+    """Capture a model or a case; arguments and errors as of ``bundle_of``."""
+    from torch import nn
+
+    from accucompare.recorder.capture_model import capture_model
+
+    case = Case(side) if isinstance(side, nn.Module) else side
+    if not isinstance(case, Case):
+        raise UsageError(f"{name} must be a model, a Case, a bundle or the session of a capture, but is a {type(side).__name__}")
+    if case.inputs is None and inputs is None:
+        raise UsageError(f"{name} is a model and needs inputs: give inputs=…, or Case(model, inputs) in the model's place")
+    return capture_model(case if case.inputs is not None else replace(case, inputs=inputs), out, options)
+
+
+def options_of(bundle: Path) -> CaptureOptions:
+    """The options to capture a model with, so that it is recorded as this bundle was.
+
+    Raises:
+        BundleError: if it is missing or damaged.
+    """
+    with open_bundle(bundle) as opened:
+        made = opened.manifest.options
+    names = ("mode", "level", "seed", "only", "skip", "roles")
+    return CaptureOptions(**{name: value for name in names if (value := getattr(made, name)) is not None})

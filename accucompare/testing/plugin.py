@@ -1,0 +1,55 @@
+"""The pytest plugin: the fixture ``layers_regression``, and the option that writes what it compares with.
+
+Every run of pytest in an environment with accucompare imports this file: it imports nothing that such a run does not have already.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from accucompare.testing.regression import LayersRegression
+
+#: Under which name a test's report says which bundle it wrote; such properties also come from the workers of xdist.
+WRITTEN = "accucompare_written"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of ``layers_regression``."""
+    group = parser.getgroup("accucompare", "layer-wise accuracy of PyTorch models (accucompare)")
+    group.addoption("--accucompare-update", action="store_true", help="write the bundles that layers_regression compares with")
+    group.addoption(
+        "--accucompare-reports", metavar="DIR", help="where failing tests write their Excel reports (default: each test's tmp_path)"
+    )
+    parser.addini("accucompare_reports", "where failing tests write their Excel reports, from the root directory")
+
+
+@pytest.fixture
+def layers_regression(request: pytest.FixtureRequest, tmp_path: Path) -> LayersRegression:
+    """Compares each layer of a model with a bundle that is kept beside the test: ``layers_regression.check(model, inputs)``."""
+    from accucompare.testing.regression import LayersRegression
+
+    config = request.config
+    reports: Any = config.getoption("--accucompare-reports")
+    folder = None if reports is None else Path(config.invocation_params.dir, reports)
+    if folder is None and (chosen := config.getini("accucompare_reports")):
+        folder = Path(config.rootpath, chosen)
+    return LayersRegression(
+        file=request.path,
+        test=request.node.nodeid.partition("::")[2],
+        update=config.getoption("--accucompare-update"),
+        scratch=tmp_path,
+        reports=folder,
+        note_written=lambda path: request.node.user_properties.append((WRITTEN, str(path))),
+    )
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say which bundles were written."""
+    for report in (each for reports in terminalreporter.stats.values() for each in reports):
+        for name, path in getattr(report, "user_properties", ()) if getattr(report, "when", "") == "call" else ():
+            if name == WRITTEN:
+                terminalreporter.write_line(f"accucompare: wrote {path}")

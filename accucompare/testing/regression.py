@@ -1,0 +1,99 @@
+"""What the fixture ``layers_regression`` does: compare a model with a bundle that is kept beside its test."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accucompare.api import diff
+from accucompare.errors import UsageError
+from accucompare.recorder.options import CaptureOptions
+from accucompare.selection import Mode
+from accucompare.testing.closeness import captured, options_of, require_close
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from accucompare.case import Case
+
+_UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
+_LONGEST = 80  # characters of a directory's name
+
+
+@dataclass
+class LayersRegression:
+    """Compares each layer of a model with a bundle that is kept beside the test.
+
+    Attributes:
+        file: the test's file; ``test_model.py`` keeps its bundles in ``test_model/``.
+        test: the test's name in it.
+        update: write bundles instead of comparing.
+        scratch: a directory of the test's own.
+        reports: where a failing test writes its report; ``scratch`` if ``None``.
+        note_written: called with each bundle that was written.
+    """
+
+    file: Path
+    test: str
+    update: bool
+    scratch: Path
+    reports: Path | None
+    note_written: Callable[[Path], None]
+    _used: set[str] = field(default_factory=set)
+
+    def check(
+        self,
+        model: nn.Module | Case,
+        inputs: Any = None,
+        *,
+        name: str = "",
+        mode: str = Mode.STATS,
+        **limits: Any,
+    ) -> None:
+        """Assert that every layer is as close to what was recorded as the limits ask.
+
+        With ``--accucompare-update`` the bundle is written instead, in place of an earlier one.
+
+        Args:
+            model: a model, or a ``Case``. It runs where it is, in the mode and the type that it has.
+            inputs: of the model, as a ``Case`` takes them.
+            name: of a second check in the same test.
+            mode: of a bundle that is written: ``"stats"`` keeps digests and statistics, a few kilobytes for git. Comparing with them proves
+                that two tensors are the same, or differ by at least so much; it sees neither values in another order nor most small
+                differences. ``"tensors"`` keeps all values.
+            limits: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``tolerances``, ``baseline``, ``map``, ``only``, ``skip``, as for
+                ``accucompare.diff``.
+
+        Raises:
+            AssertionError: if a layer is not close; the message names the report that was written. Also if there is no bundle yet.
+            UsageError: if an option makes no sense, or two checks of a test have one name.
+        """
+        __tracebackhide__ = True
+        own = bundle_name(self.test, name)
+        if own in self._used:
+            raise UsageError(f"layers_regression: {self.test} checks twice; give the second check a name: check(…, name='second')")
+        self._used.add(own)
+        kept = self.file.with_suffix("") / own
+        if self.update:
+            self.note_written(captured(model, kept, inputs, "model", CaptureOptions(mode=mode, overwrite=True)))
+            return
+        if not (kept / "manifest.json").is_file():
+            raise AssertionError(
+                f"There is nothing to compare with yet: {kept} is missing. Write it with: pytest --accucompare-update, "
+                "look at what is written, and commit it"
+            )
+        tested = captured(model, self.scratch / "accucompare" / own, inputs, "model", options_of(kept))
+        folder = self.scratch if self.reports is None else self.reports / self.file.stem
+        require_close(diff(kept, tested, **limits), folder / f"{own}.xlsx", self.scratch)
+
+
+def bundle_name(test: str, name: str = "") -> str:
+    """What the bundle of a test is called: its name where that is safe as a file's; else made safe, and told apart by its digest."""
+    whole = f"{test}.{name}" if name else test
+    plain = whole.replace("::", ".")
+    safe = _UNSAFE.sub("_", plain).strip("._")[:_LONGEST]
+    return safe if safe == plain else f"{safe}-{sha256(whole.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"

@@ -1,0 +1,186 @@
+"""What a diff says of bundles that keep sketches: beside what it says of the same bundles with their tensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accucompare as ac
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.verification import verify
+from accucompare.bundle.writer import BundleWriter
+from accucompare.compare.estimates import can_estimate, room
+from accucompare.compare.measure import Metrics
+from accucompare.compare.rows import Reason
+from accucompare.errors import BundleError
+from accucompare.numbers.sketch import deviation
+from accucompare.selection import Mode
+from tests.compare.builder import item
+
+DRAW = np.random.default_rng(0)
+GOLDEN = DRAW.standard_normal((40, 100)).astype("f4")
+#: Errors of several shapes and sizes, by a name.
+ERRORS = {
+    "noise": (GOLDEN * (1 + 1e-3 * DRAW.standard_normal(GOLDEN.shape))).astype("f4"),
+    "channel": np.where(np.arange(100) == 7, GOLDEN * np.float32(1.5), GOLDEN),
+    "one element": np.where(np.arange(4000).reshape(40, 100) == 77, np.float32(9), GOLDEN),
+    "all": GOLDEN * np.float32(0.5),
+    "other": DRAW.standard_normal((40, 100)).astype("f4"),
+}
+FACTS = {"sketch": {"version": 1, "size": 256}}
+
+
+def bundle(folder: Path, values: dict[str, Any], mode: Mode = Mode.SKETCH, size: int = 256, **facts: Any) -> Path:
+    capture = {"mode": mode.value, "sketch": {"version": 1, "size": size}, **facts}
+    writer = BundleWriter(folder, Manifest(complete=True, capture=capture, model={"sources": {}}), mode=mode, sketch_size=size)
+    for order, (name, array) in enumerate(values.items()):
+        each = item(name, array, parent=("", 0), order=order)
+        writer.add(each.record, each.array)
+    writer.end_step(0)
+    writer.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, Mode], Path]:
+    folder = tmp_path_factory.mktemp("kept")
+    return {
+        (side, mode): bundle(folder / f"{side}-{mode.value}", values, mode)
+        for side, values in (("golden", dict.fromkeys(ERRORS, GOLDEN)), ("candidate", ERRORS))
+        for mode in (Mode.TENSORS, Mode.SKETCH)
+    }
+
+
+@pytest.mark.parametrize("sides", [(Mode.SKETCH, Mode.SKETCH), (Mode.TENSORS, Mode.SKETCH), (Mode.SKETCH, Mode.TENSORS)])
+def test_errors_are_estimated_to_their_deviation(kept: dict[tuple[str, Mode], Path], sides: tuple[Mode, Mode]) -> None:
+    true = ac.diff(kept["golden", Mode.TENSORS], kept["candidate", Mode.TENSORS])
+    found = ac.diff(kept["golden", sides[0]], kept["candidate", sides[1]])
+    for one, other in zip(true.rows, found.rows, strict=True):
+        assert one.metrics is not None
+        assert other.metrics is not None
+        assert other.metrics.deviation == deviation(256)
+        assert other.metrics.rel_l2 == pytest.approx(one.metrics.rel_l2, rel=5 * deviation(256)), one.place
+        assert other.metrics.one_minus_cosine == pytest.approx(one.metrics.one_minus_cosine, rel=10 * deviation(256), abs=1e-14), one.place
+        assert other.metrics.bias == pytest.approx(one.metrics.bias, rel=1e-6, abs=1e-9)
+        assert other.reason is one.reason
+    assert found.by_sketch == len(ERRORS)
+
+
+def test_a_sketch_is_that_of_the_tensor_wherever_it_is_made(kept: dict[tuple[str, Mode], Path]) -> None:
+    found = ac.diff(kept["candidate", Mode.TENSORS], kept["candidate", Mode.SKETCH])
+    assert {row.reason for row in found.rows} == {Reason.IDENTICAL}
+
+
+def test_an_exact_factor_is_told_by_sketches(kept: dict[tuple[str, Mode], Path]) -> None:
+    found = ac.diff(kept["golden", Mode.SKETCH], kept["candidate", Mode.SKETCH])
+    row = next(row for row in found.rows if row.module == "all")
+    assert row.metrics is not None
+    assert row.metrics.one_minus_cosine == pytest.approx(0.0, abs=1e-15)
+    assert row.metrics.rel_l2 == pytest.approx(0.5, rel=0.2)
+
+
+def test_an_error_that_a_sketch_can_lose_is_seen_by_the_extremes(tmp_path: Path) -> None:
+    """One element that is off by more than all else: a sketch may be 15 % short, an extreme is not."""
+    off = GOLDEN.copy()
+    off[0, 0] = 1000.0
+    found = ac.diff(bundle(tmp_path / "g", {"a": GOLDEN}), bundle(tmp_path / "c", {"a": off}))
+    metrics = found.rows[0].metrics
+    assert metrics is not None
+    assert metrics.max_abs >= 1000.0 - GOLDEN.max()
+    assert metrics.rmse >= (1000.0 - GOLDEN.max()) / np.sqrt(GOLDEN.size) * (1 - 1e-9)
+
+
+def test_a_tensor_that_is_not_larger_than_its_sketch_is_kept_and_compared_exactly(tmp_path: Path) -> None:
+    small = np.arange(512, dtype="f4")
+    found = ac.diff(bundle(tmp_path / "g", {"a": small}), bundle(tmp_path / "c", {"a": small + 1}), atol=0.5)
+    assert found.rows[0].golden is not None
+    assert found.rows[0].golden.member is not None
+    assert found.rows[0].metrics is not None
+    assert (found.rows[0].metrics.max_abs, found.rows[0].metrics.deviation) == (1.0, 0.0)
+
+
+def test_nan_on_one_side_fails(tmp_path: Path) -> None:
+    bad = GOLDEN.copy()
+    bad[3, 3] = np.nan
+    found = ac.diff(bundle(tmp_path / "g", {"a": GOLDEN}), bundle(tmp_path / "c", {"a": bad}), rel_l2=10.0)
+    assert found.rows[0].reason is Reason.NON_FINITE
+
+
+def test_integers_that_differ_fail(tmp_path: Path) -> None:
+    ours = np.arange(4000)
+    theirs = np.where(ours == 3000, 0, ours)
+    found = ac.diff(bundle(tmp_path / "g", {"a": ours}), bundle(tmp_path / "c", {"a": theirs}))
+    assert not found.passed
+
+
+def test_limits_by_element_need_tensors(kept: dict[tuple[str, Mode], Path]) -> None:
+    found = ac.diff(kept["golden", Mode.SKETCH], kept["candidate", Mode.SKETCH], atol=1e9)
+    assert found.by_statistics == len(ERRORS)
+    assert any("--atol and --rtol need tensors" in finding.message for finding in found.preflight)
+
+
+def test_a_limit_leaves_room_for_the_estimate() -> None:
+    """sqrt(chi2.999(k) / k): tables of the chi-square distribution have 149.449 at 100 degrees of freedom."""
+    assert room(Metrics(deviation=deviation(100))) == pytest.approx(np.sqrt(149.449 / 100), rel=2e-4)
+    assert room(Metrics()) == 1.0
+
+
+def test_the_answer_says_that_sketches_judged(kept: dict[tuple[str, Mode], Path], tmp_path: Path) -> None:
+    found = ac.diff(kept["golden", Mode.SKETCH], kept["candidate", Mode.SKETCH], rel_l2=100.0)
+    assert found.passed
+    assert "5 rows judged by sketches" in found.conclusion
+    assert json.loads(found.to_json(tmp_path / "x.json").read_text())["by_sketch"] == 5
+
+
+def test_digests_alone_say_what_differs_and_no_more(tmp_path: Path) -> None:
+    sides = [bundle(tmp_path / name, values, Mode.DIGEST) for name, values in (("g", dict.fromkeys(ERRORS, GOLDEN)), ("c", ERRORS))]
+    found = ac.diff(*sides)
+    assert not found.passed
+    assert "how far apart they are was not recorded" in found.rows[0].verdict.detail
+    same = ac.diff(sides[0], bundle(tmp_path / "again", dict.fromkeys(ERRORS, GOLDEN), Mode.DIGEST))
+    assert same.passed
+    assert same.by_digests == len(ERRORS)
+
+
+# Bad input
+
+
+def test_sketches_of_two_sizes_are_refused(tmp_path: Path) -> None:
+    sides = bundle(tmp_path / "g", {"a": GOLDEN}), bundle(tmp_path / "c", {"a": ERRORS["noise"]}, size=128)
+    with pytest.raises(BundleError, match="a sketch of 128 numbers, and the other side one of 256; "):
+        ac.diff(*sides)
+
+
+def test_sketches_of_another_version_are_refused(tmp_path: Path) -> None:
+    sides = bundle(tmp_path / "g", {"a": GOLDEN}), bundle(tmp_path / "c", {"a": ERRORS["noise"]}, sketch={"version": 2, "size": 256})
+    with pytest.raises(BundleError, match="sketches are of version 2, this accucompare reads 1"):
+        ac.diff(*sides)
+
+
+def test_sketches_of_a_huge_size_are_refused(tmp_path: Path) -> None:
+    side = bundle(tmp_path / "g", {"a": GOLDEN}, sketch={"version": 1, "size": 1 << 40})
+    with pytest.raises(BundleError, match="does not say how it was made"):
+        ac.diff(side, bundle(tmp_path / "c", {"a": ERRORS["noise"]}))
+
+
+def test_a_flipped_bit_of_a_sketch_is_found(tmp_path: Path) -> None:
+    sides = bundle(tmp_path / "g", {"a": GOLDEN}), bundle(tmp_path / "c", {"a": ERRORS["noise"]})
+    archive = sides[0] / "rank0/step0.npz"
+    content = bytearray(archive.read_bytes())
+    content[300] ^= 1
+    archive.write_bytes(content)
+    with pytest.raises(BundleError, match=r"'sketches\.0' is corrupt"):
+        ac.diff(*sides)
+    with ac.open_bundle(sides[0]) as opened:
+        assert len(verify(opened).damage) == 1
+
+
+def test_only_floating_numbers_are_estimated(kept: dict[tuple[str, Mode], Path]) -> None:
+    with ac.open_bundle(kept["golden", Mode.SKETCH]) as opened:
+        record = next(iter(opened.records()))
+    assert can_estimate(record, record)
+    assert not can_estimate(record, item("a", np.arange(9)).record)
