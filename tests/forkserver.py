@@ -118,6 +118,7 @@ def _second_server() -> tuple[int, int]:
         os.close(answers)
         return asked, answered
     os.close(asked)
+    os.close(answered)
     os.environ.update(_with_npu())
     sys.path[1:1] = os.environ["PYTHONPATH"].split(os.pathsep)
     exec(AUTOLOAD, {})

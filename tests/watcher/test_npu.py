@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+import textwrap
+from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
@@ -12,7 +16,7 @@ from accucompare.findings.analysis import read
 from accucompare.findings.events import Alert, Event, Finding, Start, Step
 from accucompare.findings.log import read_log
 from fixtures.simnpu.launcher import environment
-from tests.watcher.served import Served
+from tests.forkserver import CLI, SCRIPT, simulated_npu
 
 try:
     environment()
@@ -68,35 +72,63 @@ for name in counts:
 """
 
 
-def serve(folder: Path, soc: str) -> Served:
+#: Runs the command line, and goes on with its exit code.
+COMMAND = """
+from accucompare.cli import main
+try:
+    main()
+except SystemExit as ended:
+    code = ended.code
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Runs processes where there is a simulated NPU of some kind, in a folder with the case."""
+
+    folder: Path
+    soc: str
+
+    def run(self, program: str, *arguments: str | Path) -> CompletedProcess[str]:
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1", "COLUMNS": "100"}
+        return simulated_npu()(program, *arguments, cwd=self.folder, variables=environment(variables, soc=self.soc))
+
+    def found(self, code: str, *arguments: str) -> Any:
+        """What some code leaves in ``found``."""
+        done = self.run(f"{textwrap.dedent(code)}\nimport json\nprint(json.dumps(found))", *arguments)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+
+def machine(folder: Path, soc: str) -> Machine:
     (folder / "case.py").write_text(CASE)
-    return Served(folder, environment({**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}, soc=soc))
-
-
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Served]]:
-    """One process each, started together."""
-    folders = tmp_path_factory.mktemp("saturating"), tmp_path_factory.mktemp("ordinary")
-    with serve(folders[0], "Ascend910A") as saturating, serve(folders[1], "Ascend910B1") as ordinary:
-        yield saturating, ordinary
+    return Machine(folder, soc)
 
 
 @pytest.fixture
-def saturating(both: tuple[Served, Served]) -> Served:
-    return both[0]
+def saturating(tmp_path: Path) -> Machine:
+    return machine(tmp_path, "Ascend910A")
 
 
 @pytest.fixture
-def ordinary(both: tuple[Served, Served]) -> Served:
+def ordinary(tmp_path: Path) -> Machine:
     """One with Inf and NaN."""
-    return both[1]
+    return machine(tmp_path, "Ascend910B1")
 
 
-def watch(served: Served, case: str, out: str, *options: str) -> tuple[int, str, list[Event]]:
+def watching(case: str, out: str, *options: str) -> list[str]:
+    return ["watch", f"case.py:{case}", "--device", "npu", "--dtype", "float16", "--out", out, *options]
+
+
+def events(machine: Machine, out: str) -> list[Event]:
+    return read_log(machine.folder / out / "rank0.jsonl")[-1]
+
+
+def watch(machine: Machine, case: str, out: str, *options: str) -> tuple[int, str, list[Event]]:
     """Watch a case in float16; the exit code, what was printed, and the log."""
-    done = served("watch", f"case.py:{case}", "--device", "npu", "--dtype", "float16", "--out", out, *options)
+    done = machine.run(CLI, *watching(case, out, *options))
     assert done.returncode in (0, 1), done.stderr
-    return done.returncode, done.stdout, read_log(served.folder / out / "rank0.jsonl")[-1]
+    return done.returncode, done.stdout, events(machine, out)
 
 
 def origins(log: list[Event]) -> list[Finding]:
@@ -107,7 +139,7 @@ def flags(log: list[Event]) -> list[bool | None]:
     return [event.overflowed for event in log if isinstance(event, Step)]
 
 
-def test_the_largest_number_is_an_overflow_where_it_takes_the_place_of_inf(saturating: Served) -> None:
+def test_the_largest_number_is_an_overflow_where_it_takes_the_place_of_inf(saturating: Machine) -> None:
     code, printed, log = watch(saturating, "case", "saturated")
     found = origins(log)[0]
     assert (code, found.name, found.step, found.kinds, found.operator) == (1, "inner", 1, ["saturated"], "aten.mul.Tensor")
@@ -115,11 +147,11 @@ def test_the_largest_number_is_an_overflow_where_it_takes_the_place_of_inf(satur
     assert "saturated in inner (Cube), forward, step 1\n" in printed
     assert isinstance(log[0], Start)
     assert (log[0].device, log[0].saturates) == ("npu:0", True)
-    done = saturating.script(saturating.folder / "saturated" / found.reproducer)
+    done = saturating.run(SCRIPT, saturating.folder / "saturated" / found.reproducer)
     assert (done.returncode, "It shows again" in done.stdout) == (1, True), done.stderr
 
 
-def test_the_flag_is_cleared_and_read_for_each_step(saturating: Served) -> None:
+def test_the_flag_is_cleared_and_read_for_each_step(saturating: Machine) -> None:
     """What overflowed before the watch is not its first step's, and what overflows in one step is not the next one's."""
     found = saturating.found(
         COUNTING
@@ -146,7 +178,7 @@ found = flags
     assert all(counts["get"] <= 3 for counts in found[1::2])
 
 
-def test_a_flag_that_no_value_explains(saturating: Served) -> None:
+def test_a_flag_that_no_value_explains(saturating: Machine) -> None:
     code, printed, log = watch(saturating, "hidden", "hidden")
     assert (code, origins(log), flags(log)) == (1, [], [False, True, False])
     (warned,) = (event for event in log if isinstance(event, Alert) and event.kind == "device flag")
@@ -155,14 +187,14 @@ def test_a_flag_that_no_value_explains(saturating: Served) -> None:
     assert warned.text in printed
 
 
-def test_the_flag_of_each_module_names_the_one_that_overflows(saturating: Served) -> None:
+def test_the_flag_of_each_module_names_the_one_that_overflows(saturating: Machine) -> None:
     code, printed, log = watch(saturating, "hidden", "named", "--flag-per-module")
     found = origins(log)[0]
     assert (code, found.name, found.step, found.kinds) == (1, "inner", 1, ["overflow flag"])
     assert "overflow flag in inner (Hidden), forward, step 1" in printed
 
 
-def test_a_loop_skips_what_overflowed(saturating: Served) -> None:
+def test_a_loop_skips_what_overflowed(saturating: Machine) -> None:
     """As a loss scaler would: gradients that overflow because the loss was scaled too much are no finding, if nothing is updated."""
     found = saturating.found(
         """
@@ -187,21 +219,22 @@ def test_a_loop_skips_what_overflowed(saturating: Served) -> None:
     assert found == [True, True, False, False, 0]
 
 
-def test_a_kernel_dump_is_of_the_first_step(saturating: Served) -> None:
-    code, _, _ = watch(saturating, "clean", "dumped", "--kernel-dump", "dump")
-    assert code == 0
-    calls = saturating.found(
-        """
-        import ctypes, torch
-        runtime = ctypes.CDLL("libascendcl.so")
-        runtime.simnpu_dump_calls.restype = ctypes.c_char_p
-        found = [call for call in runtime.simnpu_dump_calls().decode().splitlines() if call != "synchronize"]
-        """
+def test_a_kernel_dump_is_of_the_first_step(saturating: Machine) -> None:
+    code, calls = saturating.found(
+        COMMAND
+        + """
+import ctypes
+runtime = ctypes.CDLL("libascendcl.so")
+runtime.simnpu_dump_calls.restype = ctypes.c_char_p
+found = [code, [call for call in runtime.simnpu_dump_calls().decode().splitlines() if call != "synchronize"]]
+""",
+        *watching("clean", "dumped", "--kernel-dump", "dump"),
     )
+    assert code == 0
     assert calls == ["init", f"set {saturating.folder}/dump/acl_dump.json", "finalize"]
 
 
-def test_each_rank_dumps_into_its_own_directory_until_its_first_step_ends(saturating: Served) -> None:
+def test_each_rank_dumps_into_its_own_directory_until_its_first_step_ends(saturating: Machine) -> None:
     found = saturating.found(
         """
         import accucompare as ac, torch
@@ -230,26 +263,26 @@ def test_each_rank_dumps_into_its_own_directory_until_its_first_step_ends(satura
     assert found == [["init_dump"], ["set_dump", config], ["finalize_dump"], 0, 1]
 
 
-def test_inf_is_found_and_no_flag_is_asked_for(ordinary: Served) -> None:
-    ordinary.found(COUNTING + "torch.counts = counts; found = None")
-    code, _, log = watch(ordinary, "case", "infinite")
+def test_inf_is_found_and_no_flag_is_asked_for(ordinary: Machine) -> None:
+    code, counts = ordinary.found(f"{COUNTING}{COMMAND}found = [code, counts]", *watching("case", "infinite"))
+    log = events(ordinary, "infinite")
     found = origins(log)[0]
     assert (code, found.name, found.kinds, found.operator) == (1, "inner", ["+Inf", "-Inf"], "aten.mul.Tensor")
     assert found.line == "case.py:8"
     assert len(found.parameters) == 4
     assert flags(log) == [None, None]
-    assert ordinary.found("import torch; found = torch.counts") == {"get": 0, "clear": 0}
-    done = ordinary.script(ordinary.folder / "infinite" / found.reproducer)
+    assert counts == {"get": 0, "clear": 0}
+    done = ordinary.run(SCRIPT, ordinary.folder / "infinite" / found.reproducer)
     assert (done.returncode, "It shows again" in done.stdout) == (1, True), done.stderr
 
 
-def test_asking_for_a_flag_where_there_is_none_is_told(ordinary: Served) -> None:
+def test_asking_for_a_flag_where_there_is_none_is_told(ordinary: Machine) -> None:
     code, printed, log = watch(ordinary, "clean", "flagless", "--flag-per-module")
     assert (code, origins(log)) == (0, [])
     assert "this device has no overflow flag" in printed
 
 
-def test_no_tensor_is_waited_for_alone(ordinary: Served) -> None:
+def test_no_tensor_is_waited_for_alone(ordinary: Machine) -> None:
     """As many reads of the device in a step of eight layers as in one of two, forward and backward."""
     found = ordinary.found(
         """
@@ -291,9 +324,9 @@ def test_no_tensor_is_waited_for_alone(ordinary: Served) -> None:
     assert 0 < few[1] <= 4
 
 
-def test_the_report_of_a_watch_on_an_npu(ordinary: Served) -> None:
+def test_the_report_of_a_watch_on_an_npu(ordinary: Machine) -> None:
     watch(ordinary, "case", "reported")
-    done = ordinary("overflow", "reported")
+    done = ordinary.run(CLI, "overflow", "reported")
     assert (done.returncode, done.stdout.splitlines()[2]) == (1, "+Inf and -Inf in inner (Cube), forward, step 1")
     assert (ordinary.folder / "reports" / "reported-overflow.xlsx").is_file()
     assert read(ordinary.folder / "reported").first is not None
