@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from accucompare.errors import NonFiniteError as NonFiniteError
     from accucompare.errors import WatchEndedError as WatchEndedError
     from accucompare.live.points import check_finite as check_finite
-    from accucompare.recorder.session import Session as Session
+    from accucompare.recorder.running import Session as Session
     from accucompare.recorder.session import capture as capture
     from accucompare.testing.closeness import assert_layers_close as assert_layers_close
     from accucompare.watcher.steps import Watch as Watch
@@ -36,7 +36,7 @@ _HOMES = {
     "Comparison": "accucompare.api",
     "NonFiniteError": "accucompare.errors",
     "Record": "accucompare.bundle.records",
-    "Session": "accucompare.recorder.session",
+    "Session": "accucompare.recorder.running",
     "Tolerance": "accucompare.compare.tolerance",
     "Watch": "accucompare.watcher.steps",
     "WatchEndedError": "accucompare.errors",

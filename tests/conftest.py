@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import subprocess
@@ -102,3 +103,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="there is no GPU"))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: each search for garbage would go through all of it, and that is a twentieth of the tests' time."""
+    gc.collect()
+    gc.freeze()

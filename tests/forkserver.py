@@ -2,10 +2,13 @@
 
 One process imports what commands need, and forks itself for each. A child has the directory, environment, streams and exit code of a fresh
 process. What is read while modules are imported, such as ``OMP_NUM_THREADS``, and what happens at exit, needs a fresh one.
+
+Where there is a simulated NPU, the same process forks a second server from itself, which goes on and imports torch_npu.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -13,13 +16,14 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).parent.parent
 CLI = "from accucompare.cli import main; main()"
@@ -36,12 +40,18 @@ MODULES = (
     *("accucompare.locate", "accucompare.recorder.capture_case", "accucompare.report.terminal", "accucompare.watcher.watch_case"),
     "torch._dynamo",
 )
+#: What a diff imports.
+DIFF = ("accucompare.api", "accucompare.report.excel", "accucompare.report.terminal", "openpyxl")
 #: What the fixtures' models are made of.
 MODELS = (
+    "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
     "transformers.models.t5.modeling_t5",
 )
+#: A process that has torch without torch_npu finds a simulated NPU when it imports torch_npu; and imports it, as ``import torch`` may.
+SIMULATED = "from tests.forkserver import find_simulation; find_simulation()\n"
+AUTOLOAD = f"{SIMULATED}import torch; torch._import_device_backends()\n"
 
 
 class Forkserver:
@@ -63,12 +73,18 @@ class Forkserver:
         os.close(requests)
         os.close(answers)
 
-    def run(self, program: str, *arguments: str | Path, cwd: Path, variables: Mapping[str, str]) -> CompletedProcess[str]:
-        """Run a Python program; arguments and result as of ``subprocess.run([sys.executable, "-c", program, ...], text=True)``."""
+    def run(
+        self, program: str, *arguments: str | Path, cwd: Path, variables: Mapping[str, str], torch_npu: bool = False
+    ) -> CompletedProcess[str]:
+        """Run a Python program; arguments and result as of ``subprocess.run([sys.executable, "-c", program, ...], text=True)``.
+
+        Args:
+            torch_npu: whether the process finds it imported.
+        """
         streams = [Path(self._folder.name, name) for name in ("out", "err")]
         argv = ["-c", *map(str, arguments)]
         request = {"program": program, "argv": argv, "cwd": str(cwd), "variables": dict(variables), "streams": list(map(str, streams))}
-        os.write(self._requests, json.dumps(request).encode() + b"\n")
+        os.write(self._requests, json.dumps([torch_npu, request]).encode() + b"\n")
         answer = os.read(self._answers, 100)
         assert answer, "the server has died; what it printed is above"
         out, err = (stream.read_text() for stream in streams)
@@ -78,15 +94,62 @@ class Forkserver:
 def serve() -> None:
     """Fork for each line of requests, and answer with the child's exit code."""
     requests, answers = map(int, sys.argv[1:3])
-    for module in sys.argv[3:]:
-        importlib.import_module(module)
+    _import(sys.argv[3:])
+    with_npu: tuple[int, int] | None = None
     with os.fdopen(requests) as lines:
         for line in lines:
-            child = os.fork()
-            if not child:
-                _become(**json.loads(line))
-            status = os.waitpid(child, 0)[1]
-            os.write(answers, str(os.waitstatus_to_exitcode(status)).encode())
+            torch_npu, request = json.loads(line)
+            if torch_npu:
+                with_npu = with_npu or _second_server()
+                os.write(with_npu[0], line.encode())
+                answer = os.read(with_npu[1], 100)
+                assert answer, "the second server has died; what it printed is above"
+                os.write(answers, answer)
+            else:
+                os.write(answers, _forked(request))
+
+
+def _second_server() -> tuple[int, int]:
+    """Fork a server that has torch_npu, too; where it is asked, and where it answers."""
+    requests, asked = os.pipe()
+    answered, answers = os.pipe()
+    if os.fork():
+        os.close(requests)
+        os.close(answers)
+        return asked, answered
+    os.close(asked)
+    os.environ.update(_with_npu())
+    sys.path[1:1] = os.environ["PYTHONPATH"].split(os.pathsep)
+    exec(AUTOLOAD, {})
+    gc.freeze()
+    with os.fdopen(requests) as lines:
+        for line in lines:
+            os.write(answers, _forked(json.loads(line)[1]))
+    os._exit(0)
+
+
+def find_simulation() -> None:
+    """What a process does at its start where the environment is the launcher's."""
+    for folder in os.environ["PYTHONPATH"].split(os.pathsep):
+        path = Path(folder, "sitecustomize.py")
+        if path.parent.parent.name == "simnpu":
+            spec = spec_from_file_location("sitecustomize", path)
+            assert spec is not None
+            assert spec.loader is not None
+            spec.loader.exec_module(module_from_spec(spec))
+
+
+def _import(modules: Iterable[str]) -> None:
+    for module in modules:
+        importlib.import_module(module)
+    gc.freeze()  # else each child goes through all that was imported, and so copies it
+
+
+def _forked(request: dict[str, Any]) -> bytes:
+    child = os.fork()
+    if not child:
+        _become(**request)
+    return str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode()
 
 
 def _become(program: str, argv: list[str], cwd: str, variables: dict[str, str], streams: list[str]) -> NoReturn:
@@ -116,15 +179,32 @@ def _become(program: str, argv: list[str], cwd: str, variables: dict[str, str], 
     os._exit(code)
 
 
-@cache
-def with_torch() -> Callable[..., CompletedProcess[str]]:
-    """The ``run`` of a server without any device; one for each process that tests."""
-    return Forkserver({**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}).run
-
-
-@cache
-def simulated_npu() -> Callable[..., CompletedProcess[str]]:
-    """The ``run`` of a server where there is a simulated NPU; one for each process that tests."""
+def _with_npu() -> dict[str, str]:
     from fixtures.simnpu.launcher import environment
 
-    return Forkserver(environment({**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}), MODULES + MODELS).run
+    return environment({**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"})
+
+
+@cache
+def _server() -> Forkserver:
+    """One for each process that tests. It could load CANN's libraries where they are simulated, and imports torch without any device."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    with suppress(RuntimeError):  # there is no simulated NPU here
+        variables["LD_LIBRARY_PATH"] = _with_npu()["LD_LIBRARY_PATH"]  # which is read once, when a process starts
+    return Forkserver(variables, MODULES + MODELS)
+
+
+@cache
+def without_torch() -> Callable[..., CompletedProcess[str]]:
+    """The ``run`` of a server that has imported what a diff needs, and so little that its children's memory can be bounded."""
+    return Forkserver({**os.environ, "OPENBLAS_NUM_THREADS": "1"}, ("accucompare.cli.commands", *DIFF)).run
+
+
+def with_torch() -> Callable[..., CompletedProcess[str]]:
+    """The ``run`` of a server that has imported torch, and no device."""
+    return _server().run
+
+
+def simulated_npu() -> Callable[..., CompletedProcess[str]]:
+    """The ``run`` of a server that has imported torch_npu where there is a simulated NPU."""
+    return partial(_server().run, torch_npu=True)

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from tests.compare.builder import item, set_fields, set_lines, write
+from tests.forkserver import CLI, without_torch
 
 #: Address space a process may take, in KiB: less than any of these bundles claims to need.
 MEMORY = 1 << 20
@@ -45,13 +46,8 @@ def here(tmp_path: Path) -> Path:
 
 
 def run(here: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["sh", "-c", f'ulimit -v {MEMORY} && exec "$@"', "sh", sys.executable, "-m", "accucompare", *arguments],
-        cwd=here,
-        env={**os.environ, "COLUMNS": "100", "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    bounded = f"import resource\nresource.setrlimit(resource.RLIMIT_AS, ({MEMORY << 10},) * 2)\n"
+    return without_torch()(bounded + CLI, *arguments, cwd=here, variables={**os.environ, "COLUMNS": "100"})
 
 
 def refused(here: Path, *options: str) -> str:

@@ -40,7 +40,7 @@ LATE = {
     "accucompare.scripts.script": {"accucompare.recorder.session", "accucompare.scripts.observing"},
     "accucompare.testing.closeness": {
         "accucompare.recorder.capture_model",
-        "accucompare.recorder.session",
+        "accucompare.recorder.running",
     },  # torch, which bundles are compared without
     "accucompare.testing.plugin": {"accucompare.testing.regression"},  # every run of pytest loads the plugin
     "accucompare.watcher.reporting": {"accucompare.report.terminal_watch"},  # only a finding is printed

@@ -11,6 +11,7 @@ from accucompare.cli.group import PASS, cli
 from accucompare.cli.options import examples
 from accucompare.errors import CaptureError
 from accucompare.selection import DumpFormat
+from accucompare.text import printable
 
 _SHOWN = 5
 
@@ -20,7 +21,7 @@ _SHOWN = 5
     epilog=examples(
         "accucompare import dump/ --out npu                          # which tool's dump it is, is seen",
         "accucompare import dump/step0/rank0 --from msprobe --out npu",
-        "accucompare import tensors/ --out npu --name-pattern 'step{step}/{name}[.{call}].{role}[.{path}]'",
+        "accucompare import tensors/ --out npu --name-pattern 'step{step}/{name}.{role}[.{path}]'",
         "accucompare diff golden npu                                 # as with any other bundle",
     ),
 )
@@ -40,7 +41,7 @@ def import_(dump: Path, out: Path, format_name: DumpFormat | None, name_pattern:
     from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.report.terminal_bundle import print_import
 
-    with progress_bar("importing", "steps", quiet) as progress:
+    with progress_bar("importing", "tensors", quiet) as progress:
         imported = import_dump(dump, out, format_name=format_name, name_pattern=name_pattern, overwrite=overwrite, progress=progress)
     if not quiet:
         with reader_may_leave():
@@ -48,5 +49,5 @@ def import_(dump: Path, out: Path, format_name: DumpFormat | None, name_pattern:
     if imported.unreadable:
         count = len(imported.unreadable)
         shown = "; ".join(imported.unreadable[:_SHOWN]) + (f"; and {count - _SHOWN} more" if count > _SHOWN else "")
-        raise CaptureError(f"{out}: is incomplete, for {count} tensor(s) of {dump} cannot be read: {shown}")
+        raise CaptureError(f"{out}: is incomplete, for {count} tensor(s) of {dump} cannot be read: {printable(shown)}")
     return PASS

@@ -27,7 +27,7 @@ class SmallestLimit(msgspec.Struct, frozen=True, gc=False):
         """``atol 2.40e-05``, ``excess 3.11``, ``cosine 0.999`` or ``3 different``; ``""`` if no finite limit would pass."""
         if self.name == "different":
             return f"{self.error:.0f} different"
-        return f"{self.name} {self.value}" if self.value else ""
+        return f"{self.name} {value}" if (value := self.value) else ""
 
     @property
     def value(self) -> str:

@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from accucompare.bundle.records import Layout, Role
+from accucompare.bundle.records import Layout, Record, Role
+from accucompare.compare.reasons import Call, call_of, caller_of
 from accucompare.compare.rows import Row
 
-#: Roles of values that a call gives to others. Its inputs count too, if it has calls inside, for it hands them down.
-_GIVES = (Role.OUTPUT, Role.GRAD_INPUT)
+#: Roles of values that a call gives to whoever comes after it, and of those that it hands down to the calls inside of it.
+_GIVES = (Role.OUTPUT, Role.GRAD_INPUT, Role.OP_OUTPUT, Role.OP_GRAD_INPUT)
 _HANDS_DOWN = (Role.INPUT, Role.GRAD_OUTPUT)
 
+#: What tells that two records of a step hold the same tensor.
+_Tensor = tuple[int, int, str, str, tuple[int, ...]]
 
-def producers(rows: Iterable[Row]) -> list[int | None]:
-    """For each row, the number (from 1) of the latest earlier row of its step with the same tensor in golden, bit for bit.
+
+def producers(rows: Sequence[Row]) -> list[int | None]:
+    """For each row, the number (from 1) of the latest earlier row of its step that gave this very tensor to it, bit for bit, in golden.
 
     ``None`` for what golden does not have, for a tensor that no earlier call gave (as the sum of two branches, which glue makes), and for
     values that are no strided tensors, as numbers: those are equal by chance.
     """
-    rows = list(rows)
-    callers = {(row.golden.rank, row.golden.step, *row.golden.parent) for row in rows if row.golden and row.golden.parent}
-    latest: dict[tuple[object, ...], int] = {}
+    given: dict[_Tensor, int] = {}
+    handed_down: dict[tuple[Call, _Tensor], int] = {}
     found: list[int | None] = []
     for number, row in enumerate(rows, 1):
-        golden = row.golden
-        if golden is None or golden.digest is None or golden.layout is not Layout.STRIDED or not golden.shape:
+        record, tensor = row.golden, _tensor(row.golden)
+        if record is None or tensor is None:
             found.append(None)
             continue
-        tensor = (golden.rank, golden.step, golden.digest, golden.dtype, golden.shape)
-        found.append(latest.get(tensor))
-        call = (golden.rank, golden.step, golden.name, golden.call)
-        if golden.role in _GIVES or (golden.role in _HANDS_DOWN and call in callers):
-            latest[tensor] = number
+        inside = [caller_of(record), *([call_of(record)] if record.role in _GIVES else [])]
+        numbers = [given.get(tensor), *(handed_down.get((call, tensor)) for call in inside if call is not None)]
+        found.append(max((each for each in numbers if each is not None), default=None))
+        if record.role in _GIVES:
+            given[tensor] = number
+        elif record.role in _HANDS_DOWN:
+            handed_down[(call_of(record), tensor)] = number
     return found
+
+
+def _tensor(record: Record | None) -> _Tensor | None:
+    if record is None or record.digest is None or record.layout is not Layout.STRIDED or not record.shape:
+        return None
+    return record.rank, record.step, record.digest, record.dtype, record.shape

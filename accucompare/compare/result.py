@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from accucompare.bundle.manifest import Manifest
@@ -13,7 +14,7 @@ from accucompare.compare.acceptance import Acceptance
 from accucompare.compare.ladder import Parting, TrainingResult
 from accucompare.compare.models import OtherModel
 from accucompare.compare.provenance import OtherCode
-from accucompare.compare.rows import UNMATCHED, About, Finding, Reason, RefusedBaseline, Row, Status
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, RefusedBaseline, Row, Status
 from accucompare.compare.sites import Culprit
 from accucompare.compare.tolerance import Tolerances
 from accucompare.compare.unseen import unseen
@@ -253,12 +254,19 @@ class Result:
             numbers.append(f"rank {row.record.rank}")
         return f" ({', '.join(numbers)})" if numbers else ""
 
+    @cached_property
+    def _by_reason(self) -> Counter[Reason]:
+        return Counter(row.verdict.reason for row in self.rows)
+
     def counts(self) -> Counter[Reason]:
         """Number of rows by reason; they add up to ``len(rows)``."""
-        return Counter(row.reason for row in self.rows)
+        return self._by_reason.copy()
 
     def counts_by_status(self) -> Counter[Status]:
-        return Counter(row.status for row in self.rows)
+        counts: Counter[Status] = Counter()
+        for reason, count in self._by_reason.items():
+            counts[STATUS_OF[reason]] += count
+        return counts
 
     def worst(self, count: int = 10) -> list[Row]:
         """The rows furthest over tolerance, then the largest relative L2 errors; rows without any difference left out."""

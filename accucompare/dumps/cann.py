@@ -11,6 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,8 @@ from accucompare.selection import DumpFormat
 
 _HEADER_LIMIT = 16 << 20  # a real one has some hundred bytes
 _MOST_DIMENSIONS = 64
+_MOST_TENSORS = 10_000  # of a kernel; a real one has some ten
+_LONGEST_NAME = 4096
 _NAME = re.compile(r"(?P<type>[^.]+)\.(?P<name>.+?)\.(?P<task>\d{1,18})(?:\.\d{1,18}){0,2}\.(?P<time>\d{10,20})")
 
 #: Types by their numbers in dump_data.proto. The others (HiFloat8, quantized, 4 and 6 bits, text) PyTorch does not have.
@@ -89,12 +93,12 @@ class Kernel:
 
 
 def _belongs(name: str) -> bool:
-    return not name.endswith((".npy", ".csv", ".json")) and _NAME.fullmatch(name) is not None
+    return _NAME.fullmatch(name) is not None
 
 
 def _open(path: Path, name_pattern: str | None) -> Dump:
     steps = step_folders(path, _belongs, "CANN's kernel dumps")
-    parts = tuple(Part(0, step, lambda folder=folder: _items(folder)) for step, folder in steps)  # type: ignore[misc]
+    parts = tuple(Part(0, step, partial(_items, folder)) for step, folder in steps)
     note = "kernels are listed under their own names; which layer ran one, CANN does not say: --map brings the two together"
     return Dump(parts, (Role.INPUT, Role.OUTPUT), partial=True, notes=(note,))
 
@@ -104,7 +108,7 @@ def _items(folder: Path) -> Iterator[Item | LeftOut]:
     found = []
     for path in files_in(folder):
         match = _NAME.fullmatch(path.name)
-        if match is None or not _belongs(path.name):
+        if match is None:
             yield LeftOut(path.name, "its name is none of a kernel dump, OP_TYPE.OP_NAME.TASK.STREAM.TIMESTAMP")
         else:
             found.append((int(match["time"]), int(match["task"]), path, match))
@@ -139,7 +143,7 @@ def _item(place: Item, tensor: Tensor, path: Path) -> Item | LeftOut:
         return LeftOut(what, f"its format is number {tensor.format} of dump_data.proto, which is not put back into rows")
     if tensor.format in BLOCKED and not tensor.original:
         return LeftOut(what, f"it is in {BLOCKED[tensor.format][0]}, and the dump does not say its original shape")
-    return Item(place.name, place.role, place.path, place.call, dtype, load=_loader(tensor, dtype, path), type=place.type)
+    return Item(place.name, place.role, place.path, place.call, dtype, load=partial(load, tensor, dtype, path), type=place.type)
 
 
 def _failing(error: UnreadableError) -> Callable[[], Loaded]:
@@ -147,10 +151,6 @@ def _failing(error: UnreadableError) -> Callable[[], Loaded]:
         raise error
 
     return load
-
-
-def _loader(tensor: Tensor, dtype: str, path: Path) -> Callable[[], Loaded]:
-    return lambda: load(tensor, dtype, path)
 
 
 def load(tensor: Tensor, dtype: str, path: Path) -> Loaded:
@@ -161,7 +161,7 @@ def load(tensor: Tensor, dtype: str, path: Path) -> Loaded:
     """
     storage = DTYPES[dtype].storage
     count = math.prod(tensor.shape)
-    if len(tensor.shape) > _MOST_DIMENSIONS or count * storage.itemsize != tensor.size:
+    if count * storage.itemsize != tensor.size:
         raise UnreadableError(f"{path}: says {tensor.size} bytes for the shape {str(list(tensor.shape))[:80]} of {dtype}")
     try:
         array = np.fromfile(path, np.dtype("u1") if dtype == "bool" else storage, count, offset=tensor.at)
@@ -213,7 +213,11 @@ def _parse(header: memoryview, at: int) -> tuple[str, dict[int, list[Tensor]]]:
     for number, value in fields(header):
         if number in messages and isinstance(value, memoryview):
             messages[number].append(value)
+            if len(messages[number]) > _MOST_TENSORS:
+                raise ValueError(f"more than {_MOST_TENSORS:,} tensors")
         elif number == _OP_NAME and isinstance(value, memoryview):
+            if len(value) > _LONGEST_NAME:
+                raise ValueError(f"a name of {len(value):,} bytes")
             name = bytes(value).decode("utf-8", "backslashreplace")
     found: dict[int, list[Tensor]] = {}
     for number, numbers in _PARTS.items():
@@ -234,7 +238,10 @@ def _tensor(message: memoryview, numbers: _Fields, at: int) -> Tensor:
         if number == numbers.size and isinstance(value, int):  # first, for a buffer's size has the number of a tensor's shape
             scalars[number] = value
         elif number in shapes and isinstance(value, memoryview):
-            shapes[number] = tuple(length for inner, each in fields(value) if inner == 1 for length in integers(each))
+            lengths = (length for inner, each in fields(value) if inner == 1 for length in integers(each))
+            shapes[number] = tuple(islice(lengths, _MOST_DIMENSIONS + 1))
+            if len(shapes[number]) > _MOST_DIMENSIONS:
+                raise ValueError(f"a shape of more than {_MOST_DIMENSIONS} dimensions")
         elif number in scalars and isinstance(value, int):
             scalars[number] = value
     return Tensor(scalars[1], scalars[2], shapes[3], shapes.get(numbers.original_shape, ()), scalars[numbers.size], at)

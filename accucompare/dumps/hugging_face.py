@@ -20,6 +20,7 @@ from accucompare.dumps.files import as_shape, inside, is_scalar, load_safetensor
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part, UnreadableError
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
+from accucompare.text import printable
 
 _INDEX = "_debug_tree_FULL_TENSORS.json"
 _SHAPE = re.compile(r"torch\.Size\(\[([\d, ]{0,1000})\]\)")
@@ -38,7 +39,7 @@ def _open(path: Path, name_pattern: str | None) -> Dump:
     if path.is_dir():
         indices = sorted(path.glob(f"*{_INDEX}"))
         if len(indices) > 1:
-            raise UsageError(f"{path}: holds dumps of {len(indices)} models; import one of them: {indices[0]}")
+            raise UsageError(f"{path}: holds dumps of {len(indices)} models; import one of them: {printable(str(indices[0]))}")
         if not indices:
             raise BundleError(f"{path}: holds no *{_INDEX} of Hugging Face's model debugger")
         path = indices[0]
@@ -127,7 +128,9 @@ class _Tree:
             raise BundleError(f"{self.path}: {what} has {error}") from None
         file = _file(value)
         if file is None:
-            raise UsageError(f"{self.path}: holds values as text of four digits (use_repr=True); write it with use_repr=False")
+            raise UsageError(
+                f"{printable(str(self.path))}: holds values as text of four digits (use_repr=True); write it with use_repr=False"
+            )
         files[file] -= 1
         if files[file]:
             yield LeftOut(what, _OVERWRITTEN)

@@ -23,8 +23,9 @@ from accucompare.selection import Mode
 
 #: How many bytes of tensors may wait to be written: a few tensors.
 _QUEUE_BYTES = 64 << 20
+_BETWEEN_REPORTS = 16  # items, between two reports of progress
 
-#: Called with the parts (steps of ranks) that are done, and how many there are.
+#: Called with the items that are done, and how many there are, as far as that is known: one of each step that was not begun yet.
 Progress = Callable[[int, int], None]
 
 
@@ -104,28 +105,31 @@ class _Import:
         self._found = Imported(chosen, notes=list(dump.notes))
 
     def run(self, progress: Progress) -> Imported:
-        total, done = len(self._dump.parts), 0
-        progress(0, total)
+        left, done = len(self._dump.parts), 0
         ranks = [(rank, list(parts)) for rank, parts in groupby(self._dump.parts, key=lambda part: part.rank)]
         for rank, parts in ranks:
-            manifest = self._manifest(1 + max(rank for rank, _ in ranks))
+            notes = list(self._dump.notes) if rank == 0 else []
+            manifest = Manifest(ranks=1 + max(rank for rank, _ in ranks), environment=dict(self._dump.environment), notes=notes)
             writer = BundleWriter(self._out, manifest, rank, _QUEUE_BYTES)
             try:
                 rank_of = _Rank(writer, self._found)
                 for part in parts:
+                    left -= 1
                     with _ended(writer, part.step):
-                        rank_of.add(part)
-                    done += 1
-                    progress(done, total)
+                        items = list(part.items())  # without their values
+                        for place, item in enumerate(items):
+                            rank_of.add(part, item)
+                            if place % _BETWEEN_REPORTS == 0:
+                                progress(done + place, done + len(items) + left)
+                        rank_of.name_modules(part)
+                    done += len(items)
+                    progress(done, done + left)
                 rank_of.conclude(self._dump)
             finally:
                 writer.close()
         if not self._found.records:
             raise BundleError(f"{self._path}: nothing in it has a counterpart in a bundle{_most_of(self._found.left_out)}")
         return self._found
-
-    def _manifest(self, ranks: int) -> Manifest:
-        return Manifest(ranks=ranks, environment=dict(self._dump.environment), notes=list(self._dump.notes))
 
 
 @contextlib.contextmanager
@@ -148,28 +152,31 @@ class _Rank:
         self._left_out: list[LeftOut] = []
         self._unreadable: list[str] = []
         self._roles: set[Role] = set()
+        self._part: Part | None = None
         self._order = 0
+        self._seen: set[Key] = set()
         self._with_values = self._without_values = 0
         self._modules: dict[str, str] = {}
         self._weights: dict[str, dict[str, Any]] = {}
 
-    def add(self, part: Part) -> None:
-        """Queue the items of one step."""
-        seen: set[Key] = set()
-        self._order = 0
-        place = f" (step {part.step}, rank {part.rank})"
-        for item in part.items():
-            if isinstance(item, LeftOut):
-                self._left_out.append(LeftOut(item.what + place, item.why))
-                continue
-            key = Key(part.rank, part.step, item.name, item.call, item.role, item.path)
-            if key in seen:
-                raise BundleError(f"{key}: is in the dump twice; import one of the two alone")
-            seen.add(key)
-            if item.role is Role.PARAM:
-                self._add_weight(key, item)
-            else:
-                self._add_record(key, item)
+    def add(self, part: Part, item: Item | LeftOut) -> None:
+        """Queue one item of a step."""
+        if self._part is not part:
+            self._part, self._order, self._seen = part, 0, set()
+        if isinstance(item, LeftOut):
+            self._left_out.append(LeftOut(f"{item.what} (step {part.step}, rank {part.rank})", item.why))
+            return
+        key = Key(part.rank, part.step, item.name, item.call, item.role, item.path)
+        if key in self._seen:
+            raise BundleError(f"{key}: is in the dump twice; import one of the two alone")
+        self._seen.add(key)
+        if item.role is Role.PARAM:
+            self._add_weight(key, item)
+        else:
+            self._add_record(key, item)
+
+    def name_modules(self, part: Part) -> None:
+        """Note the modules that a step names, when all of it is queued."""
         self._modules.update(part.modules())
 
     def _add_record(self, key: Key, item: Item) -> None:

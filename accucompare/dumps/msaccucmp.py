@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from accucompare.bundle.records import Role
 from accucompare.dumps.files import load_npy
 from accucompare.dumps.folders import files_in, folders_with, step_folders
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part
+from accucompare.dumps.items import Dump, Format, Item, LeftOut, Part
 from accucompare.selection import DumpFormat
 
 _NAME = re.compile(
@@ -25,7 +26,7 @@ def _belongs(name: str) -> bool:
 
 def _open(path: Path, name_pattern: str | None) -> Dump:
     steps = step_folders(path, _belongs, "msaccucmp's .npy files")
-    parts = tuple(Part(0, step, lambda folder=folder: _items(folder)) for step, folder in steps)  # type: ignore[misc]
+    parts = tuple(Part(0, step, partial(_items, folder)) for step, folder in steps)
     note = (
         "kernels are listed under their own names, with slashes as msaccucmp writes them, as _; "
         "which layer ran one, CANN does not say: --map brings the two together"
@@ -51,11 +52,7 @@ def _items(folder: Path) -> Iterator[Item | LeftOut]:
         call = kernels.setdefault(match["kernel"], len(kernels))
         number = str(int(match["number"])) + match["more"]
         alone = match["role"] == Role.OUTPUT and outputs[match["kernel"]] == 1  # as a module's only output
-        yield Item(match["name"], Role(match["role"]), "" if alone else number, call, load=_loader(path), type=match["type"])
-
-
-def _loader(path: Path) -> Callable[[], Loaded]:
-    return lambda: load_npy(path)
+        yield Item(match["name"], Role(match["role"]), "" if alone else number, call, load=partial(load_npy, path), type=match["type"])
 
 
 FORMAT = Format(

@@ -34,7 +34,7 @@ _OF_MODULE = re.compile(
 #: Parts of a qualified name that wrappers add.
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _ROLES = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.PARAM_GRAD)
-_OF_FUNCTION = "a call of a function, which msprobe numbers through the whole model; a bundle holds calls of modules"
+_OF_FUNCTION = "a call of a function, which msprobe numbers through the whole model; a bundle holds calls of modules (levels L0 and mix)"
 #: Around the outermost calls is the whole model's, which msprobe does not record.
 _ROOT = ("", 0)
 _ROOT_NOTE = "msprobe does not record the call of the whole model, nor what the optimizer does"

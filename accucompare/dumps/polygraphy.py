@@ -10,12 +10,14 @@ import binascii
 import io
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.records import Role
 from accucompare.dumps.files import read_json, read_npy
 from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part, UnreadableError
+from accucompare.dumps.name_pattern import NamePattern, Place
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
@@ -23,6 +25,10 @@ _BEGINS = re.compile(rb'\s*\{\s*"lst"\s*:\s*\[')
 #: What torch.onnx.export calls a value: the module's name by its parts, the operator, and the number of its output.
 _SCOPED = re.compile(r"/(?P<module>.+)/(?P<operator>[^/]+)_output_\d+", re.DOTALL)
 _NESTING = 8  # arrays lie so deep at most
+_NOTE = (
+    "of the values that a module computes, the last one that Polygraphy saved stands for its output; values whose names say no module "
+    "are outputs of the whole model"
+)
 
 
 def _recognise(path: Path) -> bool:
@@ -47,43 +53,58 @@ def _open(path: Path, name_pattern: str | None) -> Dump:
             f"{path}: holds {len(runs)} runs ({names}); save each apart: polygraphy run MODEL --onnxrt --save-outputs onnxrt.json"
         )
     runner, iterations = runs[0]
-    parts = tuple(Part(0, step, _reader(iteration, path)) for step, iteration in enumerate(iterations))
-    note = (
-        "of the values that a module computes, the last one that Polygraphy saved stands for its output; values whose names say no module "
-        "are outputs of the whole model"
-    )
-    return Dump(parts, (Role.OUTPUT,), partial=True, environment={"runner": str(runner)}, notes=(note,))
+    named = _names if name_pattern is None else partial(_names_by_pattern, _pattern(name_pattern))
+    parts = tuple(Part(0, step, partial(_items, iteration, path, named)) for step, iteration in enumerate(iterations))
+    notes = () if name_pattern is not None else (_NOTE,)
+    return Dump(parts, (Role.OUTPUT,), partial=True, environment={"runner": str(runner)}, notes=notes)
 
 
-def _reader(iteration: Any, path: Path) -> Callable[[], Iterator[Item | LeftOut]]:
-    def items() -> Iterator[Item | LeftOut]:
-        outputs = iteration.get("outputs") if isinstance(iteration, dict) else None
-        if not isinstance(outputs, dict):
-            raise BundleError(f"{path}: is damaged; an iteration has no outputs")
-        modules = {name: _module(name) for name in outputs}
-        last = {module: name for name, module in modules.items() if module}
-        weights = {name for name in outputs if "." in name and "/" not in name}
-        alone = len([name for name, module in modules.items() if not module and name not in weights]) == 1
-        for name, value in outputs.items():
-            module = modules[name]
-            if name in weights:
-                yield LeftOut(name, "a weight, by its name, which is no output")
-            elif module and last[module] != name:
-                yield LeftOut(name, "an operator's value inside a module; the module's last one stands for its output")
-            else:
-                yield Item(module, Role.OUTPUT, "" if module or alone else name, load=_loader(value, f"{path}: {name}"))
+def _pattern(text: str) -> NamePattern:
+    pattern = NamePattern.parse(text)
+    if not {"step", "rank", "role"}.isdisjoint(pattern.regex.groupindex):
+        raise UsageError(
+            f"--name-pattern {text!r}: Polygraphy's iterations are the steps, and all its values outputs; use {{name}}, {{call}}, {{path}}"
+        )
+    return pattern
 
-    return items
+
+def _items(iteration: Any, path: Path, named: Callable[[list[str]], list[Place | LeftOut]]) -> Iterator[Item | LeftOut]:
+    """The outputs of an iteration, under the names that ``named`` gives them."""
+    outputs = iteration.get("outputs") if isinstance(iteration, dict) else None
+    if not isinstance(outputs, dict):
+        raise BundleError(f"{path}: is damaged; an iteration has no outputs")
+    for place, (name, value) in zip(named(list(outputs)), outputs.items(), strict=True):
+        if isinstance(place, LeftOut):
+            yield place
+        else:
+            yield Item(place.name, Role.OUTPUT, place.path, place.call, load=partial(_load, value, f"{path}: {name}"))
+
+
+def _names_by_pattern(pattern: NamePattern, names: list[str]) -> list[Place | LeftOut]:
+    return [pattern.place(name) or LeftOut(name, f"its name does not match --name-pattern {pattern.text!r}") for name in names]
+
+
+def _names(names: list[str]) -> list[Place | LeftOut]:
+    """Where each output belongs, by what ONNX calls it."""
+    modules = {name: _module(name) for name in names}
+    last = {module: name for name, module in modules.items() if module}
+    weights = {name for name in names if "." in name and "/" not in name}
+    alone = len([name for name, module in modules.items() if not module and name not in weights]) == 1
+    found: list[Place | LeftOut] = []
+    for name, module in modules.items():
+        if name in weights:
+            found.append(LeftOut(name, "a weight, by its name, which is no output"))
+        elif module and last[module] != name:
+            found.append(LeftOut(name, "an operator's value inside a module; the module's last one stands for its output"))
+        else:
+            found.append(Place(module, Role.OUTPUT, "" if module or alone else name))
+    return found
 
 
 def _module(name: str) -> str:
     """The qualified name of the module in a name of ONNX; ``""`` if there is none."""
     match = _SCOPED.fullmatch(name)
     return match["module"].replace("/", ".") if match else ""
-
-
-def _loader(value: Any, place: str) -> Callable[[], Loaded]:
-    return lambda: _load(value, place)
 
 
 def _load(value: Any, place: str) -> Loaded:
@@ -101,4 +122,11 @@ def _load(value: Any, place: str) -> Loaded:
     raise UnreadableError(f"{place}: holds no array of NumPy's; save outputs of NumPy, as the runners of ONNX Runtime and TensorRT give")
 
 
-FORMAT = Format(DumpFormat.POLYGRAPHY.value, "Polygraphy", _recognise, _open, 'a JSON file that begins with {"lst": [, of --save-outputs')
+FORMAT = Format(
+    DumpFormat.POLYGRAPHY.value,
+    "Polygraphy",
+    _recognise,
+    _open,
+    'a JSON file that begins with {"lst": [, of --save-outputs',
+    takes_pattern=True,
+)

@@ -40,19 +40,19 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         at += length
 
 
-def integers(value: int | memoryview) -> list[int]:
+def integers(value: int | memoryview) -> Iterator[int]:
     """The numbers of a repeated field of integers, be they packed or one.
 
     Raises:
         ValueError: if it is truncated.
     """
     if isinstance(value, int):
-        return [value]
-    numbers, at = [], 0
+        yield value
+        return
+    at = 0
     while at < len(value):
         number, at = _varint(value, at)
-        numbers.append(number)
-    return numbers
+        yield number
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,13 +53,10 @@ def _belongs(name: str) -> bool:
 
 def _open(path: Path, name_pattern: str | None) -> Dump:
     folders = folders_with(path, _belongs)
-    if len(folders) != 1:
-        what = (
-            "holds no file of SGLang's dumper"
-            if not folders
-            else f"holds several dumps ({folders[0]}, {folders[1]}, …); import one of them"
-        )
-        raise UsageError(f"{path}: {what}")
+    if not folders:
+        raise UsageError(f"{path}: holds no file of SGLang's dumper")
+    if len(folders) > 1:
+        raise UsageError(f"{path}: holds several dumps ({folders[0]}, {folders[1]}, …); import one of them")
     by_place: dict[tuple[int, int], list[_File]] = defaultdict(list)
     others = []
     for file in files_in(folders[0]):
@@ -78,11 +76,12 @@ def _open(path: Path, name_pattern: str | None) -> Dump:
         parts.append(Part(0 if alone else rank, step, _reader(files, others)))
         others = []
     notes = (f"of rank {min(ranks)} alone, which is rank 0 here",) if alone else ()
-    roles = (Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT, Role.PARAM_GRAD)
-    names = [file.tags["name"].removeprefix(_GRADIENT) for files in by_place.values() for file in files]
-    hooked = [name.removeprefix(_HOOKED) for name in names if name.startswith(_HOOKED)]
-    root = any((match := _PLACE.fullmatch(name)) is not None and not match["module"] for name in hooked)
-    return Dump(tuple(parts), roles, root=root, partial=not hooked, notes=notes)
+    of_files = (_place(file) for files in by_place.values() for file in files)
+    places = [place for place in of_files if not isinstance(place, LeftOut)]
+    # Whether it dumps gradients was the user's choice; inputs and outputs go together.
+    present = {Role.INPUT, Role.OUTPUT} | {role for _, role, _ in places}
+    hooked = any(_HOOKED in file.tags["name"] for files in by_place.values() for file in files)
+    return Dump(tuple(parts), tuple(sorted(present)), root=any(not name for name, _, _ in places), partial=not hooked, notes=notes)
 
 
 def _reader(files: list[_File], others: list[LeftOut]) -> Callable[[], Iterator[Item | LeftOut]]:
@@ -95,7 +94,7 @@ def _reader(files: list[_File], others: list[LeftOut]) -> Callable[[], Iterator[
                 yield found
                 continue
             name, role, path = found
-            yield Item(name, role, path, calls[found], load=_loader(file.path))
+            yield Item(name, role, path, calls[found], load=partial(_load, file.path))
             calls[found] += 1
 
     return items
@@ -123,10 +122,6 @@ def _place(file: _File) -> tuple[str, Role, str] | LeftOut:
         return LeftOut(name, "the gradient of a tensor by all that use it; a bundle holds what each call adds to it")
     path = ".".join(filter(None, (match["input"], match["key"])))
     return match["module"] or "", Role.GRAD_OUTPUT if gradient else Role.INPUT if entered else Role.OUTPUT, path
-
-
-def _loader(path: Path) -> Callable[[], Loaded]:
-    return lambda: _load(path)
 
 
 def _load(path: Path) -> Loaded:

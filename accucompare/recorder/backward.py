@@ -36,7 +36,8 @@ from accucompare.live.spans import (
 )
 from accucompare.recorder.contributions import Cast, Exchanged, Gift, Output, Running, Uses, add_as
 from accucompare.recorder.copies import IN_PLACE_OF
-from accucompare.recorder.nodes import Guard, Nodes
+from accucompare.recorder.guard import Guard, guarded
+from accucompare.recorder.nodes import Nodes
 
 C = TypeVar("C", bound=Call)
 
@@ -177,7 +178,7 @@ class Backward(Generic[C]):
                 self._outputs[id(span), edge] = weakref.ref(part)
                 if has_foreign_hooks(part):
                     self._hooked.add((id(span), edge))
-                arrived = functools.partial(self._guarded, self._arrived, span.call.name, path, span, edge, exchange)
+                arrived = functools.partial(guarded, self._guard, self._arrived, span.call.name, path, span, edge, exchange)
                 if part.is_leaf:  # which outlives its graph
                     self._handles.append(part.register_hook(GradientHook(arrived)))  # type: ignore[no-untyped-call]
                 else:
@@ -199,9 +200,6 @@ class Backward(Generic[C]):
     def _running_through(self, span: Span[C]) -> Running | None:
         """The backward that is running through a call; ``None`` also if the call was of a step that has ended."""
         return next((running for running in reversed(self._running) if span in running.spans), None)
-
-    def _guarded(self, act: Callable[..., Any], name: str, *arguments: Any) -> Any:
-        return self._guard.run(act, name, arguments) if self._guard.listening else None
 
     def _arrived(
         self,
@@ -277,7 +275,7 @@ class Backward(Generic[C]):
         if running.graph is not None:
             running.graph.add(node)
             tell = functools.partial(self._tell, running.graph, span)
-            running.handles.append(node.register_hook(functools.partial(self._guarded, tell, "a backward")))
+            running.handles.append(node.register_hook(functools.partial(guarded, self._guard, tell, "a backward")))
         return made, span
 
     def _tell(self, graph: Graph[C], span: Span[C] | None, given: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
@@ -288,7 +286,7 @@ class Backward(Generic[C]):
         """When a node has run, a module's of this name, add what it gives."""
         for gift in gifts:
             gift.total.expect()
-        running.handles.append(node.register_hook(functools.partial(self._guarded, self._add, name, gifts)))
+        running.handles.append(node.register_hook(functools.partial(guarded, self._guard, self._add, name, gifts)))
 
     def _to_inputs(self, span: Span[C], node: Any, index: int, edge: Edge, running: Running) -> Iterable[Gift]:
         """What a node of a call gives along an edge, as parts of the gradients of its inputs, and of those of the calls around it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import random
 from collections.abc import Callable, Collection
@@ -15,12 +14,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from accucompare.bundle.manifest import PREVIOUS
 from accucompare.bundle.reader import open_bundle
 from accucompare.case import Case, load_case, steps_of
 from accucompare.devices import DeviceName, explain, open_device
-from accucompare.errors import AccucompareError, CaptureError, CaseError, DeviceError, UsageError
+from accucompare.errors import CaseError, DeviceError, UsageError
 from accucompare.live.names import name_modules
+from accucompare.recorder.failures import ModuleFailedError, WantedGradientsError, name_of, naming_the_model
 from accucompare.recorder.golden_checks import check_golden, held_steps
 from accucompare.recorder.options import DEFAULTS, CaptureOptions
 from accucompare.recorder.session import recording
@@ -111,10 +110,10 @@ def capture_case(
             try:
                 _capture_once(target, repeat_of(Path(out), run), place, casting, again, note_step, narrowed, grad)
                 break
-            except _WantedGradientsError:
+            except WantedGradientsError:
                 grad = True
                 again = replace(again, overwrite=True)  # what was recorded until then
-            except _ModuleFailedError as error:
+            except ModuleFailedError as error:
                 no_kernel = isinstance(error.__cause__, RuntimeError) and options.feed is not None and dtype is FloatType.FLOAT64
                 if not no_kernel or error.module in narrowed:
                     raise
@@ -172,10 +171,10 @@ def _capture_once(
     made: dict[str, Any] = {
         **casting.options,
         "loss": case.loss is not None,
-        "optimizer": _name_of(type(built.training.optimizers[0])) if built.training.optimizers else None,
+        "optimizer": name_of(type(built.training.optimizers[0])) if built.training.optimizers else None,
     }
     named = name_modules(model).named
-    narrow = [name for name, module in named.items() if _name_of(type(module)) in narrowed]
+    narrow = [name for name, module in named.items() if name_of(type(module)) in narrowed]
     if narrow:
         for name in narrow:
             _compute_in_float32(named[name])
@@ -185,7 +184,7 @@ def _capture_once(
     recorded = replace(options, steps=steps if steps.chosen is not None else None)  # of those that are run here
     training, loss = (built.training, case.loss) if trains or not fed else (NOTHING, None)
     with (
-        _naming_the_model(name, out, place.type, model, without_gradients=loss is None and not grad),
+        naming_the_model(name, out, place.type, model, without_gradients=loss is None and not grad),
         recording(model, out, recorded, device=place, case=name, inputs=saved, training=training, made=made, notes=notes) as session,
     ):
         for step in range(first, steps.count):
@@ -224,7 +223,7 @@ def _fed_steps(golden: str | Path, training: Training, steps: Steps, first: int,
             )
         notes.append(f"fed: only step {first} of {count} was run, since golden's later steps had the weights that its optimizer made")
         steps = Steps(first + 1, first=first)
-    own = _name_of(type(training.optimizers[0]))
+    own = name_of(type(training.optimizers[0]))
     if trains and held.optimizer not in (None, own):
         notes.append(f"fed: the optimizer is {own}, golden's {held.optimizer}: what only one of them keeps for a parameter is not fed")
     return steps, trains
@@ -329,20 +328,6 @@ def _seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _wanted_gradients(error: BaseException) -> bool:
-    """Whether a model failed when it asked autograd for gradients in its forward, as force fields do; there are none without a graph."""
-    place = error.__traceback__
-    while place is not None:
-        if place.tb_frame.f_code.co_filename == torch.autograd.__file__:
-            return True
-        place = place.tb_next
-    return False
-
-
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 def _compute_in_float32(module: nn.Module) -> None:
     """Let a module of a float64 model compute in float32: its parameters, and what it is given; what it gives is float64 again."""
     forward = module.forward
@@ -357,53 +342,3 @@ def _compute_in_float32(module: nn.Module) -> None:
 
     module._apply(lambda tensor: tensor.float() if tensor.dtype == torch.float64 else tensor)  # type: ignore[no-untyped-call]
     module.forward = computed
-
-
-class _ModuleFailedError(CaptureError):
-    """The model raised in a module of the class of this name: the class itself is another one each time that a case is loaded."""
-
-    def __init__(self, message: str, module: str) -> None:
-        super().__init__(message)
-        self.module = module
-
-
-class _WantedGradientsError(CaptureError):
-    """The model asked for gradients in its forward, and ran without."""
-
-
-@contextlib.contextmanager
-def _naming_the_model(name: str, out: Path, device: str, model: nn.Module, without_gradients: bool) -> Any:
-    """Turn what the model raised into a CaptureError that names the module."""
-    try:
-        yield
-    except AccucompareError:
-        raise
-    except (Exception, SystemExit) as error:  # a sys.exit(0) in the user's code is no success of the capture
-        stopped = _stopped(out)
-        module, step = stopped.get("module"), stopped.get("step")
-        what = "the model raised while it was set up" if not stopped else f"the model raised in {module or '(root)'}, step {step}"
-        if stopped and module is None:
-            what = f"the case raised outside of the model's forward, step {step}"
-        message = f"{name}: {what}: {explain(device, error)}\nW{_kept(out)[1:]}; --debug shows the traceback"
-        if without_gradients and _wanted_gradients(error):
-            raise _WantedGradientsError(message) from error
-        failing = name_modules(model).named.get(module or "")
-        if failing is not None and module:
-            raise _ModuleFailedError(message, _name_of(type(failing))) from error
-        raise CaptureError(message) from error
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(_kept(out)) from None
-
-
-def _kept(out: Path) -> str:
-    """Where what a stopped capture has recorded is, and what it was to replace."""
-    previous = f"; the bundle that it was to replace is in {out / PREVIOUS}" if (out / PREVIOUS).exists() else ""
-    return f"what was recorded until then is in {out}, marked incomplete{previous}"
-
-
-def _stopped(out: Path) -> dict[str, Any]:
-    try:
-        with open_bundle(out) as bundle:
-            return bundle.manifest.stopped or {}
-    except AccucompareError:
-        return {}

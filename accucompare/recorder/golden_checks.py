@@ -95,8 +95,9 @@ def check_model(
     if step != (described_at := golden.manifests[rank].described_at):
         cure = f"give --like {golden.path}" if golden.manifest.state is not None else "use the --like that golden was captured with"
         raise UsageError(f"{golden.path}: begins with the weights of step {described_at}, and the model has those of step {step}: {cure}")
+    imported = golden.manifests[rank].options.imported is not None  # then it knows no class, and only weights of modules that ran
     classes = [str(table.get("class")).rpartition(".")[2] for table in (theirs, model)]
-    if classes[0] != classes[1]:
+    if classes[0] != classes[1] and not imported:
         raise UsageError(f"{golden.path}: is of another model, a {classes[0]}; this one is a {classes[1]} (--force feeds it all the same)")
     for kind, word in (("parameters", "parameter"), ("buffers", "buffer")):
         computed = {name for table in (model, theirs) for name, entry in table.get(kind, {}).items() if entry.get("computed")}
@@ -106,6 +107,8 @@ def check_model(
         for name in (*golden_ones, *(name for name in ours if name not in golden_ones)):
             cure = f"; {_cure(golden, like)}"
             if name not in ours or name not in golden_ones:
+                if imported:
+                    continue
                 which = "golden has it, the model lacks it" if name in golden_ones else "the model has it, golden lacks it"
                 cure = advice(propose(described, model, renamings)) or cure
             elif same_fingerprint(golden_ones[name], ours[name]) is False:

@@ -17,7 +17,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -30,20 +30,11 @@ from accucompare.live.schemas import differentiated
 from accucompare.recorder.copies import IN_PLACE_OF
 from accucompare.recorder.feeding import Feed
 from accucompare.recorder.golden_values import Place
+from accucompare.recorder.guard import Guard, guarded
 
 C = TypeVar("C", bound=Call)
 
 _Grads = tuple[torch.Tensor | None, ...]
-
-
-class Guard(Protocol):
-    """What the hooks of a backward ask of the recorder."""
-
-    listening: bool
-    step: int
-
-    def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
-        """Do what a hook does, one thread at a time."""
 
 
 @dataclass(eq=False)
@@ -94,12 +85,9 @@ class Nodes(Generic[C]):
             met.waiting[number] = name, line_of(node, folders=1)
         arguments = differentiated(name, len(node.next_functions))
         return (
-            node.register_prehook(functools.partial(self._guarded, self._arrives, call, number, name)),
-            node.register_hook(functools.partial(self._guarded, self._gives, call, number, name, arguments)),
+            node.register_prehook(functools.partial(guarded, self._guard, self._arrives, call.name, call, number, name)),
+            node.register_hook(functools.partial(guarded, self._guard, self._gives, call.name, call, number, name, arguments)),
         )
-
-    def _guarded(self, act: Callable[..., Any], call: C, *arguments: Any) -> Any:
-        return self._guard.run(act, call.name, (call, *arguments)) if self._guard.listening else None
 
     def _arrives(self, call: C, number: int, name: str, grads: _Grads) -> _Grads | None:
         parts = [""] if len(grads) == 1 else [str(part) for part in range(len(grads))]

@@ -29,7 +29,7 @@ from accucompare.recorder.golden_values import Memory
 from accucompare.recorder.operator_feed import OperatorFeed
 
 
-class Sink(Protocol):
+class OperatorSink(Protocol):
     """Records the operators of one module call."""
 
     def listening(self) -> bool:
@@ -48,7 +48,7 @@ class Operators(CallMode):  # type: ignore[no-untyped-call]
     Without autograd, as in inference mode, composite operators arrive whole: then it sees what they are composed of.
     """
 
-    def __init__(self, sink: Sink, feed: OperatorFeed | None) -> None:
+    def __init__(self, sink: OperatorSink, feed: OperatorFeed | None) -> None:
         super().__init__()
         self._sink = sink
         self._feed = feed

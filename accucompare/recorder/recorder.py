@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from accucompare import devices
 from accucompare.bundle.manifest import StepSeries
 from accucompare.bundle.memory import Lease
-from accucompare.bundle.records import ROLES_OF, TRAINING_ROLES, Record, Role
+from accucompare.bundle.records import ROLES_OF, TRAINING_ROLES, Role
 from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import AccucompareError, CaptureError
 from accucompare.live.hooks import Call, Listener, Mark, arguments_of, in_backward
@@ -24,13 +23,13 @@ from accucompare.live.node_lines import NodeLines
 from accucompare.live.recomputation import Again, Witness, witness, witness_no_more
 from accucompare.live.sources import FunctionsRun
 from accucompare.live.spans import Span
-from accucompare.live.tensors import Bits, HostValue, other_to_host, scalar_to_host, to_host
-from accucompare.live.values import Scalar, leaves
+from accucompare.live.values import leaves
 from accucompare.recorder.backward import Backward
 from accucompare.recorder.fed_updates import FedUpdates
 from accucompare.recorder.feeding import Feed
 from accucompare.recorder.golden_values import Place
 from accucompare.recorder.lending import Lent
+from accucompare.recorder.making import RecordMaker
 from accucompare.recorder.nodes import Nodes
 from accucompare.recorder.operator_feed import OperatorFeed, storages
 from accucompare.recorder.operators import Operators
@@ -80,7 +79,6 @@ class Recorder(Listener[_Call]):
             training: what the loop has beside the model, as far as it is known.
         """
         super().__init__(modules, _Call)
-        self.records = 0
         self.errors: list[str] = []
         self.failure: AccucompareError | None = None
         self.sees_returns = feed is not None or operators
@@ -90,7 +88,7 @@ class Recorder(Listener[_Call]):
         self._feed = feed
         self._operators = operators
         self._state: frozenset[int] = frozenset()  # of operators that are fed: the storages of parameters and buffers
-        self._seen: Counter[tuple[str, int, Role, str]] = Counter()
+        self._maker = RecordMaker(writer)
         self._functions = FunctionsRun()
         self._roles = frozenset(role for group in groups for role in ROLES_OF[group])
         golden = FedUpdates(feed, lambda: self.step) if feed is not None and feed.updates else None
@@ -143,6 +141,11 @@ class Recorder(Listener[_Call]):
         return self._updates.backwards if self._roles & {*TRAINING_ROLES} else 0
 
     @property
+    def records(self) -> int:
+        """How many records there are of this step."""
+        return self._maker.count
+
+    @property
     def began_step(self) -> bool:
         """Whether the model has been called in this step, as far as it is recorded."""
         return self._called
@@ -191,9 +194,8 @@ class Recorder(Listener[_Call]):
     def next_step(self) -> None:
         """Number calls and records from 0 again."""
         super().next_step()
-        self.records = 0
         self._called = False
-        self._seen.clear()
+        self._maker.next_step()
         if self._backward is not None:
             self._backward.next_step()
         self._updates.next_step()
@@ -227,33 +229,38 @@ class Recorder(Listener[_Call]):
     def ended(self, call: _Call, output: Any) -> Any:
         if not call.again:
             self._record(call, Role.OUTPUT, leaves(output))
-        if call.span is not None and self._backward is not None:
-            self._backward.ended(call.span)
+        span, call.span = call.span, None  # the two would lead to each other, and wait for Python's collection of such, which takes long
+        if span is not None and self._backward is not None:
+            self._backward.ended(span)
         if self._feed is None or (self._operators and not self._is_selected(call)):  # golden's selection is the same
-            self._gave(call, leaves(output))
+            self._gave(call, span, leaves(output))
             return None
         if call.returned and call.returned[0] is not output:
             name = call.name or "(root)"
             raise CaptureError(f"a forward hook on {name} replaces what the module returns, as --feed does; take the hook off")
         place = Place(self.step, call.name, call.index, Role.OUTPUT)
         exchange = functools.partial(self._feed.gradient, place) if self._feed.backward else None
-        handed_on, own = self._feed.outputs(place, output, call.lent, functools.partial(self._from_outside, call, exchange))
+        handed_on, own = self._feed.outputs(place, output, call.lent, functools.partial(self._from_outside, span, exchange))
         call.lent, call.returned = None, ()  # nothing of a graph is kept longer than it lives
-        self._gave(call, ((path, own.get(path, part)) for path, part in leaves(output)), exchange)
+        self._gave(call, span, ((path, own.get(path, part)) for path, part in leaves(output)), exchange)
         return handed_on
 
     def _gave(
-        self, call: _Call, parts: Iterator[tuple[str, Any]], exchange: Callable[[str, torch.Tensor], torch.Tensor] | None = None
+        self,
+        call: _Call,
+        span: Span[_Call] | None,
+        parts: Iterator[tuple[str, Any]],
+        exchange: Callable[[str, torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        if call.span is not None and self._backward is not None and self._is_selected(call):
-            self._backward.gave(call.span, parts, exchange)
+        if span is not None and self._backward is not None and self._is_selected(call):
+            self._backward.gave(span, parts, exchange)
 
     def _from_outside(
-        self, call: _Call, exchange: Callable[[str, torch.Tensor], torch.Tensor] | None, path: str, grad: torch.Tensor
+        self, span: Span[_Call] | None, exchange: Callable[[str, torch.Tensor], torch.Tensor] | None, path: str, grad: torch.Tensor
     ) -> Any:
-        if call.span is None or self._backward is None or exchange is None:
+        if span is None or self._backward is None or exchange is None:
             return grad
-        return self._backward.from_outside(call.span, path, grad, exchange)
+        return self._backward.from_outside(span, path, grad, exchange)
 
     def left(self, call: _Call) -> None:
         """See no more of a call's operators and functions."""
@@ -371,49 +378,9 @@ class Recorder(Listener[_Call]):
                 self._record_value(call, Role.INPUT, path, value, not self._called, how=how)
 
     def _record_value(
-        self,
-        call: _Call,
-        role: Role,
-        path: str,
-        value: Any,
-        given: bool,
-        operator: str = "",
-        line: str = "",
-        how: How = PLAINLY,
+        self, call: _Call, role: Role, path: str, value: Any, given: bool, operator: str = "", line: str = "", how: How = PLAINLY
     ) -> None:
-        host = self._host_value(value, given, how.bits)
-        place = (call.name, call.index, role, path)
-        seen = self._seen[place] = self._seen.get(place, 0) + 1
-        if seen > 1:
-            path = f"{path}#{seen}"
-        record = Record(  # by position as far as they are all given: it takes half as long
-            0,
-            self.step,
-            call.name,
-            call.index,
-            role,
-            path,
-            self.records,
-            operator or type(call.module).__name__,
-            (call.name, call.index) if operator else call.parent,
-            host.shape,
-            host.dtype,
-            host.layout,
-            digest=host.digest,
-            statistics=host.statistics,
-            detail=how.detail or host.detail,
-            components=host.components,
-            source_line=line,
-        )
-        self.records += 1
-        self._writer.add(record, host.array, given, host.lease or how.lease, host.ready, how.written)
-
-    def _host_value(self, value: Any, needed: bool, bits: Bits) -> HostValue:
-        if isinstance(value, torch.Tensor):
-            return to_host(value, self._writer, needed, bits)
-        if isinstance(value, Scalar):
-            return scalar_to_host(value)
-        return other_to_host(value)
+        self._maker.make(self.step, call, role, path, value, given, operator, line, how)
 
 
 @dataclass(frozen=True)

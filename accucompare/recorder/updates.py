@@ -22,6 +22,7 @@ from accucompare.live.hooks import in_backward
 from accucompare.live.names import Modules
 from accucompare.live.tensors import Bits, copy_of, difference
 from accucompare.live.values import Scalar, leaves
+from accucompare.recorder.guard import Guard, guarded
 from accucompare.recorder.series import Series
 from accucompare.recorder.training import Training
 
@@ -59,13 +60,8 @@ class How:
 PLAINLY = How()
 
 
-class Sink(Protocol):
+class UpdateSink(Guard, Protocol):
     """What is asked of the recorder."""
-
-    listening: bool
-
-    def run(self, act: Callable[..., Any], name: str, arguments: tuple[Any, ...]) -> Any:
-        """Do what a hook does, one thread at a time."""
 
     def running(self) -> Any:
         """The module call that is running on this thread; ``None`` if none is."""
@@ -100,7 +96,7 @@ class Updates:
     its parameter groups; it makes ``param_update`` (after minus before) and ``state_after``. With golden, the update is given golden's.
     """
 
-    def __init__(self, modules: Modules, sink: Sink, golden: Golden | None, training: Training) -> None:
+    def __init__(self, modules: Modules, sink: UpdateSink, golden: Golden | None, training: Training) -> None:
         self._sink = sink
         self._golden = golden
         self._series = Series()
@@ -208,8 +204,7 @@ class Updates:
         return self._series.given(tensor, recorded)
 
     def _guarded(self, act: Callable[..., None], *arguments: Any) -> None:
-        if self._sink.listening:
-            self._sink.run(act, "an update", arguments)
+        guarded(self._sink, act, "an update", *arguments)
 
     def _of(self, optimizer: Any) -> Iterator[Parameter]:
         for group in optimizer.param_groups:

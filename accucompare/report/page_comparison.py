@@ -17,9 +17,10 @@ from accucompare.compare.rows import MEANING, Reason, Row
 from accucompare.compare.sites import Culprit
 from accucompare.report import culprit_words as culprits
 from accucompare.report import training_words
-from accucompare.report.columns import COLUMNS, EXCESS, SCIENTIFIC, TEXT, Column, layer
+from accucompare.report.columns import EXCESS, SCIENTIFIC, TEXT, Column, layer
 from accucompare.report.excel_divergence import limit_on_error
 from accucompare.report.excel_environment import Entry, entries
+from accucompare.report.excel_layers import all_layers
 from accucompare.report.excel_summary import meaning
 from accucompare.report.excel_training import step_columns
 from accucompare.report.page_data import PageData
@@ -94,7 +95,7 @@ def _head(comparison: Result, data: PageData) -> dict[str, Any]:
     """Write the tables, and return what the page's script has to know."""
     of_interest = [comparison.first_divergence, comparison.identical_until, *(culprit.row for culprit in comparison.culprits)]
     numbers = _numbers(comparison, [row for row in of_interest if row is not None])
-    tables = [data.table("rows", [*COLUMNS, *_MORE], comparison.rows)]
+    tables = [data.table("rows", [*all_layers(comparison).columns, *_MORE], comparison.rows)]
     if (training := comparison.training) is not None:
         tables.append(data.table("steps", step_columns(training), training.pairs))
     first, until = (row and numbers[id(row)] for row in of_interest[:2])

@@ -149,6 +149,8 @@ def _numbers(column: Column, values: list[Value], of_golden: dict[str, Array]) -
 def leading_bits(values: Sequence[Value], count: int) -> Array:
     """Numbers as the bits of float64, of which only the first ``count`` bytes are not 0; what is no number has bits of its own."""
     types = set(map(type, values))
+    if types == {type(None)}:
+        return np.full(len(values), _MISSING)
     if str in types:
         values = [None if value == "" else value for value in values]
     without = type(None) in types or str in types

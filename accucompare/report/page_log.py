@@ -12,7 +12,7 @@ from accucompare.findings.health import Health, examine
 from accucompare.findings.number import Number
 from accucompare.findings.vitals import Setup
 from accucompare.report import watch_columns as log
-from accucompare.report.columns import Column
+from accucompare.report.columns import SCIENTIFIC, Column
 from accucompare.report.health_columns import HEALTH
 from accucompare.report.page_comparison import StepChart
 from accucompare.report.page_data import PageData
@@ -25,6 +25,7 @@ _CHARTS = (
     StepChart("loss", (("loss", "golden"),)),
     StepChart("gradient norm", (("grad_norm", "golden"),), True),
     StepChart("loss scale", (("loss scale", "scale"),), True),
+    StepChart("learning rate", (("learning rate", "golden"),)),
 )
 
 
@@ -51,6 +52,7 @@ def write_log_page(ranks: Ranks, path: Path) -> Path:
     health = examine(ranks) if any(run.vitals for run in ranks.ranks) else None
     verdict, _, sentence = verdict_line(ranks).plain.partition("  ")
     words = {"title": f"what a watch found: {ranks.path.name}", "verdict": verdict, "sentence": sentence, "passed": verdict == "FINITE"}
+    words["checklist_first"] = False
     words["answer"] = log.main_answer(ranks).splitlines()[1:]  # the first line is in the sentence
     return _write(ranks, health, words, path)
 
@@ -68,6 +70,7 @@ def write_health_page(ranks: Ranks, health: Health, path: Path) -> Path:
         "sentence": f"{ranks.path}: {counts}",
         "passed": health.status is Status.PASS,
         "answer": log.main_answer(ranks).splitlines(),
+        "checklist_first": True,
     }
     return _write(ranks, health, words, path)
 
@@ -96,11 +99,12 @@ def _head(ranks: Ranks, run: Analysis, health: Health | None, data: PageData) ->
     tables = [
         data.table("findings", _shown(ranks, log.FINDINGS), [log.FindingRow(each, finding) for each, finding in ranks.findings]),
         data.table("frames", _shown(ranks, log.FRAMES), frames),
-        data.table("steps", _shown(ranks, log.STEPS), [row for each in ranks.ranks for row in log.step_rows(each)]),
+        data.table("steps", _shown(ranks, _step_columns(ranks)), [row for each in ranks.ranks for row in log.step_rows(each)]),
         data.table("warnings", _shown(ranks, log.WARNINGS), warnings),
     ]
     if health is not None:
-        tables.append(data.table("checklist", _shown(ranks, HEALTH), health.results))
+        worst_first = sorted(health.results, key=lambda result: list(Status).index(result.status))
+        tables.append(data.table("checklist", _shown(ranks, HEALTH), worst_first))
     layers, heats = _heats(run, data)
     return {
         "kind": "log",
@@ -111,6 +115,24 @@ def _head(ranks: Ranks, run: Analysis, health: Health | None, data: PageData) ->
         "layers": layers,
         "heats": heats,
     }
+
+
+def _step_columns(ranks: Ranks) -> list[Column]:
+    """The columns of every report's steps, with the loss and the learning rate that the backward and the update were seen to have."""
+    seen = {(run.start.rank, vitals.step): vitals for run in ranks.ranks for vitals in run.vitals}
+
+    def loss(row: log.StepRow) -> float | None:
+        vitals = seen.get((row.run.start.rank, row.step.step))
+        known = row.step.loss if row.step.loss is not None or vitals is None else vitals.loss
+        return None if known is None else float(known)
+
+    def rate(row: log.StepRow) -> float | None:
+        vitals = seen.get((row.run.start.rank, row.step.step))
+        return None if vitals is None else next((float(each) for each in vitals.lr.values()), None)
+
+    columns = [column._replace(get=loss) if column.title == "loss" else column for column in log.STEPS]
+    place = [column.title for column in columns].index("loss scale")
+    return [*columns[:place], Column("learning rate", rate, SCIENTIFIC, 13, "baseline"), *columns[place:]]
 
 
 def _shown(ranks: Ranks, columns: Sequence[Column]) -> list[Column]:

@@ -98,6 +98,8 @@ def read_written(path: Path) -> Written:
             f"{path}: is not a comparison of this version ({str(error)[:200]}); "
             f"write one with `accucompare diff GOLDEN CANDIDATE --json {path.name}`"
         ) from None
+    if all(row.role is None for row in written.rows):
+        raise UsageError(f"{path}: compares no call of any layer; there is nothing to draw")
     if any(row.producer is not None and row.producer >= number for number, row in enumerate(written.rows, 1)):
         raise UsageError(f"{path}: is damaged (a producer does not come before its row); write it again with `accucompare diff --json`")
     return written

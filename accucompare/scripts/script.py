@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -96,7 +97,8 @@ class Script:
         self._observation: Any = None
         self._awake = False
         self._over = False  # nothing is observed any more
-        self._gone = False  # in a process that was forked from ours
+        self._gone = False  # in a process that was forked from ours, unless that is looked at itself
+        self._is_copy = False  # whether this process was forked from one in which nothing had been seen
         self._ended = False
         self._aside: contextlib.ExitStack | None = None  # while a call runs that is not observed
         self._failed: Exception | None = None  # what went wrong with ours
@@ -115,7 +117,7 @@ class Script:
         self._calls.install()
         atexit.register(self.end)
         self._end_before_os_exit()
-        os.register_at_fork(after_in_child=self._leave)
+        os.register_at_fork(after_in_child=self._go_on_in_copy)
 
     # what happens in the script
 
@@ -342,7 +344,7 @@ class Script:
 
     def end(self) -> None:
         """Python ends: write what there is."""
-        if self._gone or self._ended:
+        if self._gone or self._ended or (self._is_copy and not self._seen.models):  # as a worker that loads data
             return
         self._ended = True
         if self._updated:
@@ -351,6 +353,15 @@ class Script:
         self._seen.ended = True
         with contextlib.suppress(OSError):
             self._seen.write(self._plan.folder)
+
+    def _go_on_in_copy(self) -> None:
+        """This process was forked from ours. If no model had been called until then, it may be one that trains, and is looked at itself."""
+        if self._models.seen or self._gone:
+            self._leave()
+            return
+        self._is_copy = True
+        self._seen = msgspec.structs.replace(self._seen, pid=os.getpid(), way="fork")
+        self._seen.models = self._models.seen
 
     def _leave(self) -> None:
         """This process is another's: a copy of it, or a worker that loads data. It looks at nothing and writes nothing."""

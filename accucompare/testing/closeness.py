@@ -20,7 +20,7 @@ from accucompare.text import printable
 if TYPE_CHECKING:
     from torch import nn
 
-    from accucompare.recorder.session import Session
+    from accucompare.recorder.running import Session
 
     Side = nn.Module | Case | str | os.PathLike[str] | Bundle | Session
 
@@ -110,7 +110,7 @@ def bundle_of(side: Side, out: Path, inputs: Any, name: str, options: CaptureOpt
         return Path(side)
     if isinstance(side, Bundle):
         return side.path
-    from accucompare.recorder.session import Session  # not before: bundles are compared without torch
+    from accucompare.recorder.running import Session  # not before: bundles are compared without torch
 
     return side.path if isinstance(side, Session) else captured(side, out, inputs, name, options)
 

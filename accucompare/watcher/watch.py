@@ -21,13 +21,14 @@ from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.records import display_name
 from accucompare.errors import UsageError
 from accucompare.findings.events import Start
+from accucompare.live.eager import eager_stance
 from accucompare.live.environment import describe_environment, device_of
 from accucompare.live.hooks import listens
 from accucompare.live.names import Modules, name_modules
 from accucompare.live.ranks import coordinates
 from accucompare.recorder.continuation import Continuation
 from accucompare.recorder.recorder import Recorder
-from accucompare.recorder.session import eager_stance, rank_and_ranks
+from accucompare.recorder.session import rank_and_ranks
 from accucompare.recorder.state import restore_weights
 from accucompare.recorder.training import Training
 from accucompare.selection import Level, OnFinding

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import accucompare as ac
-from accucompare.live import hooks as calls
-from accucompare.recorder import recorder as hooks
+from accucompare.recorder import making
 from tests.attacks.conftest import Command
 from tests.compare.builder import item, write
 from tests.conftest import ROOT, Run
@@ -191,8 +190,7 @@ def test_a_capture_that_could_not_record_a_call_is_trouble(command: Command, tmp
     def explode(*_: Any) -> Any:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(hooks, "to_host", explode)
-    monkeypatch.setattr(calls, "to_host", explode, raising=False)
+    monkeypatch.setattr(making, "to_host", explode)
     done = command("capture", "unrecorded.py", "--out", "out", "--repeat", "2")
     assert done.code == 2
     assert "captured 3 steps" in done.out

@@ -7,9 +7,9 @@ import json
 import os
 import re
 import struct
-import subprocess
-import sys
 import termios
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.attacks.conftest import Command
 from tests.compare.builder import item, write
 from tests.findings.logs import end, found, frames, seen, start, step
 from tests.findings.logs import write as write_log
+from tests.forkserver import CLI, without_torch
 
 ATTACKS = {
     "paint": "\x1b[1;32mPASS\x1b[0m",
@@ -148,17 +149,24 @@ def on_terminal(folder: Path, width: int, *arguments: str) -> list[str]:
     outer, inner = os.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm"}
-    process = subprocess.Popen([sys.executable, "-m", "accucompare", *arguments], cwd=folder, env=variables, stdout=inner)
-    os.close(inner)
-    content = b""
+    printing = (
+        f"import os, sys\nos.dup2(os.open({os.ttyname(inner)!r}, os.O_RDWR | os.O_NOCTTY), 1)\n"
+        "sys.stdout = sys.__stdout__ = open(1, 'w', closefd=False)\n"
+    )
+    content = bytearray()
+
+    def read() -> None:
+        with suppress(OSError):  # nobody has the terminal any more
+            while chunk := os.read(outer, 1 << 16):
+                content.extend(chunk)
+
+    reader = threading.Thread(target=read)
+    reader.start()
     try:
-        while chunk := os.read(outer, 1 << 16):
-            content += chunk
-    except OSError:  # the process has ended
-        pass
+        without_torch()(printing + CLI, *arguments, cwd=folder, variables=variables)
     finally:
-        process.kill()
-        process.wait()
+        os.close(inner)
+        reader.join()
         os.close(outer)
     return re.sub(r"\x1b\[[0-9;]*m", "", content.decode()).splitlines()  # without colours
 

@@ -23,7 +23,7 @@ from accucompare.recorder.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
 from fixtures.simnpu.launcher import environment
 from tests.conftest import ROOT, run_cli
-from tests.forkserver import CLI, simulated_npu
+from tests.forkserver import AUTOLOAD, CLI, SIMULATED, simulated_npu, with_torch
 
 try:
     environment({})
@@ -47,7 +47,7 @@ def npu(*arguments: str | Path, cwd: Path, **switches: str) -> CompletedProcess[
     """Run the command line where there is a simulated NPU, with its switches."""
     variables = environment({**os.environ, **SETTINGS}, **switches)
     if "devices" in switches:  # which torch_npu asks for while it is imported
-        return run_cli(*arguments, cwd=cwd, **variables)
+        return with_torch()(AUTOLOAD + CLI, *arguments, cwd=cwd, variables=variables)
     return simulated_npu()(CLI, *arguments, cwd=cwd, variables=variables)
 
 
@@ -260,7 +260,8 @@ def test_standard_output_is_for_results_only(tmp_path: Path) -> None:
     (tmp_path / "case.py").write_text(
         "import torch\nfrom accucompare import Case\ndef case():\n    return Case(torch.nn.Linear(2, 2), torch.ones(1, 2))\n"
     )
-    done = run_cli("capture", "--device", "npu", "--quiet", cwd=tmp_path, **environment({**os.environ, **SETTINGS}))
+    variables = environment({**os.environ, **SETTINGS})
+    done = with_torch()(SIMULATED + CLI, "capture", "--device", "npu", "--quiet", cwd=tmp_path, variables=variables)
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -480,13 +481,10 @@ def test_versions_of_torch_and_torch_npu_that_do_not_fit(tmp_path: Path) -> None
 
 def test_a_gpu_and_an_npu_in_one_process(tmp_path: Path) -> None:
     """The real torch_npu's own refusal, where torch says that it has a GPU."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os\nos.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'\n"
-        "import torch\ntorch._C._get_accelerator = lambda: torch.device('cuda')\n"
-    )
+    with_a_gpu = "import torch\ntorch._C._get_accelerator = lambda: torch.device('cuda')\n"
+    arguments = ("capture", f"{ROOT}/fixtures/cnn.py", "--device", "npu")
     wheel = environment({})["PYTHONPATH"].split(os.pathsep)[0]
-    path = os.pathsep.join([str(tmp_path), wheel])
-    message = refused(run_cli("capture", f"{ROOT}/fixtures/cnn.py", "--device", "npu", cwd=tmp_path, PYTHONPATH=path))
+    message = refused(with_torch()(with_a_gpu + CLI, *arguments, cwd=tmp_path, variables={**os.environ, "PYTHONPATH": wheel}))
     assert "PyTorch cannot use an NPU and a GPU in one process" in message
     assert "--device cuda" in message
 

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import signal
 import struct
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +129,11 @@ def test_a_bare_pickle_is_not_opened(dump: Path, tensor: Path, tmp_path: Path) -
     tensor.write_bytes(pickle.dumps(Runs(tmp_path / "ran")))
     unreadable(dump, "is truncated, or no file of its kind")
     assert not (tmp_path / "ran").exists()
+
+
+def test_without_torch_a_pt_says_what_to_install(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    unreadable(dump, "needs torch to be read, which is not installed: pip install accucompare[torch]")
 
 
 def test_a_pipe_is_not_waited_for(dump: Path, tensor: Path) -> None:
@@ -253,6 +259,17 @@ def test_the_command_says_what_is_wrong_in_one_line_and_exits_with_two(dump: Pat
     assert failed.returncode == 2
     assert failed.stderr.count("\n") == 1
     assert f"out: is incomplete, for 1 tensor(s) of {dump} cannot be read: fc call 0 output" in failed.stderr
+
+
+def test_names_of_a_dump_cannot_write_to_the_terminal(dump: Path, cli: Run) -> None:
+    content = index(data_name="\x1b[31m\u202e.pt")
+    content["data"]["Functional.\x1b[2J.0.forward"] = {}
+    (dump / "dump.json").write_text(json.dumps(content))
+    failed = cli("import", dump, "--out", "out")
+    assert failed.returncode == 2
+    assert "\\x1b[31m\\u202e.pt" in failed.stderr
+    assert "\\x1b[2J" in failed.stdout
+    assert not {"\x1b", "\u202e"} & {*failed.stderr, *failed.stdout}
 
 
 def test_the_command_says_what_it_left_out_and_quiet_says_nothing(dump: Path, cli: Run) -> None:

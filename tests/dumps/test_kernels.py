@@ -125,6 +125,9 @@ def damaged() -> dict[str, bytes]:
         "original shape that does not fit": kernel("m", [], [Value(to_nz(values(4, 4)), format=29, original=(400, 400))]),
         "bool that is none": kernel("m", [], [Value(np.full(4, 7, "uint8"), type=11)]),
         "bytes inside": with_header(block(3, number(1, 1) + number(2, 2) + block(5, b"abcd") + number(6, 16))),
+        "tensors without number": with_header(header + block(3, b"") * 20_000),
+        "name without end": with_header(header + block(6, b"n" * 100_000)),
+        "dimensions without number": with_header(header + block(3, block(3, block(1, b"\1" * 1_000_000)))),
         "pickle": b"\x80\x04cos\nsystem\n(S'true'\ntR.",
     }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import accucompare as ac
@@ -33,7 +34,9 @@ def captured(out: Path, steps: int, spoil: Callable[[nn.Module], object] = lambd
 
 
 def scale_output(model: nn.Module) -> None:
-    model.get_submodule(FAULTY).register_forward_hook(lambda module, given, output: output * 1.02)
+    layer = model.get_submodule(FAULTY)
+    right = layer.forward
+    layer.forward = lambda x: right(x) * 1.02
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +93,27 @@ def test_a_fault_in_one_of_the_two_is_named(folder: Path) -> None:
     assert found.culprits[0].name == FAULTY
     assert found.first_divergence is not None
     assert found.first_divergence.place == f"{FAULTY} output"
+
+
+def test_each_layer_can_be_given_what_the_dump_says_it_was_given(folder: Path, tmp_path: Path) -> None:
+    model = build()
+    scale_output(model)
+    with ac.capture(model, tmp_path / "answers", feed=folder / "from_tensor") as session:
+        train(model, tokens(), 1, after=session.step)
+    found = ac.diff(folder / "from_tensor", tmp_path / "answers")
+    failing = {row.record.name for row in found.rows if row.status is Status.FAIL and row.record is not None}
+    assert found.fed
+    assert failing == {FAULTY}
+
+
+def test_another_dumps_weights_are_refused_before_anything_is_fed(folder: Path, tmp_path: Path) -> None:
+    model = build()
+    nn.init.constant_(model.get_parameter(f"{FAULTY}.bias"), 0.5)
+    with (
+        pytest.raises(UsageError, match=f"is of other weights: parameter '{FAULTY}.bias': it differs"),
+        ac.capture(model, tmp_path / "answers", feed=folder / "from_tensor"),
+    ):
+        pass
 
 
 def test_the_forward_comes_in_the_order_in_which_a_capture_records_it(folder: Path) -> None:
@@ -173,6 +197,14 @@ def test_ranks_are_ranks(folder: Path, tmp_path: Path) -> None:
         assert [(rank, entry.step) for rank, entry in bundle.steps()] == [(0, 3), (1, 3)]
 
 
+def test_with_megatron_the_call_around_comes_with_a_number(tmp_path: Path) -> None:
+    data = {f"Module.{name}.Block.forward.0": {"output": [statistics()]} for name in ("b", "a")}  # b ran inside a, whatever its name
+    (tmp_path / "step0" / "rank0").mkdir(parents=True)
+    construct = {"Module.a.Block.forward.0": [None, 0], "Module.b.Block.forward.0": ["Module.a.Block.forward.0", 0]}
+    (tmp_path / "step0" / "rank0" / "construct.json").write_text(json.dumps(construct))
+    assert [(record.name, record.parent) for record in of_index(tmp_path, data)] == [("b", ("a", 0)), ("a", ("", 0))]
+
+
 def test_two_processes_of_one_step_are_refused_for_nobody_knows_which_is_meant(folder: Path, tmp_path: Path) -> None:
     dump = next((folder / "tensor" / "step0").iterdir())
     for process in (1, 2):
@@ -188,7 +220,7 @@ def statistics(**of: Any) -> dict[str, Any]:
 
 def of_index(folder: Path, data: dict[str, Any]) -> list[Record]:
     """The records of a dump that has these lines in its index."""
-    (folder / "step0" / "rank0").mkdir(parents=True)
+    (folder / "step0" / "rank0").mkdir(parents=True, exist_ok=True)
     (folder / "step0" / "rank0" / "dump.json").write_text(json.dumps({"task": "statistics", "data": data}))
     import_dump(folder, folder / "bundle")
     with open_bundle(folder / "bundle") as bundle:
@@ -232,3 +264,34 @@ def test_a_layer_that_the_dump_could_hold_and_does_not_is_missing(folder: Path, 
     rows = ac.diff(folder / "faulty", tmp_path / "bundle").rows
     missing = [row.place for row in rows if row.reason is Reason.MISSING]
     assert missing == ["transformer.h.0.mlp.act input.0", "transformer.h.0.mlp.act output"]
+
+
+def test_progress_ends_with_all_that_there_is(folder: Path, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    found = import_dump(folder / "statistics", tmp_path / "bundle", progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1] >= found.records
+
+
+class Tuple(nn.Module):
+    """A layer that returns a tuple of one, which msprobe's index does not tell from a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Flatten()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first: torch.Tensor = self.fc(x)[0]
+        return first
+
+
+def test_a_tuple_of_one_is_compared_with_what_the_dump_says_is_one_output(tmp_path: Path) -> None:
+    model, x = Tuple(), torch.tensor([[1.0, 2.0, 3.0]])
+    model.fc.forward = lambda given: (given,)
+    with ac.capture(model, tmp_path / "golden"):
+        model(x)
+    alike = statistics(shape=[1, 3], Max=3.0, Min=1.0, Mean=2.0, Norm=14.0**0.5)
+    of_index(tmp_path, {"Module.fc.Flatten.forward.0": {"input_args": [alike], "output": [alike]}})
+    rows = ac.diff(tmp_path / "golden", tmp_path / "bundle").rows
+    assert [row.place for row in rows if row.status is Status.PASS] == ["fc input.0", "fc output.0"]
+    assert not [row.place for row in rows if row.status is Status.FAIL]

@@ -58,6 +58,22 @@ def test_every_tensor_of_sglang_s_hooks_is_the_same_as_in_a_capture(golden: Path
     assert {row.golden.role for row in rows if row.golden} == {Role.INPUT, Role.OUTPUT, Role.GRAD_OUTPUT}
 
 
+def test_gradients_that_sglang_was_not_asked_for_are_no_difference(golden: Path, tmp_path: Path) -> None:
+    shutil.unpack_archive(DATA / "sglang" / "dump.zip", tmp_path / "dump")
+    for path in (tmp_path / "dump").glob("*name=grad__*"):
+        path.unlink()
+    import_dump(tmp_path / "dump", tmp_path / "out")
+    assert ac.diff(golden, tmp_path / "out", rel_l2=1e-5).passed
+
+
+def test_a_tensor_that_sglang_should_have_is_missing(golden: Path, tmp_path: Path) -> None:
+    shutil.unpack_archive(DATA / "sglang" / "dump.zip", tmp_path / "dump")
+    next((tmp_path / "dump").glob("*layers.1.act.output__*")).unlink()
+    import_dump(tmp_path / "dump", tmp_path / "out")
+    compared = ac.diff(golden, tmp_path / "out", rel_l2=1e-5)
+    assert [row.place for row in compared.rows if row.status is Status.FAIL] == ["layers.1.act output"]
+
+
 def test_a_fault_in_a_dump_of_sglang_is_named(golden: Path, tmp_path: Path) -> None:
     shutil.unpack_archive(DATA / "sglang" / "dump.zip", tmp_path / "dump")
     (path,) = (tmp_path / "dump").glob("*layers.1.act.output__*")
@@ -220,6 +236,21 @@ def test_a_damaged_file_of_polygraphy_is_refused(content: str, said: str, tmp_pa
     with pytest.raises(BundleError, match=said):
         import_dump(tmp_path / "x.json", tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_name_pattern_says_what_names_of_onnx_that_say_no_module_are(golden: Path, tmp_path: Path) -> None:
+    gelu = json.loads((DATA / "polygraphy" / "outputs.json").read_text())["lst"][0][1][0]["outputs"]["/layers.1/act/Gelu_output_0"]
+    dump = polygraphy(tmp_path / "x.json", run(gelu_1=gelu["values"]["array"], other=NPY))
+    found = import_dump(dump, tmp_path / "out", name_pattern="{name}_{call}")
+    assert [(each.what.split(" ")[0], each.why) for each in found.left_out] == [
+        ("other", "its name does not match --name-pattern '{name}_{call}'")
+    ]
+    import_dump(dump, tmp_path / "plain", name_pattern="{name}")
+    compared = ac.diff(golden, tmp_path / "plain", map="layers.1.act=gelu_1", rel_l2=1e-5)
+    assert [row.place for row in compared.rows if row.golden and row.candidate] == ["layers.1.act output"]
+    assert compared.passed
+    with pytest.raises(UsageError, match="iterations are the steps"):
+        import_dump(dump, tmp_path / "no", name_pattern="{step}/{name}")
 
 
 def test_runs_of_two_runners_are_refused_with_the_command_to_type(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import GRADIENT_ROLES
 from accucompare.compare.rows import Reason, Status
 from accucompare.compare.sites import Stage
+from accucompare.live.hooks import Call
 from planted.training_faults import of_input
 from tests.recorded import Opened
-from tests.recorder.habits import HABITS, Habit, HandedOn, build, train, values
+from tests.recorder.habits import HABITS, Habit, HandedOn, build, loss_of, train, values
 
 Found = dict[tuple[str, int, str, str], np.ndarray[Any, Any]]
 
@@ -157,3 +159,19 @@ def test_of_a_step_with_calls_in_several_threads_no_gradient_is_recorded_and_tha
     bundle = opened(tmp_path / "golden")
     assert not gradients(bundle)
     assert any("several threads" in note for note in bundle.manifest.notes)
+
+
+def test_nothing_of_a_step_waits_for_the_collection_of_cycles(tmp_path: Path) -> None:
+    """Python looks for cycles seldom, and through all that there is: with many small layers that takes longer than the capture itself."""
+    model = build("a frozen layer")
+    gc.collect()
+    gc.disable()
+    try:
+        with ac.capture(model, tmp_path / "out") as session:
+            loss = loss_of(model(values(2, 4)))
+            del loss
+            session.step()
+            left = [each for each in gc.get_objects() if issubclass(type(each), Call)]
+    finally:
+        gc.enable()
+    assert not left

@@ -22,6 +22,7 @@ from accucompare.bundle.records import Layout
 from accucompare.bundle.writer import BundleWriter
 from accucompare.live import hooks as calls
 from accucompare.live.tensors import to_host
+from accucompare.recorder import making
 from accucompare.recorder import recorder as hooks
 from tests.recorded import Glue, Opened, Record, places
 
@@ -277,12 +278,12 @@ def test_an_exception_in_our_hook_is_noted_and_never_changes_the_models_result(
     def explode(*_: Any) -> Any:
         raise RuntimeError("our own bug")
 
-    for module in (hooks, calls):
-        monkeypatch.setattr(module, broken, explode, raising=module is hooks)
+    for module in (hooks, making, calls):
+        monkeypatch.setattr(module, broken, explode, raising=False)
     with ac.capture(model, tmp_path / "out"):
         result = model(x)
     told = [record.name for record in caplog.records if "could not record 6 module call" in record.message]
-    assert told == ["accucompare.recorder.session"]
+    assert told == ["accucompare.recorder.running"]
     assert torch.equal(result, expected)
     bundle = ac.open_bundle(tmp_path / "out")
     assert not bundle.complete
@@ -447,7 +448,7 @@ def test_one_thread_records_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
         inside.discard(threading.get_ident())
         return to_host(value, writer, *how)
 
-    monkeypatch.setattr(hooks, "to_host", watched)
+    monkeypatch.setattr(making, "to_host", watched)
     with ac.capture(model, tmp_path / "out"):
         threads = [threading.Thread(target=model, args=(torch.ones(1),)) for _ in range(3)]
         for thread in threads:

@@ -131,7 +131,7 @@ def test_parents_of_records_stay_true_when_layers_between_are_left_out(record: R
     [
         ({"steps": 0}, "steps must be at least 1"),
         ({"queue_bytes": 0}, "queue_bytes must be at least 1"),
-        ({"mode": "all"}, "mode must be 'tensors' or 'stats', but is 'all'"),
+        ({"mode": "all"}, "mode must be one of 'tensors', 'sketch', 'stats', 'digest', but is 'all'"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_an_interrupt_inside_the_model_keeps_the_bundle_and_names_the_module(tmp
 
 
 def test_the_models_exception_matters_more_than_our_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accucompare.recorder.recorder.to_host", lambda *_: 1 / 0)
+    monkeypatch.setattr("accucompare.recorder.making.to_host", lambda *_: 1 / 0)
     model = nn.Sequential(nn.Identity(), Glue(fails))
     with warnings.catch_warnings(), pytest.raises(ValueError, match="too hot"):  # noqa: PT012
         warnings.simplefilter("error")
@@ -429,6 +429,6 @@ def test_hooks_of_a_finished_capture_copy_nothing_even_on_a_shallow_copy(tmp_pat
         replica = model._replicate_for_data_parallel()
         replica._forward_hooks = replica._forward_hooks.copy()
     copied: list[Any] = []
-    monkeypatch.setattr("accucompare.recorder.recorder.to_host", lambda *arguments: copied.append(arguments))
+    monkeypatch.setattr("accucompare.recorder.making.to_host", lambda *arguments: copied.append(arguments))
     replica(torch.ones(1))
     assert copied == []

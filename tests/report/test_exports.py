@@ -6,6 +6,8 @@ That the viewers open such files was seen once (docs/export.md); here stands wha
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +165,13 @@ def test_a_failing_slice_says_why_and_how_far(trace: list[JSON]) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        (b'{"golden":"g","candidate":"c","conclusion":"","rows":[]}', "compares no call of any layer"),
         (b"{", "is not a comparison of this version"),
         (b'{"rows": []}', "is not a comparison of this version"),
         (b"[" * 100_000, "is not a comparison of this version"),
         (b'{"golden":"g","candidate":"c","conclusion":"","rows":[{"name":"a"}]}', "`accucompare diff GOLDEN CANDIDATE --json bad.json`"),
     ],
-    ids=["truncated", "other", "deep", "old"],
+    ids=["empty", "truncated", "other", "deep", "old"],
 )
 def test_a_file_that_is_none_of_ours_is_refused_with_the_command_to_type(content: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_bytes(content)
@@ -190,6 +193,13 @@ def test_a_name_that_is_half_a_surrogate_is_shown(folder: Path, tmp_path: Path) 
     (tmp_path / "x.json").write_text((folder / "x.json").read_text().replace('"block.fc"', r'"block.f\udc80"'))
     assert export(tmp_path, "perfetto").exit_code == 0
     assert r"f\\udc80" in (tmp_path / "perfetto.json").read_text()
+
+
+def test_it_loads_neither_torch_nor_what_writes_workbooks(folder: Path) -> None:
+    blocked = "import sys; sys.modules.update(torch=None, pandas=None, openpyxl=None); from accucompare.cli import main; main(sys.argv[1:])"
+    arguments = ["export", "x.json", "--to", "model-explorer", "--out", "blocked.json", "--quiet"]
+    done = subprocess.run([sys.executable, "-c", blocked, *arguments], cwd=folder, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_comparison_itself_is_not_overwritten(folder: Path) -> None:

@@ -13,18 +13,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.api import Comparison
+from accucompare.bundle.records import Role
 from accucompare.compare.measure import Metrics
 from accucompare.compare.rows import Reason, Row, Verdict
 from accucompare.errors import ReportError
 from accucompare.findings.analysis import read
+from accucompare.findings.health import examine
 from accucompare.findings.vitals import ParameterFacts, Setup, Vitals
 from accucompare.report.columns import to_dataframe
 from accucompare.report.page_comparison import anchor
 from accucompare.report.page_data import leading_bits
-from accucompare.report.page_log import write_log_page
+from accucompare.report.page_log import write_health_page, write_log_page
 from accucompare.text import printable
 from tests.compare.builder import item, write
 from tests.compare.test_ladder import changed, run, steps
@@ -287,6 +290,19 @@ def test_arrow_keys_fold_and_unfold_modules(browser: Browser, page: Path) -> Non
     assert browser.texts("#tree .label")[1:3] == ["a", "b"]
 
 
+def test_parts_of_a_step_are_apart_in_chart_and_tree(browser: Browser, folder: Path) -> None:
+    parts = (("fc", Role.OUTPUT, 1e-6), ("fc", Role.GRAD_INPUT, 1e-5), ("fc", Role.PARAM_UPDATE, 1e-4))
+    sides = [(replace(record(name), role=role), error) for name, role, error in parts]
+    rows = [Row(side, side, Verdict(Reason.OK), Metrics(rel_l2=error), module="fc") for side, error in sides]
+    browser.open(of_rows(*rows).to_html(folder / "parts-of-a-step.html"))
+    shown = {}
+    for phase in browser.texts("#phases button"):
+        browser.click("#phases button", phase)
+        shown[phase] = browser.text("#divergence-note"), browser.texts("#tree .error")[-1]
+    values = {"forward": "1.00e-06", "backward": "1.00e-05", "update": "1.00e-04"}
+    assert shown == {phase: (f"1 {phase} values.", error) for phase, error in values.items()}
+
+
 def test_switches_choose_the_step_and_the_rank(browser: Browser, steps_and_ranks: Path) -> None:
     browser.open(steps_and_ranks)
     change = "const box = document.getElementById(arguments[0]); box.value = arguments[1]; box.dispatchEvent(new Event('change'))"
@@ -308,6 +324,14 @@ def test_a_link_leads_to_its_row_with_every_name(browser: Browser, hostile: Comp
 def test_a_link_of_a_layer_alone_leads_to_the_row_that_fails(browser: Browser, page: Path) -> None:
     browser.open(page, "b.fc")
     assert browser.text("#details h3") == "b.fc output"
+
+
+def test_the_address_follows_the_chosen_row(browser: Browser, page: Path, every_reason: Comparison) -> None:
+    browser.open(page)
+    browser.press("#rows .scroller", "End")
+    browser.until("return location.hash !== ''")
+    browser.open(page, browser.run("return location.hash").removeprefix("#"))
+    assert browser.run("return document.querySelector('.line.current').dataset.row") == str(len(every_reason.rows) - 1)
 
 
 def test_a_link_to_what_is_not_there_is_passed_over(browser: Browser, page: Path) -> None:
@@ -348,7 +372,7 @@ def test_names_are_shown_as_text_whatever_is_in_them(browser: Browser, hostile: 
     assert set(browser.column("type")) == {EVIL[0]}
     assert "taken" not in browser.run("return document.title")
     assert browser.run("return document.querySelectorAll('img').length") == 0
-    assert EVIL[1] in browser.text("#environment")
+    assert EVIL[1] in browser.text("#section-environment")
 
 
 def test_names_in_a_log_are_shown_as_text_too(browser: Browser, folder: Path) -> None:
@@ -367,7 +391,7 @@ def test_a_training_comparison_shows_histories_and_where_the_runs_part(browser: 
     candidate = changed(changed(steps(), 12, grad_norm=4.0), 15, lr={"AdamW.0": 2e-3})
     compared = ac.diff(run(folder / "parts", steps()), run(folder / "parts-npu", candidate), accept="mindformers")
     browser.open(compared.to_html(folder / "parts.html"))
-    assert "The runs part at step 12 in the gradients" in browser.text("#training")
+    assert "The runs part at step 12 in the gradients" in browser.text("#section-training")
     titles = [title.removesuffix(" (logarithmic)") for title in browser.texts("#charts figcaption")]
     assert titles == ["loss", "gradient norm", "relative difference of the gradient norm", "learning rate"]
     browser.run("document.getElementById('steps-box').open = true")
@@ -388,6 +412,26 @@ def test_a_log_shows_the_answer_findings_frames_and_histories(browser: Browser, 
         "loss scale",
     ]
     assert browser.column("result", "#checklist")
+
+
+def test_the_page_of_the_checklist_begins_with_it_and_with_what_is_worst(browser: Browser, folder: Path) -> None:
+    ranks = read(log(folder / "checked"))
+    health = examine(ranks)
+    browser.open(write_health_page(ranks, health, folder / "health.html"))
+    assert browser.text(".verdict") == health.status.value
+    assert browser.texts("main h2")[0].startswith("Checklist")
+    results = browser.column("result", "#checklist")
+    assert results == sorted(results, key=["FAIL", "WARN", "NOT LOOKED AT", "PASS"].index)
+    assert results[0] == health.status.value
+
+
+def test_histories_have_the_loss_and_the_learning_rate_that_were_seen(browser: Browser, folder: Path) -> None:
+    vitals = [Vitals(number, loss=2.0 - number, lr={"AdamW.0": 1e-3, "AdamW.1": 1e-2}) for number in range(3)]
+    path = write_log(folder / "seen" / "rank0.jsonl", start(), *vitals, *(step(number, grad_norm=1.0) for number in range(3)), end(3))
+    browser.open(write_log_page(read(path), folder / "seen.html"))
+    assert browser.texts("#charts figcaption") == ["loss", "gradient norm (logarithmic)", "learning rate"]
+    assert browser.column("loss", "#steps") == ["2.00000e+00", "1.00000e+00", "0"]
+    assert set(browser.column("learning rate", "#steps")) == {"1.00e-03"}
 
 
 def test_heat_maps_show_each_parameter_in_each_step(browser: Browser, log_page: Path) -> None:

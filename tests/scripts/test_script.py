@@ -164,6 +164,26 @@ optimizer.step()
     assert [model.name for model in ran.seen[0].models if model.chosen] == ["Task"]
 
 
+def test_a_process_that_is_forked_before_any_model_is_called_is_captured(tmp_path: Path) -> None:
+    script = BEGINNING + (
+        "import multiprocessing\ndef work():\n    net = Net()\n    train(net, torch.optim.SGD(net.parameters(), 0.1), 2)\n"
+        "process = multiprocessing.get_context('fork').Process(target=work)\nprocess.start()\nprocess.join()"
+    )
+    ran = run(tmp_path, script, plan={"steps": "0,1"})
+    assert list(recorded(ran)) == [0, 1]
+    assert sorted(len(seen.models) for seen in ran.seen) == [0, 1]
+
+
+def test_a_process_that_is_forked_later_leaves_the_bundle_alone(tmp_path: Path) -> None:
+    script = BEGINNING + (
+        "import os\nnet = Net()\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\ntrain(net, optimizer)\n"
+        "if not os.fork():\n    train(net, optimizer)\n    os._exit(0)\nos.wait()\ntrain(net, optimizer)"
+    )
+    ran = run(tmp_path, script, plan={"steps": "2"})
+    assert recorded(ran) == {0: ["", "0", "1"], 1: ["", "0", "1"]}
+    assert len(ran.seen) == 1
+
+
 def test_an_error_of_the_model_is_printed_as_without_a_capture(tmp_path: Path) -> None:
     script = BEGINNING + "net = Net()\ntrain(net, torch.optim.SGD(net.parameters(), 0.1))\nnn.Linear(3, 3)(x)\nNet()(x[:, :2])"
     plain, captured = run(tmp_path, script), run(tmp_path, script, plan={"steps": "5-5"})

@@ -14,7 +14,7 @@ import pytest
 
 from fixtures.simnpu.launcher import environment
 from tests.conftest import ROOT
-from tests.forkserver import simulated_npu
+from tests.forkserver import AUTOLOAD, simulated_npu, with_torch
 
 try:
     environment()
@@ -25,17 +25,11 @@ OUTPUTS, GRADIENTS = 2e-6, 5e-6  # relative L2; another order of summation makes
 LAUNCHER = (sys.executable, str(ROOT / "fixtures" / "simnpu"))
 
 
-def python(*arguments: str, check: bool = True, base: dict[str, str] | None = None, **switches: str) -> subprocess.CompletedProcess[str]:
-    """Run Python where there is a simulated NPU, in a process that imports torch itself."""
-    variables = environment({**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1", **(base or {})}, **switches)
-    done = subprocess.run([sys.executable, *arguments], env=variables, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 or not check, done.stderr
-    return done
-
-
 def forked(code: str, base: dict[str, str] | None = None, **switches: str) -> subprocess.CompletedProcess[str]:
-    """Run Python where there is a simulated NPU, in a process that finds torch imported."""
-    done = simulated_npu()(code, cwd=ROOT, variables=environment({**os.environ, **(base or {})}, **switches))
+    """Run Python with a simulated NPU, in a process that finds torch imported; torch_npu too, unless a switch is for its import."""
+    made = environment({**os.environ, **(base or {})}, **switches)
+    asked_at_import = bool({"fallback", "devices"} & switches.keys())
+    done = with_torch()(AUTOLOAD + code, cwd=ROOT, variables=made) if asked_at_import else simulated_npu()(code, cwd=ROOT, variables=made)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -43,8 +37,7 @@ def forked(code: str, base: dict[str, str] | None = None, **switches: str) -> su
 def printed(code: str, base: dict[str, str] | None = None, **switches: str) -> Any:
     """What some code leaves in ``found``, and standard error."""
     code = "import json, torch\nfrom torch import nn\ntorch.manual_seed(0)\n" + textwrap.dedent(code) + "\nprint(json.dumps(found))"
-    asked_at_import = {"fallback", "devices"} & switches.keys()
-    done = python("-c", code, base=base, **switches) if asked_at_import else forked(code, base, **switches)
+    done = forked(code, base, **switches)
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 

@@ -1,4 +1,4 @@
-"""A watch in two processes that torchrun starts: what goes wrong on one rank is named by that rank, and nothing waits for it."""
+"""A watch in two processes, as torchrun starts them: what goes wrong on one rank is named by that rank, and nothing waits for it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import fcntl
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from accucompare.findings.analysis import read
 from accucompare.findings.events import Alert, Cause, Direction, End, Finding, Site, Start, Step
 from accucompare.findings.log import read_log
 from tests.conftest import ROOT
+from tests.forkserver import with_torch
 
 SHARDED = ("fsdp2", "fsdp1", "fsdp1_flat")
 
@@ -29,7 +28,7 @@ class Ranks:
 
     Attributes:
         folder: of all checks.
-        stderr: what torchrun wrote there.
+        stderr: what they wrote there.
     """
 
     folder: Path
@@ -71,13 +70,25 @@ def locked_for_all(folder: Path) -> Iterator[None]:
         yield
 
 
+#: Runs a script as two ranks, forked from a process that has imported torch, which torchrun's would each import.
+RANKS = """
+import os, runpy, sys, traceback
+del sys.argv[0]
+for rank in range(2):
+    if not os.fork():
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except BaseException:
+            traceback.print_exc()
+        os._exit(0)
+for rank in range(2):
+    os.wait()
+"""
+
+
 def _run(folder: Path) -> str:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*torchrun, str(ROOT / "tests" / "watcher" / "two_ranks.py"), str(folder)], env=variables, capture_output=True, text=True
-    )
-    return done.stderr
+    return with_torch()(RANKS, ROOT / "tests" / "watcher" / "two_ranks.py", folder, cwd=folder, variables=os.environ).stderr
 
 
 @pytest.mark.parametrize("check", ["alone", "ddp", "ddp-accumulated", *(f"{name}-gradient" for name in SHARDED)])

@@ -1,4 +1,4 @@
-"""What test_distributed.py lets two processes do: ``torchrun --nproc-per-node 2 two_ranks.py OUT``.
+"""What test_distributed.py lets two processes do: ``two_ranks.py OUT``, with the variables that torchrun sets.
 
 Each check leaves its logs in ``OUT/<check>/``, and what each rank saw in ``OUT/<check>-<rank>.json``. At last rank 1 ends with an error.
 """
@@ -10,6 +10,7 @@ import copy
 import datetime
 import io
 import json
+import os
 import sys
 import types
 import warnings
@@ -258,7 +259,8 @@ if __name__ == "__main__":
     OUT = Path(sys.argv[1])
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=30))
+    rank, ranks = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    dist.init_process_group("gloo", f"file://{OUT}/store", datetime.timedelta(minutes=30), world_size=ranks, rank=rank)
     for name, check in CHECKS.items():
         (OUT / f"{name}-{dist.get_rank()}.json").write_text(json.dumps(check(name)))
         dist.barrier()

@@ -1,6 +1,7 @@
 // Charts, drawn by uPlot: errors over the execution order, and histories of steps.
 
 const CHART_HEIGHT = 260;
+const WHOLE = [...Array(9).keys()].flatMap((power) => [1, 2, 5].map((times) => times * 10 ** power)); // between lines of the axis to the right
 
 // series: {title, color, values, dashed, points, width}; place(index) is what the tooltip says, choose(index) what a click does.
 class LineChart {
@@ -46,7 +47,7 @@ class LineChart {
       cursor: { y: false, drag: { x: true, y: false }, points: { size: 7 } },
       scales: { x: { time: false }, y: logarithmic ? { distr: 3, log: 10, range: bounds ? () => bounds : undefined } : {} },
       axes: [
-        { ...axis, size: 34, values: (plot, splits) => splits.map((value) => (Number.isInteger(value) ? value.toLocaleString("en-US") : "")) },
+        { ...axis, size: 34, incrs: WHOLE, values: (plot, splits) => splits.map((value) => (Number.isInteger(value) ? value.toLocaleString("en-US") : "")) },
         { ...axis, size: 62, values: logarithmic ? powers : words, ...(logarithmic ? { splits: (plot, index, low, high) => lines(low, high) } : {}) },
       ],
       series: [{}, ...this.series.map((each) => this.line(each))],

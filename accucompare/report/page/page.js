@@ -5,7 +5,7 @@ addEventListener("DOMContentLoaded", async () => {
     const { head, bytes } = await unpack();
     if (head.kind === "comparison") new ComparisonPage(head);
     else new LogPage(head, bytes);
-    byId("only-different")?.addEventListener("change", (event) => byId("environment").classList.toggle("differing", event.target.checked));
+    byId("only-different")?.addEventListener("change", (event) => byId("section-environment").classList.toggle("differing", event.target.checked));
     document.body.offsetHeight; // the browser lays it out now
     document.documentElement.dataset.ready = String(performance.now()); // milliseconds since it began to load
   } catch (error) {
@@ -45,7 +45,12 @@ class ComparisonPage {
   showRows(head) {
     this.switches();
     this.phase = head.phases.find((phase) => this.inPhase(head.first, phase)) ?? head.phases.find((phase) => this.has(phase)) ?? head.phases[0];
-    this.tree = new Tree(byId("tree"), this.table, { keep: (row) => this.kept(row), choose: (name) => this.inside(name), first: head.first });
+    this.tree = new Tree(byId("tree"), this.table, { 
+      keep: (row) => this.kept(row),
+      colored: (row) => this.inPhase(row, this.phase),
+      choose: (name) => this.inside(name),
+      first: head.first,
+    });
     this.grid = new Grid(byId("rows"), this.table, {
       what: "rows of the comparison",
       titles: this.titles(),
@@ -159,6 +164,7 @@ class ComparisonPage {
         ...(there.length < 2 ? [] : there).map((phase) => {
           const choose = () => {
             this.phase = phase;
+            this.tree.refresh();
             draw();
           };
           return make("button", { type: "button", role: "tab", ariaSelected: String(phase === this.phase), onclick: choose }, phase.title);
@@ -190,10 +196,8 @@ class ComparisonPage {
   // Show a row: in the table, if need be without the filter, and its details.
   go(row) {
     this.unfilter(row);
-    const place = anchorOf(this.table, row);
-    if (location.hash !== `#${place}`) linkTo(place);
     this.grid.choose(row, true);
-    byId("model").scrollIntoView({ block: "start" });
+    byId("section-model").scrollIntoView({ block: "start" });
   }
 
   unfilter(row) {
@@ -224,9 +228,7 @@ class ComparisonPage {
   }
 
   follow() {
-    const anchor = location.hash.slice(1);
-    if (!anchor || document.getElementById(anchor)) return;
-    const row = rowOf(this.table, anchor);
+    const row = rowOf(this.table, location.hash.slice(1)); // -1 for a link to a part of the page
     if (row >= 0) this.go(row);
   }
 
@@ -239,9 +241,11 @@ class ComparisonPage {
   }
 }
 
-// A link to what is shown, without a step in the browser's history for each row.
+// A link to what is shown, without a step in the browser's history for each row; browsers refuse to change it many times a second.
+let linking;
 function linkTo(anchor) {
-  window.history.replaceState(null, "", `#${anchor}`);
+  clearTimeout(linking);
+  linking = setTimeout(() => window.history.replaceState(null, "", `#${anchor}`), 150);
 }
 
 class LogPage {
@@ -284,6 +288,5 @@ class LogPage {
     const heats = byId("heats");
     heats.replaceChildren();
     for (const about of this.head.heats) new HeatMap(heats, this.bytes, about, this.head.layers);
-    byId("histories").hidden = !charts.children.length && !heats.children.length;
   }
 }

@@ -70,7 +70,12 @@ class Grid {
         return make("div", { className: column.isText ? "cell" : "cell right", role: "columnheader", ariaSort: sort }, button);
       }),
     );
-    const pixels = this.columns.map((column) => Math.round(Math.min(Math.max(this.longest(column), column.title.length + 2), 46) * (column.isText ? 7.6 : 8.4) + 14));
+    const pixels = this.columns.map((column) => {
+      const most = column.isText ? Math.min(column.width || 46, 70) : 20;
+      const characters = Math.max(Math.min(this.longest(column), most), column.title.length + 2);
+      const wide = ["reason", "result"].includes(column.title) ? 9.4 : column.isText ? 7.9 : 8.4; // those are bold
+      return Math.round(characters * wide + 14);
+    });
     this.scroller.style.setProperty("--columns", pixels.map((width) => `${width}px`).join(" "));
     this.scroller.style.setProperty("--all", `${pixels.reduce((sum, width) => sum + width, 0)}px`);
   }
@@ -105,7 +110,7 @@ class Grid {
     if (this.sorted) this.order();
     const all = this.table.rows.toLocaleString("en-US");
     this.count.textContent = count === this.table.rows ? `${all} rows` : `${count.toLocaleString("en-US")} of ${all} rows`;
-    this.scroller.ariaRowCount = count + 1;
+    this.scroller.setAttribute("aria-rowcount", count + 1);
     this.scroller.scrollTop = 0;
     this.draw();
   }
@@ -119,7 +124,7 @@ class Grid {
     let test;
     if (this.regex.checked) {
       try {
-        const pattern = new RegExp(text, "iu");
+        const pattern = new RegExp(text, "i");
         test = (word) => pattern.test(word);
       } catch (error) {
         this.search.setCustomValidity(error.message);

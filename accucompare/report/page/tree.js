@@ -3,7 +3,7 @@
 const ROOT = "(root)";
 
 class Tree {
-  // options: keep(row), choose(name), first (the row where it first parts)
+  // options: keep(row), colored(row) (whether its error gives colour), choose(name), first (the row where it first parts)
   constructor(place, table, options) {
     Object.assign(this, { place, table, options });
     this.open = new Set([ROOT]);
@@ -23,7 +23,7 @@ class Tree {
     for (let row = 0; row < this.table.rows; row++) {
       if (!this.options.keep(row)) continue;
       const path = nodes[layer.indices[row]];
-      const value = error.value(row);
+      const value = this.options.colored(row) ? error.value(row) : null;
       const fails = status.indices[row] === failing;
       for (const node of path) {
         node.rows++;
@@ -33,7 +33,17 @@ class Tree {
       }
     }
     if (open) this.unfold(nodes);
+    const sizes = nodes.map((path) => path.at(-1).worst).filter((value) => value > 0 && value < Infinity);
+    this.most = sizes.reduce((most, value) => Math.max(most, value), 1e-300);
+    this.least = sizes.reduce((least, value) => Math.min(least, value), this.most / 30);
     this.draw();
+  }
+
+  // How hot a module's square is: by its error among those of this model, and always hotter where a row fails.
+  level(node) {
+    const { worst, fails } = node;
+    const among = worst > this.least ? Math.min(Math.log(worst / this.least) / Math.log(this.most / this.least), 1) : Number(Number.isNaN(worst));
+    return fails ? 0.6 + 0.4 * among : 0.55 * among;
   }
 
   // The nodes from the root to a module, made where they are not there yet.
@@ -83,14 +93,14 @@ class Tree {
     const folded = node.inside.size > 0;
     const arrow = make("span", { className: "arrow", ariaHidden: "true" }, folded ? (open ? "▾" : "▸") : "");
     const square = make("i", { className: `square${node.worst === null ? " none" : ""}` });
-    square.style.setProperty("--level", heat(node.worst) ?? 0);
+    square.style.setProperty("--level", this.level(node));
     const fails = node.fails ? make("span", { className: "fails", title: `${node.fails} rows fail` }, String(node.fails)) : null;
     const here = node.first && (!open || !folded || ![...node.inside.values()].some((child) => child.first));
-    const mark = here ? make("span", { className: "here" }, "◀ first parts") : null;
+    const mark = here ? make("span", { className: "here", title: "here the two first part" }, "◀ first") : null;
     const error = make("span", { className: "error" }, shown({ format: "scientific" }, node.worst));
     const line = make("div", { className: "node", role: "treeitem", tabIndex: node.name === (this.focus ?? ROOT) ? 0 : -1, ariaLevel: depth + 1 });
-    if (folded) line.ariaExpanded = String(open);
-    line.ariaSelected = String(node.name === this.chosen);
+    if (folded) line.setAttribute("aria-expanded", open);
+    line.setAttribute("aria-selected", node.name === this.chosen);
     line.style.paddingLeft = `${depth * 14 + 4}px`;
     line.append(arrow, square, make("span", { className: "label", dir: "auto", title: node.name }, node.label), ...[mark, fails, error].filter(Boolean));
     line.node = node;
@@ -144,8 +154,8 @@ class Tree {
   }
 
   up(lines, at) {
-    const level = Number(lines[at].ariaLevel);
-    for (let before = at - 1; before >= 0; before--) if (Number(lines[before].ariaLevel) < level) return this.move(lines[before].node.name);
+    const depth = (line) => Number(line.getAttribute("aria-level"));
+    for (let before = at - 1; before >= 0; before--) if (depth(lines[before]) < depth(lines[at])) return this.move(lines[before].node.name);
     return undefined;
   }
 }

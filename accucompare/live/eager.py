@@ -1,0 +1,29 @@
+"""Compiled code that runs eagerly, so that the hooks on the modules in it are called."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+
+@contextlib.contextmanager
+def eager_stance() -> Iterator[None]:
+    """Run compiled code eagerly until the last of these contexts has ended, in whatever order they end."""
+    if not _eager:
+        set_stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
+        _stance.enter_context(torch._dynamo.config.patch(disable=True) if set_stance is None else set_stance("force_eager"))
+    token = object()
+    _eager.append(token)
+    try:
+        yield
+    finally:
+        _eager.remove(token)
+        if not _eager:
+            _stance.close()
+
+
+#: Those who need compiled code to run eagerly, and what ends that.
+_eager: list[object] = []
+_stance = contextlib.ExitStack()

@@ -1,0 +1,80 @@
+"""What a case's model raises, as an error of the capture that names the module."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from accucompare.bundle.manifest import PREVIOUS
+from accucompare.bundle.reader import open_bundle
+from accucompare.devices import explain
+from accucompare.errors import AccucompareError, CaptureError
+from accucompare.live.names import name_modules
+
+
+class ModuleFailedError(CaptureError):
+    """The model raised in a module of the class of this name: the class itself is another one each time that a case is loaded."""
+
+    def __init__(self, message: str, module: str) -> None:
+        super().__init__(message)
+        self.module = module
+
+
+class WantedGradientsError(CaptureError):
+    """The model asked for gradients in its forward, and ran without."""
+
+
+@contextlib.contextmanager
+def naming_the_model(name: str, out: Path, device: str, model: nn.Module, without_gradients: bool) -> Any:
+    """Turn what the model raised into a CaptureError that names the module."""
+    try:
+        yield
+    except AccucompareError:
+        raise
+    except (Exception, SystemExit) as error:  # a sys.exit(0) in the user's code is no success of the capture
+        stopped = _stopped(out)
+        module, step = stopped.get("module"), stopped.get("step")
+        what = "the model raised while it was set up" if not stopped else f"the model raised in {module or '(root)'}, step {step}"
+        if stopped and module is None:
+            what = f"the case raised outside of the model's forward, step {step}"
+        message = f"{name}: {what}: {explain(device, error)}\nW{_kept(out)[1:]}; --debug shows the traceback"
+        if without_gradients and _wanted_gradients(error):
+            raise WantedGradientsError(message) from error
+        failing = name_modules(model).named.get(module or "")
+        if failing is not None and module:
+            raise ModuleFailedError(message, name_of(type(failing))) from error
+        raise CaptureError(message) from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_kept(out)) from None
+
+
+def _kept(out: Path) -> str:
+    """Where what a stopped capture has recorded is, and what it was to replace."""
+    previous = f"; the bundle that it was to replace is in {out / PREVIOUS}" if (out / PREVIOUS).exists() else ""
+    return f"what was recorded until then is in {out}, marked incomplete{previous}"
+
+
+def _stopped(out: Path) -> dict[str, Any]:
+    try:
+        with open_bundle(out) as bundle:
+            return bundle.manifest.stopped or {}
+    except AccucompareError:
+        return {}
+
+
+def _wanted_gradients(error: BaseException) -> bool:
+    """Whether a model failed when it asked autograd for gradients in its forward, as force fields do; there are none without a graph."""
+    place = error.__traceback__
+    while place is not None:
+        if place.tb_frame.f_code.co_filename == torch.autograd.__file__:
+            return True
+        place = place.tb_next
+    return False
+
+
+def name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
