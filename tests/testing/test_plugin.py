@@ -190,7 +190,9 @@ def test_a_strangers_project_needs_three_lines(tmp_path: Path) -> None:
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT)])}
 
     def pytest_there(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        return with_torch()(FRESH, "-q", *arguments, cwd=project, variables={**variables, **more})
+        # the process that this is forked from may have imported a package that brings a plugin of its own
+        known = "-W", "ignore::pytest.PytestAssertRewriteWarning"
+        return with_torch()(FRESH, "-q", *known, *arguments, cwd=project, variables={**variables, **more})
 
     written = pytest_there("--accucompare-update")
     assert written.returncode == 0, written.stdout + written.stderr
