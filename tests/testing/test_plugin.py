@@ -12,7 +12,6 @@ import pytest
 
 import accucompare.recorder.capture_model  # noqa: F401 - the runs in this process forget what they import, and hooks may be put on once only
 from accucompare.testing.regression import bundle_name
-from tests.forkserver import with_torch
 
 pytest_plugins = ["pytester"]
 
@@ -68,15 +67,6 @@ from net import net
 
 def test_net(layers_regression):
     layers_regression.check(net, torch.ones(2, 4))
-"""
-
-
-#: A process that has imported torch, and nothing of ours.
-FRESH = """
-import sys, pytest
-for name in [name for name in sys.modules if name.partition(".")[0] == "accucompare"]:
-    del sys.modules[name]
-sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
@@ -176,7 +166,7 @@ def test_names_that_are_no_files_are_made_safe_and_stay_apart() -> None:
 
 
 def test_a_strangers_project_needs_three_lines(tmp_path: Path) -> None:
-    """In a process, with warnings as errors, and the plugin found as pip installs it: by its entry point."""
+    """In a process of its own, with warnings as errors, and the plugin found as pip installs it: by its entry point."""
     info = tmp_path / "site" / "stranger_accucompare-1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger-accucompare\nVersion: 1\n")
@@ -190,7 +180,8 @@ def test_a_strangers_project_needs_three_lines(tmp_path: Path) -> None:
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT)])}
 
     def pytest_there(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        return with_torch()(FRESH, "-q", *arguments, cwd=project, variables={**variables, **more})
+        command = [sys.executable, "-m", "pytest", "-q", *arguments]
+        return subprocess.run(command, cwd=project, env={**variables, **more}, capture_output=True, text=True, check=False)
 
     written = pytest_there("--accucompare-update")
     assert written.returncode == 0, written.stdout + written.stderr
