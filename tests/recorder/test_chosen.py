@@ -116,7 +116,7 @@ def test_chosen_steps_are_the_same_as_in_a_capture_of_all(target: str, tmp_path:
 
 def test_a_step_that_is_not_chosen_has_no_hooks_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from accucompare.live import hooks, tensors
-    from accucompare.recorder import backward, recorder, updates
+    from accucompare.recorder import backward, making, updates
 
     model = build("tied")
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -125,7 +125,7 @@ def test_a_step_that_is_not_chosen_has_no_hooks_at_work(tmp_path: Path, monkeypa
     def noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: (done.append(name), original(*args, **kwargs))[1]
 
-    monkeypatch.setattr(recorder, "to_host", noting("a tensor was read", tensors.to_host))
+    monkeypatch.setattr(making, "to_host", noting("a tensor was read", tensors.to_host))
     monkeypatch.setattr(hooks.Listener, "run", noting("a hook ran", hooks.Listener.run))
     monkeypatch.setattr(backward, "reachable", noting("a graph was walked", backward.reachable))
     monkeypatch.setattr(updates.Updates, "_of", noting("an update was looked at", updates.Updates._of))
