@@ -77,7 +77,8 @@ def _no_match(path: Path, name: str, pattern: NamePattern, by_default: bool) -> 
     example = "'{name}'" if by_default else f"{DEFAULT!r}"
     return (
         f"{path}: the tensor {name[:200]!r} does not match --name-pattern {pattern.text!r}; say what is what in such names, "
-        f"which are without the file's ending ({known}; [...] may be missing; {{_}} is anything; without {{role}} all are outputs), such as --name-pattern {example}"
+        f"which are without the file's ending ({known}; [...] may be missing; {{_}} is anything; "
+        f"without {{role}} all are outputs), such as --name-pattern {example}"
     )
 
 
