@@ -173,7 +173,7 @@ def _profile(statistics: Statistics, count: int, relative: float = _ERROR) -> _P
         return None
     largest = max(abs(float(low)), abs(float(high)))
     mean = statistics.mean if statistics.mean is not None else float(low) / 2 + float(high) / 2
-    unknown = 0.0 if statistics.mean is not None else float(high) / 2 - float(low) / 2
+    unknown = 0.0 if statistics.mean is not None else abs(float(high) / 2 - float(low) / 2)  # a damaged bundle may claim any
     if statistics.l2 is None:  # beyond float64, or not there
         rms = _Range(max(_down(abs(mean), relative) - unknown, 0.0), largest)
     else:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -239,6 +239,7 @@ NUMBER = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integ
 
 
 @given(st.lists(st.tuples(NUMBER, NUMBER, NUMBER, NUMBER, st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=2))
+@example([(0.0, 0.0, 0.0, 0.0, 0, 0), (1.0, -1.0, None, 0.0, 0, 0)])  # the smallest above the largest, and no mean
 def test_any_statistics_that_a_bundle_may_claim_are_judged(claims: list[Any]) -> None:
     sides = [replace(item(dtype="float64", shape=(5,)).record, digest=str(n), statistics=Statistics(*c)) for n, c in enumerate(claims)]
     metrics = lower_bounds(sides[0], sides[1])
