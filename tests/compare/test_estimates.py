@@ -8,16 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.verification import verify
 from accucompare.bundle.writer import BundleWriter
+from accucompare.compare.baseline import Expected, limit, ratio_limit
 from accucompare.compare.estimates import can_estimate, room
+from accucompare.compare.judge import judge
 from accucompare.compare.measure import Metrics
 from accucompare.compare.rows import Reason
+from accucompare.compare.tolerance import Tolerance
 from accucompare.errors import BundleError
-from accucompare.numbers.sketch import deviation
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers.sketch import GROUPS, _tables, deviation, sketch
 from accucompare.selection import Mode
 from tests.compare.builder import item
 
@@ -92,6 +97,34 @@ def test_an_error_that_a_sketch_can_lose_is_seen_by_the_extremes(tmp_path: Path)
     assert metrics is not None
     assert metrics.max_abs >= 1000.0 - GOLDEN.max()
     assert metrics.rmse >= (1000.0 - GOLDEN.max()) / np.sqrt(GOLDEN.size) * (1 - 1e-9)
+
+
+def test_an_error_in_two_elements_that_a_sketch_loses_altogether_fails_by_the_extremes(tmp_path: Path) -> None:
+    signs, buckets, group_signs = _tables(256)
+    sides: dict[int, dict[int, int]] = {}
+    for place in range(GOLDEN.size):
+        row, group = divmod(place, GROUPS)
+        sides.setdefault(int(buckets[0, group]), {}).setdefault(int(signs[row, group]) * int(group_signs[0, group]), place)
+    one, other = next(tuple(found.values()) for found in sides.values() if len(found) == 2)
+    off = np.zeros_like(GOLDEN)
+    off.reshape(-1)[[one, other]] = 1.0
+    assert not sketch([off], DTYPES["float32"], 256).any()
+    found = ac.diff(bundle(tmp_path / "g", {"a": GOLDEN}), bundle(tmp_path / "c", {"a": GOLDEN + 64 * off}), rel_l2=0.1)
+    assert not found.passed
+    assert found.rows[0].metrics is not None
+    assert found.rows[0].metrics.rmse >= (64 - 2 * GOLDEN.max()) / np.sqrt(GOLDEN.size)
+
+
+def test_an_excess_that_is_the_ratio_of_two_estimates_has_room_for_both() -> None:
+    record = item("a", GOLDEN).record
+    candidate = replace(record, digest="other")
+    most, expected = limit(GOLDEN.size, "float32"), Expected(rel_l2=1e-3)
+    judged = {}
+    for estimated in (0.0, deviation(256)):
+        metrics = Metrics(elements=GOLDEN.size, compared=GOLDEN.size, rel_l2=1.1 * most * 1e-3, rmse=1e-3, deviation=estimated)
+        judged[estimated] = judge(record, candidate, metrics, Tolerance(rel_l2=1.0, by_default=True), expected)
+    assert [verdict.reason for verdict in judged.values()] == [Reason.OVER, Reason.OK]
+    assert judged[deviation(256)].excess_limit == pytest.approx(most * ratio_limit(256))
 
 
 def test_a_tensor_that_is_not_larger_than_its_sketch_is_kept_and_compared_exactly(tmp_path: Path) -> None:
