@@ -105,7 +105,7 @@ def test_a_bundle_is_written_only_when_asked_and_then_a_planted_regression_fails
     failed = run(factor=1.1)
     failed.assert_outcomes(failed=1)
     failed.stdout.fnmatch_lines(["E  *AssertionError: Layers are not close! First: 2; 2 of 8 rows fail", "E  *Report: *test_net.xlsx"])
-    (report,) = re.findall(r"Report: (.*xlsx)", failed.stdout.str())
+    (report,) = re.findall(r"^E  +Report: (.*xlsx)", failed.stdout.str(), re.MULTILINE)
     assert Path(report).is_file()
 
     run("--accucompare-update", factor=1.1).assert_outcomes(passed=1)
