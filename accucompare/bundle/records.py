@@ -128,7 +128,7 @@ class Error(msgspec.Struct, frozen=True):
     beyond: Count | None = None
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
+class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One tensor in a bundle. A struct, for one is made for each tensor of each module call; ``msgspec.structs.replace`` changes one.
 
     Attributes:

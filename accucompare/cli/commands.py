@@ -162,6 +162,7 @@ def capture(
 @option.json
 @option.verify
 @option.workers
+@option.cluster
 @option.keep_going
 @option.quiet()
 def diff(golden: Path, candidate: Path, reports: tuple[Path, ...], json_path: Path | None, quiet: bool, **options: Any) -> int:

@@ -257,6 +257,11 @@ accept = click.option(
 )
 verify = click.option("--verify", is_flag=True, help="Also read tensors whose digests are equal; by default they count as equal.")
 workers = click.option("--workers", type=click.IntRange(1), help="Threads that read and measure.  [default: one per processor]")
+cluster = click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="Compare on a Dask cluster: its scheduler's address, such as tcp://host:8786; or local, or local:8 for processes here.",
+)
 keep_going = click.option(
     "--keep-going", is_flag=True, help="Compare the other records when some cannot be read (the exit code is still 2)."
 )
