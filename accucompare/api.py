@@ -17,6 +17,7 @@ from accucompare.compare.renames import read_maps
 from accucompare.compare.result import Result
 from accucompare.compare.tolerance import Tolerance, read_rules
 from accucompare.errors import UsageError
+from accucompare.places import Place, place_of
 from accucompare.selection import Selection, Standard
 
 if TYPE_CHECKING:
@@ -105,10 +106,10 @@ class Comparison(Result):
 
 
 def diff(
-    golden: str | Path,
-    candidate: str | Path,
+    golden: str | Place,
+    candidate: str | Place,
     *,
-    baseline: str | Path | None = None,
+    baseline: str | Place | None = None,
     atol: float | None = None,
     rtol: float | None = None,
     rel_l2: float | None = None,
@@ -127,7 +128,8 @@ def diff(
     """Compare two bundles.
 
     Args:
-        golden: the trusted bundle's directory; if captured with ``--repeat 2``, values that differ between its two runs judge nothing.
+        golden: the trusted bundle: its directory, or its URL such as ``s3://bucket/golden``; if captured with ``--repeat 2``, values that
+            differ between its two runs judge nothing.
         candidate: the directory of the bundle under test; if it was captured with ``--repeat 2``, its second run shows its noise.
         baseline: the directory of a bundle in the candidate's precision from a device that is trusted, captured as the candidate was
             (fed or not) with golden's code: errors are then judged by how many times as large they are as the baseline's. Without it,
@@ -169,9 +171,9 @@ def diff(
     with contextlib.ExitStack() as stack:
         on = None if cluster is None else stack.enter_context(_connected(cluster))
         result = compare(
-            Path(golden),
-            Path(candidate),
-            None if baseline is None else Path(baseline),
+            place_of(golden),
+            place_of(candidate),
+            None if baseline is None else place_of(baseline),
             limits=Tolerance(atol, rtol, rel_l2, cosine, source="given for all layers"),
             rules=read_rules(tolerances) if tolerances is not None else (),
             renamings=renamings,

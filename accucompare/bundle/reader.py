@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import stat
 import threading
 from collections.abc import Iterator
 from operator import attrgetter
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -21,12 +18,14 @@ from accucompare.bundle.manifest import Manifest, StepEntry
 from accucompare.bundle.notebook import bundle_html
 from accucompare.bundle.record_file import SKETCHES_A_MEMBER, sketches_name
 from accucompare.bundle.records import OPERATOR_ROLES, STATE_ROLES, Key, Record, Role, display_name
+from accucompare.bundle.sources import Windows, open_lines
 from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.numbers import sums
 from accucompare.numbers.digests import digest, digest_of_segments
 from accucompare.numbers.dtypes import DTYPES, Array, widen
 from accucompare.numbers.sketch import VERSION
 from accucompare.numbers.sums import BLOCK, Float64
+from accucompare.places import Place, is_file, place_of
 from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE
 
 #: Which part of a tensor, as in NumPy: integers, slices and at most one ``...``.
@@ -46,19 +45,20 @@ class Bundle:
     """A bundle opened for reading. Made by ``open_bundle``; also a context manager.
 
     Attributes:
-        path: its directory.
+        path: its directory, or its URL.
         manifest: rank 0's manifest.
         manifests: every rank's manifest, by rank.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self.path = path
+        self._windows = Windows()
         self.manifest = Manifest.read(path / "manifest.json")
         self.manifests = {0: self.manifest}
         self.missing_ranks: list[int] = []
         for rank in range(1, self.manifest.ranks):
             manifest = path / f"rank{rank}" / "manifest.json"
-            if os.path.isfile(manifest):
+            if is_file(manifest):
                 self.manifests[rank] = Manifest.read(manifest)
             else:
                 self.missing_ranks.append(rank)
@@ -86,6 +86,10 @@ class Bundle:
         for archive in self._archives.values():
             archive.close()
         self._archives.clear()
+
+    def give_up(self) -> None:
+        """End what other threads read of storage that does not answer; they fail. Files of this machine are not waited for."""
+        self._windows.give_up()
 
     @property
     def complete(self) -> bool:
@@ -292,7 +296,7 @@ class Bundle:
         if archive is None:
             with self._opening:
                 stem = place[1] if place[1] == "state" else f"step{place[1]}"
-                archive = self._archives.get(place) or Archive(self.path / f"rank{record.rank}" / f"{stem}.npz")
+                archive = self._archives.get(place) or Archive(self.path / f"rank{record.rank}" / f"{stem}.npz", self._windows)
                 self._archives[place] = archive
         return archive
 
@@ -302,9 +306,7 @@ class Bundle:
         records: list[Record] = []
         places: set[tuple[str, int, Role, str]] = set()
         try:
-            if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for its writer
-                raise BundleError(f"{path}: is not a regular file; refused")
-            with path.open("rb") as lines:
+            with open_lines(path, self._windows) as lines:
                 while line := lines.readline(_LINE_LIMIT):
                     if len(records) == entry.records:
                         raise BundleError(f"{path}: holds more records than the {entry.records} of the manifest; one is damaged")
@@ -441,18 +443,19 @@ class StoredTensor:
         self._bundle.verify(self._record, digest_of_segments([digests[start] for start in sorted(digests)]))
 
 
-def open_bundle(path: str | Path) -> Bundle:
+def open_bundle(path: str | Place) -> Bundle:
     """Open a bundle for reading.
 
     Args:
-        path: the directory that a capture wrote.
+        path: the directory, or the URL, that a capture wrote to.
 
     Raises:
         BundleError: if it is missing, damaged, or of a newer format.
+        UsageError: if it is a URL that cannot be taken.
 
     Example:
         >>> bundle = open_bundle("golden")                              # doctest: +SKIP
         >>> bundle.load("encoder.layers.0.fc1").shape                   # doctest: +SKIP
         (2, 16, 64)
     """
-    return Bundle(Path(path))
+    return Bundle(place_of(path))

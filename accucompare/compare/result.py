@@ -6,7 +6,6 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Record, Role
@@ -18,6 +17,7 @@ from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reaso
 from accucompare.compare.sites import Culprit
 from accucompare.compare.tolerance import Tolerances
 from accucompare.compare.unseen import unseen
+from accucompare.places import Place
 from accucompare.selection import Mode
 
 
@@ -25,7 +25,7 @@ from accucompare.selection import Mode
 class Side:
     """One of the two bundles, as the report shows it."""
 
-    path: Path
+    path: Place
     manifest: Manifest
     complete: bool = True  # on every rank
 
