@@ -14,6 +14,7 @@ from accucompare.files import is_stream
 from accucompare.report.excel_divergence import divergence
 from accucompare.report.excel_environment import environment
 from accucompare.report.excel_layers import all_layers, unmatched
+from accucompare.report.excel_overview import summaries
 from accucompare.report.excel_sheets import write_workbook
 from accucompare.report.excel_summary import summary
 from accucompare.report.excel_training import training
@@ -35,6 +36,7 @@ def write_excel(comparison: Result, path: Path) -> Path:
         summary(comparison, layers, found),
         *training(comparison),
         layers,
+        *summaries(comparison, layers, found),
         divergence(comparison, layers, found),
         unmatched(comparison, found),
         environment(comparison),
