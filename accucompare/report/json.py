@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from json.encoder import encode_basestring as _quoted
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,11 @@ def write_json(comparison: Result, path: Path) -> Path:
     Raises:
         ReportError: if the file cannot be written.
     """
-    texts = _lines if is_lines(path) else _document
+    parts = _lines if is_lines(path) else _document
 
     def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:  # lone surrogates, as of file names, become JSON's \udc80
-            file.writelines(text.encode("utf-8", "backslashreplace") for text in texts(comparison))
+        with temporary.open("wb") as file:
+            file.writelines(parts(comparison))
 
     return written_whole(path, write)
 
@@ -83,26 +83,41 @@ def head(comparison: Result) -> dict[str, Any]:
     return plain
 
 
-def _document(comparison: Result) -> Iterator[str]:
+def _document(comparison: Result) -> Iterator[bytes]:
     """One JSON document, as ``json.dumps`` writes it with an indent of 1."""
-    yield json.dumps(head(comparison), indent=1, ensure_ascii=False, allow_nan=False).removesuffix("\n}")
-    yield ',\n "rows": ['
+    text = json.dumps(head(comparison), indent=1, ensure_ascii=False, allow_nan=False)
+    yield _encoded(text.removesuffix("\n}") + ',\n "rows": [')
     between = "\n  "
     for row, producer in with_producers(comparison.rows):
-        yield between + _indented(_row(row, producer), "\n  ")
+        yield _encoded(between + _indented(_row(row, producer), "\n  "))
         between = ",\n  "
-    yield "]\n}\n" if between == "\n  " else "\n ]\n}\n"
+    yield b"]\n}\n" if between == "\n  " else b"\n ]\n}\n"
 
 
-def _lines(comparison: Result) -> Iterator[str]:
-    encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-    yield encode({**head(comparison), "row_count": len(comparison.rows)}) + "\n"
+def _lines(comparison: Result) -> Iterator[bytes]:
+    yield _line({**head(comparison), "row_count": len(comparison.rows)})
+    encode = msgspec.json.Encoder().encode  # ten times as fast, but it makes null of what JSON has no number for
     for row, producer in with_producers(comparison.rows):
         content = _row(row, producer)
         try:
-            yield encode(content) + "\n"
-        except ValueError:  # a float that JSON cannot hold; few rows have one
-            yield encode(_plain(content)) + "\n"
+            yield encode(content) + b"\n" if _is_finite(content) else _line(_plain(content))
+        except (UnicodeEncodeError, OverflowError):  # half a surrogate; an integer of more than 64 bits
+            yield _line(_plain(content))
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return _encoded(json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n")
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")  # lone surrogates, as of file names, become JSON's \udc80
+
+
+def _is_finite(row: dict[str, Any]) -> bool:
+    """Whether JSON can hold every float of a row. A sum that overflows tells no more than that it must be looked at closely."""
+    sides = [side["statistics"] for side in (row["golden"], row["candidate"]) if side]
+    tables = [row, *(table for table in (*sides, row["metrics"]) if table)]
+    return isfinite(sum([value for table in tables for value in table.values() if type(value) is float]))
 
 
 def _indented(value: Any, line: str) -> str:
@@ -114,7 +129,7 @@ def _indented(value: Any, line: str) -> str:
     if isinstance(value, int):
         return int.__repr__(value)
     if isinstance(value, float):
-        return float.__repr__(value) if math.isfinite(value) else f'"{value}"'
+        return float.__repr__(value) if isfinite(value) else f'"{value}"'
     inner = f"{line} "
     if isinstance(value, dict):
         content = [f"{_quoted(key)}: {_indented(child, inner)}" for key, child in value.items()]
@@ -222,7 +237,9 @@ _COUNTS = (
 
 def _metrics(metrics: Metrics) -> dict[str, Any]:
     values = msgspec.structs.asdict(metrics)
-    return {name: value if name in _COUNTS or not metrics.nothing_finite else None for name, value in values.items()}
+    if not metrics.nothing_finite:
+        return values
+    return {name: value if name in _COUNTS else None for name, value in values.items()}
 
 
 def _side(record: Record | None) -> dict[str, Any] | None:
@@ -236,7 +253,7 @@ def _plain(value: Any) -> Any:
     """The same with every float that JSON cannot hold as a string."""
     if value is None or isinstance(value, (str, int)):
         return value
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not isfinite(value):
         return str(value)
     if isinstance(value, dict):
         return {key: _plain(child) for key, child in value.items()}
