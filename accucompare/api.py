@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from accucompare.compare.batches import Progress
 from accucompare.compare.conclusion import Answer, conclude
 from accucompare.compare.diff import compare
-from accucompare.compare.outcomes import Progress
 from accucompare.compare.renames import read_maps
 from accucompare.compare.result import Result
 from accucompare.compare.tolerance import Tolerance, read_rules

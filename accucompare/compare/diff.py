@@ -19,6 +19,7 @@ from accucompare.compare.acceptance import accept
 from accucompare.compare.align import Pair, Renaming, align, unused
 from accucompare.compare.asked import not_asked
 from accucompare.compare.baseline import check_feed
+from accucompare.compare.batches import Progress, outcomes_of
 from accucompare.compare.chosen_baseline import choose_baseline
 from accucompare.compare.culprits import described, find_culprits, scaled_first
 from accucompare.compare.dumps import of_dumps, with_paths_of
@@ -27,7 +28,7 @@ from accucompare.compare.later_steps import after_updates, by_envelope
 from accucompare.compare.models import other_model
 from accucompare.compare.one_sided import never_called, no_gradient, not_run, not_trained, other_classes, other_state, other_way, untrained
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
-from accucompare.compare.outcomes import Outcome, Progress, Sides, Task, same_bits, with_parameters
+from accucompare.compare.outcomes import Outcome, Task, same_bits, with_parameters
 from accucompare.compare.preflight import preflight
 from accucompare.compare.proposals import propose
 from accucompare.compare.provenance import OtherCode, other_optimizer
@@ -36,6 +37,7 @@ from accucompare.compare.renames import Model, advice, clashes, matches, options
 from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import UNMATCHED, About, Finding, Reason, Row, Status, Verdict
 from accucompare.compare.sequences import align_operators
+from accucompare.compare.sides import Sides
 from accucompare.compare.suggest import product_formats
 from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolerances
 from accucompare.compare.training import FREE_GRADIENTS, Terms, parameter_of
@@ -206,7 +208,7 @@ def _place(key: Key) -> NotFed:
 
 def _outcomes(sides: Sides, tasks: list[Task], workers: int | None, progress: Progress | None) -> list[Outcome | BundleError]:
     """The outcome of each pair, also of those that one side did not run or capture."""
-    outcomes = sides.outcomes(tasks, workers, progress or (lambda done, total: None))
+    outcomes = outcomes_of(sides, tasks, workers, progress or (lambda done, total: None))
     if sides.candidate.manifest.fed:
         steps = {(rank, entry.step) for rank, entry in sides.candidate.steps()}
         outcomes = [not_run(task.pair, steps) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]

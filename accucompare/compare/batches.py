@@ -1,0 +1,72 @@
+"""How the tasks of a comparison are run: batch by batch, in several threads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+from accucompare.compare.judging import judge_task
+from accucompare.compare.norms import Run
+from accucompare.compare.outcomes import Outcome, Task, nbytes
+from accucompare.compare.sides import Sides
+from accucompare.errors import BundleError
+
+#: Called with the bytes compared so far and the bytes to compare.
+Progress = Callable[[int, int], None]
+
+#: Bytes that are worth one more thread (threads do not help with tensors so small that Python takes most of the time), bytes of
+#: neighbouring pairs that a thread gets at a time, and bytes above which the threads share a pair.
+WORTH_A_WORKER = 64 << 20
+BATCH = 8 << 20
+SPLIT = 64 << 20
+
+
+def outcomes_of(sides: Sides, tasks: list[Task], workers: int | None, progress: Progress) -> list[Outcome | BundleError]:
+    """The outcome of each pair. Large tensors come first, each split among the threads, then batches of the others.
+
+    The number of threads changes no result.
+    """
+    sizes = [nbytes(task) for task in tasks]
+    total, done = sum(sizes), 0
+    outcomes: dict[int, Outcome | BundleError] = {}
+    large = sorted((place for place, size in enumerate(sizes) if size > SPLIT), key=sizes.__getitem__, reverse=True)
+    batches = _batches([place for place, size in enumerate(sizes) if size <= SPLIT], sizes)
+    with _threads(min(workers or os.cpu_count() or 1, 1 + total // WORTH_A_WORKER)) as run:
+        for place in large:
+            outcomes[place] = judge_task(sides, tasks[place], run)
+            done += sizes[place]
+            progress(done, total)
+        for batch, own in zip(batches, run(lambda batch: [judge_task(sides, tasks[place]) for place in batch], batches), strict=True):
+            outcomes.update(zip(batch, own, strict=True))
+            done += sum(sizes[place] for place in batch)
+            progress(done, total)
+    return [outcomes[place] for place in range(len(tasks))]
+
+
+@contextlib.contextmanager
+def _threads(workers: int) -> Iterator[Run]:
+    """A ``map`` over some threads. At the end, and after Ctrl-C, work that has not begun is dropped, and running work is waited for."""
+    if workers == 1:
+        yield map
+        return
+    from concurrent.futures import ThreadPoolExecutor  # here, for a small diff needs none
+
+    pool = ThreadPoolExecutor(workers, "accucompare-diff")
+    try:
+        yield pool.map
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _batches(places: list[int], sizes: list[int]) -> list[list[int]]:
+    """Neighbours together, so that handing them to a thread costs little compared with reading."""
+    batches: list[list[int]] = []
+    room = 0
+    for place in places:
+        if room <= 0:
+            batches.append([])
+            room = BATCH
+        batches[-1].append(place)
+        room -= sizes[place]
+    return batches
