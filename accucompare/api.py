@@ -90,7 +90,7 @@ class Comparison(Result):
         return self._written(write_comparison_page(self, Path(path)))
 
     def to_json(self, path: str | Path) -> Path:
-        """Write everything as JSON and return its path.
+        """Write everything as JSON and return its path; one that ends in ``.jsonl`` or ``.ndjson`` gets JSON lines, a row each.
 
         Raises:
             ReportError: if it cannot be written.
@@ -98,6 +98,16 @@ class Comparison(Result):
         from accucompare.report.json import write_json
 
         return write_json(self, Path(path))
+
+    def to_parquet(self, path: str | Path) -> Path:
+        """Write every row as a Parquet file, with the columns of the report's sheet *Layers*, and return its path.
+
+        Raises:
+            ReportError: if pyarrow is missing, or it cannot be written.
+        """
+        from accucompare.report.parquet import write_parquet
+
+        return write_parquet(self, Path(path))
 
     def _written(self, path: Path) -> Path:
         """Remember a report, for notebooks."""
