@@ -1,4 +1,4 @@
-"""How a diff grows with its records, from ten thousand to more than a million: ``python -m benchmarks.scale --only rows``."""
+"""How a diff grows with its records, from ten thousand to more than a million: ``python -m benchmarks.scale_rows``."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class Run:
     resident: int
 
 
-def run(console: Console) -> list[str]:
-    """Print the curve; returns the targets that are missed."""
+def main() -> int:
+    """Print the curve, and the targets that are missed."""
+    console = Console(width=140)
     table = Table("records of a side", "diff s", "µs a record", "with workbook s", "MB", "culprit")
     missed = []
     costs = []
@@ -60,7 +61,9 @@ def run(console: Console) -> list[str]:
         missed.append(f"{size} takes {whole.resident >> 20:,} MB, not {_MOST_BYTES >> 20:,}")
     if not costs[0] * (1 - _GROWTH) <= costs[-1] <= costs[0] * (1 + _GROWTH):
         missed.append(f"a record takes {costs[-1]:.0f} µs there, and {costs[0]:.0f} µs of {SIZES[0][1]:,}: not within {_GROWTH:.0%}")
-    return missed
+    for each in missed:
+        console.print(f"missed: {each}")
+    return 1 if missed else 0
 
 
 def _diff_of_nothing() -> float:
@@ -83,3 +86,7 @@ def _diff(golden: Path, candidate: Path, report: str) -> tuple[Run, str]:
     if process.returncode != 1:
         raise SystemExit(f"a diff of bundles with a planted fault ends with {process.returncode}: {said}")
     return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10), said.partition("first divergence: ")[2].strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
