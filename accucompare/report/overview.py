@@ -358,7 +358,7 @@ class _Pass:
         fails = np.isin(led_to, failing)
         must, others = led_to[fails], led_to[~fails]
         if len(failing) > (room := MOST_ROWS - len(others)):
-            failing = np.union1d(failing[: room - len(must)], must)
+            failing = np.union1d(np.setdiff1d(failing, must)[: room - len(must)], must)
         near = near[: MOST_ROWS - len(others) - len(failing)]
         places: Array = np.r_[failing, near, np.setdiff1d(others, near)]
         return places
