@@ -171,7 +171,7 @@ def what_is_held(found: Overview, where: str, leads: str) -> str:
         for held, whole in ((found.failing_held, found.failing), (found.near_held, found.near))
     )
     return (
-        f"{where} holds {len(found.places):,} of {found.total:,} rows: {fail} that fail, {near} that are near their limit, and "
+        f"{where} holds {len(found.places):,} of {found.total:,} rows: {fail} that fail, {near} near their limit or over-precise, and "
         f"{len(found.places) - found.failing_held - found.near_held:,} more that {leads}. "
         f"Left out: {', '.join(f'{count:,} {name}' for count, name in counts)}. "
         "--parquet PATH and --json PATH.jsonl write every row."

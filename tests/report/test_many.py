@@ -364,7 +364,8 @@ def test_pandas_reads_parquet_as_the_data_frame(parquet: Any, tmp_path: Path) ->
 
 
 def test_parquet_is_written_group_by_group(parquet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accucompare.report.parquet._IN_GROUP", 8)
+    monkeypatch.setattr("accucompare.report.parquet._IN_BLOCK", 4)
+    monkeypatch.setattr("accucompare.report.parquet._BLOCKS", 2)
     file = parquet.ParquetFile(many(layers=20).to_parquet(tmp_path / "x.parquet"))
     assert [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)] == [8, 8, 4]
     assert file.read(["#"]).to_pydict()["#"] == list(range(1, 21))
