@@ -27,9 +27,9 @@ from accucompare.numbers.statistics import Statistics
 from accucompare.report import heat, overview, sheets
 from accucompare.report.columns import COLUMNS
 from accucompare.report.tallies import Largest, Worst, first_of, second_of
+from benchmarks.made_rows import ManyRows, many
 from tests.attacks.conftest import Command, command  # noqa: F401
 from tests.compare.builder import item, write
-from tests.report.many import ManyRows, many
 from tests.report.test_excel import comparison, every_reason, missing, pair, target, values
 
 MOST = 150

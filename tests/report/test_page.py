@@ -30,13 +30,13 @@ from accucompare.report.page_comparison import anchor
 from accucompare.report.page_data import leading_bits
 from accucompare.report.page_log import write_health_page, write_log_page
 from accucompare.text import printable
+from benchmarks.made_rows import many
 from tests.compare.builder import item, write
 from tests.compare.test_ladder import changed, run, steps
 from tests.findings.logs import NASTY, end, found, frames, start, step, training
 from tests.findings.logs import write as write_log
 from tests.frozen.test_frozen import mixed, several
 from tests.report.browser import Browser
-from tests.report.many import many
 from tests.report.test_columns import comparison as of_rows
 from tests.report.test_columns import record
 
