@@ -171,7 +171,7 @@ def what_is_held(found: Overview, where: str, leads: str) -> str:
         for held, whole in ((found.failing_held, found.failing), (found.near_held, found.near))
     )
     return (
-        f"{where} holds {len(found.places):,} of {found.total:,} rows: {fail} that fail, {near} that are near their limit, and "
+        f"{where} holds {len(found.places):,} of {found.total:,} rows: {fail} that fail, {near} near their limit or over-precise, and "
         f"{len(found.places) - found.failing_held - found.near_held:,} more that {leads}. "
         f"Left out: {', '.join(f'{count:,} {name}' for count, name in counts)}. "
         "--parquet PATH and --json PATH.jsonl write every row."
@@ -358,7 +358,7 @@ class _Pass:
         fails = np.isin(led_to, failing)
         must, others = led_to[fails], led_to[~fails]
         if len(failing) > (room := MOST_ROWS - len(others)):
-            failing = np.union1d(failing[: room - len(must)], must)
+            failing = np.union1d(np.setdiff1d(failing, must)[: room - len(must)], must)
         near = near[: MOST_ROWS - len(others) - len(failing)]
         places: Array = np.r_[failing, near, np.setdiff1d(others, near)]
         return places
