@@ -34,6 +34,7 @@ _LOCAL = ("file", "local")
 _READ_ONLY = ("http", "https")
 #: What is to be installed for a URL of a scheme.
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
+_COMMON = (*_READ_ONLY, *_EXTRAS, "memory")
 _KINDS = "s3://, gs://, https:// (reading only), memory:// and file://"
 
 
@@ -186,6 +187,11 @@ def place_of(given: str | Place) -> Place:
     Raises:
         UsageError: if it is a URL that cannot be taken.
     """
+    if isinstance(given, Path):
+        first = given.parts[0] if given.parts else ""
+        if first.rstrip(":") in _COMMON and first.endswith(":") and not os.path.lexists(first):
+            raise UsageError(f"{given}: was a URL until a Path merged its slashes; give it as text")
+        return given
     if not isinstance(given, str):
         return given
     if _CHAINED.match(given):
@@ -203,6 +209,17 @@ def place_of(given: str | Place) -> Place:
     if not shown.strip("/"):
         raise UsageError(f"{scheme}://: names no place; write {scheme}://BUCKET/BUNDLE")
     return Url(scheme, shown if host or scheme != "memory" else f"/{shown.lstrip('/')}", user + at, mark + query)
+
+
+def local(given: str | Path) -> Path:
+    """A path of this machine, for all that is no bundle.
+
+    Raises:
+        UsageError: if it is a URL.
+    """
+    if is_url(given):
+        raise UsageError(f"{without_credentials(str(given))}: is a URL, and only bundles may be; name a local path")
+    return Path(given)
 
 
 def is_file(place: Place) -> bool:
@@ -296,7 +313,8 @@ def _as_os_error(error: BaseException, place: Url) -> OSError:
         return OSError(errno.EPROTONOSUPPORT, f"{place.scheme}:// is no storage that is known; these are: {_KINDS}", str(place))
     if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
         return TimeoutError(errno.ETIMEDOUT, f"the storage does not answer{f': {text}' if text else ''}", str(place))
-    return OSError(error.errno if isinstance(error, OSError) and error.errno else errno.EIO, text, str(place))
+    what = text if code in text or code == type(error).__name__ else f"{code}: {text}"
+    return OSError(error.errno if isinstance(error, OSError) and error.errno else errno.EIO, what, str(place))
 
 
 #: What libraries call a refusal, where that is no PermissionError: HTTP's status, or the name of an error.

@@ -74,10 +74,11 @@ class Bundle:
         self.close()
 
     def close(self) -> None:
-        """Close the files; the bundle can still be used, and opens them again."""
+        """Close the files, and forget what was read of a URL; the bundle can still be used, and opens them again."""
         for archive in self._archives.values():
             archive.close()
         self._archives.clear()
+        self._windows.give_up()
 
     def give_up(self) -> None:
         """End what other threads read of storage that does not answer; they fail. Files of this machine are not waited for."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -268,3 +270,22 @@ def test_what_is_replaced_while_it_is_read_is_named(storage: Storage, monkeypatc
         bundle.give_up()  # what was read before is forgotten
         with pytest.raises(BundleError, match="changed while it was read"):
             bundle.raw(record)
+
+
+def test_ctrl_c_does_not_wait_for_a_server_that_does_not_answer(storage: Storage, tmp_path: Path) -> None:
+    model, x = nn.ReLU(), torch.zeros(9 << 20)
+    for factor, name in ((1.0, "golden"), (1.5, "npu")):
+        with ac.capture(model, f"s3://bucket/{name}"):
+            model(x + factor)
+    storage.fails(Hangs(tmp_path / "sign"), method="GET", path="npu/rank0/step0.npz")
+
+    def interrupt() -> None:
+        while not (tmp_path / "sign").exists():
+            storage.over.wait(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        ac.diff("s3://bucket/golden", "s3://bucket/npu", workers=2)
+    assert time.monotonic() - began < places.PATIENCE / 2
