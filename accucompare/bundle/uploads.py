@@ -12,12 +12,13 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
+from accucompare import places
 from accucompare.errors import CaptureError
 from accucompare.places import Url, wait
 
 _LOGGER = logging.getLogger(__name__)
-#: Seconds that one file may take to be sent. The library ends with an error long before if the storage does not answer.
-_LONGEST = 24 * 3600.0
+#: Bytes a second: what is sent more slowly is given up.
+_SLOWEST = 1 << 17
 _MOST_MANIFEST = 64 << 20
 #: How to send a folder by hand, with the tools of the storage.
 _COMMANDS = {
@@ -147,11 +148,12 @@ class Uploads:
         if self._sent is not None and not self._still_ours(manifest):
             raise OSError(errno.EBUSY, "another capture has written to it meanwhile; choose another --out", str(self.url))
         if isinstance(item, bytes):
-            wait(manifest.begin("pipe_file", after=(item,)), manifest, _LONGEST, self._stop)
+            wait(manifest.begin("pipe_file", after=(item,)), manifest, stop=self._stop)
             self._sent = item
             return
         path, target = self.folder / item, self.url / item
-        wait(target.begin("put_file", before=(str(path),)), target, _LONGEST, self._stop)
+        patience = places.PATIENCE + path.stat().st_size / _SLOWEST
+        wait(target.begin("put_file", before=(str(path),)), target, patience, self._stop)
         with suppress(OSError):
             path.unlink()
 
