@@ -17,6 +17,7 @@ from accucompare.compare.renames import read_maps
 from accucompare.compare.result import Result
 from accucompare.compare.tolerance import Tolerance, read_rules
 from accucompare.errors import UsageError
+from accucompare.places import Place, place_of
 from accucompare.selection import Selection, Standard
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Comparison(Result):
         return self._written(write_comparison_page(self, Path(path)))
 
     def to_json(self, path: str | Path) -> Path:
-        """Write everything as JSON and return its path.
+        """Write everything as JSON and return its path; one that ends in ``.jsonl`` or ``.ndjson`` gets JSON lines, a row each.
 
         Raises:
             ReportError: if it cannot be written.
@@ -98,6 +99,16 @@ class Comparison(Result):
 
         return write_json(self, Path(path))
 
+    def to_parquet(self, path: str | Path) -> Path:
+        """Write every row as a Parquet file, with the columns of the report's sheet *Layers*, and return its path.
+
+        Raises:
+            ReportError: if pyarrow is missing, or it cannot be written.
+        """
+        from accucompare.report.parquet import write_parquet
+
+        return write_parquet(self, Path(path))
+
     def _written(self, path: Path) -> Path:
         """Remember a report, for notebooks."""
         self.reports.insert(0, path)
@@ -105,10 +116,10 @@ class Comparison(Result):
 
 
 def diff(
-    golden: str | Path,
-    candidate: str | Path,
+    golden: str | Place,
+    candidate: str | Place,
     *,
-    baseline: str | Path | None = None,
+    baseline: str | Place | None = None,
     atol: float | None = None,
     rtol: float | None = None,
     rel_l2: float | None = None,
@@ -127,7 +138,8 @@ def diff(
     """Compare two bundles.
 
     Args:
-        golden: the trusted bundle's directory; if captured with ``--repeat 2``, values that differ between its two runs judge nothing.
+        golden: the trusted bundle: its directory, or its URL such as ``s3://bucket/golden``; if captured with ``--repeat 2``, values that
+            differ between its two runs judge nothing.
         candidate: the directory of the bundle under test; if it was captured with ``--repeat 2``, its second run shows its noise.
         baseline: the directory of a bundle in the candidate's precision from a device that is trusted, captured as the candidate was
             (fed or not) with golden's code: errors are then judged by how many times as large they are as the baseline's. Without it,
@@ -169,9 +181,9 @@ def diff(
     with contextlib.ExitStack() as stack:
         on = None if cluster is None else stack.enter_context(_connected(cluster))
         result = compare(
-            Path(golden),
-            Path(candidate),
-            None if baseline is None else Path(baseline),
+            place_of(golden),
+            place_of(candidate),
+            None if baseline is None else place_of(baseline),
             limits=Tolerance(atol, rtol, rel_l2, cosine, source="given for all layers"),
             rules=read_rules(tolerances) if tolerances is not None else (),
             renamings=renamings,

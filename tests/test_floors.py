@@ -22,7 +22,7 @@ FLOORS = [
     ["report", "recorder", "reproduce"],
     ["compare", "dumps", "findings", "live", "doctor"],
     ["bundle", "devices", "case"],
-    ["files", "markup"],
+    ["files", "markup", "places"],
     ["numbers", "selection", "errors", "version", "text"],
 ]
 FLOOR = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for room in rooms}

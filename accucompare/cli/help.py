@@ -36,7 +36,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
         *("threshold_file", "allow", "near", "flag_per_module", "agree", "kernel_dump"),
     ),
     "What to show": ("call", "role", "path", "step", "rank", "slices"),
-    "Where to write": ("to", "out", "overwrite", "reports", "report", "json_path", "as_json", "save", "quiet"),
+    "Where to write": ("to", "out", "overwrite", "reports", "report", "json_path", "parquet_path", "as_json", "save", "quiet"),
 }
 _OTHER_OPTIONS = "Other options"
 

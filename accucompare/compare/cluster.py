@@ -27,6 +27,7 @@ from accucompare.compare.parcels import Reply, pack_tasks, unpack_outcomes
 from accucompare.compare.sides import Sides
 from accucompare.compare.worker import Job, Place, forget, introduce, judge_parcel
 from accucompare.errors import BundleError, ClusterError, UsageError
+from accucompare.places import Url
 from accucompare.text import printable
 
 if TYPE_CHECKING:
@@ -299,7 +300,7 @@ def _job(sides: Sides) -> Job:
 
 
 def _absolute(bundle: Bundle) -> str:
-    return os.path.abspath(bundle.path)
+    return bundle.path.whole if isinstance(bundle.path, Url) else os.path.abspath(bundle.path)
 
 
 def _as_at_home(error: BundleError, words: dict[str, str]) -> BundleError:

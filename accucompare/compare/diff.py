@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -44,6 +43,7 @@ from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolera
 from accucompare.compare.training import FREE_GRADIENTS, Terms, parameter_of
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.places import Place, is_file
 from accucompare.selection import Selection, Standard
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 
 def compare(
-    golden: Path,
-    candidate: Path,
-    baseline: Path | None,
+    golden: Place,
+    candidate: Place,
+    baseline: Place | None,
     *,
     limits: Tolerance,
     rules: tuple[Rule, ...],
@@ -153,8 +153,8 @@ def compare(
 REPEAT = "repeat1"
 
 
-def _second_run(stack: contextlib.ExitStack, first: Path) -> Bundle | None:
-    return stack.enter_context(open_bundle(first / REPEAT)) if (first / REPEAT / "manifest.json").is_file() else None
+def _second_run(stack: contextlib.ExitStack, first: Place) -> Bundle | None:
+    return stack.enter_context(open_bundle(first / REPEAT)) if is_file(first / REPEAT / "manifest.json") else None
 
 
 def _manifests(bundle: Bundle | None) -> Mapping[int, Manifest]:

@@ -16,6 +16,7 @@ from accucompare.compare.sides import Sides
 from accucompare.errors import BundleError, ClusterError
 from accucompare.numbers import kernel
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.places import place_of
 from accucompare.version import __version__
 
 _JOBS_HELD = 4  # of clients that are at work, or that were killed and could not say that they are done
@@ -86,7 +87,7 @@ def judge_parcel(job: Job, parcel: Parcel) -> Reply:
     except ClusterError:
         raise
     except Exception as error:
-        candidate = job.bundles["candidate"].path
+        candidate = place_of(job.bundles["candidate"].path)
         raise ClusterError(f"worker {_own_address()}: {type(error).__name__}: {error}, while it compared {candidate}") from error
 
 
@@ -128,7 +129,8 @@ def _open(place: Place) -> Bundle:
         ) from None
     if bundle.identity() != place.identity:
         raise ClusterError(
-            f"worker {_own_address()}: {place.path}: is another bundle there than here; give a path that is the same directory everywhere"
+            f"worker {_own_address()}: {place_of(place.path)}: is another bundle there than here; "
+            "give a path that is the same directory everywhere"
         )
     return bundle
 
