@@ -14,9 +14,11 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, wait
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import TimeoutError as TimedOutError
+from multiprocessing import resource_tracker
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from accucompare.bundle.reader import Bundle
 from accucompare.compare.batches import Progress, batches_of, in_order
@@ -31,6 +33,8 @@ from accucompare.text import printable
 if TYPE_CHECKING:
     from distributed import Client
 
+T = TypeVar("T")
+
 _LOGGER = logging.getLogger(__name__)
 
 #: Bytes of tensors and pairs that a worker gets at a time: Dask takes about two milliseconds for a task, whatever is in it.
@@ -43,7 +47,10 @@ RETRIES = 2
 #: Seconds between two looks at the cluster while nothing arrives, and for how long it may be without any worker.
 LOOK = 2.0
 ALONE = 30.0
-_GOODBYE = 5.0  # seconds that workers have to close their files
+_GRACE = 5.0  # seconds more than Dask's own patience to connect; and those that workers have at the end to close their files
+
+#: Loggers of Dask's that print a traceback for each connection that ends; what it means for the comparison is said once, at its end.
+_TALKATIVE = "distributed", "distributed.client", "tornado.application"
 
 _LOCAL = re.compile(r"local(?::([1-9][0-9]*))?")
 
@@ -63,38 +70,80 @@ def open_cluster(where: str) -> Iterator[Cluster]:
     if local is None and "://" not in where:
         raise UsageError(f"--cluster {where}: must be a scheduler's address, such as tcp://host:8786, or local, or local:8")
     try:
-        import distributed
+        from distributed.utils import silence_logging_cmgr
     except ImportError:
         raise UsageError("--cluster needs Dask: pip install 'accucompare[cluster]'") from None
     with contextlib.ExitStack() as stack:
+        for logger in _TALKATIVE:
+            stack.enter_context(silence_logging_cmgr(logging.CRITICAL, logger))
         try:
             if local is not None:
                 address: Any = stack.enter_context(_processes(int(local.group(1) or os.cpu_count() or 1)))
             else:
                 address = where
-            client = stack.enter_context(distributed.Client(address, set_as_default=False, name="accucompare"))
-        except (OSError, RuntimeError, ValueError, TypeError) as error:
-            cure = "is `dask scheduler` running there?" if local is None else "see what Dask says above, or compare without --cluster"
-            raise ClusterError(f"--cluster {where}: cannot be reached ({printable(str(error))}); {cure}") from None
+            client = stack.enter_context(_client(address))
+        except Exception as error:  # what is no address, or no scheduler, fails in many ways
+            why = printable(str(error))
+            if local is not None:
+                cure = 'in a script, compare under `if __name__ == "__main__":`, because each of them imports the script first'
+                raise ClusterError(f"--cluster {where}: its processes could not be started ({why}); {cure}") from None
+            raise ClusterError(f"--cluster {where}: cannot be reached ({why}); is `dask scheduler` running there, at this port?") from None
         cluster = Cluster(client, where)
         cluster.check()
         yield cluster
 
 
+def _client(address: Any) -> Client:
+    import dask
+    from distributed import Client
+
+    class OwnClient(Client):
+        """A client that could not connect is let go at once: Dask's waits a minute for the end of what never began."""
+
+        def __del__(self) -> None:
+            if self.status == "running":
+                super().__del__()  # type: ignore[no-untyped-call]
+
+    seconds: float = dask.utils.parse_timedelta(dask.config.get("distributed.comm.timeouts.connect")) + _GRACE
+    try:
+        client: Client = _in_time(seconds, lambda: OwnClient(address, set_as_default=False, name="accucompare"))  # type: ignore[no-untyped-call]
+    except TimedOutError:
+        raise OSError(f"no answer as of a scheduler in {seconds:.0f} s") from None
+    return client
+
+
+def _in_time(seconds: float, call: Callable[[], T]) -> T:
+    """What a function gives. It runs in a thread that is left behind if it takes longer, for Dask waits for some answers without end.
+
+    Raises:
+        TimedOutError: if it does; else what the function raises.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(seconds)
+
+
 @contextlib.contextmanager
 def _processes(count: int) -> Iterator[Any]:
-    """Workers on this machine. Ctrl-C in the terminal reaches them too, and is left to this process."""
+    """Workers on this machine. Ctrl-C in a terminal reaches their processes, too, which inherit that they do not hear it."""
     from distributed import LocalCluster
 
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+    resource_tracker.ensure_running()  # starting it would unblock the signal again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for this thread, and those that it starts
+    small = {"memory_limit": 0, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
     try:
-        cluster = LocalCluster(n_workers=count, threads_per_worker=1, memory_limit=0, dashboard_address=":0", silence_logs=logging.CRITICAL)
+        with LocalCluster(n_workers=count, threads_per_worker=1, **small) as cluster:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            yield cluster
     finally:
-        if main:
-            signal.signal(signal.SIGINT, before)
-    with cluster:
-        yield cluster
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Cluster:
@@ -174,14 +223,12 @@ class Cluster:
         try:
             yield executor
         finally:
-            goodbye = threading.Thread(target=self._leave, args=(executor, job.token), daemon=True)  # a worker that hangs does not answer
-            goodbye.start()
-            goodbye.join(_GOODBYE)
+            with contextlib.suppress(Exception, CancelledError):  # such as a worker that hangs, and does not answer
+                _in_time(_GRACE, lambda: self._leave(executor, job.token))
 
     def _leave(self, executor: Executor, token: str) -> None:
-        with contextlib.suppress(Exception, CancelledError):
-            executor.shutdown(wait=False)
-            self._client.run(forget, token, on_error="ignore")
+        executor.shutdown(wait=False)
+        self._client.run(forget, token, on_error="ignore")
 
     def _reply(self, future: Future[Reply], first: Task, pairs: int, sides: Sides) -> Reply:
         """What a worker has answered; meanwhile looks now and then whether there still is one.
@@ -193,6 +240,8 @@ class Cluster:
 
         alone: float | None = None
         while not wait([future], LOOK).done:
+            if self._client.status == "closed":  # after distributed.comm.timeouts.connect without a scheduler
+                raise self._lost(sides, "has lost its scheduler")
             if self._threads():
                 alone = None
             elif (alone := alone or time.monotonic()) < time.monotonic() - ALONE:
@@ -215,7 +264,7 @@ class Cluster:
         """How many threads all workers have; 0 also if the scheduler does not answer."""
         try:
             threads: dict[str, int] = self._client.nthreads()
-        except (OSError, RuntimeError):
+        except Exception:  # a client that is just being closed fails in many ways
             return 0
         self._workers = list(threads) or self._workers
         return sum(threads.values())
