@@ -240,7 +240,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
             found.detail, _, source_line = found.detail.rpartition(" at ")
         values = (rank, step, *msgspec.structs.astuple(found), source_line)
         record = cls(*values)
-        if record.member is not None and record.dtype not in DTYPES:
+        if (record.member is not None or record.sketch is not None) and record.dtype not in DTYPES:
             raise BundleError(f"record {record.key} has the unknown dtype {record.dtype!r}")
         most = _MOST_ELEMENTS if record.member is None else _MOST_ELEMENTS // 16
         if len(record.shape) > _MOST_DIMENSIONS or math.prod(filter(None, record.shape)) > most:

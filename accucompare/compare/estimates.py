@@ -67,6 +67,8 @@ def estimate(ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) ->
     assert golden.statistics is not None
     assert candidate.statistics is not None
     size = _size(ours, golden) or _size(theirs, candidate)
+    if golden.sketch is not None and candidate.sketch is not None and _size(theirs, candidate) != size:
+        raise _of_two_sizes(ours, golden, theirs, candidate)
     left, right = (_sketch(bundle, record, size) for bundle, record in ((ours, golden), (theirs, candidate)))
     apart, length = distance(left, right), golden.statistics.l2 or 0.0
     rmse = max(apart / math.sqrt(max(bounds.compared, 1)), bounds.rmse)
@@ -104,23 +106,27 @@ def _numbers(metrics: Metrics) -> int:
 def _one_minus_cosine(golden: Float64, candidate: Float64, ours: float, theirs: float) -> float:
     if not ours or not theirs:
         return 0.0 if ours == theirs else 1.0
-    return min(distance(golden / ours, candidate / theirs) ** 2 / 2.0, 2.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        apart = distance(golden / ours, candidate / theirs)
+    return min(apart * apart / 2.0, 2.0) if math.isfinite(apart) else 2.0
 
 
 def _size(bundle: Bundle, record: Record) -> int:
     return 0 if record.sketch is None else bundle.sketch_facts(record).size
 
 
+def _of_two_sizes(ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> RecordError:
+    sizes = _size(ours, golden), _size(theirs, candidate)
+    return RecordError(
+        f"{theirs.path}: {candidate.key} has a sketch of {sizes[1]} numbers, and that in {ours.path} has {sizes[0]}; capture one again: "
+        f"{theirs.path} with --sketch-size {sizes[0]}, or {ours.path} with --sketch-size {sizes[1]}"
+    )
+
+
 def _sketch(bundle: Bundle, record: Record, size: int) -> Float64:
     """A record's sketch, which is made from its values if it has those."""
     if record.sketch is not None:
-        found = bundle.sketch(record)
-        if len(found) != size:
-            raise RecordError(
-                f"{bundle.path}: {record.key} has a sketch of {len(found)} numbers, and the other side one of {size}; "
-                "capture both with the same --sketch-size"
-            )
-        return found
+        return bundle.sketch(record)
     assert record.statistics is not None
     stored, elements = bundle.stored(record), math.prod(record.shape)
     starts = range(0, elements, SEGMENT)

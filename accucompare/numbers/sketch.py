@@ -112,7 +112,8 @@ def _cut(blocks: Iterable[Array], elements: int) -> Iterator[Array]:
 
 def distance(one: Float64, other: Float64) -> float:
     """An estimate of the norm of the difference of two tensors, from their sketches of one size."""
-    difference = one - other
+    with np.errstate(over="ignore"):
+        difference = one - other
     largest = float(np.max(np.abs(difference), initial=0.0))
     if largest == 0.0 or not math.isfinite(largest):
         return largest
