@@ -126,6 +126,23 @@ class Error(msgspec.Struct, frozen=True):
     beyond: Count | None = None
 
 
+class Shard(msgspec.Struct, frozen=True):
+    """Where a rank's part of a tensor lies in the whole.
+
+    Attributes:
+        shape: of the whole.
+        start: index of the part's first element, per dimension.
+    """
+
+    shape: tuple[Count, ...]
+    start: tuple[Count, ...]
+
+    def holds(self, part: tuple[int, ...]) -> bool:
+        """Whether a part of this shape lies in the whole."""
+        ends = (first + count for first, count in zip(self.start, part, strict=False))
+        return len(part) == len(self.shape) == len(self.start) and all(end <= whole for end, whole in zip(ends, self.shape, strict=True))
+
+
 class Record(msgspec.Struct, frozen=True, gc=False):
     """One tensor in a bundle. A struct, for one is made for each tensor of each module call; ``msgspec.structs.replace`` changes one.
 
@@ -145,6 +162,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
             and in older bundles, which keep none of its values.
         detail: what an opaque value was, or why a tensor could not be read.
         sketch: of a record without a member: which of the step's sketches is its own, from 0; ``None`` if it has none.
+        shard: of a rank's part of a tensor: where it lies in the whole, by which its sketch was made; ``None`` of a whole tensor.
         source_line: of an operator's record: where it was called, or of a node the operator that made it, such as
             ``bert/modeling_bert.py:187``; older bundles name no folder.
     """
@@ -168,6 +186,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     error: Error | None = None
     components: tuple[tuple[int, ...], ...] | None = None
     sketch: int | None = None
+    shard: Shard | None = None
     source_line: str = ""
 
     @property
@@ -222,6 +241,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
             **({} if self.error is None else {"error": msgspec.structs.asdict(self.error)}),
             **({} if self.components is None else {"components": self.components}),
             **({} if self.sketch is None else {"sketch": self.sketch}),
+            **({} if self.shard is None else {"shard": {"shape": self.shard.shape, "start": self.shard.start}}),
         }
 
     @classmethod
@@ -245,6 +265,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         most = _MOST_ELEMENTS if record.member is None else _MOST_ELEMENTS // 16
         if len(record.shape) > _MOST_DIMENSIONS or math.prod(filter(None, record.shape)) > most:
             raise BundleError(f"record {record.key} has the impossible shape {str(list(record.shape))[:80]}")
+        if record.shard is not None and not record.shard.holds(record.shape):
+            raise BundleError(f"record {record.key} does not lie in the whole tensor that it says it is a part of")
         return record
 
 
@@ -268,6 +290,7 @@ class _Line(msgspec.Struct):
     error: Error | None = None
     components: tuple[tuple[Count, ...], ...] | None = None
     sketch: Count | None = None
+    shard: Shard | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Line)

@@ -33,7 +33,7 @@ from accucompare.compare.masks import masks_may_explain
 from accucompare.compare.measure import Metrics
 from accucompare.errors import RecordError
 from accucompare.numbers.dtypes import DTYPES
-from accucompare.numbers.sketch import deviation, distance, power_near, sketch
+from accucompare.numbers.sketch import deviation, distance, power_near, sketch, sketch_of
 from accucompare.numbers.sums import BLOCK, SEGMENT, Float64
 
 #: The upper 0.1 % point of the normal distribution.
@@ -128,10 +128,15 @@ def _sketch(bundle: Bundle, record: Record, size: int) -> Float64:
     if record.sketch is not None:
         return bundle.sketch(record)
     assert record.statistics is not None
+    shard = record.shard
+    if shard is not None and shard.shape[1:] != record.shape[1:]:
+        placed = sketch_of(bundle.raw(record), DTYPES[record.dtype], record.statistics, size, shard.shape, shard.start)
+        return np.full(size, math.inf) if placed is None else placed
     stored, elements = bundle.stored(record), math.prod(record.shape)
     starts = range(0, elements, SEGMENT)
     blocks = (block for start in starts for block in stored.blocks(start, min(start + SEGMENT, elements), BLOCK))
     scale = power_near(record.statistics)
-    found = sketch(blocks, DTYPES[record.dtype], size, scale) / scale
+    offset = shard.start[0] * math.prod(record.shape[1:]) if shard is not None and record.shape else 0
+    found = sketch(blocks, DTYPES[record.dtype], size, scale, offset) / scale
     stored.verify()
     return np.asarray(found)
