@@ -5,7 +5,7 @@ the difference of two sketches of k numbers is that of the tensors' difference, 
 means, extrema and counts are exact, as recorded. So ::
 
     rel_l2            ~  ‖S(c) - S(g)‖ / ‖g‖
-    1 - cosine        ~  ‖S(c) / ‖c‖ - S(g) / ‖g‖‖² / 2
+    1 - cosine        ~  ‖S(c) / ‖c‖ - S(g) / ‖g‖‖² / 2,  or 2 - ‖S(c) / ‖c‖ + S(g) / ‖g‖‖² / 2  where that is more exact
     bias              =  mean(c) - mean(g)
 
 and where the lower bounds that statistics prove (``compare.bounds``) are larger, they take the place of the estimate: an error that sits in
@@ -27,14 +27,15 @@ import numpy as np
 
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Record
+from accucompare.bundle.sketches import numbers_of
 from accucompare.compare.baseline import ratio_limit
 from accucompare.compare.bounds import lower_bounds
 from accucompare.compare.masks import masks_may_explain
 from accucompare.compare.measure import Metrics
 from accucompare.errors import RecordError
 from accucompare.numbers.dtypes import DTYPES
-from accucompare.numbers.sketch import deviation, distance, power_near, sketch, sketch_of
-from accucompare.numbers.sums import BLOCK, SEGMENT, Float64
+from accucompare.numbers.sketch import deviation, distance
+from accucompare.numbers.sums import Float64
 
 #: The upper 0.1 % point of the normal distribution.
 _NORMAL = 3.0902323061678132
@@ -69,7 +70,7 @@ def estimate(ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) ->
     size = _size(ours, golden) or _size(theirs, candidate)
     if golden.sketch is not None and candidate.sketch is not None and _size(theirs, candidate) != size:
         raise _of_two_sizes(ours, golden, theirs, candidate)
-    left, right = (_sketch(bundle, record, size) for bundle, record in ((ours, golden), (theirs, candidate)))
+    left, right = (numbers_of(bundle, record, size) for bundle, record in ((ours, golden), (theirs, candidate)))
     apart, length = distance(left, right), golden.statistics.l2 or 0.0
     rmse = max(apart / math.sqrt(max(bounds.compared, 1)), bounds.rmse)
     return msgspec.structs.replace(
@@ -107,8 +108,11 @@ def _one_minus_cosine(golden: Float64, candidate: Float64, ours: float, theirs: 
     if not ours or not theirs:
         return 0.0 if ours == theirs else 1.0
     with np.errstate(over="ignore", invalid="ignore"):
-        apart = distance(golden / ours, candidate / theirs)
-    return min(apart * apart / 2.0, 2.0) if math.isfinite(apart) else 2.0
+        golden, candidate = golden / ours, candidate / theirs
+        apart, opposite = distance(golden, candidate), distance(golden, -candidate)
+    if not min(apart, opposite) < 2.0:  # of damaged numbers, for these are unit vectors
+        return 2.0
+    return apart * apart / 2.0 if apart <= opposite else 2.0 - opposite * opposite / 2.0  # the shorter one is the more exact
 
 
 def _size(bundle: Bundle, record: Record) -> int:
@@ -121,22 +125,3 @@ def _of_two_sizes(ours: Bundle, golden: Record, theirs: Bundle, candidate: Recor
         f"{theirs.path}: {candidate.key} has a sketch of {sizes[1]} numbers, and that in {ours.path} has {sizes[0]}; capture one again: "
         f"{theirs.path} with --sketch-size {sizes[0]}, or {ours.path} with --sketch-size {sizes[1]}"
     )
-
-
-def _sketch(bundle: Bundle, record: Record, size: int) -> Float64:
-    """A record's sketch, which is made from its values if it has those."""
-    if record.sketch is not None:
-        return bundle.sketch(record)
-    assert record.statistics is not None
-    shard = record.shard
-    if shard is not None and shard.shape[1:] != record.shape[1:]:
-        placed = sketch_of(bundle.raw(record), DTYPES[record.dtype], record.statistics, size, shard.shape, shard.start)
-        return np.full(size, math.inf) if placed is None else placed
-    stored, elements = bundle.stored(record), math.prod(record.shape)
-    starts = range(0, elements, SEGMENT)
-    blocks = (block for start in starts for block in stored.blocks(start, min(start + SEGMENT, elements), BLOCK))
-    scale = power_near(record.statistics)
-    offset = shard.start[0] * math.prod(record.shape[1:]) if shard is not None and record.shape else 0
-    found = sketch(blocks, DTYPES[record.dtype], size, scale, offset) / scale
-    stored.verify()
-    return np.asarray(found)
