@@ -30,8 +30,10 @@ FORMAT = "accucompare bundle"
 FORMAT_VERSION = 1
 #: The format of a bundle with records of these roles: older versions take them for damage, and refuse a newer format by its number.
 NEEDS = dict.fromkeys(NODE_ROLES, 2)
+#: Likewise of a bundle with parts of tensors, which older versions would compare with any other part.
+SHARDS_NEED = 3
 #: What this version reads.
-NEWEST_FORMAT = max(FORMAT_VERSION, *NEEDS.values())
+NEWEST_FORMAT = max(FORMAT_VERSION, *NEEDS.values(), SHARDS_NEED)
 _SIZE_LIMIT = 64 << 20  # a manifest lists a few lines per parameter; more than this is no manifest
 _MOST_RANKS = 100_000
 _AT_ONCE = 32  # manifests that are asked for together

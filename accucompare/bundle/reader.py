@@ -200,11 +200,17 @@ class Bundle:
         if checked is not None:
             return checked
         facts = self.manifests[record.rank].options.sketch
-        if facts is None or not LEAST_SKETCH_SIZE <= facts.size <= MOST_SKETCH_SIZE:
-            raise RecordError(f"{self.path}: {record.key} has a sketch, but the manifest does not say how it was made; capture it again")
+        if facts is None:
+            raise RecordError(f"{self.path}: {record.key} has a sketch, and the manifest does not say how it was made; capture it again")
         if facts.version != VERSION:
             raise RecordError(
-                f"{self.path}: its sketches are of version {facts.version}, this accucompare reads {VERSION}; capture both sides with one"
+                f"{self.path}: its sketches are of version {facts.version}, and this accucompare reads version {VERSION}; "
+                f"capture it again with this one (accucompare capture … --mode sketch --out {self.path} --overwrite)"
+            )
+        if not LEAST_SKETCH_SIZE <= facts.size <= MOST_SKETCH_SIZE:
+            raise RecordError(
+                f"{self.path}: its manifest says that a sketch has {facts.size} numbers, and none has fewer than {LEAST_SKETCH_SIZE} "
+                f"or more than {MOST_SKETCH_SIZE}; capture it again"
             )
         self._sketch_facts[record.rank] = facts
         return facts
@@ -242,9 +248,7 @@ class Bundle:
         with self._opening_sketches:
             held = self._sketches.get(place)
             if held is None:
-                rows = self._archive(record).read_whole(sketches_name(number))
-                if rows.dtype != np.float64 or rows.ndim != 2 or rows.shape[1] != size:
-                    raise RecordError(f"{self.path}: the sketches of step {record.step} are not as the manifest says; capture it again")
+                rows = _sketch_rows(self._archive(record), sketches_name(number), size)
                 while len(self._sketches) >= _SKETCHES_HELD:
                     del self._sketches[next(iter(self._sketches))]
                 held = self._sketches[place] = _Sketches(rows, frozenset(np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist()))
@@ -336,6 +340,14 @@ class Bundle:
         if hasher.hexdigest() != entry.digest:
             raise BundleError(f"{path}: is corrupt (its digest does not match the manifest's); capture it again")
         return records
+
+
+def _sketch_rows(archive: Archive, name: str, size: int) -> Float64:
+    """One member of sketches. What it says of itself is looked at before there is memory for it."""
+    member, most = archive.member(name), (SKETCHES_A_MEMBER, size)
+    if member.dtype != np.float64 or len(member.shape) != 2 or member.shape[0] > most[0] or member.shape[1] != size:
+        raise RecordError(f"{archive.path}: member {name!r} holds {member.dtype} {member.shape}, and not float64 {most}; capture it again")
+    return archive.read_whole(name)
 
 
 def _nearest(name: str, names: set[str]) -> str:

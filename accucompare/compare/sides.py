@@ -82,7 +82,7 @@ class Sides:
             return None
         if None in (record.member, repeat.member) and not (same_bits(record, repeat) or can_estimate(record, repeat)):
             return None
-        if (record.shape, record.dtype) != (repeat.shape, repeat.dtype):
+        if (record.shape, record.dtype, record.shard) != (repeat.shape, repeat.dtype, repeat.shard):
             return None
         return self.measure(bundle, record, second, repeat, EXACT, run)
 
