@@ -79,9 +79,9 @@ class Estimates:
         assert golden.statistics is not None
         assert candidate.statistics is not None
         size = _size(ours, golden) or _size(theirs, candidate)
-        lengths = golden.statistics.l2 or 0.0, candidate.statistics.l2 or 0.0
         if golden.sketch is not None and candidate.sketch is not None and _size(theirs, candidate) != size:
             raise _of_two_sizes(ours, golden, theirs, candidate)
+        lengths = golden.statistics.l2 or 0.0, candidate.statistics.l2 or 0.0
         apart, angle = self._distances(ours, golden, theirs, candidate, size, lengths)
         spread, root, least = deviation(size), math.sqrt(max(bounds.compared, 1)), min(lengths)
         rmse = max(apart / root, bounds.rmse)
@@ -112,7 +112,9 @@ class Estimates:
             return math.sqrt(apart), 0.0 if lengths[0] == lengths[1] else 1.0
         longer = (lengths[1] - lengths[0]) / lengths[0]
         angle = (apart - longer * (2.0 * along - longer * length)) / lengths[1] ** 2 / 2.0
-        return math.sqrt(apart), min(max(angle, 0.0), 2.0)
+        if angle > 1.0:
+            return math.sqrt(apart), _one_minus_cosine(left, right, *lengths)
+        return math.sqrt(apart), max(angle, 0.0)
 
     def _of_members(self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> Products:
         """The products of all sketches in the two members that hold a pair's."""
