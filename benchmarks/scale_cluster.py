@@ -29,6 +29,7 @@ def main() -> int:
     arguments.add_argument("--gigabytes", type=float, default=4.0, help="of a bundle")
     arguments.add_argument("--rounds", type=int, default=5)
     given = arguments.parse_args()
+    given.folder = given.folder.resolve()
     from distributed import LocalCluster
 
     tensors = max(1, round(given.gigabytes * 1e9 / (4 * _ELEMENTS)))

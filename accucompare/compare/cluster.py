@@ -25,7 +25,7 @@ from accucompare.compare.batches import Progress, batches_of, in_order
 from accucompare.compare.outcomes import Outcome, Task, nbytes
 from accucompare.compare.parcels import Reply, pack_tasks, unpack_outcomes
 from accucompare.compare.sides import Sides
-from accucompare.compare.worker import Job, Place, forget, introduce, judge_parcel
+from accucompare.compare.worker import Job, Located, forget, introduce, judge_parcel, refusal
 from accucompare.errors import BundleError, ClusterError, UsageError
 from accucompare.places import Url
 from accucompare.text import printable
@@ -52,6 +52,7 @@ _GRACE = 5.0  # seconds more than Dask's own patience to connect; and those that
 #: Loggers of Dask's that print a traceback for each connection that ends; what it means for the comparison is said once, at its end.
 _TALKATIVE = "distributed", "distributed.client", "tornado.application"
 
+_SCHEDULER = "the scheduler"
 _LOCAL = re.compile(r"local(?::([1-9][0-9]*))?")
 
 
@@ -70,12 +71,12 @@ def open_cluster(where: str) -> Iterator[Cluster]:
     if local is None and "://" not in where:
         raise UsageError(f"--cluster {where}: must be a scheduler's address, such as tcp://host:8786, or local, or local:8")
     try:
-        from distributed.utils import silence_logging_cmgr
+        from distributed import utils
     except ImportError:
         raise UsageError("--cluster needs Dask: pip install 'accucompare[cluster]'") from None
     with contextlib.ExitStack() as stack:
         for logger in _TALKATIVE:
-            stack.enter_context(silence_logging_cmgr(logging.CRITICAL, logger))
+            stack.enter_context(utils.silence_logging_cmgr(logging.CRITICAL, logger))
         try:
             if local is not None:
                 address: Any = stack.enter_context(_processes(int(local.group(1) or os.cpu_count() or 1)))
@@ -159,32 +160,27 @@ class Cluster:
         if not self._threads():
             raise ClusterError(f"--cluster {self._where}: has no workers; start some with `dask worker {self._where}`")
         ours = introduce()
-        try:
-            found: dict[str, Any] = {"the scheduler": self._client.run_on_scheduler(introduce)}
-        except Exception as error:
-            found = {"the scheduler": error}
-        found.update((f"worker {address}", answer) for address, answer in self._client.run(introduce, on_error="return").items())
-        for who, theirs in found.items():
+        for who, theirs in self._introductions().items():
             if isinstance(theirs, BaseException):
                 raise ClusterError(
                     f"--cluster {self._where}: {who} cannot run accucompare ({type(theirs).__name__}: {printable(str(theirs))}); "
-                    f"install it there: {_install(ours)}"
+                    f"install it there: pip install 'accucompare[cluster]=={ours['accucompare']}'"
                 ) from None
-            self._compare(who, ours, theirs)
+            if why := refusal({**ours, "accucompare": theirs["accucompare"]} if who == _SCHEDULER else theirs, ours):
+                raise ClusterError(f"--cluster {self._where}: {who} {why}")
+            other = [f"{name} {theirs[name]} ({ours[name]} here)" for name in ours if theirs[name] != ours[name]]
+            if other and who != _SCHEDULER:  # which measures nothing
+                _LOGGER.warning("%s has %s; the last digits of some results may differ from those of a diff at home", who, ", ".join(other))
 
-    def _compare(self, who: str, ours: dict[str, str], theirs: dict[str, str]) -> None:
-        other = [f"{name} {theirs.get(name)} ({ours[name]} here)" for name in ours if theirs.get(name) != ours[name]]
-        if theirs.get("accucompare") != ours["accucompare"]:
-            raise ClusterError(f"--cluster {self._where}: {who} has {other[0]}; install the same there: {_install(ours)}")
-        if who == "the scheduler":  # it measures nothing
-            return
-        if theirs["kernel"] != ours["kernel"]:
-            raise ClusterError(
-                f"--cluster {self._where}: {who} has {theirs['kernel']}, but {ours['kernel']} here, so that last digits would differ; "
-                f"install accucompare there as it is here (`accucompare doctor` says why a kernel is not used)"
-            )
-        if other:
-            _LOGGER.warning("%s has %s; the last digits of some results may differ from those of a diff at home", who, ", ".join(other))
+    def _introductions(self) -> dict[str, Any]:
+        """What each process of the cluster computes with, or the error of asking it."""
+        found: dict[str, Any] = {}
+        try:
+            found[_SCHEDULER] = self._client.run_on_scheduler(introduce)
+            found |= {f"worker {address}": answer for address, answer in self._client.run(introduce, on_error="return").items()}
+        except Exception as error:
+            found.setdefault(_SCHEDULER, error)
+        return found
 
     def outcomes(self, sides: Sides, tasks: list[Task], progress: Progress) -> list[Outcome | BundleError]:
         """The outcome of each pair, in parcels of neighbours, the large ones first, as ``compare.batches.outcomes_of`` has them at home.
@@ -255,7 +251,7 @@ class Cluster:
                 f"--cluster {self._where}: {error.allowed_failures + 1} workers died, the last one {error.last_worker.address}, while each "
                 f"compared the same {pairs} records of {sides.candidate.path} from {first.pair.record.key} on; their logs say why"
             ) from None
-        except (ClusterError, BundleError) as error:
+        except ClusterError as error:
             raise ClusterError(f"--cluster {self._where}: {error}") from None
         except Exception as error:  # such as a reply that cannot be read
             raise ClusterError(f"--cluster {self._where}: {type(error).__name__}: {printable(str(error))}") from error
@@ -277,10 +273,6 @@ class Cluster:
         )
 
 
-def _install(ours: dict[str, str]) -> str:
-    return f"pip install 'accucompare[cluster]=={ours['accucompare']}'"
-
-
 def _bundles(sides: Sides) -> dict[str, Bundle]:
     """The bundles of a comparison, by their names in it."""
     named = {
@@ -295,8 +287,8 @@ def _bundles(sides: Sides) -> dict[str, Bundle]:
 
 def _job(sides: Sides) -> Job:
     """The comparison for workers, whose working directories are others."""
-    places = {name: Place(_absolute(bundle), bundle.identity()) for name, bundle in _bundles(sides).items()}
-    return Job(secrets.token_hex(8), places, sides.verify, sides.keep_going)
+    places = {name: Located(_absolute(bundle), bundle.identity()) for name, bundle in _bundles(sides).items()}
+    return Job(secrets.token_hex(8), places, introduce(), sides.verify, sides.keep_going)
 
 
 def _absolute(bundle: Bundle) -> str:

@@ -26,6 +26,7 @@ from accucompare.compare import cluster as running
 from accucompare.compare import parcels, worker
 from accucompare.compare.cluster import open_cluster
 from accucompare.compare.parcels import Parcel
+from accucompare.compare.worker import Job, Located, judge_parcel
 from accucompare.errors import ClusterError, RecordError, UsageError
 from accucompare.numbers import kernel
 from accucompare.numbers.dtypes import DTYPES
@@ -286,8 +287,8 @@ def test_the_error_of_a_worker_names_it(sides: list[Path], address: str, local: 
 @pytest.mark.parametrize(
     ("module", "name", "message"),
     [
-        (worker, "__version__", r"worker tcp://\S+ has accucompare \S+ \(x here\); install the same there: pip install '.*==x'"),
-        (kernel, "VERSION", r"worker tcp://\S+ has compiled kernel \d+, but compiled kernel x here, so that last digits would differ"),
+        (worker, "__version__", r"worker tcp://\S+ has accucompare \S+, but x compares here; .*: pip install '.*==x'"),
+        (kernel, "VERSION", r"worker tcp://\S+ has compiled kernel \d+, but compiled kernel x is in use here, so that last digits"),
     ],
 )
 def test_workers_that_compute_with_other_code_are_refused(
@@ -296,6 +297,15 @@ def test_workers_that_compute_with_other_code_are_refused(
     monkeypatch.setattr(module, name, "x")
     with pytest.raises(ClusterError, match=message):
         ac.diff(*sides, cluster=address)
+
+
+def test_a_worker_that_comes_later_with_other_code_is_refused_too(sides: list[Path]) -> None:
+    with pytest.raises(ClusterError, match=r"worker .* has accucompare .*, but x compares here"):
+        judge_parcel(Job("later", {}, {**worker.introduce(), "accucompare": "x"}, False, False), Parcel((), b""))
+
+
+def test_what_dask_logs_of_a_parcel_that_fails_names_no_credentials() -> None:
+    assert "secret" not in repr(Job("token", {"golden": Located("s3://key:secret@bucket/golden", "1")}, {}, False, False))
 
 
 def test_other_versions_of_python_and_numpy_are_warned_of(
@@ -409,11 +419,13 @@ def test_a_cluster_that_goes_away_is_told_and_nothing_is_written(what: str, side
         monkeypatch.setattr(running, name, value)
     why = {"workers": "has had no workers for 0 s", "scheduler": "has lost its scheduler"}[what]
     patience = {"distributed.comm.timeouts.connect": "1s"}  # to connect again to a scheduler that has gone
-    with LocalCluster(**{**SMALL, "n_workers": 1}) as cluster, dask.config.set(patience):
+    in_this_process = {"n_workers": 1, "processes": False, "protocol": "tcp"}  # which is enough to lose it
+    with dask.config.set(patience), LocalCluster(**{**SMALL, **in_this_process}) as cluster:
+        going = [*cluster.workers.values()] if what == "workers" else [cluster.scheduler]
 
         def lose(done: int, total: int) -> None:
-            for each in cluster.workers.values() if what == "workers" else [cluster.scheduler]:
-                cluster.sync(each.close)
+            while going:  # a second close would wait for the first
+                cluster.sync(going.pop().close)
 
         with pytest.raises(ClusterError, match=rf"{why} while {sides[0]} and {sides[1]} were compared .*tcp://.*; nothing was written"):
             ac.diff(*sides, cluster=cluster.scheduler_address, progress=lose)
