@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable
 from dataclasses import fields
@@ -22,6 +23,8 @@ from accucompare.selection import Selection, Standard
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+    from accucompare.compare.cluster import Cluster
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -87,7 +90,7 @@ class Comparison(Result):
         return self._written(write_comparison_page(self, local(path)))
 
     def to_json(self, path: str | Path) -> Path:
-        """Write everything as JSON and return its path.
+        """Write everything as JSON and return its path; one that ends in ``.jsonl`` or ``.ndjson`` gets JSON lines, a row each.
 
         Raises:
             ReportError: if it cannot be written.
@@ -95,6 +98,16 @@ class Comparison(Result):
         from accucompare.report.json import write_json
 
         return write_json(self, local(path))
+
+    def to_parquet(self, path: str | Path) -> Path:
+        """Write every row as a Parquet file, with the columns of the report's sheet *Layers*, and return its path.
+
+        Raises:
+            ReportError: if pyarrow is missing, or it cannot be written.
+        """
+        from accucompare.report.parquet import write_parquet
+
+        return write_parquet(self, Path(path))
 
     def _written(self, path: Path) -> Path:
         """Remember a report, for notebooks."""
@@ -119,6 +132,7 @@ def diff(
     keep_going: bool = False,
     accept: str | Standard | None = None,
     workers: int | None = None,
+    cluster: str | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare two bundles.
@@ -144,10 +158,13 @@ def diff(
         accept: a standard that two runs of training must meet, such as ``"mindformers"``: it decides, in place of the rows, by the losses
             and gradient norms of the steps (``Comparison.acceptance``).
         workers: threads that read and measure, by default as many as there are processors; they change no result.
+        cluster: a Dask scheduler's address, such as ``"tcp://host:8786"``, or ``"local"`` or ``"local:8"`` for so many processes here:
+            they compare in place of this process's threads, and change no result. Each reads the bundles itself.
         progress: called now and then.
 
     Raises:
         BundleError: if a bundle is missing, damaged, or of a newer format.
+        ClusterError: if the cluster cannot be reached, or its workers cannot do the work.
         UsageError: if a limit, a renaming or the tolerance file makes no sense, or the bundles do not belong together: fed with another
             golden, or a baseline of another dtype, incomplete, or not fed as the candidate was.
 
@@ -158,25 +175,36 @@ def diff(
     """
     if workers is not None and workers < 1:
         raise UsageError(f"workers must be at least 1, but is {workers}")
+    if workers is not None and cluster is not None:
+        raise UsageError("--workers: is of threads of this process; with --cluster its workers compare, so leave it out")
     renamings, auto = read_maps(map)
-    result = compare(
-        place_of(golden),
-        place_of(candidate),
-        None if baseline is None else place_of(baseline),
-        limits=Tolerance(atol, rtol, rel_l2, cosine, source="given for all layers"),
-        rules=read_rules(tolerances) if tolerances is not None else (),
-        renamings=renamings,
-        auto=auto,
-        selection=Selection.of(only, skip),
-        verify=verify,
-        keep_going=keep_going,
-        workers=workers,
-        progress=progress,
-        standard=None if accept is None else _standard(accept),
-    )
+    with contextlib.ExitStack() as stack:
+        on = None if cluster is None else stack.enter_context(_connected(cluster))
+        result = compare(
+            place_of(golden),
+            place_of(candidate),
+            None if baseline is None else place_of(baseline),
+            limits=Tolerance(atol, rtol, rel_l2, cosine, source="given for all layers"),
+            rules=read_rules(tolerances) if tolerances is not None else (),
+            renamings=renamings,
+            auto=auto,
+            selection=Selection.of(only, skip),
+            verify=verify,
+            keep_going=keep_going,
+            workers=workers,
+            progress=progress,
+            standard=None if accept is None else _standard(accept),
+            cluster=on,
+        )
     comparison = Comparison(**{field.name: getattr(result, field.name) for field in fields(result)})
     _LOGGER.debug("compared %s with %s: %d rows, %d culprits", candidate, golden, len(comparison.rows), len(comparison.culprits))
     return comparison
+
+
+def _connected(cluster: str) -> contextlib.AbstractContextManager[Cluster]:
+    from accucompare.compare.cluster import open_cluster
+
+    return open_cluster(cluster)
 
 
 def _standard(name: str) -> Standard:

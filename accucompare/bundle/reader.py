@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from operator import attrgetter
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -31,8 +31,15 @@ from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE
 #: Which part of a tensor, as in NumPy: integers, slices and at most one ``...``.
 Index = tuple[Any, ...]
 _NEXT = 8  # lists of records that are asked for ahead
-_SKETCHES_HELD = 4  # members of 8 MiB; threads work at neighbouring records
+_SKETCHES_HELD = 2  # members of 8 MiB: neighbouring records are compared one after the other
 _LINE_LIMIT = 1 << 20  # a record takes a few hundred bytes; a longer line than this is no honest record
+
+
+class _Sketches(NamedTuple):
+    """A member that holds sketches: one a row, and which of them hold NaN or Inf."""
+
+    rows: Float64
+    damaged: frozenset[int]
 
 
 class Bundle:
@@ -55,7 +62,8 @@ class Bundle:
         self._archives: dict[tuple[int, int | str], Archive] = {}  # by rank and step
         self._opening = threading.Lock()
         self._opening_sketches = threading.Lock()
-        self._sketches: dict[tuple[int, int, int], Float64] = {}  # members that hold some, by rank, step and number
+        self._sketches: dict[tuple[int, int, int], _Sketches] = {}  # members that hold some, by rank, step and number
+        self._sketch_facts: dict[int, SketchFacts] = {}  # that were checked, by rank
         self._buffers = _Buffer()
 
     def __repr__(self) -> str:
@@ -188,6 +196,9 @@ class Bundle:
         Raises:
             RecordError: if the manifest does not say, or says what this version cannot read.
         """
+        checked = self._sketch_facts.get(record.rank)
+        if checked is not None:
+            return checked
         facts = self.manifests[record.rank].options.sketch
         if facts is None or not LEAST_SKETCH_SIZE <= facts.size <= MOST_SKETCH_SIZE:
             raise RecordError(f"{self.path}: {record.key} has a sketch, but the manifest does not say how it was made; capture it again")
@@ -195,6 +206,7 @@ class Bundle:
             raise RecordError(
                 f"{self.path}: its sketches are of version {facts.version}, this accucompare reads {VERSION}; capture both sides with one"
             )
+        self._sketch_facts[record.rank] = facts
         return facts
 
     def sketch(self, record: Record) -> Float64:
@@ -203,25 +215,40 @@ class Bundle:
         Raises:
             RecordError: if it is not there or damaged.
         """
+        rows = self.sketches(record)
+        assert record.sketch is not None
+        found: Float64 = rows[record.sketch % SKETCHES_A_MEMBER]
+        return found
+
+    def sketches(self, record: Record) -> Float64:
+        """The sketches of a record and of its neighbours, of shape (n, size): its own is row ``record.sketch % SKETCHES_A_MEMBER``.
+
+        Errors as ``sketch``.
+        """
         facts = self.sketch_facts(record)
         if record.sketch is None:
             raise RecordError(f"{self.path}: {record.key} has no sketch")
         number, place = divmod(record.sketch, SKETCHES_A_MEMBER)
+        held = self._sketches.get((record.rank, record.step, number)) or self._read_sketches(record, number, facts.size)
+        if place >= len(held.rows):
+            raise RecordError(f"{self.path}: {record.key} names a sketch that is not there; capture it again")
+        if place in held.damaged:
+            raise RecordError(f"{self.path}: the sketch of {record.key} holds NaN or Inf, which none of ours does; capture it again")
+        return held.rows
+
+    def _read_sketches(self, record: Record, number: int, size: int) -> _Sketches:
+        """The member with a record's sketch; the last few are held, for neighbouring records are compared one after the other."""
+        place = record.rank, record.step, number
         with self._opening_sketches:
-            held = self._sketches.get((record.rank, record.step, number))
+            held = self._sketches.get(place)
             if held is None:
-                held = self._archive(record).read_whole(sketches_name(record.sketch))
-                if held.dtype != np.float64 or held.ndim != 2 or held.shape[1] != facts.size:
+                rows = self._archive(record).read_whole(sketches_name(number))
+                if rows.dtype != np.float64 or rows.ndim != 2 or rows.shape[1] != size:
                     raise RecordError(f"{self.path}: the sketches of step {record.step} are not as the manifest says; capture it again")
                 while len(self._sketches) >= _SKETCHES_HELD:
                     del self._sketches[next(iter(self._sketches))]
-                self._sketches[record.rank, record.step, number] = held
-        if place >= len(held):
-            raise RecordError(f"{self.path}: {record.key} names a sketch that is not there; capture it again")
-        found: Float64 = held[place]
-        if not np.isfinite(found).all():
-            raise RecordError(f"{self.path}: the sketch of {record.key} holds NaN or Inf, which none of ours does; capture it again")
-        return found
+                held = self._sketches[place] = _Sketches(rows, frozenset(np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist()))
+        return held
 
     def locate(self, record: Record) -> tuple[Archive, int]:
         """The open archive that holds a record's data, and the offset of its first byte.

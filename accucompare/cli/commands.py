@@ -12,9 +12,9 @@ import click
 
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
-from accucompare.cli.options import examples, is_page, refuse_places, reports_to_write, stem
+from accucompare.cli.options import Outputs, examples, is_page, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import OF_CASES, MayRunScript, capture_script, command_after_dashes, locate_script
-from accucompare.errors import CaptureError, UsageError
+from accucompare.errors import CaptureError, ReportError, UsageError
 from accucompare.files import is_stdout, is_stream
 from accucompare.places import Place
 from accucompare.selection import FloatType, Mode, RoleGroup, RoundedType, Steps
@@ -144,6 +144,7 @@ def capture(
         "accucompare diff golden/ npu/ --baseline cpu-bf16/           # rounding, or a bug?",
         "accucompare diff golden/ npu/ --rel-l2 1e-2 --cosine 0.999 --report reports/npu.xlsx",
         "accucompare diff golden/ npu/ --tolerances limits.toml --json npu.json",
+        "accucompare diff golden/ npu/ --parquet npu.parquet          # every row, for pandas or DuckDB",
         "accucompare diff golden/ npu/ --accept mindformers           # do two runs of training meet that standard?",
         "accucompare diff golden/ npu/ --map 'encoder.layers.*=blocks.*' --skip '*.dropout'",
         "",
@@ -163,12 +164,22 @@ def capture(
 @option.only()
 @option.skip
 @option.report("GOLDEN-vs-CANDIDATE")
-@option.json
+@option.json(option.JSON_LINES)
+@option.parquet
 @option.verify
 @option.workers
+@option.cluster
 @option.keep_going
 @option.quiet()
-def diff(golden: Place, candidate: Place, reports: tuple[Path, ...], json_path: Path | None, quiet: bool, **options: Any) -> int:
+def diff(
+    golden: Place,
+    candidate: Place,
+    reports: tuple[Path, ...],
+    json_path: Path | None,
+    parquet_path: Path | None,
+    quiet: bool,
+    **options: Any,
+) -> int:
     """Compare two bundles, layer by layer, and write a report.
 
     Without a tolerance option, the baseline judges, or else a relative L2 limit for each dtype (float32 1e-4, float16 1e-2, bfloat16 5e-2).
@@ -184,10 +195,10 @@ def diff(golden: Place, candidate: Place, reports: tuple[Path, ...], json_path: 
     from accucompare.report.console import progress_bar
 
     reports = reports_to_write(reports, Path("reports") / f"{stem(golden)}-vs-{stem(candidate)}.xlsx")
-    refuse_places({"--report": reports, "--json": json_path})
+    outputs = Outputs(reports, json_path, parquet_path).checked()
     with progress_bar("comparing", "bytes", quiet) as progress:
         comparison = compare(golden, candidate, progress=progress, **options)
-    return _conclude(comparison, reports, json_path, quiet)
+    return _conclude(comparison, outputs, quiet)
 
 
 #: Of locate, --device says where the script is meant to run.
@@ -227,7 +238,8 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
 @option.tf32("The same for a GPU.", may_forbid=False)
 @option.deterministic
 @option.report("DIR")
-@option.json
+@option.json(option.JSON_LINES)
+@option.parquet
 @option.overwrite("Replace the bundles of an earlier run.")
 @option.force("Go on even if golden has other weights.")
 @option.model
@@ -245,6 +257,7 @@ def locate(
     ops: bool,
     reports: tuple[Path, ...],
     json_path: Path | None,
+    parquet_path: Path | None,
     model: str | None,
     quiet: bool,
     **options: Any,
@@ -263,23 +276,22 @@ def locate(
 
     reports = reports_to_write(reports, Path("reports") / f"{stem(options['out'])}.xlsx")
     made = [options["out"] / name for name in ("golden", "candidate", "baseline", "ops")]
-    refuse_places({"--report": reports, "--json": json_path}, made)
+    outputs = Outputs(reports, json_path, parquet_path).checked(made)
     name = DeviceName.parse(device)
     if (command := command_after_dashes(_NOT_LOCATED)) is not None:
         asked = {**options, "model": model, "seed": seed, "steps": steps, "golden": golden, "map": map}
         found = locate_script(command, name.type, asked, _announcer(quiet), only=only, skip=skip)
-        return _conclude(found, reports, json_path, quiet)
+        return _conclude(found, outputs, quiet)
     from accucompare.locate import Setup, locate_operators
     from accucompare.locate import locate as find
 
     setup = Setup(case, name, announce=_announcer(quiet), **options)
     comparison = find(setup, golden=golden, map=map, seed=seed, steps=steps, repeat=repeat, only=only, skip=skip)
-    code = _conclude(comparison, reports, json_path, quiet)
+    code = _conclude(comparison, outputs, quiet)
     if ops:
         operators = locate_operators(setup, comparison)
         if operators is not None:
-            *of_ops, json_of_ops = [path and _of_operators(path) for path in (*reports, json_path)]
-            _conclude(operators, tuple(filter(None, of_ops)), json_of_ops, quiet)
+            _conclude(operators, outputs.each(_of_operators), quiet)
     return code
 
 
@@ -412,19 +424,37 @@ def _of_operators(path: Path) -> Path:
     return path if is_stream(path) else path.with_stem(f"{path.stem}-ops")
 
 
-def _conclude(comparison: Comparison, reports: tuple[Path, ...], json_path: Path | None, quiet: bool) -> int:
-    """Write the reports, print what came out, and give the exit code."""
+def _conclude(comparison: Comparison, outputs: Outputs, quiet: bool) -> int:
+    """Write the reports, print what came out, and give the exit code.
+
+    Raises:
+        ReportError: if one could not be written; the others are, and what came out is printed all the same.
+    """
     from accucompare.report.console import reader_may_leave
     from accucompare.report.terminal import print_comparison
 
-    with contextlib.ExitStack() as all_written:  # each is, even if another could not be
-        if json_path is not None:
-            all_written.callback(comparison.to_json, json_path)
-        for report in reversed(reports):
-            all_written.callback(comparison.to_html if is_page(report) else comparison.to_excel, report)
-    on_stdout = any(path is not None and is_stdout(path) for path in (*reports, json_path))
+    wanted = [(comparison.to_html if is_page(report) else comparison.to_excel, report) for report in outputs.reports]
+    more = (comparison.to_json, outputs.json), (comparison.to_parquet, outputs.parquet)
+    wanted += [(write, path) for write, path in more if path is not None]
+    wanted.sort(key=lambda each: is_stream(each[1]))  # what reads a pipe may leave, and the files are written then
+    failures = [(path, failure) for write, path in wanted if (failure := _failure(write, path)) is not None]
+    failed = {path for path, _ in failures}
+    on_stdout = any(is_stdout(path) for _, path in wanted)
     with reader_may_leave(), contextlib.redirect_stdout(sys.stderr if on_stdout else sys.stdout):
-        print_comparison(comparison, reports, quiet)
+        print_comparison(comparison, [report for report in outputs.reports if report not in failed], quiet)
+    if failures:
+        raise ReportError("\n".join(str(failure) for _, failure in failures))
     if comparison.trouble:
         return TROUBLE
     return PASS if comparison.passed else DIFFERENT
+
+
+def _failure(write: Callable[[Path], Path], path: Path) -> ReportError | None:
+    """Write a report, and return why it could not be written; ``None`` if it was."""
+    try:
+        write(path)
+    except ReportError as error:
+        return error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{path} is not written") from None
+    return None

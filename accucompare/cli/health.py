@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.argument("log", type=option.LOCAL)
 @option.thresholds
 @option.threshold_file
-@option.json
+@option.json()
 @option.report(None)
 @option.quiet("the line with the counts only")
 def health(

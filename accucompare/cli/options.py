@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -286,6 +286,11 @@ accept = click.option(
 )
 verify = click.option("--verify", is_flag=True, help="Also read tensors whose digests are equal; by default they count as equal.")
 workers = click.option("--workers", type=click.IntRange(1), help="Threads that read and measure.  [default: one per processor]")
+cluster = click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="Compare on a Dask cluster: its scheduler's address, such as tcp://host:8786; or local, or local:8 for processes here.",
+)
 keep_going = click.option(
     "--keep-going", is_flag=True, help="Compare the other records when some cannot be read (the exit code is still 2)."
 )
@@ -304,7 +309,16 @@ def quiet(prints: str = "the verdict line only") -> Callable[[F], F]:
     return click.option("-q", "--quiet", is_flag=True, help=f"Print {prints}.")
 
 
-json = click.option("--json", "json_path", type=_PATH, metavar="PATH", help="Write everything as JSON, too.")
+def json(lines: str = "") -> Callable[[F], F]:
+    """``lines``: what else is to say of it."""
+    return click.option("--json", "json_path", type=_PATH, metavar="PATH", help=f"Write everything as JSON, too{lines}.")
+
+
+#: Of ``json``, where it writes a comparison.
+JSON_LINES = "; to PATH.jsonl as JSON lines, a row each"
+parquet = click.option(
+    "--parquet", "parquet_path", type=_PATH, metavar="PATH", help="Write every row as Parquet, too, for pandas, DuckDB or Polars."
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 
 # Of export.
@@ -436,9 +450,47 @@ def _refuse_report(report: Path) -> None:
         return
     if report.suffix.lower() not in (".xlsx", ".html"):
         raise UsageError(f"--report {report}: must end in .xlsx or .html (or be none, to write no report)")
-    place = next(folder for folder in report.absolute().parents if folder.exists())
-    if not os.access(place, os.W_OK):  # checked before hours of captures
-        raise ReportError(f"{report}: cannot be written (no permission to write to {place}); choose another --report")
+    _refuse_unwritable("--report", report)
+
+
+def _refuse_unwritable(option: str, path: Path) -> None:
+    """Raise ReportError if a file cannot be written there, before hours of captures."""
+    place = next(folder for folder in path.absolute().parents if folder.exists())
+    if is_stream(path):
+        return
+    if not place.is_dir():
+        raise ReportError(f"{path}: cannot be written ({place} is a file, not a directory); choose another {option}")
+    if not os.access(place, os.W_OK):
+        raise ReportError(f"{path}: cannot be written (no permission to write to {place}); choose another {option}")
+
+
+class Outputs(NamedTuple):
+    """What a comparison is written to: reports, and the files of ``--json`` and ``--parquet``, if they are asked for."""
+
+    reports: tuple[Path, ...]
+    json: Path | None
+    parquet: Path | None
+
+    def checked(self, bundles: Iterable[Path] = ()) -> Outputs:
+        """The same, after it was checked that each can be written, before any work is done.
+
+        Raises:
+            UsageError: if one is another one's place, or in a bundle; ``bundles`` are those that will be written.
+            ReportError: if a directory is not writable, or pyarrow is missing and needed.
+        """
+        refuse_places({"--report": self.reports, "--json": self.json, "--parquet": self.parquet}, bundles)
+        for option, path in (("--json", self.json), ("--parquet", self.parquet)):
+            if path is not None:
+                _refuse_unwritable(option, path)
+        if self.parquet is not None:
+            from accucompare.report.parquet import require_pyarrow
+
+            require_pyarrow()
+        return self
+
+    def each(self, change: Callable[[Path], Path]) -> Outputs:
+        """The same with other paths."""
+        return Outputs(tuple(map(change, self.reports)), self.json and change(self.json), self.parquet and change(self.parquet))
 
 
 def refuse_places(outputs: Mapping[str, Path | tuple[Path, ...] | None], bundles: Iterable[Place] = ()) -> None:

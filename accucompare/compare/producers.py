@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.compare.reasons import Call, call_of, caller_of
@@ -16,28 +16,32 @@ _HANDS_DOWN = (Role.INPUT, Role.GRAD_OUTPUT)
 _Tensor = tuple[int, int, str, str, tuple[int, ...]]
 
 
-def producers(rows: Sequence[Row]) -> list[int | None]:
-    """For each row, the number (from 1) of the latest earlier row of its step that gave this very tensor to it, bit for bit, in golden.
+def with_producers(rows: Iterable[Row]) -> Iterator[tuple[Row, int | None]]:
+    """Each row, with the number (from 1) of the latest earlier row of its step that gave this very tensor to it, bit for bit, in golden.
 
+    Golden's rows come rank by rank and step by step, and only what a step's rows gave is remembered, until the next one begins.
     ``None`` for what golden does not have, for a tensor that no earlier call gave (as the sum of two branches, which glue makes), and for
     values that are no strided tensors, as numbers: those are equal by chance.
     """
     given: dict[_Tensor, int] = {}
     handed_down: dict[tuple[Call, _Tensor], int] = {}
-    found: list[int | None] = []
+    step: tuple[int, int] | None = None
     for number, row in enumerate(rows, 1):
         record, tensor = row.golden, _tensor(row.golden)
         if record is None or tensor is None:
-            found.append(None)
+            yield row, None
             continue
+        if step != (record.rank, record.step):
+            step = record.rank, record.step
+            given.clear()
+            handed_down.clear()
         inside = [caller_of(record), *([call_of(record)] if record.role in _GIVES else [])]
         numbers = [given.get(tensor), *(handed_down.get((call, tensor)) for call in inside if call is not None)]
-        found.append(max((each for each in numbers if each is not None), default=None))
+        yield row, max((each for each in numbers if each is not None), default=None)
         if record.role in _GIVES:
             given[tensor] = number
         elif record.role in _HANDS_DOWN:
             handed_down[(call_of(record), tensor)] = number
-    return found
 
 
 def _tensor(record: Record | None) -> _Tensor | None:

@@ -136,7 +136,7 @@ def _listed(operators: tuple[str, ...]) -> str:
     return ", ".join(operators[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-class Verdict(msgspec.Struct, frozen=True, gc=False):
+class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The verdict on one row.
 
     Attributes:

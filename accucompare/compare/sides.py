@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Record
 from accucompare.compare.baseline import Expected
-from accucompare.compare.estimates import can_estimate, estimate
+from accucompare.compare.estimates import Estimates, can_estimate
 from accucompare.compare.masks import may_hold_masks
 from accucompare.compare.measure import Metrics, measure, measure_identical
 from accucompare.compare.norms import Run
@@ -31,6 +31,7 @@ class Sides:
     verify: bool
     keep_going: bool
     golden_repeat: Bundle | None = None
+    estimates: Estimates = field(default_factory=Estimates, compare=False)
 
     @contextlib.contextmanager
     def given_up_on_error(self) -> Iterator[None]:
@@ -90,7 +91,7 @@ class Sides:
         identical = same_bits(left, right)
         if None in (left.member, right.member):
             known = left.statistics if identical else None
-            return metrics_of_identical(left, known, tolerance) if known is not None else estimate(ours, left, theirs, right)
+            return metrics_of_identical(left, known, tolerance) if known is not None else self.estimates.metrics(ours, left, theirs, right)
         stored = ours.stored(left), theirs.stored(right)  # this finds damaged headers
         if left.statistics is not None and identical and not self.verify:
             return metrics_of_identical(left, left.statistics, tolerance)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
+from itertools import chain, islice
+from itertools import count as naturals
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from accucompare.bundle.records import display_name
 from accucompare.compare.measure import Metrics
@@ -24,6 +29,7 @@ COUNT = "#,##0"
 SCIENTIFIC = "0.00E+00;-0.00E+00;0"
 NUMBER = "0.00000E+00;-0.00000E+00;0"
 PERCENT = "[=0]0;[<0.0001]0.0E+00;0.00%"
+LOGARITHM = "+0.0;-0.0;0.0"
 EXCESS = "[=0]0;[<1000]0.00;0.0E+00"
 GENERAL = "General"
 #: Shown for the candidate's value if it equals golden's.
@@ -37,6 +43,7 @@ class Scale(str, Enum):
 
     NONE = ""
     BAR = "bar"  # from 0 to 1
+    HEAT = "heat"  # a logarithm to base 10, over 0 for what fails; neighbouring columns have one scale
     SHADES = "shades"  # among those of the column
 
 
@@ -73,6 +80,17 @@ class Column(NamedTuple):
     link: Callable[[Any], str] | None = None
     least: int = 0
     spare: int = 0
+
+
+def limit_on_error(row: Row) -> float | None:
+    """The limit on the relative L2 error: the one in force, or else the error divided by the multiple of its limit."""
+    if row.verdict.rel_l2_limit is not None:
+        return row.verdict.rel_l2_limit or None  # a logarithmic axis has no zero
+    used = row.verdict.used
+    if row.metrics is None or not used or not math.isfinite(used):
+        return None
+    implied = row.metrics.rel_l2 / used
+    return implied if implied > 0 and math.isfinite(implied) else None
 
 
 def chosen(columns: Sequence[Column], *titles: str) -> list[Column]:
@@ -209,6 +227,39 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 
+_IN_BLOCK = 1 << 14  # rows of a data frame that are put together
+_AT_ONCE = 256  # rows that are read together, and stay in the processor's cache meanwhile
+
+
+def value_blocks(
+    columns: Sequence[Column], rows: Iterable[Any], size: int, numbers: Iterable[int] | None = None
+) -> Iterator[list[list[Value]]]:
+    """The values of so many rows at a time, by column; few of the rows are in memory. ``numbers`` are theirs; ``None`` for 1, 2, …."""
+    each, own_numbers = iter(rows), naturals(1) if numbers is None else iter(numbers)
+    while True:
+        values: list[list[Value]] = [[] for _ in columns]
+        while len(few := list(islice(each, min(_AT_ONCE, size - len(values[0]))))):
+            parts: dict[Any, list[Any]] = {None: list(islice(own_numbers, len(few)))}
+            for column, own in zip(columns, values, strict=True):
+                own += _of_few(column.get, few, parts)
+        if not values[0]:
+            return
+        yield values
+
+
+def _of_few(get: Callable[[Any], Value] | None, few: Sequence[Any], parts: dict[Any, list[Any]]) -> Iterable[Value]:
+    """The values of a column in a few rows. A part that several columns read is looked for once, and kept in ``parts``."""
+    if get is None:
+        return parts[None]
+    if not isinstance(get, Of):
+        return map(get, few)
+    if (wholes := parts.get(get.part)) is None:
+        wholes = parts[get.part] = list(map(get.part, few))
+    if type(None) in set(map(type, wholes)):
+        return [get.otherwise if whole is None else get.read(whole) for whole in wholes]
+    return map(get.read, wholes)
+
+
 def to_dataframe(comparison: Result) -> pandas.DataFrame:
     """One line per row of the comparison, in its order, under the titles of ``COLUMNS``: always all of them.
 
@@ -218,15 +269,41 @@ def to_dataframe(comparison: Result) -> pandas.DataFrame:
     """
     import pandas
 
-    columns = {}
-    for column in COLUMNS:
-        values = [number if column.get is None else column.get(row) for number, row in enumerate(comparison.rows, 1)]
-        dtype = _DTYPE.get(column.format, "float64")
-        if dtype == "float64" and any(isinstance(value, int) and float(value) != value for value in values):
-            dtype = _exact_dtype(values)
-            values = [float("nan") if value is None else value for value in values] if dtype == "object" else values
-        columns[column.title] = pandas.Series(values, dtype=dtype)
-    return pandas.DataFrame(columns)
+    read = {column.title: _Read(_DTYPE.get(column.format, "float64")) for column in COLUMNS}
+    for block in value_blocks(COLUMNS, comparison.rows, _IN_BLOCK):
+        for each, values in zip(read.values(), block, strict=True):
+            each.add(values)
+    return pandas.DataFrame({title: each.series() for title, each in read.items()})
+
+
+class _Read:
+    """The values of a column, block by block; floats take eight bytes each."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype, self._blocks, self._floats, self._exact = dtype, list[Any](), False, True
+
+    def add(self, values: list[Value]) -> None:
+        if self._dtype != "float64":
+            self._blocks.append(values)
+            return
+        kinds = set(map(type, values))
+        self._floats = self._floats or float in kinds
+        if kinds <= {float, type(None)}:
+            self._blocks.append(np.array(values, np.float64))
+            return
+        self._exact = self._exact and all(float(value) == value for value in values if isinstance(value, int))
+        self._blocks.append(values)
+
+    def series(self) -> pandas.Series[Any]:
+        import pandas
+
+        if self._dtype != "float64":
+            return pandas.Series(list(chain(*self._blocks)), dtype=self._dtype)
+        if self._exact:
+            return pandas.Series(np.concatenate([np.zeros(0), *(np.array(block, np.float64) for block in self._blocks)]))
+        values = [None if value is None or value != value else value for block in self._blocks for value in block]
+        dtype = "object" if self._floats else _exact_dtype(values)
+        return pandas.Series([math.nan if value is None else value for value in values] if dtype == "object" else values, dtype=dtype)
 
 
 def _exact_dtype(values: Sequence[Value]) -> str:

@@ -1,4 +1,8 @@
-"""The Excel report of a comparison: *Summary*, *Training* if there is any, *Layers*, *Divergence*, *Unmatched*, *Environment*."""
+"""The Excel report of a comparison.
+
+*Summary*, *Training* if there is any, *Layers*, summaries of very many rows or of several ranks or steps, *Divergence*, *Unmatched*,
+*Environment*.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,11 @@ from accucompare.files import is_stream
 from accucompare.report.excel_divergence import divergence
 from accucompare.report.excel_environment import environment
 from accucompare.report.excel_layers import all_layers, unmatched
+from accucompare.report.excel_overview import summaries
 from accucompare.report.excel_sheets import write_workbook
 from accucompare.report.excel_summary import summary
 from accucompare.report.excel_training import training
+from accucompare.report.overview import overview
 from accucompare.report.sheets import Page, Table
 
 
@@ -24,13 +30,15 @@ def write_excel(comparison: Result, path: Path) -> Path:
     """
     if path.suffix.lower() != ".xlsx" and not path.is_dir() and not is_stream(path):  # of a directory, that is said first
         raise ReportError(f"{path}: an Excel report's name must end in .xlsx, such as {path.stem or 'report'}.xlsx")
-    layers = all_layers(comparison)
+    found = overview(comparison)
+    layers = all_layers(comparison, found)
     sheets: list[Page | Table] = [
-        summary(comparison, layers),
+        summary(comparison, layers, found),
         *training(comparison),
         layers,
-        divergence(comparison, layers),
-        unmatched(comparison),
+        *summaries(comparison, layers, found),
+        divergence(comparison, layers, found),
+        unmatched(comparison, found),
         environment(comparison),
     ]
     return write_workbook(path, f"{comparison.golden.path.name} and {comparison.candidate.path.name} compared", sheets)

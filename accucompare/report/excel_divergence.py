@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from accucompare.bundle.records import Role
 from accucompare.compare.result import Result
-from accucompare.compare.rows import Reason, Row, Status
+from accucompare.compare.rows import Row, Status
 from accucompare.report import looks
-from accucompare.report.columns import COUNT, SCIENTIFIC, TEXT, Column, layer
+from accucompare.report.columns import COUNT, SCIENTIFIC, TEXT, Column, layer, limit_on_error
 from accucompare.report.looks import CAPTION, SECTION
-from accucompare.report.sheets import Chart, Item, Line, Series, Table, thinned
+from accucompare.report.overview import Overview
+from accucompare.report.sheets import Chart, Item, Line, Series, Table
 from accucompare.text import cut
 
 _LABEL = 26  # characters of a layer's name under the axis
@@ -37,10 +38,10 @@ class _Point:
     baseline: float | None
 
 
-def divergence(comparison: Result, layers: Table) -> Table:
+def divergence(comparison: Result, layers: Table, found: Overview) -> Table:
     """The table behind the chart, with the chart above it; its rows link to those of *Layers*."""
-    points = _points(comparison.rows, glue=comparison.fed)  # in a fed capture, only the inputs show errors of glue
-    shown = thinned(points, lambda group: max(group, key=_height))
+    places = found.points.places[found.points.shown].tolist()
+    shown = [_point(place, comparison.rows[place]) for place in places]
     low, high = _bounds(shown)
 
     def drawn(error: float | None) -> float | None:
@@ -49,7 +50,7 @@ def divergence(comparison: Result, layers: Table) -> Table:
 
     columns = [
         Column("#", lambda point: point.number, COUNT, 8),
-        Column("layer", lambda point: layer(point.row), TEXT, 44, link=lambda point: layers.place(point.number - 1, "layer")),
+        Column("layer", lambda point: layer(point.row), TEXT, 44, link=lambda point: found.link(layers, point.number - 1)),
         Column("relative L2", lambda point: drawn(point.error), SCIENTIFIC, 16),
         Column("tolerance", lambda point: point.limit, SCIENTIFIC, 16),
         Column("over tolerance", lambda point: drawn(point.error) if point.row.status is Status.FAIL else None, SCIENTIFIC, 16),
@@ -64,35 +65,14 @@ def divergence(comparison: Result, layers: Table) -> Table:
     chart = Chart("A4", series, "under the axis", titles, size=(27.5, 15), labels=40, bounds=(low, high), spanned=True)
     heading = [
         Line([Item("Relative L2 error of every output, in execution order", SECTION)], height=26),
-        Line([Item(_caption(points, shown, low, high), CAPTION)], spread=0, height=44),
+        Line([Item(_caption(len(found.points.places), shown, low, high), CAPTION)], spread=0, height=44),
     ]
     return Table("Divergence", columns, shown, heading=heading, space=1 + _CHART_LINES, charts=[chart] if shown else [])
 
 
-def limit_on_error(row: Row) -> float | None:
-    """The limit on the relative L2 error: the one in force, or else the error divided by the multiple of its limit."""
-    if row.verdict.rel_l2_limit is not None:
-        return row.verdict.rel_l2_limit or None  # a logarithmic axis has no zero
-    used = row.verdict.used
-    if row.metrics is None or not used or not math.isfinite(used):
-        return None
-    implied = row.metrics.rel_l2 / used
-    return implied if implied > 0 and math.isfinite(implied) else None
-
-
-def _points(rows: Sequence[Row], glue: bool) -> list[_Point]:
-    """The outputs that were measured, in execution order; if asked for, also the inputs that glue made wrong."""
-    return [
-        _Point(number, row, math.nan if row.metrics.nothing_finite else row.metrics.rel_l2, limit_on_error(row), row.baseline)
-        for number, row in enumerate(rows, 1)
-        if row.metrics is not None and row.record is not None
-        if row.record.role is Role.OUTPUT or (glue and row.reason is Reason.GLUE)
-    ]
-
-
-def _height(point: _Point) -> tuple[bool, float]:
-    """The key to choose a point among neighbours: the largest error of those that fail, or else the largest error."""
-    return point.row.status is Status.FAIL, -1.0 if math.isnan(point.error) else point.error
+def _point(place: int, row: Row) -> _Point:
+    error = math.nan if row.metrics is None or row.metrics.nothing_finite else row.metrics.rel_l2
+    return _Point(place + 1, row, error, limit_on_error(row), row.baseline)
 
 
 def _bounds(shown: Sequence[_Point]) -> tuple[float, float]:
@@ -128,22 +108,22 @@ def _joined(parts: Sequence[str], kept: Collection[int]) -> str:
     return name
 
 
-def _caption(points: Sequence[_Point], shown: Sequence[_Point], low: float, high: float) -> str:
-    if not points:
+def _caption(count: int, shown: Sequence[_Point], low: float, high: float) -> str:
+    if not shown:
         return "No output could be measured, so there is nothing to draw."
     parts = [
         "Tolerance: the limit on the relative L2 error where there is one; elsewhere the one that the error as a"
         + " multiple of its limit implies (relative L2 / x limit), and none where that is unknown."
     ]
-    if any(point.row.record is not None and point.row.record.role is Role.INPUT for point in points):
+    if any(point.row.record is not None and point.row.record.role is Role.INPUT for point in shown):
         parts.append("Inputs that glue made wrong are drawn, too.")
-    if any(point.baseline is not None for point in points):
+    if any(point.baseline is not None for point in shown):
         parts.append("Baseline: the error that rounding alone makes.")
     if any(point.error < low for point in shown):
         parts.append(f"A logarithmic axis has no zero: outputs without any difference are drawn at {low:.0e}; see the column measured.")
     if any(not point.error <= high for point in shown):
         parts.append(f"Errors that are infinite or not a number are drawn at {high:.0e}.")
-    if len(shown) < len(points):
-        run = math.ceil(len(points) / len(shown))
-        parts.append(f"{len(points):,} outputs are too many for a chart: of each {run} neighbours the worst is drawn.")
+    if len(shown) < count:
+        run = math.ceil(count / len(shown))
+        parts.append(f"{count:,} outputs are too many for a chart: of each {run} neighbours the worst is drawn.")
     return " ".join(parts)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.report.columns import COLUMNS, Column, chosen, layer
-from accucompare.report.looks import AMBER, BROWN, DARK, DARK_RED, GREY, GREY_AMBER, PALE_RED, SLATE, UNMATCHED, WHITE, Look
-from accucompare.report.sheets import Table
+from accucompare.report.looks import AMBER, BROWN, DARK, DARK_RED, GREY, GREY_AMBER, MUTED_TEXT, PALE_RED, SLATE, UNMATCHED, WHITE, Look
+from accucompare.report.overview import Chosen, Overview, what_is_held
+from accucompare.report.sheets import Item, Line, Table
 
 _MOST_LEVELS = 7  # of Excel's outline
 _WIDEST_NAME = 56  # characters; wider would leave no room beside the frozen columns
@@ -16,7 +17,6 @@ _UNMATCHED_TITLES = (
     "#", "step", "rank", "reason", "layer", "nearest name", "type", "call", "role", "path",
     "golden shape", "candidate shape", "golden dtype", "candidate dtype", "detail",
 )  # fmt: skip
-_ONE_SIDED = (Reason.MISSING, Reason.EXTRA, Reason.NOT_CALLED)
 
 #: How rows are coloured; the first rule that holds wins.
 _COLORING = (
@@ -31,26 +31,32 @@ _COLORING = (
 )
 
 
-def all_layers(comparison: Result) -> Table:
-    """The table *Layers*."""
+def all_layers(comparison: Result, found: Overview) -> Table:
+    """The table *Layers*, which links lead to: all rows, or of very many those that tell most."""
+    rows: Sequence[Row] = comparison.rows
+    numbers, heading = None, []
+    if found.places is not None:
+        rows, numbers = Chosen(comparison.rows, found.places), (found.places + 1).tolist()
+        heading = [Line([Item(what_is_held(found, "This sheet", "other sheets lead to"), MUTED_TEXT)])]
     return Table(
-        "Layers", _sized(COLUMNS, comparison.rows), comparison.rows, nothing="Nothing: the bundles hold no record.",
-        frozen=4, dense=True, coloring=_COLORING, depth=lambda row: min(row.module.count("."), _MOST_LEVELS), large=True,
+        "Layers", sized(COLUMNS, found.layers.names), rows, nothing="Nothing: the bundles hold no record.", numbers=numbers,
+        heading=heading, frozen=4, dense=True, coloring=_COLORING, depth=lambda row: min(row.module.count("."), _MOST_LEVELS), large=True,
     )  # fmt: skip
 
 
-def unmatched(comparison: Result) -> Table:
+def unmatched(comparison: Result, found: Overview) -> Table:
     """The table *Unmatched*."""
     columns = [column._replace(folded=0) for column in chosen(COLUMNS, *_UNMATCHED_TITLES)]
-    numbers = [number for number, row in enumerate(comparison.rows, 1) if row.reason in _ONE_SIDED]
-    rows = [comparison.rows[number - 1] for number in numbers]
+    rows = Chosen(comparison.rows, found.one_sided)
+    more = found.one_sided_count - len(rows)
     return Table(
-        "Unmatched", _sized(columns, rows), rows, numbers=numbers,
+        "Unmatched", sized(columns, {layer(row) for row in rows}), rows, numbers=(found.one_sided + 1).tolist(),
+        heading=[Line([Item(f"… and {more:,} more below these, which this sheet leaves out.", MUTED_TEXT)])] if more else [],
         nothing="Nothing: every record of either bundle has a partner.", frozen=5, dense=True,
     )  # fmt: skip
 
 
-def _sized(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
-    """The columns, that of the names as wide as those are."""
-    width = min(max(max((len(layer(row)) for row in rows), default=0) + 2, 16), _WIDEST_NAME)
+def sized(columns: Sequence[Column], names: Iterable[str]) -> list[Column]:
+    """The columns, that of the layers as wide as their names are."""
+    width = min(max(max(map(len, names), default=0) + 2, 16), _WIDEST_NAME)
     return [column._replace(width=width) if column.title == "layer" else column for column in columns]

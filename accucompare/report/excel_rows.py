@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import BinaryIO, NamedTuple
 from zipfile import ZIP_DEFLATED, ZipFile
 
@@ -75,12 +75,17 @@ def save_with_rows(workbook: BinaryIO, sheets: Sequence[SheetRows], path: Path) 
                 target.writestr(part, content)
                 continue
             above, below = content.split(_END)  # text in a cell cannot hold it: its < is escaped
-            with NamedTemporaryFile(prefix="accucompare.") as file:  # zipfile must know in advance whether it exceeds 2 GB
-                file.write(above)
-                file.writelines(row.encode("ascii", "xmlcharrefreplace") for row in _rows(by_part[part.filename]))
-                file.write(_END + below)
-                file.flush()
-                target.write(file.name, part.filename)
+            # zipfile must know in advance whether it exceeds 2 GB; on the report's own disk, so that what is said of a full one is true
+            sheet = path.with_name(f"{path.name}.sheet")
+            try:
+                with sheet.open("wb") as file:
+                    file.write(above)
+                    file.writelines(row.encode("ascii", "xmlcharrefreplace") for row in _rows(by_part[part.filename]))
+                    file.write(_END + below)
+                target.write(sheet, part.filename)
+            finally:
+                with suppress(OSError):
+                    sheet.unlink(missing_ok=True)
 
 
 def _rows(sheet: SheetRows) -> Iterator[str]:

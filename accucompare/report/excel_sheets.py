@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from openpyxl import Workbook
 from openpyxl.formatting.rule import Rule
@@ -22,7 +22,7 @@ from accucompare.files import is_stdout, written_whole
 from accucompare.report.columns import Column, Scale
 from accucompare.report.excel_charts import draw
 from accucompare.report.excel_rows import SheetRows, save_with_rows, text
-from accucompare.report.excel_styles import hyperlink, row_rules, scale_rule, styled
+from accucompare.report.excel_styles import heat_rules, hyperlink, row_rules, scale_rule, styled
 from accucompare.report.looks import LINE, MUTED_TEXT, header_look, row_looks
 from accucompare.report.sheets import Item, Line, Page, Table
 
@@ -87,13 +87,13 @@ def _add_table(workbook: Workbook, table: Table) -> list[SheetRows]:
 
 
 def _add_rows(workbook: Workbook, table: Table, title: str, start: int, stop: int) -> SheetRows:
-    rows = table.rows[start:stop]
+    facts = _facts(table, start, stop)
     sheet = _add_sheet(workbook, title, [column.width for column in table.columns], table.tab, table.pages_wide, table.large)
     if table.hidden:
         sheet.sheet_state = "hidden"
-    _fold(sheet, table.columns, rows)
+    _fold(sheet, table.columns, facts)
     sheet.row_dimensions[table.header].height = 32
-    last = table.header + max(len(rows), 1)
+    last = table.header + max(stop - start, 1)
     if table.frozen is not None:
         sheet.freeze_panes = f"{get_column_letter(table.frozen + 1)}{table.header + 1}"
         sheet.auto_filter.ref = f"A{table.header}:{get_column_letter(len(table.columns))}{last}"
@@ -103,15 +103,15 @@ def _add_rows(workbook: Workbook, table: Table, title: str, start: int, stop: in
         sheet.sheet_view.showGridLines = True
         sheet.sheet_properties.outlinePr = Outline(summaryBelow=False, summaryRight=False)
     if table.depth:
-        sheet.sheet_format.outlineLevelRow = max(map(table.depth, rows), default=0)
+        sheet.sheet_format.outlineLevelRow = facts.deepest
     _color(sheet, table, last)
     _append(sheet, [*table.heading, *[Line([])] * table.space], first=1, last=len(table.columns))
     sheet.append([styled(sheet, column.title, header_look(column)) for column in table.columns])
-    if not rows and table.nothing:
+    if start == stop and table.nothing:
         sheet.append([styled(sheet, table.nothing, MUTED_TEXT)])
-    _link(sheet, table, rows)
+    _link(sheet, table, start, stop)
     styles = {}
-    for fill in dict.fromkeys(map(table.fill, rows)):
+    for fill in facts.fills:
         looks = row_looks(table.columns, fill, "" if table.dense else LINE)
         styles[fill] = [styled(sheet, None, look).style_id for look in looks]
     return SheetRows(sheet, table, start, stop, styles)
@@ -151,17 +151,56 @@ def _append(sheet: Worksheet, lines: Sequence[Line], first: int, last: int) -> N
         sheet.append([*margin, *(styled(sheet, *item) for item in items)])
 
 
-def _fold(sheet: Worksheet, columns: Sequence[Column], rows: Sequence[Any]) -> None:
+class _Facts(NamedTuple):
+    """What must be known of rows before they are written.
+
+    Attributes:
+        empty: the titles of sparse columns without any value.
+        several: the titles of columns that are to be seen if rows differ in them, and do.
+        fills: the rows' colours.
+        deepest: the deepest level of their outline.
+    """
+
+    empty: set[str]
+    several: set[str]
+    fills: list[str | tuple[str, ...]]
+    deepest: int
+
+
+def _facts(table: Table, start: int, stop: int) -> _Facts:
+    """Found in one pass, for a row may be made each time it is asked for."""
+    empty = {column.title: column.get for column in table.columns if column.sparse and column.get}
+    alike: dict[str, set[Any]] = {column.title: set() for column in table.columns if column.several and column.get}
+    getters = {column.title: column.get for column in table.columns if column.get}
+    several: set[str] = set()
+    fills: dict[str | tuple[str, ...], None] = {}
+    deepest = 0
+    for index in range(start, stop):
+        row = table.rows[index]
+        fills[table.fill(row)] = None
+        if table.depth:
+            deepest = max(deepest, table.depth(row))
+        for title in [title for title, get in empty.items() if get(row) is not None]:
+            del empty[title]
+        for title, values in list(alike.items()):
+            if (value := getters[title](row)) is not None:
+                values.add(value)
+                if len(values) > 1:
+                    several.add(title)
+                    del alike[title]
+    return _Facts(set(empty), several, list(fills), deepest)
+
+
+def _fold(sheet: Worksheet, columns: Sequence[Column], facts: _Facts) -> None:
     """Hide columns without values, and fold those that not everybody needs."""
     if most := max(column.folded for column in columns):  # openpyxl would write it before it counts the levels
         sheet.column_dimensions.max_outline = most
     before, level_before = None, 0
     for number, column in enumerate(columns, 1):  # hidden, not left out: every report has the same columns in the same places
         dimension = sheet.column_dimensions[get_column_letter(number)]
-        if column.sparse and column.get and all(column.get(row) is None for row in rows):
+        if column.title in facts.empty:
             dimension.hidden = True
-        several = column.several and column.get and len({column.get(row) for row in rows} - {None}) > 1
-        level = 0 if several else column.folded
+        level = 0 if column.title in facts.several else column.folded
         if level:
             dimension.outlineLevel, dimension.hidden = level, True
         if before is not None and level > level_before:
@@ -176,6 +215,10 @@ def _color(sheet: Worksheet, table: Table, last: int) -> None:
     def add(rule: Rule, left: str, right: str) -> None:
         sheet.conditional_formatting.add(f"{left}{first}:{right}{last}", rule)
 
+    heat = [letters[column.title] for column in table.columns if column.scale is Scale.HEAT]
+    if heat:
+        for rule in heat_rules(f"{heat[0]}{first}"):
+            add(rule, heat[0], heat[-1])
     for scale in (Scale.BAR, Scale.SHADES):
         for column in table.columns:
             if column.scale is scale:
@@ -185,8 +228,9 @@ def _color(sheet: Worksheet, table: Table, last: int) -> None:
                 add(rule, "A", get_column_letter(len(letters)))
 
 
-def _link(sheet: Any, table: Table, rows: Sequence[Any]) -> None:
+def _link(sheet: Any, table: Table, start: int, stop: int) -> None:
     """Add the links of the rows; openpyxl writes them at the end of the sheet."""
     for column, letter in zip(table.columns, table.letters.values(), strict=True):
         if column.link:
-            sheet._hyperlinks += [hyperlink(f"{letter}{line}", column.link(row)) for line, row in enumerate(rows, table.header + 1)]
+            links = enumerate(map(column.link, (table.rows[index] for index in range(start, stop))), table.header + 1)
+            sheet._hyperlinks += [hyperlink(f"{letter}{line}", link) for line, link in links if link]

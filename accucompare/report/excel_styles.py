@@ -18,7 +18,7 @@ from openpyxl.worksheet.worksheet import Worksheet
 
 from accucompare.report.columns import Scale, Value
 from accucompare.report.excel_rows import number_or_text
-from accucompare.report.looks import PLAIN, Look
+from accucompare.report.looks import DARK, DARK_RED, HEAT_SCALE, PLAIN, WHITE, Look
 
 
 def styled(sheet: Worksheet, value: Value, look: Look = PLAIN, link: str = "") -> Cell:
@@ -65,6 +65,17 @@ def row_rules(coloring: Sequence[tuple[str, Look]], cells: dict[str, str]) -> li
         )
         rules.append(Rule(type="expression", formula=[formula.format_map(cells)], stopIfTrue=True, dxf=style))
     return rules
+
+
+def heat_rules(first: str) -> list[Rule]:
+    """The rules that colour a heat map, whose first cell this is: white for what is far below its limit, red for what is far over it."""
+    style = DifferentialStyle(font=Font(color=WHITE, bold=True), fill=PatternFill("solid", fgColor=DARK, bgColor=DARK))
+    endless = Rule(type="expression", formula=[f'{first}="inf"'], stopIfTrue=True, dxf=style)
+    over = Rule(
+        type="expression", formula=[f"AND(ISNUMBER({first}),{first}>0)"], dxf=DifferentialStyle(font=Font(color=DARK_RED, bold=True))
+    )
+    steps = [FormatObject(type="num", val=power) for power in (-3, 0, 3)]
+    return [endless, over, Rule(type="colorScale", colorScale=ColorScale(cfvo=steps, color=[Color(each) for each in HEAT_SCALE]))]
 
 
 def scale_rule(scale: Scale) -> Rule:

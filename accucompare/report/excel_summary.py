@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
-import math
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from functools import partial
+from typing import Any
 
 from accucompare.compare.conclusion import conclude
 from accucompare.compare.result import Result
@@ -17,9 +16,10 @@ from accucompare.compare.sites import Culprit
 from accucompare.compare.suggest import float_dtype
 from accucompare.report import culprit_words as culprits
 from accucompare.report import looks, training_words
-from accucompare.report.columns import COLUMNS, COUNT, EXCESS, SCIENTIFIC, Column, chosen, layer
+from accucompare.report.columns import COLUMNS, COUNT, EXCESS, SCIENTIFIC, Column, Value, chosen, layer
 from accucompare.report.excel_environment import DIFFERS, entries, entry_columns, entry_fill, important
 from accucompare.report.looks import Look
+from accucompare.report.overview import Overview, what_is_held
 from accucompare.report.sheets import Item, Line, Page, Table, table_lines
 from accucompare.text import without_credentials
 from accucompare.version import __version__
@@ -28,24 +28,22 @@ _WIDTHS = (3, 44, 40, 40, 15, 15, 15)
 _WIDTHS_OF_THREE = (3, 44, 40, 40, 20, 20, 15)  # room for what the baseline says
 _MOST_LISTED = 50  # pre-flight findings and damaged records; the rest is counted
 _MOST_CULPRITS = 20
-_FURTHEST = 10
 #: What stands before the date, which alone tells two reports of the same bundles apart.
 _MADE = "report made"
 _SHADE = "FFF3F4F6"
 _ALARM = Look(bold=True, line=looks.LINE, color=looks.DARK_RED, fill=looks.PALE_RED, vertical="top")
 
 
-def summary(comparison: Result, layers: Table) -> Page:
+def summary(comparison: Result, layers: Table, found: Overview) -> Page:
     """The sheet; its links lead to rows of *Layers*."""
     widths = _WIDTHS if comparison.baseline is None else _WIDTHS_OF_THREE
-    return Page("Summary", widths, list(_lines(comparison, layers)), tab=looks.GREEN if comparison.passed else looks.RED)
+    return Page("Summary", widths, list(_lines(comparison, layers, found)), tab=looks.GREEN if comparison.passed else looks.RED)
 
 
-def _lines(comparison: Result, layers: Table) -> Iterator[Line]:
-    worst = _furthest(comparison)
-    until = comparison.identical_until
-    linked = {id(row) for row in (comparison.first_divergence, until, *worst, *(culprit.row for culprit in comparison.culprits))}
-    links = {id(row): layers.place(index, "layer") for index, row in enumerate(comparison.rows) if id(row) in linked}
+def _lines(comparison: Result, layers: Table, found: Overview) -> Iterator[Line]:
+    def link(place: int | None) -> str:
+        return found.link(layers, place)
+
     yield Line([], height=8)
     yield _wide(culprits.verdict(comparison), looks.verdict_look(comparison.passed), height=52)
     if culprits.judged(comparison):
@@ -58,14 +56,17 @@ def _lines(comparison: Result, layers: Table) -> Iterator[Line]:
     yield _fact("tolerance", culprits.tolerance(comparison))
     made = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, by accucompare {__version__}: {without_credentials(shlex.join(sys.argv))}"
     yield _fact(_MADE, made, looks.WRAPPED, per_line=140)
-    if until is not None:
-        yield _fact("identical until", culprits.identical_until(comparison), looks.LINK, links[id(until)])
+    if found.places is not None:
+        held = what_is_held(found, "The sheet Layers", "other sheets lead to")
+        yield _fact("rows", held, looks.WRAPPED, per_line=140)
+    if found.until is not None:
+        yield _fact("identical until", culprits.identical_until(comparison), looks.LINK, link(found.until))
     yield from _training(comparison)
-    yield from _culprits(comparison, links)
-    yield from _first_divergence(comparison, links)
+    yield from _culprits(comparison, [link(place) for place in found.culprits])
+    yield from _first_divergence(comparison, link(found.first))
     yield from _preflight(comparison)
     yield from _counts(comparison)
-    yield from _worst(worst, links)
+    yield from _worst([(comparison.rows[place], link(place)) for place in found.furthest])
     yield from _damage(comparison)
     yield from _captures(comparison)
 
@@ -155,10 +156,11 @@ def _training(comparison: Result) -> Iterator[Line]:
             yield _fact("", words, looks.PLAIN if met.passed else _ALARM._replace(line=""))
 
 
-def _culprits(comparison: Result, links: dict[int, str]) -> Iterator[Line]:
+def _culprits(comparison: Result, links: Sequence[str]) -> Iterator[Line]:
     if not comparison.culprits:
         return
 
+    link_of = {id(culprit): link for culprit, link in zip(comparison.culprits, links, strict=True)}
     name, plain = looks.MUTED_TEXT._replace(align="right", vertical="top"), looks.WRAPPED._replace(indent=1)
 
     def below(culprit: Culprit) -> Iterator[Line]:
@@ -172,7 +174,7 @@ def _culprits(comparison: Result, links: dict[int, str]) -> Iterator[Line]:
 
     shown = comparison.culprits[:_MOST_CULPRITS]
     columns = [
-        Column("place", partial(culprits.place, comparison), link=lambda culprit: links[id(culprit.row)], wrap=True),
+        Column("place", partial(culprits.place, comparison), link=lambda culprit: link_of[id(culprit)], wrap=True),
         Column("site, reason", culprits.kind, wrap=True),
         Column("what shows it", lambda culprit: _kind(culprit.row), wrap=True),
         Column("excess", culprits.excess, EXCESS),
@@ -189,12 +191,12 @@ def _culprits(comparison: Result, links: dict[int, str]) -> Iterator[Line]:
     yield from _rest(len(comparison.culprits), _MOST_CULPRITS)
 
 
-def _first_divergence(comparison: Result, links: dict[int, str]) -> Iterator[Line]:
+def _first_divergence(comparison: Result, link: str) -> Iterator[Line]:
     first = comparison.first_divergence
     if first is None:
         return
     yield from _section("First divergence, in execution order")
-    yield _wide(layer(first), looks.LINK._replace(size=12, bold=True, line=""), links[id(first)], height=20)
+    yield _wide(layer(first), looks.LINK._replace(size=12, bold=True, line=""), link, height=20)
     what = f"{_kind(first)}: {MEANING[first.reason]}. {first.verdict.detail}"
     yield _wide(what.strip(), looks.WRAPPED, height=_height(what, 160))
     numbers_in_words = [f"{first.reason.value}"]
@@ -257,24 +259,19 @@ def _counts(comparison: Result) -> Iterator[Line]:
         yield line("left out", comparison.left_out, note, looks.CELL)
 
 
-def _furthest(comparison: Result) -> list[Row]:
-    """The rows with the largest relative L2 errors; those without any difference left out."""
-
-    def error(row: Row) -> float:
-        size = 0.0 if row.metrics is None else row.metrics.rel_l2
-        return math.inf if math.isnan(size) else size
-
-    return heapq.nlargest(_FURTHEST, (row for row in comparison.rows if error(row) > 0), key=error)
-
-
-def _worst(rows: Sequence[Row], links: dict[int, str]) -> Iterator[Line]:
+def _worst(rows: Sequence[tuple[Row, str]]) -> Iterator[Line]:
+    """The rows with the largest relative L2 errors, each with what leads to it."""
     yield from _section("Furthest from golden, by relative L2 error")
     if not rows:
         yield _wide("No row differs.", looks.MUTED_TEXT)
         return
-    name = Column("layer", layer, link=lambda row: links[id(row)])
-    measured = chosen(COLUMNS, "reason", "relative L2", "max abs diff", "x limit")
-    yield from table_lines([name, Column("what", _kind), *(column._replace(group="record") for column in measured)], rows)
+    shown = [Column("layer", layer), Column("what", _kind), *chosen(COLUMNS, "reason", "relative L2", "max abs diff", "x limit")]
+    columns = [column._replace(group="record", get=_of_row(column.get)) for column in shown if column.get]
+    yield from table_lines([columns[0]._replace(link=lambda line: line[1]), *columns[1:]], rows)
+
+
+def _of_row(get: Callable[[Any], Value]) -> Callable[[Any], Value]:
+    return lambda line: get(line[0])
 
 
 def _damage(comparison: Result) -> Iterator[Line]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Iterator
 from dataclasses import asdict
+from json.encoder import encode_basestring as _quoted
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +17,40 @@ from accucompare.compare.acceptance import Acceptance
 from accucompare.compare.conclusion import conclude
 from accucompare.compare.ladder import Parting, TrainingResult
 from accucompare.compare.measure import Metrics
-from accucompare.compare.producers import producers
+from accucompare.compare.producers import with_producers
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
 from accucompare.compare.sites import Culprit
 from accucompare.compare.step_pairs import StepPair
 from accucompare.files import written_whole
 from accucompare.report.culprit_words import place, verdict
+from accucompare.report.overview import overview
+from accucompare.report.written import is_lines
 
 
 def write_json(comparison: Result, path: Path) -> Path:
     """Write verdict, findings, counts and every row; NaN and infinities as the strings ``"nan"``, ``"inf"``, ``"-inf"``.
 
+    A path that ends in ``.jsonl`` or ``.ndjson`` gets JSON lines: the first is all but the rows, with their number as ``row_count``, and
+    each further one is a row. Of the rows one is in memory at a time.
+
     Raises:
         ReportError: if the file cannot be written.
     """
+    parts = _lines if is_lines(path) else _document
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            file.writelines(parts(comparison))
+
+    return written_whole(path, write)
+
+
+def head(comparison: Result) -> dict[str, Any]:
+    """All but the rows, as JSON can hold it."""
     conclusion = conclude(comparison)
     first, until = comparison.first_divergence, comparison.identical_until
-    numbers = {id(row): number for number, row in enumerate(comparison.rows, 1)} if comparison.culprits else {}
+    places = overview(comparison).culprits if comparison.culprits else []
     content = {
         "golden": str(comparison.golden.path),
         "candidate": str(comparison.candidate.path),
@@ -57,18 +75,72 @@ def write_json(comparison: Result, path: Path) -> Path:
         "first_divergence": None if first is None else comparison.place(first),
         "training": None if comparison.training is None else _training(comparison.training),
         "acceptance": None if comparison.acceptance is None else _acceptance(comparison.acceptance),
-        "culprits": [_culprit(comparison, culprit, numbers[id(culprit.row)]) for culprit in comparison.culprits],
+        "culprits": [_culprit(comparison, culprit, place) for culprit, place in zip(comparison.culprits, places, strict=True)],
         "preflight": [{name: getattr(finding, name) for name in _FINDING} for finding in comparison.preflight],
         "damage": comparison.damage,
-        "rows": [_row(row, producer) for row, producer in zip(comparison.rows, producers(comparison.rows), strict=True)],
     }
-    text = json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    encoded = text.encode("utf-8", "backslashreplace")  # lone surrogates, as of file names, become JSON's \udc80
-    return written_whole(path, lambda temporary: temporary.write_bytes(encoded))
+    plain: dict[str, Any] = _plain(content)
+    return plain
 
 
-def _culprit(comparison: Result, culprit: Culprit, number: int) -> dict[str, Any]:
-    """A culprit; ``row`` is the number (from 1) of the row that shows it."""
+def _document(comparison: Result) -> Iterator[bytes]:
+    """One JSON document, as ``json.dumps`` writes it with an indent of 1."""
+    text = json.dumps(head(comparison), indent=1, ensure_ascii=False, allow_nan=False)
+    yield _encoded(text.removesuffix("\n}") + ',\n "rows": [')
+    between = "\n  "
+    for row, producer in with_producers(comparison.rows):
+        yield _encoded(between + _indented(_row(row, producer), "\n  "))
+        between = ",\n  "
+    yield b"]\n}\n" if between == "\n  " else b"\n ]\n}\n"
+
+
+def _lines(comparison: Result) -> Iterator[bytes]:
+    yield _line({**head(comparison), "row_count": len(comparison.rows)})
+    encode = msgspec.json.Encoder().encode  # ten times as fast, but it makes null of what JSON has no number for
+    for row, producer in with_producers(comparison.rows):
+        content = _row(row, producer)
+        try:
+            yield encode(content) + b"\n" if _is_finite(content) else _line(_plain(content))
+        except (UnicodeEncodeError, OverflowError):  # half a surrogate; an integer of more than 64 bits
+            yield _line(_plain(content))
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return _encoded(json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n")
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")  # lone surrogates, as of file names, become JSON's \udc80
+
+
+def _is_finite(row: dict[str, Any]) -> bool:
+    """Whether JSON can hold every float of a row. A sum that overflows tells no more than that it must be looked at closely."""
+    sides = [side["statistics"] for side in (row["golden"], row["candidate"]) if side]
+    tables = [row, *(table for table in (*sides, row["metrics"]) if table)]
+    return isfinite(sum([value for table in tables for value in table.values() if type(value) is float]))
+
+
+def _indented(value: Any, line: str) -> str:
+    """A value as ``json.dumps`` writes it with an indent of 1, in a quarter of the time; ``line`` is a new line with its indent."""
+    if isinstance(value, str):
+        return _quoted(value)
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "true" if value else "false"
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, float):
+        return float.__repr__(value) if isfinite(value) else f'"{value}"'
+    inner = f"{line} "
+    if isinstance(value, dict):
+        content = [f"{_quoted(key)}: {_indented(child, inner)}" for key, child in value.items()]
+        return f"{{{inner}{f',{inner}'.join(content)}{line}}}" if content else "{}"
+    content = [_indented(child, inner) for child in value]
+    return f"[{inner}{f',{inner}'.join(content)}{line}]" if content else "[]"
+
+
+def _culprit(comparison: Result, culprit: Culprit, at: int | None) -> dict[str, Any]:
+    """A culprit; ``row`` is the number (from 1) of the row that shows it, which is at this place (from 0)."""
+    number = None if at is None else at + 1
     shown = {name: getattr(culprit, name) for name in ("name", "call", "stage", "site", "before", "reason", "excess", "over_limit")}
     more = {name: getattr(culprit, name) for name in ("jump", "seen", "words", "hints")}
     more["configured"] = [asdict(option) for option in culprit.configured]
@@ -165,7 +237,9 @@ _COUNTS = (
 
 def _metrics(metrics: Metrics) -> dict[str, Any]:
     values = msgspec.structs.asdict(metrics)
-    return {name: value if name in _COUNTS or not metrics.nothing_finite else None for name, value in values.items()}
+    if not metrics.nothing_finite:
+        return values
+    return {name: value if name in _COUNTS else None for name, value in values.items()}
 
 
 def _side(record: Record | None) -> dict[str, Any] | None:
@@ -179,7 +253,7 @@ def _plain(value: Any) -> Any:
     """The same with every float that JSON cannot hold as a string."""
     if value is None or isinstance(value, (str, int)):
         return value
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not isfinite(value):
         return str(value)
     if isinstance(value, dict):
         return {key: _plain(child) for key, child in value.items()}

@@ -14,6 +14,9 @@ PALE_GREEN, PALE_RED = "FFE2F0D9", "FFFFC7CE"
 INK, MUTED, LINE, BLUE = "FF1F2933", "FF6B7280", "FFD5D9DF", "FF1B5FAA"
 WHITE, DARK_RED, SLATE = "FFFFFFFF", "FF9C0006", "FF4B5563"
 
+#: From far below a limit over the limit itself to far over it.
+HEAT_SCALE = ("FFFFFFFF", AMBER, "FFE05252")
+
 #: Colours of charts, which have no alpha channel: curves, and what is around them.
 CURVE, OTHER_CURVE, OVER, LIMIT_CURVE, BASELINE_CURVE, SCALE_CURVE = BLUE[2:], "E07B00", RED[2:], "C77700", "A5D6A7", "2F6F73"
 GRID, AXIS, LETTERS = "E5E7EB", "9CA3AF", SLATE[2:]

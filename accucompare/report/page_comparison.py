@@ -10,22 +10,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import numpy as np
+
 from accucompare.bundle.records import GRADIENT_ROLES, NODE_ROLES, UPDATE_ROLES, Role
 from accucompare.compare.conclusion import conclude
 from accucompare.compare.result import Result
 from accucompare.compare.rows import MEANING, Reason, Row
 from accucompare.compare.sites import Culprit
+from accucompare.numbers.dtypes import Array
 from accucompare.report import culprit_words as culprits
 from accucompare.report import training_words
-from accucompare.report.columns import EXCESS, SCIENTIFIC, TEXT, Column, layer
-from accucompare.report.excel_divergence import limit_on_error
+from accucompare.report.columns import COLUMNS, EXCESS, SCIENTIFIC, TEXT, Column, layer, limit_on_error
 from accucompare.report.excel_environment import Entry, entries
-from accucompare.report.excel_layers import all_layers
+from accucompare.report.excel_layers import sized
+from accucompare.report.excel_overview import group_columns
 from accucompare.report.excel_summary import meaning
 from accucompare.report.excel_training import step_columns
+from accucompare.report.heat import heat_maps, heat_note
+from accucompare.report.overview import Chosen, Overview, overview, what_is_held
 from accucompare.report.page_data import PageData
 from accucompare.report.page_file import write_page
 from accucompare.report.tables import shown
+from accucompare.report.tallies import NONE
 from accucompare.text import printable, without_credentials
 
 _MOST_LISTED = 50  # pre-flight findings and damaged records
@@ -36,6 +42,10 @@ _MORE = (
     Column("limit on relative L2", limit_on_error, SCIENTIFIC, group="judgement", folded=2),
     Column("source line", lambda row: row.record.source_line if row.record else "", TEXT, folded=2),
 )
+
+
+#: Over which heat maps show the worst error of each layer.
+_HEAT_TITLES = {"rank": "x limit of each layer on each rank", "step": "x limit of each layer in each step"}
 
 
 class Phase(NamedTuple):
@@ -85,37 +95,63 @@ def write_comparison_page(comparison: Result, path: Path) -> Path:
         ReportError: if the path is a directory or does not end in ``.html``, or the file cannot be written.
     """
 
+    found = overview(comparison)
+
     def write_data(data: PageData) -> dict[str, Any]:
-        return _head(comparison, data)
+        return _head(comparison, found, data)
 
-    return write_page(path, "comparison.html", _content(comparison), write_data)
+    return write_page(path, "comparison.html", _content(comparison, found), write_data)
 
 
-def _head(comparison: Result, data: PageData) -> dict[str, Any]:
+def _head(comparison: Result, found: Overview, data: PageData) -> dict[str, Any]:
     """Write the tables, and return what the page's script has to know."""
-    of_interest = [comparison.first_divergence, comparison.identical_until, *(culprit.row for culprit in comparison.culprits)]
-    numbers = _numbers(comparison, [row for row in of_interest if row is not None])
-    tables = [data.table("rows", [*all_layers(comparison).columns, *_MORE], comparison.rows)]
+    places = None if found.places is None else np.sort(found.places)  # here in execution order
+    rows = comparison.rows if places is None else Chosen(comparison.rows, places)
+    numbers = None if places is None else (places + 1).tolist()
+    tables = [data.table("rows", [*sized(COLUMNS, found.layers.names), *_MORE], rows, numbers)]
+    summaries, heats = _summaries(found, data) if found.summarised else ([], [])
+    tables += summaries
     if (training := comparison.training) is not None:
         tables.append(data.table("steps", step_columns(training), training.pairs))
-    first, until = (row and numbers[id(row)] for row in of_interest[:2])
     return {
         "kind": "comparison",
         "tables": tables,
         "phases": [{"title": title, "roles": roles, "drawn": drawn} for title, roles, drawn in PHASES],
         "charts": [{"table": "steps", **chart._asdict()} for chart in STEP_CHARTS] if training is not None else [],
-        "first": first,
-        "until": until,
-        "culprits": [numbers[id(culprit.row)] for culprit in comparison.culprits],
+        "first": _place(places, found.first),
+        "until": _place(places, found.until),
+        "culprits": [_place(places, each) for each in found.culprits],
+        "heats": heats,
         "meanings": {reason.value: words for reason, words in MEANING.items()},
         "parting": training.parting.step if training is not None and training.parting is not None else None,
     }
 
 
-def _numbers(comparison: Result, rows: list[Row]) -> dict[int, int]:
-    """The places, from 0, of a few rows in the table, by their identity."""
-    wanted = {id(row) for row in rows}
-    return {id(row): number for number, row in enumerate(comparison.rows) if id(row) in wanted}
+def _place(places: Array | None, place: int | None) -> int | None:
+    """Where the row of a place stands in the page's table, which holds the rows of these places, or all."""
+    return place if place is None or places is None else int(np.searchsorted(places, place))
+
+
+def _summaries(found: Overview, data: PageData) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Write the tables and heat maps that sum up all rows, and return what the head says of each."""
+    groups = [("layer", found.layers), ("rank", found.ranks), ("step", found.steps)]
+    tables = [
+        data.table(f"by {name}", group_columns(name, each), range(len(each.names)))
+        for name, each in groups
+        if name == "layer" or len(each.names) > 1
+    ]
+    heats = [
+        {
+            "title": _HEAT_TITLES[heat.across],
+            "steps": heat.columns,
+            "across": heat.across,
+            "layers": [printable(name) for name in heat.layers],
+            "limit": 1,
+            "at": data.matrix([None if size == NONE else size for size in heat.sizes.ravel().tolist()]),
+        }
+        for heat in heat_maps(found)
+    ]
+    return tables, heats
 
 
 def anchor(row: Row) -> str:
@@ -127,7 +163,7 @@ def anchor(row: Row) -> str:
     return ";".join(parts)
 
 
-def _content(comparison: Result) -> dict[str, Any]:
+def _content(comparison: Result, found: Overview) -> dict[str, Any]:
     """What the template is filled with: words only, made by what every report says."""
     sentence = str(conclude(comparison)) if culprits.judged(comparison) or comparison.series_only else ""
     third = comparison.baseline
@@ -153,6 +189,13 @@ def _content(comparison: Result) -> dict[str, Any]:
         "counts": [(reason.value, counts[reason], MEANING[reason]) for reason in Reason if counts[reason]],
         "left_out": comparison.left_out,
         "total": len(comparison.rows),
+        "held": "" if found.places is None else what_is_held(found, "This page", "something in it leads to"),
+        "summarised": [
+            name
+            for name, groups in (("layer", found.layers), ("rank", found.ranks), ("step", found.steps))
+            if found.summarised and (name == "layer" or len(groups.names) > 1)
+        ],
+        "heat_notes": [heat_note(heat) for heat in heat_maps(found)] if found.summarised else [],
         "damage": comparison.damage[:_MOST_LISTED],
         "more_damage": max(0, len(comparison.damage) - _MOST_LISTED),
         "training": list(_training(comparison)),

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 from isal import isal_zlib
 
 from accucompare.numbers.dtypes import Array
-from accucompare.report.columns import COUNT, EXCESS, NUMBER, PERCENT, SCIENTIFIC, TEXT, Column, Of, Value
+from accucompare.report.columns import COUNT, EXCESS, NUMBER, PERCENT, SCIENTIFIC, TEXT, Column, Value, value_blocks
 from accucompare.text import printable
 
 #: Bytes of a float64 that are kept: 12 bits of the mantissa for three digits, 20 for six; of all other numbers the whole.
@@ -25,7 +25,7 @@ _WHOLE = 8
 #: What the page's script calls the formats.
 _FORMATS = {TEXT: "text", COUNT: "count", SCIENTIFIC: "scientific", EXCESS: "excess", PERCENT: "percent", NUMBER: "number"}
 _INDEX = 4  # bytes of a text's number
-BLOCK, _AT_ONCE = 1 << 14, 256  # rows
+BLOCK = 1 << 14  # rows
 #: The first bytes of what stands for no number at all; a NaN is always written as the first.
 _NAN, _MISSING = (np.uint64(bits << 48) for bits in (0x7FF8, 0x7FFC))
 _EXPONENT = np.uint64(0x7FF << 52)
@@ -41,16 +41,17 @@ class PageData:
         self._waiting = b""
         self._size = 0
 
-    def table(self, title: str, columns: Sequence[Column], rows: Sequence[Any]) -> dict[str, Any]:
+    def table(self, title: str, columns: Sequence[Column], rows: Sequence[Any], numbers: Iterable[int] | None = None) -> dict[str, Any]:
         """Write a table, block by block of its rows and in each column by column, and return what the head says of it.
 
-        A number of the candidate's is written as its difference in bits from golden's, since most are nearly equal.
+        A number of the candidate's is written as its difference in bits from golden's, since most are nearly equal. ``numbers`` are the
+        rows'; ``None`` for 1, 2, ….
         """
         at = self._size
         texts: list[dict[Value, int]] = [{} for _ in columns]
-        for start in range(0, len(rows), BLOCK):
+        for block in value_blocks(columns, rows, BLOCK, numbers):
             of_golden: dict[str, Array] = {}
-            for column, values, known in zip(columns, _block(columns, rows, start), texts, strict=True):
+            for column, values, known in zip(columns, block, texts, strict=True):
                 self._add(_planes(_indices(values, known), _INDEX) if column.format == TEXT else _numbers(column, values, of_golden))
         listed = [self._texts(known) if column.format == TEXT else None for column, known in zip(columns, texts, strict=True)]
         titles = {column.title for column in columns}
@@ -91,31 +92,6 @@ class PageData:
         whole = len(waiting) if last else len(waiting) // 3 * 3
         self._file.write(b64encode(waiting[:whole]))
         self._waiting = waiting[whole:]
-
-
-def _block(columns: Sequence[Column], rows: Sequence[Any], start: int) -> list[list[Value]]:
-    """The values of a block of rows, by column; read a few rows at a time, which stay in the processor's cache meanwhile."""
-    stop = min(start + BLOCK, len(rows))
-    values: list[list[Value]] = [[] for _ in columns]
-    for first in range(start, stop, _AT_ONCE):
-        few = rows[first : min(first + _AT_ONCE, stop)]
-        parts: dict[Any, list[Any]] = {None: list(range(first + 1, first + 1 + len(few)))}
-        for column, own in zip(columns, values, strict=True):
-            own += _of_few(column.get, few, parts)
-    return values
-
-
-def _of_few(get: Callable[[Any], Value] | None, few: Sequence[Any], parts: dict[Any, list[Any]]) -> Iterable[Value]:
-    """The values of a column in a few rows. A part that several columns read is looked for once, and kept in ``parts``."""
-    if get is None:
-        return parts[None]
-    if not isinstance(get, Of):
-        return map(get, few)
-    if (wholes := parts.get(get.part)) is None:
-        wholes = parts[get.part] = list(map(get.part, few))
-    if type(None) in set(map(type, wholes)):
-        return [get.otherwise if whole is None else get.read(whole) for whole in wholes]
-    return map(get.read, wholes)
 
 
 def _width(column: Column) -> int:

@@ -12,8 +12,7 @@ from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
 from accucompare.errors import ReportError
 from accucompare.report import looks
-from accucompare.report.columns import layer
-from accucompare.report.excel_divergence import limit_on_error
+from accucompare.report.columns import layer, limit_on_error
 from accucompare.text import cut, printable
 
 if TYPE_CHECKING:

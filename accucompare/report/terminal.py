@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
@@ -18,6 +19,7 @@ from accucompare.report import culprit_words as culprits
 from accucompare.report import training_words as training
 from accucompare.report.columns import COLUMNS, COUNT, EXCESS, GENERAL, SCIENTIFIC, Column, chosen
 from accucompare.report.console import fitted, open_console, print_heading, print_rest, safe_text, short_number
+from accucompare.report.overview import overview
 from accucompare.report.tables import NAME_WIDTH, print_table
 from accucompare.text import printable
 
@@ -47,6 +49,8 @@ def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -
     console.print()
     if not comparison.series_only:
         console.print(_counts(comparison))
+    if line := _ranks_and_steps(comparison):
+        console.print(line, soft_wrap=True)
     if nonfinite := comparison.nonfinite_on_both:
         console.print(Text(f"{nonfinite} {'row holds' if nonfinite == 1 else 'rows hold'} NaN or Inf on both sides", "yellow"))
     if not comparison.series_only:
@@ -210,6 +214,24 @@ def _print_unmatched(console: Console, comparison: Result) -> None:
     print_rest(console, len(unmatched), _UNMATCHED_SHOWN)
     if any(row.nearest not in ("", row.module) for row in unmatched):
         console.print("--map OLD=NEW compares a layer with one of another name")
+
+
+def _ranks_and_steps(comparison: Result) -> str:
+    """Which rank is worst, and in which step failing begins, where there are several of each; ``""`` if none fails."""
+    manifests = (comparison.golden.manifest, comparison.candidate.manifest)
+    several = any(manifest.ranks > 1 or len(manifest.steps) > 1 for manifest in manifests)
+    if not several or not comparison.counts_by_status()[Status.FAIL]:
+        return ""
+    found = overview(comparison)
+    ranks, steps = found.ranks, found.steps
+    parts = []
+    if len(ranks.names) > 1 and (failing := np.flatnonzero(ranks.failing)).size:
+        worst = failing[np.lexsort((ranks.failing[failing], ranks.worst.used[failing]))[-1]]
+        at = f"{ranks.failing[worst]} of its {ranks.rows[worst]} rows fail"
+        parts.append(f"{len(failing)} of {len(ranks.names)} ranks fail, rank {ranks.names[worst]} worst ({at})")
+    if len(steps.names) > 1 and (failing := np.flatnonzero(steps.failing)).size:
+        parts.append(f"{len(failing)} of {len(steps.names)} steps fail, the first is step {steps.names[failing[0]]}")
+    return "; ".join(parts)
 
 
 def _counts(comparison: Result) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -79,6 +79,18 @@ class Written(msgspec.Struct, frozen=True):
     rows: list[WrittenRow]
 
 
+class _Head(msgspec.Struct, frozen=True):
+    """The first of its JSON lines."""
+
+    golden: str
+    candidate: str
+    conclusion: str
+    row_count: Count
+
+
+_T = TypeVar("_T")
+
+
 def read_written(path: Path) -> Written:
     """Read what ``accucompare diff --json`` wrote.
 
@@ -87,12 +99,7 @@ def read_written(path: Path) -> Written:
     """
     content = bounded(path, _MOST_BYTES)
     try:
-        try:
-            written = msgspec.json.decode(content, type=Written)
-        except msgspec.ValidationError:
-            raise
-        except msgspec.DecodeError:  # it refuses half surrogates, which names of files may have
-            written = msgspec.convert(json.loads(content), Written)
+        written = _of_lines(content) if is_lines(path) else _decoded(content, Written)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{path}: is not a comparison of this version ({str(error)[:200]}); "
@@ -103,6 +110,28 @@ def read_written(path: Path) -> Written:
     if any(row.producer is not None and row.producer >= number for number, row in enumerate(written.rows, 1)):
         raise UsageError(f"{path}: is damaged (a producer does not come before its row); write it again with `accucompare diff --json`")
     return written
+
+
+def is_lines(path: Path) -> bool:
+    """Whether a file holds JSON lines: a head, and one row a line."""
+    return path.suffix.lower() in (".jsonl", ".ndjson")
+
+
+def _of_lines(content: bytes) -> Written:
+    first, *others = content.removesuffix(b"\n").split(b"\n")
+    head = _decoded(first, _Head)
+    if head.row_count != len(others):
+        raise ValueError(f"it has {len(others):,} of {head.row_count:,} rows")
+    return Written(head.golden, head.candidate, head.conclusion, [_decoded(line, WrittenRow) for line in others])
+
+
+def _decoded(content: bytes, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:  # it refuses half surrogates, which names of files may have
+        return msgspec.convert(json.loads(content), kind)
 
 
 def value_of(number: Number) -> float | None:

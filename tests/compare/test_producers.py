@@ -6,10 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from accucompare.compare.producers import producers
-from tests.compare.builder import compare, item
+from accucompare.compare.producers import with_producers
+from tests.compare.builder import Item, compare, item
 
 X, Y = np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(3, 2)
+
+
+def producers(tmp_path: Path, items: list[Item]) -> list[int | None]:
+    return [producer for _, producer in with_producers(compare(tmp_path, items, items).rows)]
 
 
 def test_a_value_leads_to_the_latest_call_that_gave_it_or_to_the_caller_that_handed_it_down(tmp_path: Path) -> None:
@@ -22,7 +26,7 @@ def test_a_value_leads_to_the_latest_call_that_gave_it_or_to_the_caller_that_han
         item("head", Y, role="input", path="0"),
         item("head", X + 1),
     ]
-    assert producers(compare(tmp_path, items, items).rows) == [None, 1, 2, None, 4, 5, None]
+    assert producers(tmp_path, items) == [None, 1, 2, None, 4, 5, None]
 
 
 def test_what_went_into_a_neighbour_was_handed_down_by_the_caller_of_both(tmp_path: Path) -> None:
@@ -34,7 +38,7 @@ def test_what_went_into_a_neighbour_was_handed_down_by_the_caller_of_both(tmp_pa
         item("", X + 1, role="op_output", path="aten.add#0", type="aten.add", parent=("", 0)),
         item("", X + 1, parent=None),
     ]
-    assert producers(compare(tmp_path, items, items).rows) == [None, 1, None, 1, None, 5]
+    assert producers(tmp_path, items) == [None, 1, None, 1, None, 5]
 
 
 def test_an_input_alone_gives_nothing_and_numbers_are_equal_by_chance(tmp_path: Path) -> None:
@@ -44,9 +48,9 @@ def test_an_input_alone_gives_nothing_and_numbers_are_equal_by_chance(tmp_path: 
         item("b", X, role="input", path="0"),
         item("b", np.array(3.0), role="input", path="1"),
     ]
-    assert producers(compare(tmp_path, items, items).rows) == [None] * 4
+    assert producers(tmp_path, items) == [None] * 4
 
 
 def test_a_step_does_not_give_to_another(tmp_path: Path) -> None:
     items = [item("a", X), item("b", X, role="input", path="0", step=1)]
-    assert producers(compare(tmp_path, items, items).rows) == [None, None]
+    assert producers(tmp_path, items) == [None, None]

@@ -1,6 +1,7 @@
 // Heat maps, layer by step: how large a number is on a logarithmic scale, from dark (small) over green to yellow (large).
 
 const RAMP = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+const LIMIT_SPAN = 1000; // how far around a limit colours differ
 const MOST_HIGH = 14000; // pixels of a canvas
 
 function ramp(share) {
@@ -24,8 +25,9 @@ class HeatMap {
     this.canvas = make("canvas", { role: "img", ariaLabel: `${about.title}, layer by step` });
     this.tip = make("div", { className: "tip", hidden: true });
     this.scroll = make("div", { className: "heat" }, this.canvas);
-    const scale = make("span", { className: "scale" }, exponent(low, 0), make("i"), exponent(top, 0));
-    const caption = make("figcaption", {}, about.title, scale, make("span", { className: "notfinite" }, "not finite"));
+    const scale = make("span", { className: about.limit ? "scale limit" : "scale" }, exponent(low, 0), make("i"), exponent(top, 0));
+    const endless = about.limit ? "fails without a number" : "not finite";
+    const caption = make("figcaption", {}, about.title, scale, make("span", { className: "notfinite" }, endless));
     this.figure = make("figure", {}, caption, this.scroll, this.tip);
     box.append(this.figure);
     this.canvas.addEventListener("mousemove", (event) => this.hover(event));
@@ -41,6 +43,7 @@ class HeatMap {
       low = Math.min(low, value);
       high = Math.max(high, value);
     }
+    if (this.about.limit) return [this.about.limit / LIMIT_SPAN, this.about.limit * LIMIT_SPAN];
     return high ? [low, high] : [1e-8, 1];
   }
 
@@ -73,6 +76,8 @@ class HeatMap {
       ctx.fillStyle = color("ink");
       ctx.fillText(shortened(ctx, this.names[row], this.left - 8), 0, (row + 0.5) * this.row);
     }
+    const over = this.about.limit ? this.values.findIndex((value) => value > this.about.limit) : -1;
+    if (over >= 0) this.scroll.scrollTop = Math.max(0, (Math.floor(over / columns) - 3) * this.row);
   }
 
   fill(at) {
@@ -80,7 +85,12 @@ class HeatMap {
     const value = this.values[at];
     if (!Number.isFinite(value)) return color("over");
     if (value <= 0) return color("grid");
-    return `rgb(${ramp((Math.log10(value) - this.low) / this.span).join(" ")})`;
+    const share = (Math.log10(value) - this.low) / this.span;
+    if (!this.about.limit) return `rgb(${ramp(share).join(" ")})`;
+    const far = Math.min(Math.abs(2 * share - 1), 1) * 100; // how far from the limit, on either side
+    return value > this.about.limit
+      ? `color-mix(in oklab, ${color("heat-over")} ${far}%, ${color("heat-at")})`
+      : `color-mix(in oklab, ${color("heat-under")} ${far}%, ${color("heat-near")})`;
   }
 
   hover(event) {
@@ -91,7 +101,7 @@ class HeatMap {
     if (name === undefined || step === undefined || column < 0) return void (this.tip.hidden = true);
     const at = row * this.about.steps.length + column;
     const value = this.high[at] === MISSING ? "not looked at" : shown({ format: "number" }, this.values[at]);
-    this.tip.replaceChildren(make("b", { dir: "auto" }, name), make("div", {}, `step ${step}: ${value}`));
+    this.tip.replaceChildren(make("b", { dir: "auto" }, name), make("div", {}, `${this.about.across ?? "step"} ${step}: ${value}`));
     this.tip.hidden = false;
     const box = this.figure.getBoundingClientRect();
     this.tip.style.left = `${Math.min(event.clientX - box.left + 14, box.width - this.tip.offsetWidth - 4)}px`;

@@ -3,7 +3,7 @@
 addEventListener("DOMContentLoaded", async () => {
   try {
     const { head, bytes } = await unpack();
-    if (head.kind === "comparison") new ComparisonPage(head);
+    if (head.kind === "comparison") new ComparisonPage(head, bytes);
     else new LogPage(head, bytes);
     byId("only-different")?.addEventListener("change", (event) => byId("section-environment").classList.toggle("differing", event.target.checked));
     document.body.offsetHeight; // the browser lays it out now
@@ -31,14 +31,18 @@ function menu(title, boxes) {
 }
 
 class ComparisonPage {
-  constructor(head) {
+  constructor(head, bytes) {
     this.head = head;
+    this.bytes = bytes;
     this.table = head.tables.rows;
     this.step = this.rank = null; // null: all of them
     this.module = null;
     this.hidden = { status: new Set(), role: new Set() };
     onTheme(() => this.drawTraining());
     this.drawTraining();
+    onTheme(() => this.drawHeats());
+    this.drawHeats();
+    for (const name of ["layer", "rank", "step"]) this.summary(name, head.tables[`by ${name}`]);
     if (this.table.rows) this.showRows(head);
   }
 
@@ -65,6 +69,21 @@ class ComparisonPage {
     addEventListener("hashchange", () => this.follow());
     addEventListener("keydown", (event) => this.key(event));
     this.follow();
+  }
+
+  drawHeats() {
+    if (this.head.heats.length) byId("heats").replaceChildren();
+    for (const about of this.head.heats) new HeatMap(byId("heats"), this.bytes, about, about.layers);
+  }
+
+  // What all rows of each layer, rank or step come to.
+  summary(name, table) {
+    if (!table) return;
+    const box = byId(`by-${name}`);
+    const failing = table.column("failing");
+    const grid = new Grid(box, table, { what: `rows by ${name}`, look: (row) => (failing.value(row) ? "fail" : "") });
+    if (name === "layer") grid.sort(table.column("worst x limit"));
+    box.style.setProperty("--rows", Math.min(Math.max(table.rows, 1), 16));
   }
 
   titles() {
