@@ -47,6 +47,10 @@ class NoBucketError(FileNotFoundError):
     """The bucket itself is not there."""
 
 
+class NoAnswerError(TimeoutError):
+    """The storage does not answer, or cannot be reached."""
+
+
 @dataclass(frozen=True)
 class Url:
     """A place in object storage. ``str`` and ``repr`` leave credentials out; ``whole`` has them.
@@ -156,7 +160,8 @@ class Url:
 
         Raises:
             OSError: whatever went wrong, with words for people in ``strerror``; FileNotFoundError if there is no such object or bucket,
-                PermissionError if access is refused, TimeoutError if nothing was answered in ``PATIENCE`` seconds.
+                PermissionError if access is refused, NoAnswerError if the storage does not answer, at the latest after
+                ``PATIENCE`` seconds.
         """
         return wait(self.begin(name, **options), self)
 
@@ -278,7 +283,7 @@ def wait(asked: Future[Any], place: Url, patience: float | None = None, stop: th
                 raise CancelledError
             if time.monotonic() >= end:
                 asked.cancel()
-                raise TimeoutError(errno.ETIMEDOUT, f"no answer within {patience:.0f} s", str(place))
+                raise NoAnswerError(errno.ETIMEDOUT, f"no answer within {patience:.0f} s", str(place))
     except CancelledError:
         raise OSError(errno.ECANCELED, "stopped", str(place)) from None
     except BaseException as error:
@@ -347,7 +352,7 @@ def _done_at_once(work: Coroutine[Any, Any, Any]) -> Future[Any]:
 
 def _as_os_error(error: BaseException, place: Url) -> OSError:
     """What a library raised, in words, and without the secrets of the URL."""
-    if isinstance(error, TimeoutError) and error.errno == errno.ETIMEDOUT and error.strerror:
+    if isinstance(error, NoAnswerError):
         return error
     text, code = _words(error, place), _code(error)
     if code == "NoSuchBucket":
@@ -361,14 +366,19 @@ def _as_os_error(error: BaseException, place: Url) -> OSError:
         return OSError(errno.ENOPKG, f"{text}: pip install 'accucompare[{extra}]'", str(place))
     if isinstance(error, ValueError) and "rotocol not known" in str(error):
         return OSError(errno.EPROTONOSUPPORT, f"{place.scheme}:// is no storage that is known; these are: {_KINDS}", str(place))
-    if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
-        return TimeoutError(errno.ETIMEDOUT, f"the storage does not answer{f': {text}' if text else ''}", str(place))
+    if isinstance(error, (asyncio.TimeoutError, TimeoutError, ConnectionError)) or code in _UNREACHABLE:
+        return NoAnswerError(errno.ETIMEDOUT, f"the storage does not answer: {text}", str(place))
     what = text if code in text or code == type(error).__name__ else f"{code}: {text}"
     return OSError(error.errno if isinstance(error, OSError) and error.errno else errno.EIO, what, str(place))
 
 
 #: What libraries call a refusal, where that is no PermissionError: HTTP's status, or the name of an error.
 _REFUSED = ("401", "403", "NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
+
+
+_OF_HTTP = ("ClientConnectorError", "ClientConnectorDNSError", "ServerDisconnectedError")
+#: Errors of libraries that are no TimeoutError or ConnectionError, and mean one.
+_UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError", *_OF_HTTP)
 
 
 def _code(error: BaseException) -> str:

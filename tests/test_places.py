@@ -155,7 +155,7 @@ def test_what_cannot_be_opened_says_why(url: str, message: str, monkeypatch: pyt
     monkeypatch.setattr("accucompare.places._systems", {})
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     with pytest.raises(BundleError, match=message):
         ac.open_bundle(url)
 

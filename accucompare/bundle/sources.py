@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from accucompare.errors import BundleError
-from accucompare.places import Answer, Place, Url, wait
+from accucompare.places import Answer, NoAnswerError, Place, Url, wait
 
 #: Bytes that are asked for at once.
 WINDOW = 8 << 20
@@ -94,6 +94,7 @@ class Windows:
         self._lock = threading.Lock()
         self._own = _OwnWindow()
         self._stop = threading.Event()
+        self._gone: NoAnswerError | None = None  # the storage does not answer: what is left is not waited for one by one
 
     def give_up(self) -> None:
         """End every read that waits, in whatever thread, as after Ctrl-C; later ones begin anew."""
@@ -102,12 +103,15 @@ class Windows:
             self._stop = threading.Event()
             self._asked.clear()
             self._expected.clear()
+            self._own = _OwnWindow()
+            self._gone = None
 
     def get(self, url: Url, number: int, size: int) -> bytes:
         """A window of an object of a size. OSError if it cannot be read."""
         key = url, number
         if self._own.key == key:
             return self._own.content
+        self._refuse_if_gone()
         with self._lock:
             stop = self._stop
             after_another = (url, number - 1) in self._asked or self._own.key == (url, number - 1)
@@ -122,10 +126,11 @@ class Windows:
             wanted = _extent(number, size)
             if len(content) != wanted:
                 raise OSError(errno.EIO, _of_wrong_length(len(content), wanted, url), str(url))
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 if self._asked.get(key) is mine:
                     del self._asked[key]
+                self._gone = error if isinstance(error, NoAnswerError) else self._gone
             raise
         self._own.key, self._own.content = key, content
         return content
@@ -136,8 +141,13 @@ class Windows:
             if url not in self._expected and len(self._expected) < _EXPECTED:
                 self._expected[url] = url.begin_read(WINDOW)
 
+    def _refuse_if_gone(self) -> None:
+        if self._gone is not None:
+            raise NoAnswerError(*self._gone.args)
+
     def description(self, url: Url) -> dict[str, Any]:
         """What the storage says of a file that is opened now. Errors as ``Url.described``."""
+        self._refuse_if_gone()
         with self._lock:
             asked = self._expected.pop(url, None)
         try:
@@ -145,7 +155,11 @@ class Windows:
         except OSError:
             described, content = {}, None  # it is asked again, for an error that says more
         if content is None or len(content) != described.get("size"):
-            return url.described()
+            try:
+                return url.described()
+            except NoAnswerError as error:
+                self._gone = error
+                raise
         here: Future[bytes] = Future()
         here.set_result(content)
         with self._lock:
@@ -204,7 +218,7 @@ class RemoteFile:
         if not isinstance(described.get("size"), int) or described.get("partial") is False:
             raise OSError(errno.ENOTSUP, "its server does not say how long it is, or sends no ranges; copy the bundle", str(url))
         self.size: int = described["size"]
-        self._stamp = _stamp_of(described)
+        self._stamp = stamp_of(described)
 
     def read(self, count: int, offset: int) -> bytes:
         found = bytearray(max(0, min(count, self.size - offset)))
@@ -223,7 +237,7 @@ class RemoteFile:
 
     def changed(self) -> bool:
         try:
-            return _stamp_of(self._url.call("info")) != self._stamp
+            return stamp_of(self._url.call("info")) != self._stamp
         except OSError:
             return True
 
@@ -231,7 +245,8 @@ class RemoteFile:
         pass
 
 
-def _stamp_of(described: dict[str, Any]) -> tuple[str, ...]:
+def stamp_of(described: dict[str, Any]) -> tuple[str, ...]:
+    """What changes when an object is replaced, of what the storage says of it."""
     return tuple(str(described.get(name)) for name in _STAMPS)
 
 
