@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable
 from dataclasses import fields
@@ -16,11 +17,14 @@ from accucompare.compare.renames import read_maps
 from accucompare.compare.result import Result
 from accucompare.compare.tolerance import Tolerance, read_rules
 from accucompare.errors import UsageError
+from accucompare.places import Place, place_of
 from accucompare.selection import Selection, Standard
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+    from accucompare.compare.cluster import Cluster
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -112,10 +116,10 @@ class Comparison(Result):
 
 
 def diff(
-    golden: str | Path,
-    candidate: str | Path,
+    golden: str | Place,
+    candidate: str | Place,
     *,
-    baseline: str | Path | None = None,
+    baseline: str | Place | None = None,
     atol: float | None = None,
     rtol: float | None = None,
     rel_l2: float | None = None,
@@ -128,12 +132,14 @@ def diff(
     keep_going: bool = False,
     accept: str | Standard | None = None,
     workers: int | None = None,
+    cluster: str | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare two bundles.
 
     Args:
-        golden: the trusted bundle's directory; if captured with ``--repeat 2``, values that differ between its two runs judge nothing.
+        golden: the trusted bundle: its directory, or its URL such as ``s3://bucket/golden``; if captured with ``--repeat 2``, values that
+            differ between its two runs judge nothing.
         candidate: the directory of the bundle under test; if it was captured with ``--repeat 2``, its second run shows its noise.
         baseline: the directory of a bundle in the candidate's precision from a device that is trusted, captured as the candidate was
             (fed or not) with golden's code: errors are then judged by how many times as large they are as the baseline's. Without it,
@@ -152,10 +158,13 @@ def diff(
         accept: a standard that two runs of training must meet, such as ``"mindformers"``: it decides, in place of the rows, by the losses
             and gradient norms of the steps (``Comparison.acceptance``).
         workers: threads that read and measure, by default as many as there are processors; they change no result.
+        cluster: a Dask scheduler's address, such as ``"tcp://host:8786"``, or ``"local"`` or ``"local:8"`` for so many processes here:
+            they compare in place of this process's threads, and change no result. Each reads the bundles itself.
         progress: called now and then.
 
     Raises:
         BundleError: if a bundle is missing, damaged, or of a newer format.
+        ClusterError: if the cluster cannot be reached, or its workers cannot do the work.
         UsageError: if a limit, a renaming or the tolerance file makes no sense, or the bundles do not belong together: fed with another
             golden, or a baseline of another dtype, incomplete, or not fed as the candidate was.
 
@@ -166,25 +175,36 @@ def diff(
     """
     if workers is not None and workers < 1:
         raise UsageError(f"workers must be at least 1, but is {workers}")
+    if workers is not None and cluster is not None:
+        raise UsageError("--workers: is of threads of this process; with --cluster its workers compare, so leave it out")
     renamings, auto = read_maps(map)
-    result = compare(
-        Path(golden),
-        Path(candidate),
-        None if baseline is None else Path(baseline),
-        limits=Tolerance(atol, rtol, rel_l2, cosine, source="given for all layers"),
-        rules=read_rules(tolerances) if tolerances is not None else (),
-        renamings=renamings,
-        auto=auto,
-        selection=Selection.of(only, skip),
-        verify=verify,
-        keep_going=keep_going,
-        workers=workers,
-        progress=progress,
-        standard=None if accept is None else _standard(accept),
-    )
+    with contextlib.ExitStack() as stack:
+        on = None if cluster is None else stack.enter_context(_connected(cluster))
+        result = compare(
+            place_of(golden),
+            place_of(candidate),
+            None if baseline is None else place_of(baseline),
+            limits=Tolerance(atol, rtol, rel_l2, cosine, source="given for all layers"),
+            rules=read_rules(tolerances) if tolerances is not None else (),
+            renamings=renamings,
+            auto=auto,
+            selection=Selection.of(only, skip),
+            verify=verify,
+            keep_going=keep_going,
+            workers=workers,
+            progress=progress,
+            standard=None if accept is None else _standard(accept),
+            cluster=on,
+        )
     comparison = Comparison(**{field.name: getattr(result, field.name) for field in fields(result)})
     _LOGGER.debug("compared %s with %s: %d rows, %d culprits", candidate, golden, len(comparison.rows), len(comparison.culprits))
     return comparison
+
+
+def _connected(cluster: str) -> contextlib.AbstractContextManager[Cluster]:
+    from accucompare.compare.cluster import open_cluster
+
+    return open_cluster(cluster)
 
 
 def _standard(name: str) -> Standard:

@@ -9,6 +9,7 @@ AccucompareError
 ├── WatchEndedError        a watch has watched as many steps as it was asked to
 ├── BundleError         a bundle that is missing, damaged, hostile or too new
 │   └── RecordError     one record of a bundle; the others may be readable
+├── ClusterError        a cluster that cannot be reached, or whose workers cannot do the work
 └── ReportError         a report that cannot be written
 """
 
@@ -64,6 +65,10 @@ class BundleError(AccucompareError):
 
 class RecordError(BundleError):
     """One record of a bundle that cannot be read; the others may be readable."""
+
+
+class ClusterError(AccucompareError):
+    """A cluster that cannot be reached, that has lost its workers, or whose workers cannot do the work."""
 
 
 class ReportError(AccucompareError):

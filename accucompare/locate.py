@@ -24,9 +24,11 @@ from accucompare.compare.sites import Stage
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats
 from accucompare.devices import DeviceName, open_device
 from accucompare.errors import CaptureError, UsageError
+from accucompare.places import Place, place_of, whole
 from accucompare.recorder.golden_checks import held_steps
 from accucompare.recorder.options import CaptureOptions
 from accucompare.selection import FloatType, Level, RoundedType, Steps
+from accucompare.text import without_credentials
 
 #: Called with what is being done now, before it begins.
 Announce = Callable[[str], None]
@@ -56,7 +58,7 @@ class Setup:
     device: DeviceName
     golden_case: str | None = None
     golden_python: Path | None = None
-    out: Path = Path("locate")
+    out: Place = Path("locate")
     dtype: FloatType | None = None
     hf32: bool = False
     tf32: bool = False
@@ -70,7 +72,7 @@ class Setup:
 def locate(
     setup: Setup,
     *,
-    golden: str | Path | None = None,
+    golden: str | Place | None = None,
     map: str | Iterable[str] = (),
     seed: int | None = None,
     steps: int | str | Iterable[int] | Steps | None = None,
@@ -102,7 +104,7 @@ def locate(
     trusted = _Trusted(setup.golden_python, setup.golden_case if golden is not None else setup.golden_case or setup.case)
     trusted.check()
     if golden is not None:
-        _check(Path(golden), setup.out)
+        _check(place_of(golden), setup.out)
     else:
         setup.announce(f"golden: {trusted.case or 'the case'} on the CPU, in float32")
         same_device = setup.device.type == "cpu" and setup.dtype in (None, FloatType.FLOAT32)
@@ -227,41 +229,43 @@ class _Trusted:
     def capture(
         self,
         case: str | None,
-        out: Path,
+        out: Place,
         options: CaptureOptions,
         dtype: FloatType | None = None,
         round_weights: RoundedType | None = None,
         repeat: int = 1,
-    ) -> Path:
+    ) -> Place:
         """Capture a case on the CPU, in this process, or by the other interpreter in one of its own; arguments as of ``capture_case``."""
         if self.python is None:
             from accucompare.recorder.capture_case import capture_case
 
             return capture_case(case, out, DeviceName("cpu"), options, dtype=dtype, round_weights=round_weights, repeat=repeat)
-        command = [str(self.python), "-m", "accucompare", "capture", *([case] if case else []), "--device", "cpu", "--out", str(out), "-q"]
+        command = [str(self.python), "-m", "accucompare", "capture", *([case] if case else []), "--device", "cpu"]
+        command += ["--out", whole(out), "-q"]
         given = {field.name: value for field in fields(options) if (value := getattr(options, field.name)) != field.default}
         for name, value in {**given, "dtype": dtype, "round_weights": round_weights, "repeat": repeat}.items():
             option = f"--{name.replace('_', '-')}"
             if isinstance(value, (list, tuple)):
-                command += [part for each in value for part in (option, str(each))]
+                command += [part for each in value for part in (option, whole(each))]
             elif value is True:
                 command += [option]
             elif value is False:
                 command += [f"--no-{name.replace('_', '-')}"]
             elif value is not None:
-                command += [option, str(value)]
+                command += [option, whole(value)]
         # variables of options were meant for what the user types, and this command has all of its options
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ACCUCOMPARE_CAPTURE_")}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise CaptureError(f"--golden-python: {shlex.join(command)} failed: {done.stderr.strip() or f'exit code {done.returncode}'}")
+            shown, why = without_credentials(shlex.join(command)), done.stderr.strip() or f"exit code {done.returncode}"
+            raise CaptureError(f"--golden-python: {shown} failed: {why}")
         return out
 
 
 def _capture_and_compare(
     setup: Setup,
     trusted: _Trusted,
-    folder: Path,
+    folder: Place,
     of_golden: CaptureOptions,
     of_candidate: CaptureOptions,
     repeat: int = 1,
@@ -279,7 +283,7 @@ def _capture_and_compare(
     """
     from accucompare.recorder.capture_case import capture_case
 
-    golden = Path(of_golden.feed or "")
+    golden = place_of(of_golden.feed or "")
     with open_bundle(golden) as bundle:
         manifest = bundle.manifest
     like = golden if manifest.state is not None else of_golden.like
@@ -318,10 +322,10 @@ def _baseline(
     trusted: _Trusted,
     golden: Manifest,
     candidate: Manifest,
-    out: Path,
+    out: Place,
     options: CaptureOptions,
     announce: Announce,
-) -> Path | None:
+) -> Place | None:
     """Golden's case on the CPU in the candidate's precision; ``None``, announced, if that is not possible."""
     if case is None:
         announce(
@@ -343,7 +347,7 @@ def _other_versions(golden: Manifest, candidate: Manifest) -> OtherCode:
     return OtherCode(versions=other_code(golden, candidate).versions)
 
 
-def _check(golden: Path, folder: Path) -> None:
+def _check(golden: Place, folder: Place) -> None:
     """Refuse a bundle that cannot be golden, and a directory inside it."""
     with open_bundle(golden) as bundle:
         if bundle.manifest.capture.get("feed"):

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s'\"]*@")
+_QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?'\"]*)\?[^\s'\")]*")
 
 
 def printable(text: str) -> str:
@@ -27,6 +29,11 @@ def printable_lines(text: str) -> str:
 def storable(text: str) -> str:
     """A text that UTF-8 can hold: lone surrogates, as in file names of another encoding, are escaped, and nothing else is changed."""
     return _SURROGATE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def without_credentials(text: str) -> str:
+    """A text, such as a command line, in which URLs have neither ``user:password@`` nor what follows their ``?``, such as a signature."""
+    return _QUERY.sub(r"\1", _USER.sub(r"\1", text)) if "://" in text else text
 
 
 def cut(text: str, most: int, length: Callable[[str], int] = len) -> str:

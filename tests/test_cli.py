@@ -377,7 +377,7 @@ def test_json_is_written_though_the_report_cannot_be(folder: Path, cli: Run, tmp
 def test_diff_and_help_import_neither_torch_nor_pandas(folder: Path, tmp_path: Path) -> None:
     program = (
         "import sys\nfrom accucompare.cli import main\n"
-        "try:\n    main(sys.argv[1:])\nfinally:\n    print([name for name in ('torch', 'pandas') if name in sys.modules])\n"
+        "try:\n    main(sys.argv[1:])\nfinally:\n    print([name for name in ('torch', 'pandas', 'fsspec') if name in sys.modules])\n"
     )
     arguments = ["diff", str(folder / "golden"), str(folder / "twin")]
     done = subprocess.run([sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True)

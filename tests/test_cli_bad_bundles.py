@@ -305,7 +305,7 @@ def test_a_bad_option_is_told(here: Path, options: list[str], message: str) -> N
 
 def imported(here: Path, code: str, *arguments: str) -> list[str]:
     """The heavy packages that some code has imported by its end."""
-    heavy = "sorted({'torch', 'pandas', 'openpyxl', 'numpy', 'pyarrow'} & {*sys.modules})"
+    heavy = "sorted({'torch', 'pandas', 'openpyxl', 'numpy', 'pyarrow', 'dask', 'distributed'} & {*sys.modules})"
     tell = f"import atexit, sys; atexit.register(lambda: print(*{heavy}, file=sys.stderr)); "
     done = subprocess.run([sys.executable, "-c", tell + code, *arguments], cwd=here, capture_output=True, text=True)
     return done.stderr.split()

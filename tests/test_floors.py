@@ -22,14 +22,15 @@ FLOORS = [
     ["report", "recorder", "reproduce"],
     ["compare", "dumps", "findings", "live", "doctor"],
     ["bundle", "devices", "case"],
-    ["files", "markup"],
+    ["files", "markup", "places"],
     ["numbers", "selection", "errors", "version", "text"],
 ]
 FLOOR = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 #: Imports inside functions. Commands import what they need when they run; beside theirs only these are, for the reason given.
 LATE = {
-    "accucompare.api": {"accucompare.report"},  # pandas, openpyxl and matplotlib, which a diff without report needs none of
+    # pandas, openpyxl and matplotlib, which a diff without report needs none of; and what runs it on a cluster
+    "accucompare.api": {"accucompare.report", "accucompare.compare.cluster"},
     "accucompare.compare.culprits": {"accucompare.compare.patterns"},  # only a failing diff describes errors
     "accucompare.doctor": {"accucompare.bundle", "accucompare.numbers"},  # what is broken here is what it tells
     "accucompare.locate": {"accucompare.recorder.capture_case"},  # torch, after the device was opened

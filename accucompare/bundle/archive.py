@@ -6,24 +6,22 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import stat
 import struct
 import sys
 import threading
-import weakref
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 from isal.isal_zlib import crc32
 
+from accucompare.bundle.sources import Windows, open_source
 from accucompare.bundle.zip_records import COUNT_IN_ZIP64, END, ENTRY, FIELD, IN_ZIP64, LOCAL_HEADER, ZIP64_END, ZIP64_FIELD, ZIP64_LOCATOR
 from accucompare.errors import BundleError, RecordError
 from accucompare.numbers.dtypes import DTYPES, Array
+from accucompare.places import Place
 
 _ENTRY_LENGTHS = struct.Struct("<4s24x3H")  # of an entry: signature, lengths of name, extra and comment
 _ENTRY_PLACE = struct.Struct("<8x2H8x2L2H10xL")  # of an entry: flags, method, 2 sizes, lengths of name and extra, offset
@@ -75,45 +73,41 @@ class Archive:
     Any number of threads may use it at once.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place, windows: Windows | None = None) -> None:
         """Open the file and read its directory; members are looked at when they are asked for.
+
+        Args:
+            path: the file.
+            windows: of an object in storage, what its bundle keeps of such.
 
         Raises:
             BundleError: if it is missing, truncated, or no ZIP file.
         """
         self.path = path
         try:
-            if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for its writer
-                raise BundleError(f"{path}: is not a regular file; refused")
-            self._file = path.open("rb", buffering=0)
-            status = os.fstat(self._file.fileno())
+            self._source = open_source(path, windows)
         except OSError as error:
             raise BundleError(f"{path}: cannot be read ({error.strerror})") from None
-        weakref.finalize(self, self._file.close)  # without a ResourceWarning when nobody closes the bundle
         self._last = _LastRead()
-        self._stamp = _stamp(status)
-        self._size = status.st_size
+        self._size = self._source.size
         try:
             self._directory, count = self._read_directory()
             self._positions = _index(self._directory, count)
             if doubled := count - len(self._positions):
                 raise BundleError(f"{path}: damaged; {doubled} of its members have the name of another")
         except _DamageError as damage:
-            self._file.close()
+            self._source.close()
             raise BundleError(f"{path}: not a readable .npz, truncated or damaged ({damage})") from None
         except BundleError:
-            self._file.close()
+            self._source.close()
             raise
 
     def close(self) -> None:
-        self._file.close()
+        self._source.close()
 
     def changed(self) -> bool:
         """Whether the file was written to, or another one took its place, since it was opened."""
-        try:
-            return not _stamp(os.fstat(self._file.fileno())) == _stamp(os.stat(self.path)) == self._stamp
-        except OSError:
-            return True
+        return self._source.changed()
 
     def member(self, name: str) -> Member:
         """Find one member and read its header.
@@ -167,7 +161,7 @@ class Archive:
             return
         while done < len(buffer):
             try:
-                count = os.preadv(self._file.fileno(), [buffer[done:] if done else buffer], offset + done)
+                count = self._source.read_into(buffer[done:] if done else buffer, offset + done)
             except OSError as error:
                 raise BundleError(f"{self.path}: cannot be read ({error.strerror})") from None
             if count == 0:
@@ -179,7 +173,7 @@ class Archive:
         if offset >= self._size:  # it may be larger than any that the system takes
             return b""
         try:
-            return os.pread(self._file.fileno(), count, offset)
+            return self._source.read(count, offset)
         except OSError as error:
             raise BundleError(f"{self.path}: cannot be read ({error.strerror})") from None
 
@@ -216,11 +210,6 @@ class Archive:
 
 class _DamageError(Exception):
     """What is wrong with a file or a member; ``Archive`` says which."""
-
-
-def _stamp(status: os.stat_result) -> tuple[int, ...]:
-    """What changes when a file is written to or replaced."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _find_end(tail: bytes) -> int:

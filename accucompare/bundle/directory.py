@@ -1,4 +1,4 @@
-"""The directory that a capture writes into: what may be overwritten, and where the bundle before waits meanwhile."""
+"""The directory, or the URL, that a capture writes into: what may be overwritten, and where the bundle before waits meanwhile."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import re
 from pathlib import Path
 
 from accucompare.bundle.manifest import BASELINES, PREVIOUS, holds_bundle
-from accucompare.errors import CaptureError
+from accucompare.errors import BundleError, CaptureError
+from accucompare.places import Place, Url, is_file
 
 
-def refuse_directory(directory: Path, overwrite: bool) -> None:
+def refuse_directory(directory: Place, overwrite: bool) -> None:
     """Say why a capture may not write into a directory; changes nothing.
 
     Raises:
-        CaptureError: if something is there that may not be overwritten.
+        CaptureError: if something is there that may not be overwritten, or it is a URL that cannot be read or written.
     """
+    if isinstance(directory, Url):
+        _refuse_url(directory, overwrite)
+        return
     if directory.exists() and not directory.is_dir():
         raise CaptureError(f"{directory}: exists and is not a directory; choose another --out")
     if not directory.is_dir() or _hardly_begun(directory) or _left_behind(directory):
@@ -31,16 +35,20 @@ def refuse_directory(directory: Path, overwrite: bool) -> None:
         raise CaptureError(f"{directory}: already holds a bundle; overwrite it (--overwrite, overwrite=True) or choose another --out")
 
 
-def prepare_directory(directory: Path, overwrite: bool) -> None:
+def prepare_directory(directory: Place, overwrite: bool) -> None:
     """Make the directory that a capture writes into; with ``overwrite``, move an earlier bundle aside, into ``.previous``.
 
     It stays there until ``forget_previous``, so that a capture that fails has destroyed nothing. One that was moved there by a capture
-    that never began is put back first.
+    that never began is put back first. At a URL nothing can be moved: there, an earlier bundle is removed.
 
     Raises:
         CaptureError: if something is there that may not be overwritten, or it cannot be made.
     """
     try:
+        if isinstance(directory, Url):
+            refuse_directory(directory, overwrite)
+            _remove_own(directory)
+            return
         restore_previous(directory)
         refuse_directory(directory, overwrite)
         if holds_bundle(directory):
@@ -50,17 +58,22 @@ def prepare_directory(directory: Path, overwrite: bool) -> None:
         raise CaptureError(f"{error.filename or directory}: cannot be written ({error.strerror or error})") from None
 
 
-def forget_previous(directory: Path) -> None:
+def forget_previous(directory: Place) -> None:
     """Remove the bundle that a finished capture has replaced; never raises."""
+    if isinstance(directory, Url):
+        return
     with contextlib.suppress(OSError):
         for path in _own_files(directory / PREVIOUS):
             path.unlink()
             _remove_empty(path.parent, directory)
 
 
-def discard_unfinished(directory: Path) -> None:
+def discard_unfinished(directory: Place) -> None:
     """Remove what was begun in a directory, and put back the bundle that was moved aside for it; never raises."""
     with contextlib.suppress(OSError):
+        if isinstance(directory, Url):
+            _remove_own(directory)
+            return
         for path in _own_files(directory):
             path.unlink()
             _remove_empty(path.parent, directory)
@@ -70,15 +83,44 @@ def discard_unfinished(directory: Path) -> None:
         directory.rmdir()  # where nothing was before
 
 
-def restore_previous(directory: Path) -> None:
+def restore_previous(directory: Place) -> None:
     """Put back the bundle that was moved aside, if none has begun in its place.
 
     Raises:
         OSError: if that cannot be done.
     """
-    if _left_behind(directory):
+    if isinstance(directory, Path) and _left_behind(directory):
         for path in reversed(_own_files(directory / PREVIOUS)):  # the manifest comes last: until then it can be done again
             _move(path, directory / path.relative_to(directory / PREVIOUS), directory)
+
+
+def previous_of(directory: Place) -> Path | None:
+    """Where the bundle is that a capture was to replace; ``None`` if there is none."""
+    kept = directory / PREVIOUS if isinstance(directory, Path) else None
+    return kept if kept is not None and kept.exists() else None
+
+
+def _refuse_url(url: Url, overwrite: bool) -> None:
+    """``refuse_directory`` of a URL."""
+    if url.read_only:
+        raise CaptureError(f"{url}: {url.scheme}:// is for reading only; write to a directory, or to storage such as s3://")
+    try:
+        if not is_file(url / "manifest.json"):
+            if any(not _OWN.fullmatch(name) for name in url.below()):
+                raise CaptureError(f"{url}: is not empty and holds no bundle, so it is not touched; choose another --out")
+            return
+    except (OSError, BundleError) as error:
+        raise CaptureError(f"{url}: cannot be looked into ({getattr(error, 'strerror', None) or error})") from None
+    if not holds_bundle(url):
+        raise CaptureError(f"{url}: its manifest.json is no bundle's, or damaged, so nothing there is touched; choose another --out")
+    if not overwrite:
+        raise CaptureError(f"{url}: already holds a bundle; overwrite it (--overwrite, overwrite=True) or choose another --out")
+
+
+def _remove_own(url: Url) -> None:
+    """Remove the objects of the bundle at a URL, the manifest first: from then on nothing there opens."""
+    for name in sorted(filter(_OWN.fullmatch, url.below()), key=lambda name: name != "manifest.json"):
+        (url / name).call("rm_file")
 
 
 def _left_behind(directory: Path) -> bool:
@@ -122,6 +164,7 @@ def _remove_empty(folder: Path, directory: Path) -> None:
 #: The files that a capture writes into its directory and into those of ranks; nothing else is ever moved or removed.
 _MANIFEST = re.compile(r"manifest\.json(\.part)?")
 _OF_RANK = re.compile(rf"(step\d+|state)\.(npz|jsonl)(\.part)?|{_MANIFEST.pattern}")
+_OWN = re.compile(rf"(repeat\d+/|{BASELINES}/[^/]+/)*({_MANIFEST.pattern}|rank\d+/({_OF_RANK.pattern}))")
 
 
 def _own_files(directory: Path) -> list[Path]:

@@ -20,6 +20,7 @@ from accucompare.bundle.training_state import SavedAndStarted
 from accucompare.errors import BundleError
 from accucompare.files import replace_whole
 from accucompare.numbers.statistics import Count
+from accucompare.places import Place, Url
 from accucompare.version import __version__
 
 FORMAT = "accucompare bundle"
@@ -38,7 +39,7 @@ PREVIOUS = ".previous"
 BASELINES = "baselines"
 
 
-def holds_bundle(directory: Path) -> bool:
+def holds_bundle(directory: Place) -> bool:
     """Whether a directory's ``manifest.json`` is accucompare's, of whatever version; False if it cannot be read."""
     try:
         content = _content(directory / "manifest.json")
@@ -47,7 +48,9 @@ def holds_bundle(directory: Path) -> bool:
     return isinstance(content, dict) and content.get("format") == FORMAT
 
 
-def _content(path: Path) -> Any:
+def _content(path: Place) -> Any:
+    if isinstance(path, Url):
+        return json.loads(path.read(_SIZE_LIMIT))
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for its writer
         raise BundleError(f"{path}: is not a regular file; refused")
@@ -208,7 +211,7 @@ class Manifest:
         replace_whole(path, path.with_name(path.name + ".part"), lambda temporary: temporary.write_bytes(encoded))
 
     @classmethod
-    def read(cls, path: Path) -> Manifest:
+    def read(cls, path: Place) -> Manifest:
         """Read and check a manifest.
 
         Raises:
@@ -216,7 +219,9 @@ class Manifest:
         """
         try:
             content = _content(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if isinstance(path, Url):
+                raise BundleError(f"{path.parent}: not a bundle (its {path.name}: {error.strerror})") from None
             if path.parent.is_dir():
                 what = f"not a bundle (it has no {path.name})"
             else:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from accucompare.bundle.manifest import Manifest, StepEntry
 from accucompare.markup import line, table
+from accucompare.places import Place
 
 _STEPS_SHOWN = 10
 _NOTES_SHOWN = 5
@@ -19,7 +19,7 @@ _FACTS = (
 )
 
 
-def bundle_html(path: Path, manifest: Manifest, steps: Sequence[StepEntry], complete: bool) -> str:
+def bundle_html(path: Place, manifest: Manifest, steps: Sequence[StepEntry], complete: bool) -> str:
     """HTML without scripts, in which every name is escaped; ``steps`` are the finished ones of all ranks."""
     what = f"{len(steps)} step{'' if len(steps) == 1 else 's'}, {sum(step.records for step in steps)} records"
     ranks = f" of {manifest.ranks} ranks" if manifest.ranks > 1 else ""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import stat
 import threading
 from collections.abc import Iterator
 from operator import attrgetter
-from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -21,44 +18,55 @@ from accucompare.bundle.manifest import Manifest, StepEntry
 from accucompare.bundle.notebook import bundle_html
 from accucompare.bundle.record_file import SKETCHES_A_MEMBER, sketches_name
 from accucompare.bundle.records import OPERATOR_ROLES, STATE_ROLES, Key, Record, Role, display_name
+from accucompare.bundle.sources import Windows, open_lines
 from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.numbers import sums
 from accucompare.numbers.digests import digest, digest_of_segments
 from accucompare.numbers.dtypes import DTYPES, Array, widen
 from accucompare.numbers.sketch import VERSION
 from accucompare.numbers.sums import BLOCK, Float64
+from accucompare.places import Place, is_file, place_of
 from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE
 
 #: Which part of a tensor, as in NumPy: integers, slices and at most one ``...``.
 Index = tuple[Any, ...]
-_SKETCHES_HELD = 4  # members of 8 MiB; threads work at neighbouring records
+_SKETCHES_HELD = 2  # members of 8 MiB: neighbouring records are compared one after the other
 _LINE_LIMIT = 1 << 20  # a record takes a few hundred bytes; a longer line than this is no honest record
+
+
+class _Sketches(NamedTuple):
+    """A member that holds sketches: one a row, and which of them hold NaN or Inf."""
+
+    rows: Float64
+    damaged: frozenset[int]
 
 
 class Bundle:
     """A bundle opened for reading. Made by ``open_bundle``; also a context manager.
 
     Attributes:
-        path: its directory.
+        path: its directory, or its URL.
         manifest: rank 0's manifest.
         manifests: every rank's manifest, by rank.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self.path = path
+        self._windows = Windows()
         self.manifest = Manifest.read(path / "manifest.json")
         self.manifests = {0: self.manifest}
         self.missing_ranks: list[int] = []
         for rank in range(1, self.manifest.ranks):
             manifest = path / f"rank{rank}" / "manifest.json"
-            if os.path.isfile(manifest):
+            if is_file(manifest):
                 self.manifests[rank] = Manifest.read(manifest)
             else:
                 self.missing_ranks.append(rank)
         self._archives: dict[tuple[int, int | str], Archive] = {}  # by rank and step
         self._opening = threading.Lock()
         self._opening_sketches = threading.Lock()
-        self._sketches: dict[tuple[int, int, int], Float64] = {}  # members that hold some, by rank, step and number
+        self._sketches: dict[tuple[int, int, int], _Sketches] = {}  # members that hold some, by rank, step and number
+        self._sketch_facts: dict[int, SketchFacts] = {}  # that were checked, by rank
         self._buffers = _Buffer()
 
     def __repr__(self) -> str:
@@ -78,6 +86,10 @@ class Bundle:
         for archive in self._archives.values():
             archive.close()
         self._archives.clear()
+
+    def give_up(self) -> None:
+        """End what other threads read of storage that does not answer; they fail. Files of this machine are not waited for."""
+        self._windows.give_up()
 
     @property
     def complete(self) -> bool:
@@ -186,6 +198,9 @@ class Bundle:
         Raises:
             RecordError: if the manifest does not say, or says what this version cannot read.
         """
+        checked = self._sketch_facts.get(record.rank)
+        if checked is not None:
+            return checked
         facts = self.manifests[record.rank].options.sketch
         if facts is None or not LEAST_SKETCH_SIZE <= facts.size <= MOST_SKETCH_SIZE:
             raise RecordError(f"{self.path}: {record.key} has a sketch, but the manifest does not say how it was made; capture it again")
@@ -193,6 +208,7 @@ class Bundle:
             raise RecordError(
                 f"{self.path}: its sketches are of version {facts.version}, this accucompare reads {VERSION}; capture both sides with one"
             )
+        self._sketch_facts[record.rank] = facts
         return facts
 
     def sketch(self, record: Record) -> Float64:
@@ -201,25 +217,40 @@ class Bundle:
         Raises:
             RecordError: if it is not there or damaged.
         """
+        rows = self.sketches(record)
+        assert record.sketch is not None
+        found: Float64 = rows[record.sketch % SKETCHES_A_MEMBER]
+        return found
+
+    def sketches(self, record: Record) -> Float64:
+        """The sketches of a record and of its neighbours, of shape (n, size): its own is row ``record.sketch % SKETCHES_A_MEMBER``.
+
+        Errors as ``sketch``.
+        """
         facts = self.sketch_facts(record)
         if record.sketch is None:
             raise RecordError(f"{self.path}: {record.key} has no sketch")
         number, place = divmod(record.sketch, SKETCHES_A_MEMBER)
+        held = self._sketches.get((record.rank, record.step, number)) or self._read_sketches(record, number, facts.size)
+        if place >= len(held.rows):
+            raise RecordError(f"{self.path}: {record.key} names a sketch that is not there; capture it again")
+        if place in held.damaged:
+            raise RecordError(f"{self.path}: the sketch of {record.key} holds NaN or Inf, which none of ours does; capture it again")
+        return held.rows
+
+    def _read_sketches(self, record: Record, number: int, size: int) -> _Sketches:
+        """The member with a record's sketch; the last few are held, for neighbouring records are compared one after the other."""
+        place = record.rank, record.step, number
         with self._opening_sketches:
-            held = self._sketches.get((record.rank, record.step, number))
+            held = self._sketches.get(place)
             if held is None:
-                held = self._archive(record).read_whole(sketches_name(record.sketch))
-                if held.dtype != np.float64 or held.ndim != 2 or held.shape[1] != facts.size:
+                rows = self._archive(record).read_whole(sketches_name(number))
+                if rows.dtype != np.float64 or rows.ndim != 2 or rows.shape[1] != size:
                     raise RecordError(f"{self.path}: the sketches of step {record.step} are not as the manifest says; capture it again")
                 while len(self._sketches) >= _SKETCHES_HELD:
                     del self._sketches[next(iter(self._sketches))]
-                self._sketches[record.rank, record.step, number] = held
-        if place >= len(held):
-            raise RecordError(f"{self.path}: {record.key} names a sketch that is not there; capture it again")
-        found: Float64 = held[place]
-        if not np.isfinite(found).all():
-            raise RecordError(f"{self.path}: the sketch of {record.key} holds NaN or Inf, which none of ours does; capture it again")
-        return found
+                held = self._sketches[place] = _Sketches(rows, frozenset(np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist()))
+        return held
 
     def locate(self, record: Record) -> tuple[Archive, int]:
         """The open archive that holds a record's data, and the offset of its first byte.
@@ -265,7 +296,7 @@ class Bundle:
         if archive is None:
             with self._opening:
                 stem = place[1] if place[1] == "state" else f"step{place[1]}"
-                archive = self._archives.get(place) or Archive(self.path / f"rank{record.rank}" / f"{stem}.npz")
+                archive = self._archives.get(place) or Archive(self.path / f"rank{record.rank}" / f"{stem}.npz", self._windows)
                 self._archives[place] = archive
         return archive
 
@@ -275,9 +306,7 @@ class Bundle:
         records: list[Record] = []
         places: set[tuple[str, int, Role, str]] = set()
         try:
-            if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for its writer
-                raise BundleError(f"{path}: is not a regular file; refused")
-            with path.open("rb") as lines:
+            with open_lines(path, self._windows) as lines:
                 while line := lines.readline(_LINE_LIMIT):
                     if len(records) == entry.records:
                         raise BundleError(f"{path}: holds more records than the {entry.records} of the manifest; one is damaged")
@@ -414,18 +443,19 @@ class StoredTensor:
         self._bundle.verify(self._record, digest_of_segments([digests[start] for start in sorted(digests)]))
 
 
-def open_bundle(path: str | Path) -> Bundle:
+def open_bundle(path: str | Place) -> Bundle:
     """Open a bundle for reading.
 
     Args:
-        path: the directory that a capture wrote.
+        path: the directory, or the URL, that a capture wrote to.
 
     Raises:
         BundleError: if it is missing, damaged, or of a newer format.
+        UsageError: if it is a URL that cannot be taken.
 
     Example:
         >>> bundle = open_bundle("golden")                              # doctest: +SKIP
         >>> bundle.load("encoder.layers.0.fc1").shape                   # doctest: +SKIP
         (2, 16, 64)
     """
-    return Bundle(Path(path))
+    return Bundle(place_of(path))

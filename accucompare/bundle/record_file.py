@@ -47,8 +47,8 @@ class _Kept(NamedTuple):
 
 
 def sketches_name(number: int) -> str:
-    """The member that holds a sketch of a number; it is row ``number % SKETCHES_A_MEMBER`` of it."""
-    return f"sketches.{number // SKETCHES_A_MEMBER}"
+    """A member that holds sketches: sketch ``n`` is row ``n % SKETCHES_A_MEMBER`` of member ``n // SKETCHES_A_MEMBER``."""
+    return f"sketches.{number}"
 
 
 class RecordFile:
@@ -133,7 +133,7 @@ class RecordFile:
 
     def _write_sketches(self) -> None:
         if self._sketches:
-            self._archive.add(sketches_name(self._sketched - 1), np.stack(self._sketches))
+            self._archive.add(sketches_name((self._sketched - 1) // SKETCHES_A_MEMBER), np.stack(self._sketches))
             self._sketches.clear()
 
     def finish(self) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from enum import Enum
-from typing import Annotated, Any, NamedTuple
+from functools import lru_cache
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -126,7 +128,7 @@ class Error(msgspec.Struct, frozen=True):
     beyond: Count | None = None
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
+class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One tensor in a bundle. A struct, for one is made for each tensor of each module call; ``msgspec.structs.replace`` changes one.
 
     Attributes:
@@ -238,6 +240,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         source_line = ""
         if found.role in OPERATOR_ROLES:
             found.detail, _, source_line = found.detail.rpartition(" at ")
+        found.name, found.path, found.type, found.dtype = map(sys.intern, (found.name, found.path, found.type, found.dtype))
+        found.parent, found.shape = _shared(found.parent), _shared(found.shape)  # a bundle may have millions of records
+        found.order, found.sketch = _shared(found.order), _shared(found.sketch)
         values = (rank, step, *msgspec.structs.astuple(found), source_line)
         record = cls(*values)
         if record.member is not None and record.dtype not in DTYPES:
@@ -271,8 +276,15 @@ class _Line(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Line)
+_Shared = TypeVar("_Shared")
 _MOST_DIMENSIONS = 64  # NumPy's and PyTorch's
 _MOST_ELEMENTS = (1 << 63) - 1  # PyTorch's, on the device meta; NumPy's most bytes. NumPy leaves zero lengths out of the product
+
+
+@lru_cache(maxsize=1 << 16)
+def _shared(value: _Shared) -> _Shared:
+    """The first of equal values."""
+    return value
 
 
 def count(value: Any) -> int:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from uuid import uuid4
 
 from accucompare.bundle.manifest import FORMAT_VERSION, NEEDS, Manifest, StepEntry, StepSeries
 from accucompare.bundle.memory import Allocate, HostMemory, Lease
 from accucompare.bundle.record_file import Content, RecordFile
 from accucompare.bundle.records import Record
+from accucompare.bundle.uploads import Uploads
 from accucompare.errors import CaptureError
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES, Array
+from accucompare.places import Place, Url
 from accucompare.selection import SKETCH_SIZE, Mode
 
+_LOGGER = logging.getLogger(__name__)
 #: How many bytes of tensors may wait to be written, by default: 1 GiB.
 QUEUE_BYTES = 1 << 30
 #: How many records, or bytes of tensors, wake the thread that writes: each time, it and the model wait for one interpreter.
@@ -51,20 +56,31 @@ class BundleWriter:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Place,
         manifest: Manifest,
         rank: int = 0,
         queue_bytes: int = QUEUE_BYTES,
         mode: Mode = Mode.TENSORS,
         sketch_size: int = SKETCH_SIZE,
     ) -> None:
-        """What is kept of a record is what the mode says; a saved state keeps its tensors."""
+        """What is kept of a record is what the mode says; a saved state keeps its tensors.
+
+        Raises:
+            CaptureError: if the directory is a URL that cannot be written to.
+        """
         self.directory = directory
         self.manifest = manifest
         self.failure: CaptureError | None = None
         self._rank = rank
-        self._folder = directory / f"rank{rank}"
-        self._manifest_path = (self._folder if rank else directory) / "manifest.json"
+        name = f"rank{rank}/manifest.json" if rank else "manifest.json"
+        self._uploads: Uploads | None = None
+        local = directory
+        if isinstance(directory, Url):
+            self._uploads = Uploads(directory, name)
+            local = self._uploads.folder
+        assert isinstance(local, Path)
+        self._folder = local / f"rank{rank}"
+        self._manifest_path = local / name
         self.mode = mode
         self._sketch_size = sketch_size
         self._queue: deque[_Tensor | _EndStep | None] = deque()
@@ -76,7 +92,11 @@ class BundleWriter:
         self._announced: set[Content] = set()  # what the queue and the file of the current step hold, by the digests it came with
         self._fingerprints: dict[Content, dict[str, str]] = {}
         self._folder.mkdir(parents=True, exist_ok=True)
+        if self._uploads is not None:
+            manifest.environment["upload"] = uuid4().hex  # no other capture has the same manifest
         manifest.write(self._manifest_path)
+        if self._uploads is not None:
+            self._uploads.begin()
         self._thread = threading.Thread(target=self._run, name="accucompare-writer", daemon=True)
         self.memory = HostMemory(queue_bytes, self._wake)
         self._thread.start()
@@ -165,9 +185,14 @@ class BundleWriter:
                 raise
         except OSError as error:
             raise self._cannot_write(error) from None
+        if self._uploads is not None:
+            self._uploads.put(*self._files("state"))
 
-    def close(self) -> None:
-        """Wait until everything is on disk and write the manifest.
+    def close(self, hurry: bool = False) -> None:
+        """Wait until everything is on disk, or at the URL, and write the manifest.
+
+        Args:
+            hurry: do not wait for uploads, since the user wants to go; what is not there stays here.
 
         Raises:
             CaptureError: if anything could not be written.
@@ -187,8 +212,19 @@ class BundleWriter:
             self.manifest.write(self._manifest_path)
         except OSError as error:
             self.failure = self.failure or self._cannot_write(error)
+        if self._uploads is not None:
+            self._finish_uploads(self._uploads, hurry)
         if self.failure is not None:
             raise self.failure
+
+    def _finish_uploads(self, uploads: Uploads, hurry: bool) -> None:
+        try:
+            uploads.put()
+            uploads.finish(hurry)
+        except CaptureError as error:
+            if self.manifest.stopped is not None:  # then what stopped the capture is what is raised
+                _LOGGER.warning("%s", error)
+            self.failure = self.failure or error
 
     def _run(self) -> None:
         try:
@@ -248,6 +284,8 @@ class BundleWriter:
         elif time.monotonic() < self._manifest_due:
             return
         self.manifest.write(self._manifest_path)
+        if self._uploads is not None:
+            self._uploads.put(*(self._files(f"step{end.step}") if end.holds_records else []))
         self._manifest_due = time.monotonic() + _BETWEEN_MANIFESTS
 
     def _finish_file(self, end: _EndStep) -> None:
@@ -260,6 +298,9 @@ class BundleWriter:
             file.discard()
             raise
         self.manifest.steps.append(StepEntry(end.step, file.records, checksum, end.partial))
+
+    def _files(self, stem: str) -> list[Path]:
+        return [self._folder / f"{stem}{ending}" for ending in (".npz", ".jsonl")]
 
     def _note_input(self, record: Record, array: Array | None) -> None:
         content = (record.dtype, record.shape, record.digest)

@@ -16,6 +16,7 @@ from accucompare.cli.options import Outputs, examples, is_page, refuse_places, r
 from accucompare.cli.scripts import OF_CASES, MayRunScript, capture_script, command_after_dashes, locate_script
 from accucompare.errors import CaptureError, ReportError, UsageError
 from accucompare.files import is_stdout, is_stream
+from accucompare.places import Place
 from accucompare.selection import FloatType, Mode, RoleGroup, RoundedType, Steps
 from accucompare.text import printable
 
@@ -52,12 +53,15 @@ if TYPE_CHECKING:
 @option.mode
 @option.sketch_size
 @option.level("op: also record every operator in the code of the layers chosen by --only, with its source line.")
-@option.out("Directory to write.  [default: the device's type]")
+@option.out(
+    "Directory or URL (s3://…) to write to; files for a URL wait in TMPDIR.  [default: the device's type]",
+    kind=option.PLACE,
+)
 @option.seed()
 @option.steps()
 @option.only("Record")
 @option.skip
-@option.overwrite("Replace an earlier bundle in the directory.")
+@option.overwrite("Replace an earlier bundle in the directory; one at a URL is removed when the capture begins.")
 @option.save_state
 @option.with_baseline
 @option.baseline_tensors
@@ -79,7 +83,7 @@ if TYPE_CHECKING:
 def capture(
     case: str | None,
     device: str,
-    out: Path | None,
+    out: Place | None,
     dtype: FloatType | None,
     round_weights: RoundedType | None,
     repeat: int,
@@ -147,8 +151,8 @@ def capture(
         "Exit code: 0 within tolerance, 1 differences, 2 trouble (nothing compared is trouble).",
     )
 )
-@click.argument("golden", type=click.Path(path_type=Path))
-@click.argument("candidate", type=click.Path(path_type=Path))
+@option.bundle("golden")
+@option.bundle("candidate")
 @option.baseline
 @option.atol
 @option.rtol
@@ -164,11 +168,12 @@ def capture(
 @option.parquet
 @option.verify
 @option.workers
+@option.cluster
 @option.keep_going
 @option.quiet()
 def diff(
-    golden: Path,
-    candidate: Path,
+    golden: Place,
+    candidate: Place,
     reports: tuple[Path, ...],
     json_path: Path | None,
     parquet_path: Path | None,
@@ -221,7 +226,7 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
 @option.golden_python
 @option.maps
 @option.dtype("What to compute in.  [default: the case's own type]", FloatType.FLOAT64)
-@option.out("Directory for bundles.", "locate")
+@option.out("Directory or URL for bundles.", "locate", kind=option.PLACE)
 @option.seed("golden's, or 0")
 @option.steps("golden's, or one for each of the case's inputs")
 @option.repeat("Number of runs of the candidate, and of golden if it is made here: does each agree with itself?")
@@ -242,7 +247,7 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
 def locate(
     case: str | None,
     device: str,
-    golden: Path | None,
+    golden: Place | None,
     map: tuple[str, ...],
     seed: int | None,
     steps: Steps | None,
@@ -299,7 +304,7 @@ def locate(
         "accucompare show golden 'encoder.*.fc1'                  # all records of these layers",
     )
 )
-@click.argument("bundle", type=click.Path(path_type=Path))
+@option.bundle("bundle")
 @click.argument("name", required=False)
 @option.call
 @option.role
@@ -308,7 +313,7 @@ def locate(
 @option.rank
 @option.slices
 @option.save
-def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, **place: Any) -> int:
+def show(bundle: Place, name: str | None, slices: str | None, save: Path | None, **place: Any) -> int:
     """List the records of BUNDLE, or print the values of one.
 
     NAME is a layer's qualified name; the model itself is '(root)'. A glob, such as 'encoder.*', lists the records of the layers that match.
@@ -337,9 +342,9 @@ def show(bundle: Path, name: str | None, slices: str | None, save: Path | None, 
         "Exit code: 0 every byte is as it was written, 2 the bundle is damaged or incomplete.",
     )
 )
-@click.argument("bundle", type=click.Path(path_type=Path))
+@option.bundle("bundle")
 @option.quiet()
-def verify(bundle: Path, quiet: bool) -> int:
+def verify(bundle: Place, quiet: bool) -> int:
     """Read all of BUNDLE and check that it is as it was written."""
     from accucompare.bundle.reader import open_bundle
     from accucompare.bundle.verification import verify as read_all
@@ -404,7 +409,7 @@ def _announcer(quiet: bool) -> Callable[[str], None]:
     return (lambda doing: None) if quiet else (lambda doing: click.echo(f"… {printable(doing)}", err=True))
 
 
-def _refuse_incomplete(path: Path, rank: int) -> None:
+def _refuse_incomplete(path: Place, rank: int) -> None:
     """Raise CaptureError if a capture ran to its end but its bundle is incomplete."""
     from accucompare.bundle.reader import open_bundle
 

@@ -29,7 +29,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
         *("mode", "sketch_size", "level", "roles", "backward", "save_state", "with_baseline", "baseline_tensors", "ops", "queue"),
     ),
     "Which layers": ("only", "skip", "map"),
-    "What to compare": ("golden", "baseline", "verify", "keep_going", "workers"),
+    "What to compare": ("golden", "baseline", "verify", "keep_going", "workers", "cluster"),
     "What is close enough": ("atol", "rtol", "rel_l2", "cosine", "tolerances", "accept"),
     "What to look for": (
         *("on_finding", "pause_after", "frames", "trace_steps", "abort_after_step", "every", "checks_every", "thresholds"),

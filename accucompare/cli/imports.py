@@ -10,6 +10,7 @@ from accucompare.cli import options as option
 from accucompare.cli.group import PASS, cli
 from accucompare.cli.options import examples
 from accucompare.errors import CaptureError
+from accucompare.places import Place
 from accucompare.selection import DumpFormat
 from accucompare.text import printable
 
@@ -26,12 +27,12 @@ _SHOWN = 5
     ),
 )
 @click.argument("dump", type=click.Path(path_type=Path))
-@option.out("Directory to write the bundle to.", required=True)
+@option.out("Directory or URL to write the bundle to.", required=True, kind=option.PLACE)
 @option.dump_format
 @option.name_pattern
 @option.overwrite("Replace an earlier bundle in the directory.")
 @option.quiet("nothing but errors")
-def import_(dump: Path, out: Path, format_name: DumpFormat | None, name_pattern: str | None, overwrite: bool, quiet: bool) -> int:
+def import_(dump: Path, out: Place, format_name: DumpFormat | None, name_pattern: str | None, overwrite: bool, quiet: bool) -> int:
     """Make a bundle of the dump of another tool.
 
     DUMP is a directory, or a file, that another tool wrote. Names, calls and roles become accucompare's, so that diff takes the bundle like

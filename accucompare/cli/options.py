@@ -13,6 +13,7 @@ import click
 
 from accucompare.errors import ReportError, UsageError
 from accucompare.files import is_stream, same_place
+from accucompare.places import Place, Url, is_url, place_of
 from accucompare.selection import (
     LEAST_SKETCH_SIZE,
     MOST_SKETCH_SIZE,
@@ -29,6 +30,7 @@ from accucompare.selection import (
     Steps,
     Viewer,
 )
+from accucompare.text import without_credentials
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -77,7 +79,26 @@ class _Read(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-_PATH = click.Path(path_type=Path)
+class _LocalPath(click.Path):
+    """A path of this machine."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if is_url(value):
+            self.fail(f"{without_credentials(value)} is a URL, and only bundles may be; name a local path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _BundlePlace(click.Path):
+    """A directory, or a URL."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        place = place_of(value) if isinstance(value, str) else value
+        return place if isinstance(place, Url) else super().convert(place, param, ctx)
+
+
+_PATH = _LocalPath(path_type=Path)
+#: Where a bundle is.
+PLACE = _BundlePlace(path_type=Path)
 _HF32 = "Let an NPU round the operands of float32 products to HF32.  [default: its own setting]"
 
 
@@ -119,8 +140,14 @@ def level(help: str) -> Callable[[F], F]:
     return click.option("--level", type=_OneOf(Level), default=Level.MODULE.value, show_default=True, help=help)
 
 
-def out(help: str, default: str | None = None, metavar: str = "DIR", required: bool = False) -> Callable[[F], F]:
-    return click.option("--out", type=_PATH, default=default, show_default=True, required=required, metavar=metavar, help=help)
+def bundle(name: str) -> Callable[[F], F]:
+    """An argument: the directory or the URL of a bundle."""
+    return click.argument(name, type=PLACE)
+
+
+def out(help: str, default: str | None = None, metavar: str = "DIR", required: bool = False, kind: click.Path = _PATH) -> Callable[[F], F]:
+    """``kind``: ``PLACE`` where a bundle is written."""
+    return click.option("--out", type=kind, default=default, show_default=True, required=required, metavar=metavar, help=help)
 
 
 def overwrite(help: str) -> Callable[[F], F]:
@@ -195,14 +222,14 @@ baseline_tensors = click.option(
 )
 like = click.option(
     "--like",
-    type=_PATH,
+    type=PLACE,
     metavar="BUNDLE",
     help="Start from what capture --save-state, or watch --pause-after, has saved: its weights, inputs, seed, selection and mode; of a "
     "training its step, optimizer, scheduler, gradient scaler and random numbers, too.",
 )
 feed = click.option(
     "--feed",
-    type=_PATH,
+    type=PLACE,
     metavar="GOLDEN",
     help="Give every layer golden's inputs, and its caller golden's outputs. The records then show each layer's own error.",
 )
@@ -229,7 +256,7 @@ maps = click.option(
     metavar="OLD=NEW",
     help="Golden's layer OLD is NEW in the candidate; globs, or re:REGEX=NEW. auto finds the names. Can be given several times.",
 )
-golden = click.option("--golden", type=_PATH, metavar="BUNDLE", help="The trusted bundle.  [default: made on the CPU]")
+golden = click.option("--golden", type=PLACE, metavar="BUNDLE", help="The trusted bundle.  [default: made on the CPU]")
 golden_case = click.option(
     "--golden-case",
     metavar="CASE",
@@ -243,7 +270,7 @@ golden_python = click.option(
 )
 ops = click.option("--ops", is_flag=True, help="Then find the operator of the culprit, with its source line; its report is …-ops.xlsx.")
 baseline = click.option(
-    "--baseline", type=_PATH, metavar="BUNDLE", help="A trusted device's bundle in CANDIDATE's precision: it shows the error to expect."
+    "--baseline", type=PLACE, metavar="BUNDLE", help="A trusted device's bundle in CANDIDATE's precision: it shows the error to expect."
 )
 atol = click.option("--atol", type=float, help="Largest |candidate - golden|, on top of rtol * |golden|.")
 rtol = click.option("--rtol", type=float, help="Largest |candidate - golden| / |golden|, on top of atol.")
@@ -257,6 +284,11 @@ accept = click.option(
 )
 verify = click.option("--verify", is_flag=True, help="Also read tensors whose digests are equal; by default they count as equal.")
 workers = click.option("--workers", type=click.IntRange(1), help="Threads that read and measure.  [default: one per processor]")
+cluster = click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="Compare on a Dask cluster: its scheduler's address, such as tcp://host:8786; or local, or local:8 for processes here.",
+)
 keep_going = click.option(
     "--keep-going", is_flag=True, help="Compare the other records when some cannot be read (the exit code is still 2)."
 )
@@ -300,7 +332,7 @@ step = click.option("--step", type=click.IntRange(0), help="Step.  [default: 0; 
 rank = click.option("--rank", type=click.IntRange(0), help="Rank.  [default: 0; all, without NAME]")
 slices = click.option("--slice", "slices", metavar="SLICE", help="Part to print or save, as in NumPy: '0, :4'.")
 save = click.option(
-    "--save", type=click.Path(path_type=Path, dir_okay=False), metavar="NPY", help="Save the values; bfloat16 becomes float32."
+    "--save", type=_LocalPath(path_type=Path, dir_okay=False), metavar="NPY", help="Save the values; bfloat16 becomes float32."
 )
 timeout = click.option(
     "--timeout",
@@ -459,7 +491,7 @@ class Outputs(NamedTuple):
         return Outputs(tuple(map(change, self.reports)), self.json and change(self.json), self.parquet and change(self.parquet))
 
 
-def refuse_places(outputs: Mapping[str, Path | tuple[Path, ...] | None], bundles: Iterable[Path] = ()) -> None:
+def refuse_places(outputs: Mapping[str, Path | tuple[Path, ...] | None], bundles: Iterable[Place] = ()) -> None:
     """Check that no output takes the place of another, or of a bundle's file.
 
     Args:
@@ -479,12 +511,12 @@ def refuse_places(outputs: Mapping[str, Path | tuple[Path, ...] | None], bundles
                 raise UsageError(f"{option} {path}: is the same file as {other} {earlier}; choose another {option}")
         if is_stream(path):
             continue
-        reserved = {Path(os.path.realpath(bundle)) for bundle in bundles}
+        reserved = {Path(os.path.realpath(bundle)) for bundle in bundles if isinstance(bundle, Path)}
         for folder in Path(os.path.realpath(path)).parents:
             if folder in reserved or holds_bundle(folder):
                 raise UsageError(f"{option} {path}: lies in the bundle {folder}; choose another {option}")
 
 
-def stem(path: Path) -> str:
+def stem(path: Place) -> str:
     """What a report of this bundle or log is called."""
     return path.resolve().name or "bundle"

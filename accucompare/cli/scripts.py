@@ -15,6 +15,7 @@ from accucompare.cli.group import PASS, TROUBLE, cli
 from accucompare.cli.help import Command, was_given
 from accucompare.cli.options import examples
 from accucompare.errors import UsageError
+from accucompare.places import Place, Url, whole
 from accucompare.selection import OnFinding, Steps
 from accucompare.text import printable, printable_lines
 
@@ -80,7 +81,7 @@ def command_after_dashes(refused: Mapping[str, str] = OF_CASES) -> list[str] | N
     return command
 
 
-def capture_script(command: list[str], out: Path | None, overwrite: bool, quiet: bool, options: dict[str, Any]) -> int:
+def capture_script(command: list[str], out: Place | None, overwrite: bool, quiet: bool, options: dict[str, Any]) -> int:
     """Run a script and capture its model; the exit code."""
     from accucompare.bundle.directory import refuse_directory
     from accucompare.report.terminal_bundle import print_capture
@@ -162,7 +163,7 @@ def run(lists: bool, quiet: bool) -> int:
     return _conclude(found, [] if quiet else list(listing(ended.seen)), ended)
 
 
-def plan_of(action: Any, out: Path, steps: Steps | None, options: dict[str, Any]) -> Plan:
+def plan_of(action: Any, out: Place, steps: Steps | None, options: dict[str, Any]) -> Plan:
     """The plan of these options, as the command line has them."""
     from accucompare.scripts.plan import Plan
 
@@ -170,8 +171,8 @@ def plan_of(action: Any, out: Path, steps: Steps | None, options: dict[str, Any]
     return Plan(
         action=action,
         folder="",
-        out=str(out.absolute()),
-        options={name: str(value.absolute()) if isinstance(value, Path) else value for name, value in options.items()},
+        out=whole(out.absolute()),
+        options={name: whole(value.absolute()) if isinstance(value, (Path, Url)) else value for name, value in options.items()},
         steps=None if steps is None else str(steps),
         model=own["model"],
         seed=own["seed"],

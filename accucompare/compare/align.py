@@ -21,7 +21,7 @@ HINTS = 500
 Signatures = Mapping[str, Sequence[str]]
 
 
-class Pair(msgspec.Struct, frozen=True, gc=False):
+class Pair(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A record of golden and its partner; one of the two may be ``None``."""
 
     golden: Record | None

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Error, Key, Record, Role
@@ -25,6 +24,7 @@ from accucompare.compare.align import Pair, Renaming, Signatures, by_argument, r
 from accucompare.compare.measure import Metrics
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.places import Place
 from accucompare.selection import Mode
 
 
@@ -248,7 +248,7 @@ def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
         )
 
 
-def check_dtypes(pairs: Iterable[Pair], baselines: dict[Key, Record], path: Path) -> None:
+def check_dtypes(pairs: Iterable[Pair], baselines: dict[Key, Record], path: Place) -> None:
     """Refuse a baseline if most of its records have another dtype than the candidate's.
 
     Args:

@@ -30,8 +30,8 @@ def outcomes_of(sides: Sides, tasks: list[Task], workers: int | None, progress: 
     sizes = [nbytes(task) for task in tasks]
     total, done = sum(sizes), 0
     outcomes: dict[int, Outcome | BundleError] = {}
-    large = sorted((place for place, size in enumerate(sizes) if size > SPLIT), key=sizes.__getitem__, reverse=True)
-    batches = _batches([place for place, size in enumerate(sizes) if size <= SPLIT], sizes)
+    large, rest = in_order(sizes)
+    batches = batches_of(rest, sizes, BATCH)
     with _threads(min(workers or os.cpu_count() or 1, 1 + total // WORTH_A_WORKER)) as run:
         for place in large:
             outcomes[place] = judge_task(sides, tasks[place], run)
@@ -59,14 +59,27 @@ def _threads(workers: int) -> Iterator[Run]:
         pool.shutdown(cancel_futures=True)
 
 
-def _batches(places: list[int], sizes: list[int]) -> list[list[int]]:
-    """Neighbours together, so that handing them to a thread costs little compared with reading."""
+def in_order(sizes: list[int]) -> tuple[list[int], list[int]]:
+    """The places of the tasks in the order in which they are begun: those of large tensors, the largest first, and the others."""
+    large = sorted((place for place, size in enumerate(sizes) if size > SPLIT), key=sizes.__getitem__, reverse=True)
+    return large, [place for place, size in enumerate(sizes) if size <= SPLIT]
+
+
+def batches_of(places: list[int], sizes: list[int], room: int, most: int | None = None) -> list[list[int]]:
+    """Neighbours together, so that handing them to a thread or a worker costs little compared with reading.
+
+    Args:
+        places: of the tasks, in order.
+        sizes: of all tasks, in bytes.
+        room: bytes that fill a batch.
+        most: tasks in a batch.
+    """
     batches: list[list[int]] = []
-    room = 0
+    left = 0
     for place in places:
-        if room <= 0:
+        if left <= 0 or (most is not None and len(batches[-1]) == most):
             batches.append([])
-            room = BATCH
+            left = room
         batches[-1].append(place)
-        room -= sizes[place]
+        left -= sizes[place]
     return batches

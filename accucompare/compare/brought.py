@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
-from pathlib import Path
 
 import msgspec
 
@@ -24,6 +23,7 @@ from accucompare.compare.measure import measure
 from accucompare.compare.suggest import float_dtype, product_formats
 from accucompare.errors import UsageError
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.places import Place, is_file
 from accucompare.selection import Mode
 
 #: The precisions of candidates that golden can bring a baseline for: the floating type, and what float32 products are rounded to.
@@ -58,16 +58,16 @@ def precision_of(candidate: Manifest) -> str:
     return next((name for name, computed in PRECISIONS.items() if computed == (dtype, lowered)), "")
 
 
-def own_baseline(golden: Bundle, candidate: Bundle) -> Path | None:
+def own_baseline(golden: Bundle, candidate: Bundle) -> Place | None:
     """The baseline that golden brings for a fed candidate of this precision; ``None`` if it brings none."""
     precision = precision_of(candidate.manifest)
     if not candidate.manifest.fed or not precision:
         return None
     path = golden.path / BASELINES / precision
-    return path if (path / "manifest.json").is_file() else None
+    return path if is_file(path / "manifest.json") else None
 
 
-def keep_errors(golden: Path, baseline: Path, out: Path) -> Path:
+def keep_errors(golden: Place, baseline: Place, out: Place) -> Place:
     """Write a baseline's distances from golden, record by record, as a bundle of a few kilobytes.
 
     Args:

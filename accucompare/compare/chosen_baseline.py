@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import msgspec
 
@@ -23,6 +22,7 @@ from accucompare.compare.sequences import numbered_as
 from accucompare.compare.suggest import baseline_command
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.places import Place
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class ChosenBaseline:
         return findings
 
 
-def choose_baseline(stack: contextlib.ExitStack, golden: Bundle, candidate: Bundle, asked: Path | None) -> ChosenBaseline:
+def choose_baseline(stack: contextlib.ExitStack, golden: Bundle, candidate: Bundle, asked: Place | None) -> ChosenBaseline:
     """The baseline that the user asked for, or else golden's own for the candidate's precision, if there is one.
 
     Raises:

@@ -348,6 +348,7 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
     return replace(culprit, words=shape.words, hints=(*culprit.hints, *hints))
 
 
+@np.errstate(invalid="ignore")  # a signalling NaN is a value like any other here
 def _values(bundle: Bundle, record: Record, sample: Sample | None) -> Float64:
     """A record's values, or those of a sample; only these are read."""
     if sample is None:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -43,13 +43,17 @@ from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolera
 from accucompare.compare.training import FREE_GRADIENTS, Terms, parameter_of
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.places import Place, is_file
 from accucompare.selection import Selection, Standard
+
+if TYPE_CHECKING:
+    from accucompare.compare.cluster import Cluster  # which most diffs need none of
 
 
 def compare(
-    golden: Path,
-    candidate: Path,
-    baseline: Path | None,
+    golden: Place,
+    candidate: Place,
+    baseline: Place | None,
     *,
     limits: Tolerance,
     rules: tuple[Rule, ...],
@@ -61,6 +65,7 @@ def compare(
     workers: int | None,
     progress: Progress | None,
     standard: Standard | None = None,
+    cluster: Cluster | None = None,
 ) -> Result:
     """Compare two bundles: see ``accucompare.diff``, which makes these arguments.
 
@@ -71,6 +76,7 @@ def compare(
         auto: whether to take the renamings that would otherwise be proposed.
         selection: the layers to compare, by golden's names.
         standard: that decides in place of the rows.
+        cluster: where the pairs are compared; ``None`` for threads of this process.
     """
     with contextlib.ExitStack() as stack:
         golden_bundle, candidate_bundle = (stack.enter_context(open_bundle(path)) for path in (golden, candidate))
@@ -102,7 +108,7 @@ def compare(
         tasks = with_parameters(tasks) if fed else tasks
         tasks = _with_second_runs(tasks, again, unsteady.begins(golden_records, golden_again) if fed else golden_again)
         sides = Sides(golden_bundle, candidate_bundle, judge.bundle, repeat_bundle, verify, keep_going, golden_repeat)
-        outcomes = _outcomes(sides, tasks, workers, progress)
+        outcomes = _outcomes(sides, tasks, workers, progress or (lambda done, total: None), cluster)
         if judge.bundle is not None and not fed:
             outcomes = by_envelope(tasks, outcomes, after_updates(golden_bundle.manifests, candidate_bundle.manifests))
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
@@ -147,8 +153,8 @@ def compare(
 REPEAT = "repeat1"
 
 
-def _second_run(stack: contextlib.ExitStack, first: Path) -> Bundle | None:
-    return stack.enter_context(open_bundle(first / REPEAT)) if (first / REPEAT / "manifest.json").is_file() else None
+def _second_run(stack: contextlib.ExitStack, first: Place) -> Bundle | None:
+    return stack.enter_context(open_bundle(first / REPEAT)) if is_file(first / REPEAT / "manifest.json") else None
 
 
 def _manifests(bundle: Bundle | None) -> Mapping[int, Manifest]:
@@ -206,9 +212,11 @@ def _place(key: Key) -> NotFed:
     return key.rank, key.step, key.name, key.call, key.role.value, key.path
 
 
-def _outcomes(sides: Sides, tasks: list[Task], workers: int | None, progress: Progress | None) -> list[Outcome | BundleError]:
+def _outcomes(
+    sides: Sides, tasks: list[Task], workers: int | None, progress: Progress, cluster: Cluster | None
+) -> list[Outcome | BundleError]:
     """The outcome of each pair, also of those that one side did not run or capture."""
-    outcomes = outcomes_of(sides, tasks, workers, progress or (lambda done, total: None))
+    outcomes = outcomes_of(sides, tasks, workers, progress) if cluster is None else cluster.outcomes(sides, tasks, progress)
     if sides.candidate.manifest.fed:
         steps = {(rank, entry.step) for rank, entry in sides.candidate.steps()}
         outcomes = [not_run(task.pair, steps) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]

@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 
 from accucompare.bundle.reader import Bundle
+from accucompare.bundle.record_file import SKETCHES_A_MEMBER
 from accucompare.bundle.records import Record
 from accucompare.compare.baseline import ratio_limit
 from accucompare.compare.bounds import lower_bounds
@@ -33,11 +34,15 @@ from accucompare.compare.masks import masks_may_explain
 from accucompare.compare.measure import Metrics
 from accucompare.errors import RecordError
 from accucompare.numbers.dtypes import DTYPES
-from accucompare.numbers.sketch import deviation, distance, power_near, sketch
+from accucompare.numbers.sketch import Products, deviation, distance, power_near, products, sketch
 from accucompare.numbers.sums import BLOCK, SEGMENT, Float64
 
 #: The upper 0.1 % point of the normal distribution.
 _NORMAL = 3.0902323061678132
+#: Between these, a sum of squares has lost nothing.
+_SQUARES = 1e-200, 1e300
+#: Members whose products are held: 100 KB each.
+_HELD = 16
 
 
 def can_estimate(golden: Record, candidate: Record) -> bool:
@@ -53,31 +58,72 @@ def can_estimate(golden: Record, candidate: Record) -> bool:
     return (ours.nan, ours.inf) == (theirs.nan, theirs.inf) and not masks_may_explain(golden, candidate)
 
 
-def estimate(ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> Metrics:
-    """Estimated metrics of a pair that ``can_estimate``.
+class Estimates:
+    """Estimates of pairs by their sketches. Those of neighbours are worked out together: that is ten times as fast as one by one."""
 
-    Returns:
-        As ``compare.bounds.lower_bounds``, with ``rel_l2``, ``rmse`` and ``one_minus_cosine`` estimated where that is more, and
-        ``deviation`` set.
+    def __init__(self) -> None:
+        self._held: dict[tuple[Bundle, Bundle, int, int, int, int, int], Products] = {}  # of whole members
 
-    Raises:
-        RecordError: if a sketch is damaged, or the two were made in different ways.
-    """
-    bounds = lower_bounds(golden, candidate)
-    assert golden.statistics is not None
-    assert candidate.statistics is not None
-    size = _size(ours, golden) or _size(theirs, candidate)
-    left, right = (_sketch(bundle, record, size) for bundle, record in ((ours, golden), (theirs, candidate)))
-    apart, length = distance(left, right), golden.statistics.l2 or 0.0
-    rmse = max(apart / math.sqrt(max(bounds.compared, 1)), bounds.rmse)
-    return msgspec.structs.replace(
-        bounds,
-        rel_l2=max(apart / length if length else (math.inf if apart else 0.0), bounds.rel_l2),
-        one_minus_cosine=max(_one_minus_cosine(left, right, length, candidate.statistics.l2 or 0.0), bounds.one_minus_cosine),
-        max_abs=max(bounds.max_abs, rmse / (1.0 + 3.0 * deviation(size))),
-        rmse=rmse,
-        deviation=deviation(size),
-    )
+    def metrics(self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> Metrics:
+        """Estimated metrics of a pair that ``can_estimate``.
+
+        Returns:
+            As ``compare.bounds.lower_bounds``, with ``rel_l2``, ``rmse`` and ``one_minus_cosine`` estimated where that is more, and
+            ``deviation`` set.
+
+        Raises:
+            RecordError: if a sketch is damaged, or the two were made in different ways.
+        """
+        bounds = lower_bounds(golden, candidate, cosine=False)
+        assert golden.statistics is not None
+        assert candidate.statistics is not None
+        size = _size(ours, golden) or _size(theirs, candidate)
+        lengths = golden.statistics.l2 or 0.0, candidate.statistics.l2 or 0.0
+        apart, angle = self._distances(ours, golden, theirs, candidate, size, lengths)
+        spread, root, least = deviation(size), math.sqrt(max(bounds.compared, 1)), min(lengths)
+        rmse = max(apart / root, bounds.rmse)
+        if not least or angle < (2.0 * bounds.rmse * root / least) ** 2:  # else its bound, which is dear, is below it: chords and angles
+            angle = max(angle, lower_bounds(golden, candidate).one_minus_cosine)
+        return msgspec.structs.replace(
+            bounds,
+            rel_l2=max(apart / lengths[0] if lengths[0] else (math.inf if apart else 0.0), bounds.rel_l2),
+            one_minus_cosine=angle,
+            max_abs=max(bounds.max_abs, rmse / (1.0 + 3.0 * spread)),
+            rmse=rmse,
+            deviation=spread,
+        )
+
+    def _distances(
+        self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record, size: int, lengths: tuple[float, float]
+    ) -> tuple[float, float]:
+        """The norm of the difference, and 1 - cosine."""
+        left, right = (_sketch(bundle, record, size) for bundle, record in ((ours, golden), (theirs, candidate)))
+        if golden.sketch is not None and golden.sketch == candidate.sketch:
+            of_all, place = self._of_members(ours, golden, theirs, candidate), golden.sketch % SKETCHES_A_MEMBER
+        else:
+            of_all, place = products(left[None], right[None]), 0
+        apart, along, length = (float(each[place]) for each in of_all)
+        if not (_SQUARES[0] < apart < _SQUARES[1] and length < _SQUARES[1]):  # none at all, or of numbers whose squares are not float64's
+            return distance(left, right), _one_minus_cosine(left, right, *lengths)
+        if not all(lengths):
+            return math.sqrt(apart), 0.0 if lengths[0] == lengths[1] else 1.0
+        longer = (lengths[1] - lengths[0]) / lengths[0]
+        angle = (apart - longer * (2.0 * along - longer * length)) / lengths[1] ** 2 / 2.0
+        return math.sqrt(apart), min(max(angle, 0.0), 2.0)
+
+    def _of_members(self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> Products:
+        """The products of all sketches in the two members that hold a pair's."""
+        assert golden.sketch is not None
+        key = (ours, theirs, golden.rank, golden.step, candidate.rank, candidate.step, golden.sketch // SKETCHES_A_MEMBER)
+        held = self._held.get(key)
+        if held is None:
+            left, right = ours.sketches(golden), theirs.sketches(candidate)
+            rows = min(len(left), len(right))
+            held = products(left[:rows], right[:rows])
+            for old in list(self._held)[: len(self._held) - _HELD]:
+                self._held.pop(old, None)  # another thread may have taken it away
+            self._held[key] = held
+        return held
 
 
 def room(metrics: Metrics) -> float:

@@ -12,7 +12,7 @@ from accucompare.compare.tolerance import SMALLEST_COSINE
 _THREE_DIGITS_UP = Context(prec=3, rounding=ROUND_CEILING)
 
 
-class SmallestLimit(msgspec.Struct, frozen=True, gc=False):
+class SmallestLimit(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The smallest limit with which a pair would pass. Its words are made when they are shown.
 
     Attributes:

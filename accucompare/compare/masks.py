@@ -63,9 +63,11 @@ def masks_may_explain(golden: Record, candidate: Record) -> bool:
 
     If the only masks are -Inf on both sides, they are counted as values that are not finite, and explain no difference.
     """
-    sides = [(DTYPES[record.dtype], record.statistics) for record in (golden, candidate)]
-    numbers = any(statistics is not None and _smallest_is_mask(dtype, statistics) for dtype, statistics in sides)
-    return numbers and all(may_hold_masks(dtype, statistics) for dtype, statistics in sides)
+    ours, theirs = DTYPES[golden.dtype], DTYPES[candidate.dtype]
+    left, right = golden.statistics, candidate.statistics
+    if not ((left is not None and _smallest_is_mask(ours, left)) or (right is not None and _smallest_is_mask(theirs, right))):
+        return False
+    return may_hold_masks(ours, left) and may_hold_masks(theirs, right)
 
 
 def _smallest_is_mask(dtype: DType, statistics: Statistics) -> bool:

@@ -19,10 +19,10 @@ from accucompare.compare.norms import Run, Scales, Sums, Totals, one_minus_cosin
 from accucompare.compare.scan import Scan
 from accucompare.numbers import kernel
 from accucompare.numbers.dtypes import DType, Kind
-from accucompare.numbers.statistics import Statistics
+from accucompare.numbers.statistics import Number, Statistics
 
 
-class Metrics(msgspec.Struct, frozen=True, gc=False):
+class Metrics(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The metrics of a pair; d = candidate - golden, n = positions finite on both sides and not masked on both.
 
     Metrics from statistics alone (``compare.bounds``) hold lower bounds instead of most values, and ``None`` where nothing is known.
@@ -59,8 +59,8 @@ class Metrics(msgspec.Struct, frozen=True, gc=False):
     one_minus_cosine: float = 0.0
     max_abs: float = 0.0
     max_abs_index: tuple[int, ...] | None = None
-    golden_at_max: float | None = None
-    candidate_at_max: float | None = None
+    golden_at_max: Number | None = None
+    candidate_at_max: Number | None = None
     max_rel: float | None = 0.0
     mean_abs: float = 0.0
     rmse: float = 0.0

@@ -29,7 +29,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     before: Pair | None = None  # of an update, the parameter that it was given
 
 
-class Outcome(msgspec.Struct, frozen=True, gc=False):
+class Outcome(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The metrics of a pair, the verdict on the pair alone, and the errors of baseline and second run."""
 
     metrics: Metrics | None

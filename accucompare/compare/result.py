@@ -6,7 +6,6 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Record, Role
@@ -18,6 +17,7 @@ from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reaso
 from accucompare.compare.sites import Culprit
 from accucompare.compare.tolerance import Tolerances
 from accucompare.compare.unseen import unseen
+from accucompare.places import Place
 from accucompare.selection import Mode
 
 
@@ -25,7 +25,7 @@ from accucompare.selection import Mode
 class Side:
     """One of the two bundles, as the report shows it."""
 
-    path: Path
+    path: Place
     manifest: Manifest
     complete: bool = True  # on every rank
 
@@ -78,22 +78,22 @@ class Result:
         """Whether each of the candidate's module calls was given golden's values, so that its error is its own."""
         return self.candidate.manifest.fed
 
-    @property
+    @cached_property
     def compared(self) -> int:
         """How many rows have a record on both sides and were compared."""
         return sum(row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED for row in self.rows)
 
-    @property
+    @cached_property
     def by_statistics(self) -> int:
         """How many rows were judged by statistics alone."""
         return sum(row.by_statistics for row in self.rows)
 
-    @property
+    @cached_property
     def by_sketch(self) -> int:
         """How many rows were judged by sketches."""
         return sum(row.by_sketch for row in self.rows)
 
-    @property
+    @cached_property
     def by_digests(self) -> int:
         """How many rows are identical by their digests alone: their values were read when they were captured, and not now."""
         rows = (row for row in self.rows if row.reason is Reason.IDENTICAL and row.golden is not None and row.golden.dtype)
@@ -104,7 +104,7 @@ class Result:
         """Whether no tensor was kept on either side, by ``--mode``, so that there is none to read."""
         return all(side.manifest.options.mode not in (None, Mode.TENSORS) for side in (self.golden, self.candidate))
 
-    @property
+    @cached_property
     def nonfinite_on_both(self) -> int:
         """How many rows hold NaN or Inf on both sides, which agree as far as they are in the same places."""
         return sum(_nonfinite(row.golden) and _nonfinite(row.candidate) for row in self.rows)
@@ -150,7 +150,7 @@ class Result:
         """Why there is no verdict to rely on, in a few words; ``""`` if there is one."""
         return self.trouble_of_rows if self.acceptance is None else self.acceptance.trouble_of(self.training, self.incomplete)
 
-    @property
+    @cached_property
     def trouble_of_rows(self) -> str:
         """The same by the rows and the steps, whatever standard was asked for."""
         if not self.compared and not self.steps_judged:
@@ -189,7 +189,7 @@ class Result:
             return ""
         return f"the baseline judges {self.compared - self.without_baseline} of {self.compared} compared rows only"
 
-    @property
+    @cached_property
     def far_beyond(self) -> str:
         """The first row that is far beyond rounding, and so is the baseline; ``""`` if there is none."""
         row = next((row for row in self.rows if row.verdict.beyond), None)
@@ -198,7 +198,7 @@ class Result:
         error = "" if row.metrics is None else f" by rel_l2 {row.metrics.rel_l2:.3g}"
         return f"{self.place(row)} is off{error}, far beyond rounding, and so is the baseline: it may have the fault too"
 
-    @property
+    @cached_property
     def unseen_words(self) -> str:
         """How many rows could not be compared although an error may hide there, and the first of them; ``""`` if there are none."""
         found = unseen(self.rows, self.fed)
@@ -219,12 +219,12 @@ class Result:
         passed = "passed" if self.passed else "not passed"
         return f"<{type(self).__name__} of {self.candidate.path} with {self.golden.path}: {passed}; {counts}>"
 
-    @property
+    @cached_property
     def first_divergence(self) -> Row | None:
         """The first row that fails, in execution order; ``None`` if none does. Missing and extra records do not diverge."""
         return next((row for row in self.rows if row.status is Status.FAIL and row.reason not in UNMATCHED), None)
 
-    @property
+    @cached_property
     def identical_until(self) -> Row | None:
         """The first row with other bits, where those before it are bit for bit identical, and some of them computed.
 

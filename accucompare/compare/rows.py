@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 
 import msgspec
 
@@ -12,6 +11,7 @@ from accucompare.bundle.records import Record
 from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measure import Metrics
 from accucompare.compare.provenance import OtherCode
+from accucompare.places import Place
 
 
 class Status(str, Enum):
@@ -136,7 +136,7 @@ def _listed(operators: tuple[str, ...]) -> str:
     return ", ".join(operators[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-class Verdict(msgspec.Struct, frozen=True, gc=False):
+class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The verdict on one row.
 
     Attributes:
@@ -313,7 +313,7 @@ class RefusedBaseline:
         cure: the command that captures a proper one, to be run where golden was captured.
     """
 
-    path: Path | None
+    path: Place | None
     why: OtherCode
     cure: str
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Record
 from accucompare.compare.baseline import Expected
-from accucompare.compare.estimates import can_estimate, estimate
+from accucompare.compare.estimates import Estimates, can_estimate
 from accucompare.compare.masks import may_hold_masks
 from accucompare.compare.measure import Metrics, measure, measure_identical
 from accucompare.compare.norms import Run
@@ -29,6 +29,7 @@ class Sides:
     verify: bool
     keep_going: bool
     golden_repeat: Bundle | None = None
+    estimates: Estimates = field(default_factory=Estimates, compare=False)
 
     def expected(self, golden: Record, candidate: Record, metrics: Metrics, baseline: Record | None, run: Run) -> Expected | None:
         """The baseline's error; ``None`` if there is none, or it cannot be measured."""
@@ -77,7 +78,7 @@ class Sides:
         identical = same_bits(left, right)
         if None in (left.member, right.member):
             known = left.statistics if identical else None
-            return metrics_of_identical(left, known, tolerance) if known is not None else estimate(ours, left, theirs, right)
+            return metrics_of_identical(left, known, tolerance) if known is not None else self.estimates.metrics(ours, left, theirs, right)
         stored = ours.stored(left), theirs.stored(right)  # this finds damaged headers
         if left.statistics is not None and identical and not self.verify:
             return metrics_of_identical(left, left.statistics, tolerance)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
 from accucompare.bundle.flags import FLAGS
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
+from accucompare.places import Place
 from accucompare.selection import Steps
 
 _SHORT = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -34,7 +34,7 @@ def float_dtype(manifest: Manifest) -> str:
     return max(sorted(set(dtypes)), key=dtypes.count, default="")
 
 
-def suggest_baseline(golden: str | Path, candidate: str | Path) -> str:
+def suggest_baseline(golden: str | Place, candidate: str | Place) -> str:
     """The command that captures the baseline for two bundles.
 
     Returns:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +119,7 @@ class Tolerance:
 
     def scaled(self, factor: float) -> Tolerance:
         """The same with relative limit and ceiling multiplied by a factor; the user's own limits stay as they are."""
-        if factor == 1.0 or not self.by_default:
-            return self
-        rel_l2, ceiling = (None if each is None else each * factor for each in (self.rel_l2, self.ceiling))
-        return replace(self, rel_l2=rel_l2, ceiling=ceiling)
+        return self if factor == 1.0 or not self.by_default else _scaled(self, factor)
 
     def __str__(self) -> str:
         return self._text
@@ -216,6 +213,12 @@ class Tolerances:
 
     def __str__(self) -> str:
         return ", then ".join(filter(None, [self.by_rules, str(self.otherwise) if self.otherwise.given else self.by_dtype]))
+
+
+@lru_cache(maxsize=4096)
+def _scaled(tolerance: Tolerance, factor: float) -> Tolerance:
+    rel_l2, ceiling = (None if each is None else each * factor for each in (tolerance.rel_l2, tolerance.ceiling))
+    return replace(tolerance, rel_l2=rel_l2, ceiling=ceiling)
 
 
 @cache

@@ -19,6 +19,7 @@ from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part, U
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.places import Place
 from accucompare.selection import Mode
 
 #: How many bytes of tensors may wait to be written: a few tensors.
@@ -52,7 +53,7 @@ class Imported:
 
 def import_dump(
     path: Path,
-    out: Path,
+    out: Place,
     *,
     format_name: str | None = None,
     name_pattern: str | None = None,
@@ -98,7 +99,7 @@ def import_dump(
 class _Import:
     """One import that is under way."""
 
-    def __init__(self, chosen: Format, path: Path, out: Path, dump: Dump) -> None:
+    def __init__(self, chosen: Format, path: Path, out: Place, dump: Dump) -> None:
         self._path = path
         self._out = out
         self._dump = dump

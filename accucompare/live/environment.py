@@ -20,6 +20,7 @@ from accucompare.live.sources import class_sources, configuration, digests_of, h
 from accucompare.live.tensors import round_to, to_host
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.text import without_credentials
 
 _PACKAGES = ("accucompare", "torch", "torch_npu", "numpy", "transformers")
 
@@ -29,7 +30,7 @@ def describe_environment(device: torch.device, case: str | None) -> dict[str, An
     backend = devices.backend(device.type)
     description = backend.describe(device.index) if device.type in devices.TYPES else {"type": device.type}
     return {
-        "command": shlex.join(sys.argv),
+        "command": without_credentials(shlex.join(sys.argv)),
         "case": case,
         "git": _git(),
         "device": description,

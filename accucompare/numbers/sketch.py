@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,14 +112,37 @@ def _cut(blocks: Iterable[Array], elements: int) -> Iterator[Array]:
 
 
 def distance(one: Float64, other: Float64) -> float:
-    """An estimate of the norm of the difference of two tensors, from their sketches of one size."""
+    """An estimate of the norm of the difference of two tensors, from their sketches of one size, of any magnitude."""
     difference = one - other
-    largest = float(np.max(np.abs(difference), initial=0.0))
+    largest = float(np.abs(difference).max(initial=0.0))
     if largest == 0.0 or not math.isfinite(largest):
         return largest
-    return math.sqrt(math.fsum((difference / largest) ** 2)) * largest
+    difference /= largest
+    return math.sqrt(float(np.add.reduce(difference * difference))) * largest
 
 
+class Products(NamedTuple):
+    """Of pairs of sketches a and b, with d = b - a: estimates of the tensors' own.
+
+    Attributes:
+        apart: squared norm of d.
+        along: inner product of a and d.
+        length: squared norm of a.
+    """
+
+    apart: Float64
+    along: Float64
+    length: Float64
+
+
+@np.errstate(all="ignore")
+def products(a: Float64, b: Float64) -> Products:
+    """The products of pairs of sketches, each in a row of both arrays, of shape (n, size). A row's do not depend on the others."""
+    d = b - a
+    return Products(*(np.add.reduce(product, axis=1) for product in (d * d, a * d, a * a)))
+
+
+@lru_cache
 def deviation(size: int) -> float:
     """The relative standard deviation of ``distance``, for sketches of this size."""
     return 1.0 / math.sqrt(2.0 * size)

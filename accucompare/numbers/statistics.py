@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -20,8 +19,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Number = int | float | bool
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
+class Statistics(msgspec.Struct, frozen=True, gc=False):
     """Statistics over a tensor's finite values; complex tensors count as pairs of reals.
 
     Attributes:

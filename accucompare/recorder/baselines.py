@@ -12,6 +12,7 @@ from accucompare.compare.brought import PRECISIONS, keep_errors
 from accucompare.compare.suggest import float_dtype
 from accucompare.devices import DeviceName
 from accucompare.errors import UsageError
+from accucompare.places import Place, place_of
 from accucompare.recorder.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
 from accucompare.selection import FloatType, Level
@@ -19,13 +20,13 @@ from accucompare.selection import FloatType, Level
 
 def capture_baselines(
     target: str | None,
-    golden: str | Path,
+    golden: str | Place,
     device: DeviceName,
     precisions: Iterable[str],
     *,
     tensors: bool = False,
     announce: Callable[[str], None] = lambda doing: None,
-) -> list[Path]:
+) -> list[Place]:
     """Capture golden's case once for each precision of a candidate, fed with golden, and keep the errors beside golden.
 
     Args:
@@ -43,7 +44,7 @@ def capture_baselines(
         UsageError: if golden was captured by several processes.
         CaseError, DeviceError, CaptureError, BundleError: as ``capture_case``.
     """
-    golden = Path(golden)
+    golden = place_of(golden)
     with open_bundle(golden) as bundle:
         trusted = bundle.manifest
     if trusted.ranks > 1:
@@ -65,7 +66,7 @@ def capture_baselines(
         if tensors:
             made.append(capture_case(target, out, place, options, dtype=FloatType(dtype)))
             continue
-        with tempfile.TemporaryDirectory(prefix=".baseline-", dir=golden) as folder:
+        with tempfile.TemporaryDirectory(prefix=".baseline-", dir=golden if isinstance(golden, Path) else None) as folder:
             fed = capture_case(target, Path(folder) / precision, place, options, dtype=FloatType(dtype))
             made.append(keep_errors(golden, fed, out))
     return made

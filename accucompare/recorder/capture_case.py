@@ -6,7 +6,6 @@ import functools
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from accucompare.case import Case, load_case, steps_of
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import CaseError, DeviceError, UsageError
 from accucompare.live.names import name_modules
+from accucompare.places import Place, place_of
 from accucompare.recorder.failures import ModuleFailedError, WantedGradientsError, name_of, naming_the_model
 from accucompare.recorder.golden_checks import check_golden, held_steps
 from accucompare.recorder.options import DEFAULTS, CaptureOptions
@@ -50,14 +50,14 @@ class Casting:
         return exact.to(self._final)
 
 
-def repeat_of(directory: Path, run: int) -> Path:
+def repeat_of(directory: Place, run: int) -> Place:
     """Where a run of ``--repeat`` is, numbered from 0: the first in the directory itself, then ``repeat1``, ``repeat2``, … in it."""
     return directory / f"repeat{run}" if run else directory
 
 
 def capture_case(
     target: str | None,
-    out: str | Path,
+    out: str | Place,
     device: DeviceName,
     options: CaptureOptions = DEFAULTS,
     *,
@@ -65,7 +65,7 @@ def capture_case(
     round_weights: RoundedType | None = None,
     repeat: int = 1,
     progress: Callable[[int, int], None] | None = None,
-) -> Path:
+) -> Place:
     """Build a case on the CPU under the seed, move it to the device, and capture its steps.
 
     Args:
@@ -108,7 +108,7 @@ def capture_case(
         grad = False
         while True:
             try:
-                _capture_once(target, repeat_of(Path(out), run), place, casting, again, note_step, narrowed, grad)
+                _capture_once(target, repeat_of(place_of(out), run), place, casting, again, note_step, narrowed, grad)
                 break
             except WantedGradientsError:
                 grad = True
@@ -119,10 +119,10 @@ def capture_case(
                     raise
                 narrowed.add(error.module)
                 again = replace(again, overwrite=True)  # what was recorded until then
-    return Path(out)
+    return place_of(out)
 
 
-def _taken_over(options: CaptureOptions, out: str | Path, round_weights: RoundedType | None) -> tuple[CaptureOptions, RoundedType | None]:
+def _taken_over(options: CaptureOptions, out: str | Place, round_weights: RoundedType | None) -> tuple[CaptureOptions, RoundedType | None]:
     """The options, with the seed, the steps and the rounding of ``like`` and ``feed`` where none is given."""
     seed, steps = options.seed, starting(options.asked, _first_step(options.like), options.like)
     for source in (options.like, options.feed):
@@ -145,7 +145,7 @@ def _taken_over(options: CaptureOptions, out: str | Path, round_weights: Rounded
 
 def _capture_once(
     target: str | None,
-    out: Path,
+    out: Place,
     place: torch.device,
     casting: Casting,
     options: CaptureOptions,
@@ -194,7 +194,7 @@ def _capture_once(
             progress(step - first + 1, steps.count - first)
 
 
-def _first_step(like: str | Path | None) -> int:
+def _first_step(like: str | Place | None) -> int:
     """The step that begins with the state of ``like``."""
     if like is None:
         return 0
@@ -203,7 +203,7 @@ def _first_step(like: str | Path | None) -> int:
         return 0 if state is None else state.step
 
 
-def _fed_steps(golden: str | Path, training: Training, steps: Steps, first: int, trains: bool, notes: list[str]) -> tuple[Steps, bool]:
+def _fed_steps(golden: str | Place, training: Training, steps: Steps, first: int, trains: bool, notes: list[str]) -> tuple[Steps, bool]:
     """The steps that a fed capture runs from the ``first``, and whether it trains, as golden did; what is otherwise than asked is noted.
 
     Raises:
@@ -248,7 +248,7 @@ class Built:
     training: Training
 
 
-def build(target: str | None, place: torch.device, casting: Casting, seed: int, like: str | Path | None = None) -> Built:
+def build(target: str | None, place: torch.device, casting: Casting, seed: int, like: str | Place | None = None) -> Built:
     """Build a case on the CPU under a seed, cast its model, and move it to the device.
 
     Raises:
@@ -297,7 +297,7 @@ def _hold_again(optimizer: Any, before: dict[str, nn.Parameter], after: dict[str
             optimizer.state[new[parameter]] = optimizer.state.pop(parameter)
 
 
-def _inputs(inputs: Any, like: str | Path | None, name: str) -> list[Arguments]:
+def _inputs(inputs: Any, like: str | Place | None, name: str) -> list[Arguments]:
     saved = None
     if like is not None:
         with open_bundle(like) as source:

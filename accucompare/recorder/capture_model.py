@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from accucompare.case import Case, steps_of
 from accucompare.errors import CaseError
 from accucompare.live.environment import device_of
+from accucompare.places import Place, place_of
 from accucompare.recorder.capture_case import Casting, moved
 from accucompare.recorder.options import DEFAULTS, CaptureOptions
 from accucompare.recorder.session import recording
 from accucompare.recorder.training import Training, run_step
 
 
-def capture_model(case: Case, out: str | Path, options: CaptureOptions = DEFAULTS) -> Path:
+def capture_model(case: Case, out: str | Place, options: CaptureOptions = DEFAULTS) -> Place:
     """Run a case that is built already, once for each of its inputs, and record it.
 
     The model is not moved, cast or seeded, and gradients are on or off as the caller has them; the inputs are copied to its device. With an
@@ -46,4 +45,4 @@ def capture_model(case: Case, out: str | Path, options: CaptureOptions = DEFAULT
             args, kwargs = moved(arguments, device, as_they_are)
             run_step(case.model, args, kwargs, case.loss, training, grad=torch.is_grad_enabled())
             session.step()
-    return Path(out)
+    return place_of(out)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from accucompare.bundle.manifest import PREVIOUS
+from accucompare.bundle.directory import previous_of
 from accucompare.bundle.reader import open_bundle
 from accucompare.devices import explain
 from accucompare.errors import AccucompareError, CaptureError
 from accucompare.live.names import name_modules
+from accucompare.places import Place
 
 
 class ModuleFailedError(CaptureError):
@@ -29,7 +29,7 @@ class WantedGradientsError(CaptureError):
 
 
 @contextlib.contextmanager
-def naming_the_model(name: str, out: Path, device: str, model: nn.Module, without_gradients: bool) -> Any:
+def naming_the_model(name: str, out: Place, device: str, model: nn.Module, without_gradients: bool) -> Any:
     """Turn what the model raised into a CaptureError that names the module."""
     try:
         yield
@@ -52,13 +52,14 @@ def naming_the_model(name: str, out: Path, device: str, model: nn.Module, withou
         raise KeyboardInterrupt(_kept(out)) from None
 
 
-def _kept(out: Path) -> str:
+def _kept(out: Place) -> str:
     """Where what a stopped capture has recorded is, and what it was to replace."""
-    previous = f"; the bundle that it was to replace is in {out / PREVIOUS}" if (out / PREVIOUS).exists() else ""
+    kept = previous_of(out)
+    previous = "" if kept is None else f"; the bundle that it was to replace is in {kept}"
     return f"what was recorded until then is in {out}, marked incomplete{previous}"
 
 
-def _stopped(out: Path) -> dict[str, Any]:
+def _stopped(out: Place) -> dict[str, Any]:
     try:
         with open_bundle(out) as bundle:
             return bundle.manifest.stopped or {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.manifest import Manifest
@@ -14,6 +13,7 @@ from accucompare.compare.proposals import propose
 from accucompare.compare.renames import advice, renamed_model
 from accucompare.errors import UsageError
 from accucompare.numbers.digests import same_fingerprint
+from accucompare.places import Place, place_of
 from accucompare.selection import Mode, RoleGroup, Steps
 
 
@@ -22,7 +22,7 @@ def held_steps(manifest: Manifest) -> Steps | None:
     return Steps.held(entry.step for entry in manifest.steps or manifest.series)
 
 
-def check_golden(golden: Bundle, out: str | Path, steps: Steps | None = None, ranks: int | None = None) -> None:
+def check_golden(golden: Bundle, out: str | Place, steps: Steps | None = None, ranks: int | None = None) -> None:
     """Refuse a golden that cannot feed a capture.
 
     Args:
@@ -34,7 +34,7 @@ def check_golden(golden: Bundle, out: str | Path, steps: Steps | None = None, ra
     Raises:
         UsageError: if it is what the capture writes, holds no tensors or no inputs, or is of other steps or ranks.
     """
-    own, target = golden.path.resolve(), Path(out).resolve()
+    own, target = golden.path.resolve(), place_of(out).resolve()
     finished = Steps.held(entry.step for _, entry in golden.steps())
     if target in (own, *own.parents):
         raise UsageError(f"{out}: --feed cannot read what the capture overwrites; choose another --out")
@@ -59,7 +59,7 @@ def check_model(
     model: dict[str, Any],
     force: bool,
     renamings: Sequence[Renaming] = (),
-    like: str | Path | None = None,
+    like: str | Place | None = None,
     step: int = 0,
 ) -> None:
     """Refuse a golden of another model or of other weights.
@@ -118,7 +118,7 @@ def check_model(
             raise UsageError(f"{golden.path}: is of other weights: {word} {name!r}: {which}{cure}")
 
 
-def _cure(golden: Bundle, like: str | Path | None) -> str:
+def _cure(golden: Bundle, like: str | Place | None) -> str:
     if like is not None:
         return f"although they were taken from {like}: the model sets them anew, or golden is of others (--force feeds it all the same)"
     rounded = golden.manifest.capture.get("round_weights")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.writer import QUEUE_BYTES
 from accucompare.compare.renames import read_maps
 from accucompare.errors import UsageError
+from accucompare.places import Place, is_url, place_of
 from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE, SKETCH_SIZE, Level, Mode, RoleGroup, Selection, Steps
 
 
@@ -31,8 +31,8 @@ class CaptureOptions:
     skip: str | Iterable[str] = ()
     overwrite: bool = False
     save_state: bool = False
-    like: str | Path | None = None
-    feed: str | Path | None = None
+    like: str | Place | None = None
+    feed: str | Place | None = None
     map: str | Iterable[str] = ()
     force: bool = False
     backward: bool = True
@@ -46,6 +46,9 @@ class CaptureOptions:
         for name in ("only", "skip", "map"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        for name in ("like", "feed"):
+            if is_url(getattr(self, name)):  # which may hold credentials, and shows itself without them
+                object.__setattr__(self, name, place_of(getattr(self, name)))
         if self.steps is not None and not isinstance(self.steps, Steps):
             object.__setattr__(self, "steps", _checked(Steps.of, "steps", self.steps))
         if self.roles is not None:

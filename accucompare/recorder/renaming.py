@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Sequence
-from pathlib import Path
 
 from accucompare.bundle.manifest import Manifest
 from accucompare.compare.align import Renaming, counterparts
@@ -12,6 +11,7 @@ from accucompare.compare.proposals import propose
 from accucompare.compare.renames import check_maps, options, read_maps
 from accucompare.live.environment import describe_model
 from accucompare.live.names import Modules
+from accucompare.places import place_of
 from accucompare.recorder.options import CaptureOptions
 from accucompare.selection import Selection
 
@@ -25,7 +25,7 @@ def maps_in_force(asked: CaptureOptions, modules: Modules) -> tuple[list[Renamin
     """
     renamings, auto = read_maps(asked.map)
     notes = []
-    goldens = [Manifest.read(Path(source) / "manifest.json").model for source in (asked.like, asked.feed) if source is not None]
+    goldens = [Manifest.read(place_of(source) / "manifest.json").model for source in (asked.like, asked.feed) if source is not None]
     if auto:
         own = modules.outline() if asked.like is not None else describe_model(modules)  # of the former the weights will be replaced
         taken: list[str] = []

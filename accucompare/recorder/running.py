@@ -6,7 +6,6 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import torch
@@ -20,6 +19,7 @@ from accucompare.live.names import Modules
 from accucompare.live.numerics import Numerics
 from accucompare.live.randomness import Draws
 from accucompare.live.sources import digests_of, modules_in, versions_of
+from accucompare.places import Place
 from accucompare.recorder.feeding import Feed
 from accucompare.recorder.recorder import Recorder
 from accucompare.recorder.start import Start
@@ -39,7 +39,7 @@ class Session:
 
     def __init__(
         self,
-        path: Path,
+        path: Place,
         recorder: Recorder,
         writer: BundleWriter,
         draws: Draws | None,
@@ -137,7 +137,7 @@ class Session:
                 missing = msgspec.to_builtins(self._unknown.missing(capture[name]["step"]))
                 capture[name] = {**capture[name], "missing": [*capture[name]["missing"], *missing]}
 
-    def check_end(self, feed: Feed | None, golden: str | Path | None) -> None:
+    def check_end(self, feed: Feed | None, golden: str | Place | None) -> None:
         """Raise what the model has caught, and refuse a fed capture in which nothing was fed."""
         recorder = self._recorder
         if recorder.failure is not None:
@@ -188,7 +188,7 @@ class Session:
         manifest.notes += self._not_reached()
         if recorder.records or series is not None:
             self._writer.end_step(recorder.step, error is not None, series, recorder.holds_records)
-        self._writer.close()
+        self._writer.close(hurry=isinstance(error, KeyboardInterrupt))
         if recorder.errors:
             count, first = len(recorder.errors), recorder.errors[0]
             _LOGGER.warning("could not record %d module call(s), so %s is incomplete; the first: %s", count, self.path, first)

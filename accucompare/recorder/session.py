@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from accucompare.live.environment import describe_environment, device_of, notes_
 from accucompare.live.names import name_modules
 from accucompare.live.numerics import Numerics
 from accucompare.live.randomness import matched_randomness
+from accucompare.places import Place, place_of
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.recorder import Recorder
 from accucompare.recorder.running import Session
@@ -32,7 +32,7 @@ from accucompare.selection import SKETCH_SIZE, Level, Mode
 
 def capture(
     model: nn.Module,
-    out: str | Path,
+    out: str | Place,
     *,
     mode: str = Mode.TENSORS,
     sketch_size: int = SKETCH_SIZE,
@@ -47,8 +47,8 @@ def capture(
     optimizer: Any = None,
     scheduler: Any = None,
     scaler: Any = None,
-    like: str | Path | None = None,
-    feed: str | Path | None = None,
+    like: str | Place | None = None,
+    feed: str | Place | None = None,
     map: str | Iterable[str] = (),
     force: bool = False,
     backward: bool = True,
@@ -163,7 +163,7 @@ def capture(
 @contextlib.contextmanager
 def recording(
     model: nn.Module,
-    out: str | Path,
+    out: str | Place,
     options: CaptureOptions,
     *,
     device: torch.device | None = None,
@@ -175,7 +175,7 @@ def recording(
     within: Within = ALONE,
 ) -> Iterator[Session]:
     """What ``capture`` does, with its options as one object."""
-    if options.like is not None and Path(options.like).resolve() == Path(out).resolve():
+    if options.like is not None and place_of(options.like).resolve() == place_of(out).resolve():
         raise UsageError(f"{out}: cannot be both what the capture starts from and what it writes; choose another --out")
     if not isinstance(model, nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, but is a {type(model).__name__}")
@@ -189,7 +189,7 @@ def recording(
         saver = StateSaver(modules, training, device, inputs) if options.save_state else None
         start = Start.of(model, modules, out, options, (rank, ranks), stack, training, device, within)
         start.notes[:0] = [*notes_on_it, *notes]
-        directory = Path(out)
+        directory = place_of(out)
         if not within.prepared:
             stack.enter_context(_prepared(directory, options.overwrite, rank, ranks))
         manifest = start.manifest(options, ranks)
@@ -256,7 +256,7 @@ def _on_first_call(manifest: Manifest, model: nn.Module, device: torch.device) -
 
 
 @contextlib.contextmanager
-def _prepared(directory: Path, overwrite: bool, rank: int, ranks: int) -> Iterator[None]:
+def _prepared(directory: Place, overwrite: bool, rank: int, ranks: int) -> Iterator[None]:
     """Let rank 0 lock and clear the directory, and all ranks wait for it, or fail with it."""
     problem: list[str | None] = [None]
     with contextlib.ExitStack() as stack:
@@ -274,7 +274,7 @@ def _prepared(directory: Path, overwrite: bool, rank: int, ranks: int) -> Iterat
         yield
 
 
-def _put_back(directory: Path) -> None:
+def _put_back(directory: Place) -> None:
     """Restore the bundle that was moved aside by a capture that did not get as far as to begin its own."""
     with contextlib.suppress(OSError):
         restore_previous(directory)

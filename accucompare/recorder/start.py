@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, overload
 
 import msgspec
@@ -21,6 +20,7 @@ from accucompare.live.environment import describe_model
 from accucompare.live.names import Modules
 from accucompare.live.randomness import Draws
 from accucompare.numbers.sketch import VERSION
+from accucompare.places import Place
 from accucompare.recorder.continuation import Continuation
 from accucompare.recorder.feeding import Feed
 from accucompare.recorder.golden_checks import check_golden, check_model, held_steps
@@ -84,7 +84,7 @@ class Start:
         cls,
         model: nn.Module,
         modules: Modules,
-        out: str | Path,
+        out: str | Place,
         options: CaptureOptions,
         ranks: tuple[int, int],
         stack: contextlib.ExitStack,
@@ -218,14 +218,14 @@ class Start:
 
 
 @overload
-def starting(steps: Steps, first: int, like: str | Path | None) -> Steps: ...
+def starting(steps: Steps, first: int, like: str | Place | None) -> Steps: ...
 
 
 @overload
-def starting(steps: Steps | None, first: int, like: str | Path | None) -> Steps | None: ...
+def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps | None: ...
 
 
-def starting(steps: Steps | None, first: int, like: str | Path | None) -> Steps | None:
+def starting(steps: Steps | None, first: int, like: str | Place | None) -> Steps | None:
     """The steps of a run that begins with the state of ``like``: so many from there, or those of a list.
 
     Raises:

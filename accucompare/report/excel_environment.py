@@ -17,7 +17,7 @@ _TABLES = ("parameters", "buffers", "modules", "inputs", "not_fed")  # of one li
 _WRAPS_AT, _A_LINE = 56, 40  # characters; a line that wraps breaks at a space or slash, and so holds fewer than fit
 
 #: Entries that differ between any two captures and do not affect their numbers; never marked.
-_EXPECTED = ("command", "command_line", "argv", "created", "time", "started", "finished", "duration", "seconds", "out", "pid")
+_EXPECTED = ("command", "command_line", "argv", "created", "time", "started", "finished", "duration", "seconds", "out", "pid", "upload")
 
 #: Entries for the summary, the most telling first: their dotted keys, or the beginning of these, and their names there; ``""`` for the
 #: key itself.

@@ -21,6 +21,7 @@ from accucompare.report.excel_environment import DIFFERS, entries, entry_columns
 from accucompare.report.looks import Look
 from accucompare.report.overview import Overview, what_is_held
 from accucompare.report.sheets import Item, Line, Page, Table, table_lines
+from accucompare.text import without_credentials
 from accucompare.version import __version__
 
 _WIDTHS = (3, 44, 40, 40, 15, 15, 15)
@@ -53,7 +54,7 @@ def _lines(comparison: Result, layers: Table, found: Overview) -> Iterator[Line]
     yield _fact("candidate", str(comparison.candidate.path))
     yield from _expectation(comparison)
     yield _fact("tolerance", culprits.tolerance(comparison))
-    made = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, by accucompare {__version__}: {shlex.join(sys.argv)}"
+    made = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, by accucompare {__version__}: {without_credentials(shlex.join(sys.argv))}"
     yield _fact(_MADE, made, looks.WRAPPED, per_line=140)
     if found.places is not None:
         held = what_is_held(found, "The sheet Layers", "other sheets lead to")

@@ -32,7 +32,7 @@ from accucompare.report.page_data import PageData
 from accucompare.report.page_file import write_page
 from accucompare.report.tables import shown
 from accucompare.report.tallies import NONE
-from accucompare.text import printable
+from accucompare.text import printable, without_credentials
 
 _MOST_LISTED = 50  # pre-flight findings and damaged records
 _MOST_CULPRITS = 20
@@ -213,7 +213,7 @@ def _facts(comparison: Result) -> Iterator[tuple[str, str]]:
         kept = len(feed.not_fed)
         yield "fed", "every call was given golden's values" + (f", but for {kept:,} values" if kept else "") + ", so each error is its own"
     yield "tolerance", culprits.tolerance(comparison)
-    yield "report made", f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC: {shlex.join(sys.argv)}"
+    yield "report made", f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC: {without_credentials(shlex.join(sys.argv))}"
 
 
 def _culprit(comparison: Result, culprit: Culprit) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from accucompare.bundle.verification import Verified
 from accucompare.errors import RecordError, UsageError
 from accucompare.files import written_whole
 from accucompare.numbers.dtypes import DTYPES, Array, DType, widen
+from accucompare.places import Place, Url
 from accucompare.report.columns import COUNT, EXCESS, GENERAL, Column, Value
 from accucompare.report.console import WIDTH, open_console, safe_text, short_number
 from accucompare.report.tables import NAME_WIDTH, print_table
@@ -25,12 +26,12 @@ _DAMAGE_SHOWN = 10
 _VALUES_SHOWN = 200  # of a tensor; of a larger one, those at the ends
 
 
-def print_capture(path: Path) -> None:
+def print_capture(path: Place) -> None:
     """Say what a capture wrote."""
     with open_bundle(path) as bundle:
         steps = bundle.steps()
         records = sum(entry.records for _, entry in steps)
-        size = sum(file.stat().st_size for file in path.glob("rank*/*"))
+        size = sum(_sizes(path))
         console = open_console()
         series = 0 if steps else len(bundle.manifest.series)
         plural = "" if len(steps) + series == 1 else "s"
@@ -46,7 +47,14 @@ def print_capture(path: Path) -> None:
             console.print(safe_text(f"note: {note}"), soft_wrap=True)
 
 
-def print_import(path: Path, tool: str, records: int, without_values: int, weights: int, notes: list[str]) -> None:
+def _sizes(path: Place) -> Iterable[int]:
+    """The sizes of the files of all ranks."""
+    if isinstance(path, Url):
+        return [size for name, size in path.below().items() if name.startswith("rank")]
+    return [file.stat().st_size for file in path.glob("rank*/*")]
+
+
+def print_import(path: Place, tool: str, records: int, without_values: int, weights: int, notes: list[str]) -> None:
     """Say what was imported, and what was left out of it.
 
     Args:

@@ -16,6 +16,7 @@ from accucompare.bundle.lock import locked
 from accucompare.bundle.reader import open_bundle
 from accucompare.compare.brought import own_baseline
 from accucompare.errors import CaptureError, UsageError
+from accucompare.places import Place, is_file, place_of, whole
 from accucompare.scripts.launch import Ended, run
 from accucompare.scripts.outcome import troubles
 from accucompare.scripts.plan import Plan
@@ -53,17 +54,18 @@ def capture_script(command: Sequence[str], plan: Plan, overwrite: bool, variable
         CaptureError: if something is there that may not be overwritten.
         UsageError: if the command cannot be run.
     """
-    directory = Path(plan.out)
+    directory = place_of(plan.out)
     with locked(directory):
         prepare_directory(directory, overwrite)
         try:
             ended = run(command, plan, variables or {})
-            if written := (directory / "manifest.json").exists():
+            if written := is_file(directory / "manifest.json"):
                 forget_previous(directory)
         finally:
             with contextlib.suppress(OSError):
                 restore_previous(directory)
-                directory.rmdir()  # where nothing was written
+                if isinstance(directory, Path):
+                    directory.rmdir()  # where nothing was written
     found = troubles(plan, ended.seen)
     if written:
         with open_bundle(directory) as bundle:
@@ -75,7 +77,7 @@ def capture_script(command: Sequence[str], plan: Plan, overwrite: bool, variable
     return Captured(ended, written, found)
 
 
-def held_steps(golden: Path) -> Steps | None:
+def held_steps(golden: Place) -> Steps | None:
     """The steps that a bundle holds."""
     with open_bundle(golden) as bundle:
         return Steps.held(entry.step for _, entry in bundle.steps())
@@ -84,10 +86,10 @@ def held_steps(golden: Path) -> Steps | None:
 def locate_script(
     command: Sequence[str],
     device: str,
-    out: Path,
+    out: Place,
     plan: Plan,
     *,
-    golden: Path | None,
+    golden: Place | None,
     map: Sequence[str],
     overwrite: bool,
     announce: Callable[[str], None],
@@ -116,13 +118,13 @@ def locate_script(
     if golden is None:
         golden = out / "golden"
         announce("golden: the script with all accelerators hidden from it, so on the CPU")
-        made = msgspec.structs.replace(plan, out=str(golden.absolute()), steps=plan.steps or "1")
+        made = msgspec.structs.replace(plan, out=whole(golden.absolute()), steps=plan.steps or "1")
         _captured(command, made, overwrite, "cpu", HIDING)
     announce(f"candidate: the script, each module on golden's inputs, on {device} if that is what it chooses")
-    fed = {**plan.options, "feed": str(golden.absolute()), "map": list(map)}
+    fed = {**plan.options, "feed": whole(golden.absolute()), "map": list(map)}
     steps = plan.steps or str(held_steps(golden) or 1)
     candidate = out / "candidate"
-    _captured(command, msgspec.structs.replace(plan, out=str(candidate.absolute()), options=fed, steps=steps), overwrite, device, {})
+    _captured(command, msgspec.structs.replace(plan, out=whole(candidate.absolute()), options=fed, steps=steps), overwrite, device, {})
     with open_bundle(golden) as ours, open_bundle(candidate) as theirs:
         baseline, maps = own_baseline(ours, theirs), theirs.manifest.capture["map"]
     if baseline is None:
@@ -134,10 +136,10 @@ def _captured(command: Sequence[str], plan: Plan, overwrite: bool, device: str, 
     """Capture, and refuse what does not hold what it was meant to."""
     made = capture_script(command, plan, overwrite, variables)
     if made.ended.code:
-        raise CaptureError(f"the script ended with exit code {made.ended.code}, so that {plan.out} cannot be compared")
+        raise CaptureError(f"the script ended with exit code {made.ended.code}, so that {place_of(plan.out)} cannot be compared")
     if made.troubles:
         raise CaptureError("; ".join(made.troubles))
-    with open_bundle(Path(plan.out)) as bundle:
+    with open_bundle(plan.out) as bundle:
         ran_on = str((bundle.manifest.environment.get("device") or {}).get("type"))
     if ran_on != device:
         cure = "give a bundle of a run on the CPU (--golden)" if variables else "name the device that it is given by its own options"

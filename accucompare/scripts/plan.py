@@ -13,6 +13,7 @@ import msgspec
 
 from accucompare.errors import UsageError
 from accucompare.selection import Steps
+from accucompare.text import without_credentials
 from accucompare.version import __version__
 
 
@@ -118,7 +119,7 @@ class Seen(msgspec.Struct, kw_only=True):
     """
 
     pid: int
-    argv: list[str] = msgspec.field(default_factory=lambda: list(sys.argv))
+    argv: list[str] = msgspec.field(default_factory=lambda: [without_credentials(each) for each in sys.argv])
     python: str = msgspec.field(default_factory=lambda: sys.executable)
     rank: int | None = None
     torch: str = ""

@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from accucompare.errors import NonFiniteError, WatchEndedError
 from accucompare.live import entrances
+from accucompare.places import is_url
 from accucompare.scripts.arming import Arming
 from accucompare.scripts.calls import OutermostCalls
 from accucompare.scripts.models import Models, Optimizers, contains, whole_of
@@ -216,7 +217,7 @@ class Script:
         if self._chosen is not None:
             self._chosen.seen.chosen = False
         self._seen.steps, self._seen.recorded = 0, []
-        if self._claimed is not None and self._plan.action is Action.CAPTURE:
+        if self._claimed is not None and self._plan.action is Action.CAPTURE and not is_url(self._plan.out):
             shutil.rmtree(Path(self._plan.out) / f"rank{self._claimed}", ignore_errors=True)
 
     def _end_step(self) -> None:

@@ -13,6 +13,7 @@ from accucompare.api import Comparison, diff
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.case import Case
 from accucompare.errors import UsageError
+from accucompare.places import Place, place_of
 from accucompare.recorder.options import DEFAULTS, CaptureOptions
 from accucompare.report.assertion import failure
 from accucompare.text import printable
@@ -78,7 +79,7 @@ def assert_layers_close(
         require_close(comparison, report, made)
 
 
-def require_close(comparison: Comparison, report: str | Path | None = None, made: Path | None = None) -> None:
+def require_close(comparison: Comparison, report: str | Path | None = None, made: Place | None = None) -> None:
     """Raise the AssertionError of a comparison that does not pass, after its report is written.
 
     Args:
@@ -95,7 +96,7 @@ def require_close(comparison: Comparison, report: str | Path | None = None, made
     raise AssertionError("\n".join([failure(comparison), *(f"{name}: {printable(str(path))}" for name, path in places.items())]))
 
 
-def bundle_of(side: Side, out: Path, inputs: Any, name: str, options: CaptureOptions = DEFAULTS) -> Path:
+def bundle_of(side: Side, out: Path, inputs: Any, name: str, options: CaptureOptions = DEFAULTS) -> Place:
     """The directory of a side's bundle; a model or a case is captured into ``out``.
 
     Args:
@@ -107,7 +108,7 @@ def bundle_of(side: Side, out: Path, inputs: Any, name: str, options: CaptureOpt
         UsageError: if it is nothing that has a bundle, or has no inputs.
     """
     if isinstance(side, (str, os.PathLike)):
-        return Path(side)
+        return place_of(os.fspath(side))
     if isinstance(side, Bundle):
         return side.path
     from accucompare.recorder.running import Session  # not before: bundles are compared without torch
@@ -115,7 +116,7 @@ def bundle_of(side: Side, out: Path, inputs: Any, name: str, options: CaptureOpt
     return side.path if isinstance(side, Session) else captured(side, out, inputs, name, options)
 
 
-def captured(side: nn.Module | Case, out: Path, inputs: Any, name: str, options: CaptureOptions) -> Path:
+def captured(side: nn.Module | Case, out: Path, inputs: Any, name: str, options: CaptureOptions) -> Place:
     """Capture a model or a case; arguments and errors as of ``bundle_of``."""
     from torch import nn
 
@@ -129,7 +130,7 @@ def captured(side: nn.Module | Case, out: Path, inputs: Any, name: str, options:
     return capture_model(case if case.inputs is not None else replace(case, inputs=inputs), out, options)
 
 
-def options_of(bundle: Path) -> CaptureOptions:
+def options_of(bundle: Place) -> CaptureOptions:
     """The options to capture a model with, so that it is recorded as this bundle was.
 
     Raises:

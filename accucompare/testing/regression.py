@@ -79,7 +79,8 @@ class LayersRegression:
         self._used.add(own)
         kept = self.file.with_suffix("") / own
         if self.update:
-            self.note_written(captured(model, kept, inputs, "model", CaptureOptions(mode=mode, overwrite=True)))
+            captured(model, kept, inputs, "model", CaptureOptions(mode=mode, overwrite=True))
+            self.note_written(kept)
             return
         if not (kept / "manifest.json").is_file():
             raise AssertionError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from typing import Any
@@ -352,7 +351,7 @@ def in_float32(values: Any) -> Record:
 def of_another_tool(values: Any, **statistics: Any) -> Record:
     ours = in_float32(values)
     assert ours.statistics is not None
-    return replace(ours, digest=None, statistics=dataclasses.replace(ours.statistics, **statistics))
+    return replace(ours, digest=None, statistics=replace(ours.statistics, **statistics))
 
 
 def verdict_on(golden: Record, candidate: Record) -> Verdict:

@@ -88,6 +88,38 @@ def test_an_exact_factor_is_told_by_sketches(kept: dict[tuple[str, Mode], Path])
     assert row.metrics.rel_l2 == pytest.approx(0.5, rel=0.2)
 
 
+def test_a_pair_is_estimated_the_same_alone_and_among_neighbours(kept: dict[tuple[str, Mode], Path], tmp_path: Path) -> None:
+    neighbours = ac.diff(kept["golden", Mode.SKETCH], kept["candidate", Mode.SKETCH])
+    moved = bundle(tmp_path / "moved", {"first": DRAW.standard_normal((40, 100)).astype("f4"), **ERRORS})  # other sketches at each number
+    alone = {row.module: row.metrics for row in ac.diff(kept["golden", Mode.SKETCH], moved).rows}
+    assert {row.module: row.metrics for row in neighbours.rows} == {name: alone[name] for name in ERRORS}
+
+
+@pytest.mark.parametrize("error", [1e-1, 1e-4, 1e-7])
+@pytest.mark.parametrize("size", [1e-3, 1e18, 1e-18, 1e30])
+def test_the_angle_of_two_sketches_is_right_however_small_it_is(tmp_path: Path, error: float, size: float) -> None:
+    """Beside the formula by normalised vectors, with a factor that no angle sees."""
+    golden = GOLDEN.astype(np.float64) * size
+    candidate = 1.25 * golden * (1 + error * DRAW.standard_normal(golden.shape))
+    (row,) = ac.diff(bundle(tmp_path / "g", {"a": golden}), bundle(tmp_path / "c", {"a": candidate})).rows
+    sides = [sketch([side], DTYPES["float64"], 256) / np.linalg.norm(side) for side in (golden, candidate)]
+    assert row.metrics is not None
+    assert row.metrics.one_minus_cosine == pytest.approx(np.sum((sides[1] - sides[0]) ** 2) / 2, rel=1e-6)
+    exact = np.sum((golden / np.linalg.norm(golden) - candidate / np.linalg.norm(candidate)) ** 2) / 2
+    assert row.metrics.one_minus_cosine == pytest.approx(exact, rel=10 * deviation(256))
+
+
+def test_numbers_whose_squares_are_beyond_float64_are_estimated(tmp_path: Path) -> None:
+    sides = {}
+    for name, size in (("large", 1e200), ("small", 1e-200)):
+        sides[name] = GOLDEN.astype(np.float64) * size
+    off = {name: side * (1 + 1e-3 * DRAW.standard_normal(side.shape)) for name, side in sides.items()}
+    for row in ac.diff(bundle(tmp_path / "g", sides), bundle(tmp_path / "c", off)).rows:
+        assert row.metrics is not None
+        assert row.metrics.rel_l2 == pytest.approx(1e-3, rel=0.3)
+        assert row.metrics.one_minus_cosine == pytest.approx(5e-7, rel=0.5)
+
+
 def test_an_error_that_a_sketch_can_lose_is_seen_by_the_extremes(tmp_path: Path) -> None:
     """One element that is off by more than all else: a sketch may be 15 % short, an extreme is not."""
     off = GOLDEN.copy()

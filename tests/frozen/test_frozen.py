@@ -135,7 +135,12 @@ def sheets(workbook: Path, folder: Path) -> str:
             name for name in archive.namelist() if re.match(r"xl/(worksheets/sheet|charts/chart|sharedStrings|workbook\.xml)", name)
         )
         content = {name: archive.read(name).decode() for name in parts}
-    return "\n".join(f"{name}\n{plain(text, folder).replace('><', f'>{chr(10)}<')}" for name, text in content.items())
+    return "\n".join(f"{name}\n{_of_any_height(plain(text, folder)).replace('><', f'>{chr(10)}<')}" for name, text in content.items())
+
+
+def _of_any_height(sheet: str) -> str:
+    """Rows that show the directory are as high as its path is long."""
+    return re.sub(r'(<row r="\d+") ht="\d+" customHeight="1"(>(?:(?!</row>).)*DIR)', r"\1\2", sheet, flags=re.DOTALL)
 
 
 def check(name: str, text: str) -> None:

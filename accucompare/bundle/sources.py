@@ -1,0 +1,239 @@
+"""Where an archive's bytes come from: a file of this machine, or one in object storage, read in windows that a bundle's threads share."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import threading
+import weakref
+from collections import OrderedDict
+from concurrent.futures import Future
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from accucompare.errors import BundleError
+from accucompare.places import Place, Url, wait
+
+#: Bytes that are asked for at once.
+WINDOW = 8 << 20
+#: How many windows a bundle keeps, and how many are asked for before they are needed; each thread keeps one more, the one that it reads.
+HELD, AHEAD = 8, 2
+#: What of a description changes when an object is replaced, in the words of several libraries.
+_STAMPS = ("size", "ETag", "etag", "LastModified", "Last-Modified", "mtime", "updated", "created", "Content-MD5")
+
+
+class Source(Protocol):
+    """Bytes that are read at any place, by any number of threads at once. OSError if they cannot be.
+
+    Attributes:
+        size: in bytes.
+    """
+
+    size: int
+
+    def read(self, count: int, offset: int) -> bytes:
+        """As many bytes as there are from an offset, this many at most."""
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill the beginning of the buffer, and return how far; 0 at the end."""
+
+    def changed(self) -> bool:
+        """Whether it was written to, or another one took its place, since it was opened."""
+
+    def close(self) -> None: ...
+
+
+class LocalFile:
+    """A regular file, read by position."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises BundleError for what is no regular file."""
+        self._path = path
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for its writer
+            raise BundleError(f"{path}: is not a regular file; refused")
+        self._file = path.open("rb", buffering=0)
+        status = os.fstat(self._file.fileno())
+        weakref.finalize(self, self._file.close)  # without a ResourceWarning when nobody closes the bundle
+        self._stamp = _stamp(status)
+        self.size = status.st_size
+
+    def read(self, count: int, offset: int) -> bytes:
+        return os.pread(self._file.fileno(), count, offset)
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        return os.preadv(self._file.fileno(), [buffer], offset)
+
+    def changed(self) -> bool:
+        try:
+            return not _stamp(os.fstat(self._file.fileno())) == _stamp(os.stat(self._path)) == self._stamp
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    """What changes when a file is written to or replaced."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class Windows:
+    """What was read last of a bundle's objects, and what will be needed next.
+
+    Threads measure neighbouring tensors, so they need the same windows: each is asked for once, which fsspec's own caches do not see to.
+    """
+
+    def __init__(self) -> None:
+        self._asked: OrderedDict[tuple[Url, int], Future[bytes]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._own = _OwnWindow()
+        self._stop = threading.Event()
+
+    def give_up(self) -> None:
+        """End every read that waits, in whatever thread, as after Ctrl-C; later ones begin anew."""
+        with self._lock:
+            self._stop.set()
+            self._stop = threading.Event()
+            self._asked.clear()
+
+    def get(self, url: Url, number: int, size: int) -> bytes:
+        """A window of an object of a size. OSError if it cannot be read."""
+        key = url, number
+        if self._own.key == key:
+            return self._own.content
+        with self._lock:
+            stop = self._stop
+            after_another = (url, number - 1) in self._asked or self._own.key == (url, number - 1)
+            mine = self._asked.get(key)
+        if mine is None:
+            mine = self._ask(url, number, size)
+        if after_another:
+            for ahead in range(number + 1, number + 1 + AHEAD):
+                self._ask_ahead(url, ahead, size)
+        try:
+            content: bytes = wait(mine, url, stop=stop)
+            wanted = _extent(number, size)
+            if len(content) != wanted:
+                raise OSError(errno.EIO, _of_wrong_length(len(content), wanted, url), str(url))
+        except BaseException:
+            with self._lock:
+                if self._asked.get(key) is mine:
+                    del self._asked[key]
+            raise
+        self._own.key, self._own.content = key, content
+        return content
+
+    def _ask_ahead(self, url: Url, number: int, size: int) -> None:
+        with self._lock:
+            waiting = sum(not each.done() for each in self._asked.values())
+            if number * WINDOW >= size or (url, number) in self._asked or waiting > HELD // 2:
+                return
+        self._ask(url, number, size)
+
+    def _ask(self, url: Url, number: int, size: int) -> Future[bytes]:
+        """Ask for a window, unless another thread has; forget the oldest ones that are there."""
+        key, start = (url, number), number * WINDOW
+        with self._lock:
+            if key not in self._asked:
+                there = [each for each, asked in self._asked.items() if asked.done()]
+                for oldest in there[: max(0, len(self._asked) + 1 - HELD)]:
+                    del self._asked[oldest]
+                self._asked[key] = url.begin("cat_file", start=start, end=start + _extent(number, size))
+            self._asked.move_to_end(key)
+            return self._asked[key]
+
+
+class _OwnWindow(threading.local):
+    """The window that this thread reads."""
+
+    key: tuple[Url, int] | None = None
+    content: bytes = b""
+
+
+def _extent(number: int, size: int) -> int:
+    return min(WINDOW, size - number * WINDOW)
+
+
+def _of_wrong_length(found: int, wanted: int, url: Url) -> str:
+    if found > wanted and url.read_only:
+        return "its server sends whole files only, and no ranges of them; copy the bundle to a directory"
+    return f"{found} bytes came where {wanted} were asked for; was it replaced while it was read?"
+
+
+class RemoteFile:
+    """An object in storage, read in windows."""
+
+    def __init__(self, url: Url, windows: Windows) -> None:
+        self._url = url
+        self._windows = windows
+        described = url.described()
+        if not isinstance(described.get("size"), int) or described.get("partial") is False:
+            raise OSError(errno.ENOTSUP, "its server does not say how long it is, or sends no ranges; copy the bundle", str(url))
+        self.size: int = described["size"]
+        self._stamp = _stamp_of(described)
+
+    def read(self, count: int, offset: int) -> bytes:
+        found = bytearray(max(0, min(count, self.size - offset)))
+        view, done = memoryview(found), 0
+        while done < len(found):
+            done += self.read_into(view[done:], offset + done)
+        return bytes(found)
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        if offset >= self.size:
+            return 0
+        number, start = divmod(offset, WINDOW)
+        part = memoryview(self._windows.get(self._url, number, self.size))[start : start + len(buffer)]
+        buffer[: len(part)] = part
+        return len(part)
+
+    def changed(self) -> bool:
+        try:
+            return _stamp_of(self._url.call("info")) != self._stamp
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        pass
+
+
+def _stamp_of(described: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(described.get(name)) for name in _STAMPS)
+
+
+def open_source(place: Place, windows: Windows | None) -> Source:
+    """Open a file to be read by position; ``windows`` for one of a URL.
+
+    Raises:
+        OSError: if it cannot be read.
+        BundleError: if it is no regular file.
+    """
+    return LocalFile(place) if isinstance(place, Path) else RemoteFile(place, windows or Windows())
+
+
+def open_lines(place: Place, windows: Windows | None) -> IO[bytes]:
+    """Open a file to be read from its beginning to its end. Arguments and errors as ``open_source``."""
+    if isinstance(place, Url):
+        return io.BufferedReader(_Stream(RemoteFile(place, windows or Windows())), 1 << 20)
+    if not stat.S_ISREG(place.stat().st_mode):  # opening a FIFO would wait for its writer
+        raise BundleError(f"{place}: is not a regular file; refused")
+    return place.open("rb")
+
+
+class _Stream(io.RawIOBase):
+    """A source as a stream."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        done = self._source.read_into(memoryview(buffer).cast("B"), self._place)
+        self._place += done
+        return done

@@ -1,0 +1,330 @@
+"""Where a bundle is: a directory, or a URL of object storage, which fsspec reaches. Nothing imports fsspec before a URL is read or written.
+
+A directory is a ``pathlib.Path``. A URL is no such path, whose slashes would be merged, and it may hold credentials: a ``Url`` shows itself
+without them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+import threading
+import time
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as TimedOutError
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from accucompare.errors import BundleError, UsageError
+from accucompare.text import without_credentials
+
+#: Seconds that a request may take, with all the retries of the library that makes it.
+PATIENCE = 120.0
+#: Seconds between two looks at whether a request has been given up.
+_LOOK = 0.1
+#: Seconds before HTTP is asked again when a connection fails; the other libraries do that themselves.
+_WAITS = (0.2, 0.8, 2.0)
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_CHAINED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://[^:]*)?::.*://", re.DOTALL)
+_LOCAL = ("file", "local")
+_READ_ONLY = ("http", "https")
+#: What is to be installed for a URL of a scheme.
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
+_KINDS = "s3://, gs://, https:// (reading only), memory:// and file://"
+
+
+@dataclass(frozen=True)
+class Url:
+    """A place in object storage. ``str`` and ``repr`` leave credentials out; ``whole`` has them.
+
+    Attributes:
+        scheme: such as ``s3``.
+        path: host or bucket, and what follows, without a slash at its end.
+        user: ``user:password@``, if given.
+        query: ``?…`` such as a signature, if given; each file below gets it, too.
+    """
+
+    scheme: str
+    path: str
+    user: str = field(default="", repr=False)
+    query: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.path}"
+
+    def __truediv__(self, name: str | Path) -> Url:
+        return replace(self, path=f"{self.path}/{name}")
+
+    @property
+    def whole(self) -> str:
+        """With what may be secret in it: for fsspec, never for people."""
+        return f"{self.scheme}://{self.user}{self.path}{self.query}"
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def parent(self) -> Url:
+        return replace(self, path=self.path.rpartition("/")[0] or self.path)
+
+    @property
+    def parents(self) -> list[Url]:
+        """The places around it, the nearest first."""
+        found, place = [], self
+        while place.parent != place:
+            place = place.parent
+            found.append(place)
+        return found
+
+    @property
+    def read_only(self) -> bool:
+        return self.scheme in _READ_ONLY
+
+    def resolve(self) -> Url:
+        """Itself: it has no links."""
+        return self
+
+    def absolute(self) -> Url:
+        """Itself."""
+        return self
+
+    def is_file(self) -> bool:
+        """Whether there is such an object; one that may not be read is none (S3 answers so for a missing one, if it may not be listed).
+
+        Raises:
+            BundleError: if the storage does not answer.
+        """
+        try:
+            self.call("info")
+        except (FileNotFoundError, PermissionError):
+            return False
+        except OSError as error:
+            raise BundleError(f"{self}: cannot be read ({error.strerror})") from None
+        return True
+
+    def read(self, most: int) -> bytes:
+        """A small object, whole.
+
+        Raises:
+            OSError: if it is not there, cannot be read, or is larger than ``most`` bytes.
+        """
+        size = self.described().get("size")
+        if isinstance(size, int) and size > most:
+            raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB; refused", str(self))
+        content: bytes = self.call("cat_file")
+        return content
+
+    def described(self) -> dict[str, Any]:
+        """What the storage says of an object: its size, and when it was written. Errors as ``call``."""
+        try:
+            found: dict[str, Any] = self.call("info")
+        except OSError:
+            self.call("cat_file", start=0, end=1)  # its error says why, where that of a description may not
+            raise
+        if found.get("type") == "directory":
+            raise FileNotFoundError(errno.ENOENT, "there is no such object", str(self))
+        return found
+
+    def call(self, name: str, **options: Any) -> Any:
+        """What fsspec's method of this name gives for this URL.
+
+        Raises:
+            OSError: whatever went wrong, with words for people in ``strerror``; FileNotFoundError if there is no such object or bucket,
+                PermissionError if access is refused, TimeoutError if nothing was answered in ``PATIENCE`` seconds.
+        """
+        return wait(self.begin(name, **options), self)
+
+    def begin(self, name: str, *, before: tuple[Any, ...] = (), after: tuple[Any, ...] = (), **options: Any) -> Future[Any]:
+        """Begin ``call``; ``wait`` gives its result. A library that cannot work in the background has done it then.
+
+        Args:
+            name: of the method.
+            before, after: what it is given before the path, and after it: libraries name these otherwise.
+            options: what else it is given.
+        """
+        done: Future[Any] = Future()
+        try:
+            system, path = _system(self)
+            given = (*before, path, *after)
+            if system.async_impl:
+                method = getattr(system, f"_{name}")
+                answer = _again(method, *given, **options) if self.read_only else method(*given, **options)
+                return asyncio.run_coroutine_threadsafe(answer, system.loop)
+            done.set_result(getattr(system, name)(*given, **options))
+        except Exception as error:  # libraries of many makers, each with errors of its own
+            done.set_exception(error)
+        return done
+
+    def below(self) -> dict[str, int]:
+        """The sizes of all objects below, by their names with the folders between, such as ``rank0/step0.npz``. Errors as ``call``."""
+        try:
+            system, path = _system(self)
+        except Exception as error:
+            raise _as_os_error(error, self) from None
+        system.invalidate_cache()
+        try:
+            found = self.call("find", detail=True)
+        except FileNotFoundError:
+            return {}
+        system.invalidate_cache()
+        prefix = system._strip_protocol(path).rstrip("/") + "/"
+        return {name.removeprefix(prefix): int(found[name].get("size") or 0) for name in sorted(found) if name.startswith(prefix)}
+
+
+#: What a bundle is read from or written to.
+Place = Path | Url
+
+
+def place_of(given: str | Place) -> Place:
+    """The place that a user means: a directory, or a URL.
+
+    Raises:
+        UsageError: if it is a URL that cannot be taken.
+    """
+    if not isinstance(given, str):
+        return given
+    if _CHAINED.match(given):
+        raise UsageError(f"{without_credentials(given)}: chained URLs (::) are not taken; name the storage itself")
+    match = _URL.fullmatch(given)
+    if match is None:
+        return Path(given)
+    scheme, rest = match[1].lower(), match[2]
+    if scheme in _LOCAL:
+        return Path(rest)
+    rest, mark, query = rest.partition("?")
+    host, slash, path = rest.partition("/")
+    user, at, host = host.rpartition("@")
+    shown = f"{host}{slash}{path}".rstrip("/")
+    if not shown.strip("/"):
+        raise UsageError(f"{scheme}://: names no place; write {scheme}://BUCKET/BUNDLE")
+    return Url(scheme, shown if host or scheme != "memory" else f"/{shown.lstrip('/')}", user + at, mark + query)
+
+
+def is_file(place: Place) -> bool:
+    """Whether there is such a file. Errors as ``Url.is_file``."""
+    return place.is_file() if isinstance(place, Url) else os.path.isfile(place)
+
+
+def is_url(given: object) -> bool:
+    """Whether a text has a scheme of object storage; a file's URL is a path."""
+    match = _URL.fullmatch(given) if isinstance(given, str) else None
+    return match is not None and match[1].lower() not in _LOCAL
+
+
+def whole(place: object) -> str:
+    """A place as text that ``place_of`` takes, with the credentials that it may hold: for other processes, never for people."""
+    return place.whole if isinstance(place, Url) else str(place)
+
+
+def wait(asked: Future[Any], place: Url, patience: float | None = None, stop: threading.Event | None = None) -> Any:
+    """The result of ``Url.begin``; after ``patience`` seconds, ``PATIENCE`` if not given, or at once after ``stop``, it is given up.
+
+    Raises:
+        OSError: as ``Url.call``.
+    """
+    patience = PATIENCE if patience is None else patience
+    end = time.monotonic() + patience
+    try:
+        while True:
+            try:
+                return asked.result(_LOOK if stop is not None else patience)
+            except TimedOutError as error:
+                if asked.done() and asked.exception() is error:  # the library's own
+                    raise
+            if stop is not None and stop.is_set():
+                raise CancelledError
+            if time.monotonic() >= end:
+                asked.cancel()
+                raise TimeoutError(errno.ETIMEDOUT, f"no answer within {patience:.0f} s", str(place))
+    except CancelledError:
+        raise OSError(errno.ECANCELED, "stopped", str(place)) from None
+    except BaseException as error:
+        asked.cancel()
+        if not isinstance(error, Exception):
+            raise
+        raise _as_os_error(error, place) from None
+
+
+#: The file systems in use, by process and by what they were made from: fsspec would make one, with connections of its own, for each thread.
+_systems: dict[tuple[object, ...], Any] = {}
+
+
+def _system(url: Url) -> tuple[Any, str]:
+    """fsspec's file system of a URL, and the path in it."""
+    key = os.getpid(), url.scheme, url.path.partition("/")[0], url.user, url.query
+    if key not in _systems:
+        from fsspec.core import url_to_fs
+
+        _systems[key] = url_to_fs(url.whole)[0]
+    system = _systems[key]
+    return system, system._strip_protocol(url.whole)
+
+
+async def _again(method: Any, *arguments: Any, **options: Any) -> Any:
+    """Ask again when a connection fails, or the server does."""
+    for wait_s in _WAITS:
+        try:
+            return await method(*arguments, **options)
+        except (FileNotFoundError, PermissionError, NotImplementedError):
+            raise
+        except Exception as error:
+            status = getattr(error, "status", None)
+            if isinstance(status, int) and status < 500:
+                raise
+        await asyncio.sleep(wait_s)
+    return await method(*arguments, **options)
+
+
+def _as_os_error(error: BaseException, place: Url) -> OSError:
+    """What a library raised, in words, and without the secrets of the URL."""
+    if isinstance(error, TimeoutError) and error.errno == errno.ETIMEDOUT and error.strerror:
+        return error
+    text, code = _words(error, place), _code(error)
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(errno.ENOENT, text if code == "NoSuchBucket" else "there is no such object", str(place))
+    if isinstance(error, PermissionError) or code in _REFUSED:
+        return PermissionError(errno.EACCES, f"access refused: {text}; {_on_access(code, place.scheme)}", str(place))
+    if isinstance(error, ImportError):
+        extra = _EXTRAS.get(place.scheme, "remote")
+        return OSError(errno.ENOPKG, f"{text}: pip install 'accucompare[{extra}]'", str(place))
+    if isinstance(error, ValueError) and "rotocol not known" in str(error):
+        return OSError(errno.EPROTONOSUPPORT, f"{place.scheme}:// is no storage that is known; these are: {_KINDS}", str(place))
+    if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
+        return TimeoutError(errno.ETIMEDOUT, f"the storage does not answer{f': {text}' if text else ''}", str(place))
+    return OSError(error.errno if isinstance(error, OSError) and error.errno else errno.EIO, text, str(place))
+
+
+#: What libraries call a refusal, where that is no PermissionError: HTTP's status, or the name of an error.
+_REFUSED = ("401", "403", "NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
+
+
+def _code(error: BaseException) -> str:
+    """What the storage calls the error, such as ``NoSuchBucket``; else HTTP's status, or the name of the error."""
+    response = getattr(error.__cause__ or error, "response", None)
+    found = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+    return str(found or getattr(error, "status", None) or type(error).__name__)
+
+
+def _on_access(code: str, scheme: str) -> str:
+    """What to do when access is refused."""
+    if code == "RequestTimeTooSkewed":
+        return "set this machine's clock"
+    if scheme in ("s3", "s3a"):
+        return "give credentials as for other tools of S3 (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws)"
+    return "give credentials as fsspec takes them (the storage's own variables and files, or fsspec's configuration)"
+
+
+_MOST_WORDS = 300
+
+
+def _words(error: BaseException, place: Url) -> str:
+    """An error's own words, in one line, without anything secret."""
+    text = (error.strerror if isinstance(error, OSError) and error.strerror else None) or str(error) or type(error).__name__
+    for secret in (place.user.rstrip("@"), place.user.rstrip("@").partition(":")[2], place.query.lstrip("?")):
+        text = text.replace(secret, "…") if secret else text
+    return " ".join(without_credentials(text).split())[:_MOST_WORDS]
