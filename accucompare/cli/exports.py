@@ -28,7 +28,7 @@ _OPEN = {
         "accucompare export npu.json --to perfetto --out npu.trace.json",
     )
 )
-@click.argument("comparison", type=click.Path(path_type=Path))
+@click.argument("comparison", type=option.LOCAL)
 @option.viewer
 @option.out("File to write; node data go beside it.  [default: reports/COMPARISON-VIEWER.json]", metavar="PATH")
 @option.quiet("nothing but errors")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         "cannot be read, or no step was watched.",
     )
 )
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("log", type=option.LOCAL)
 @option.thresholds
 @option.threshold_file
 @option.json()

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-from accucompare.places import Url, is_url, place_of
+from accucompare.errors import UsageError
+from accucompare.places import Url, local, place_of
 from accucompare.selection import (
     LEAST_SKETCH_SIZE,
     MOST_SKETCH_SIZE,
@@ -27,7 +28,6 @@ from accucompare.selection import (
     Steps,
     Viewer,
 )
-from accucompare.text import without_credentials
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,8 +80,10 @@ class _LocalPath(click.Path):
     """A path of this machine."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if is_url(value):
-            self.fail(f"{without_credentials(value)} is a URL, and only bundles may be; name a local path", param, ctx)
+        try:
+            local(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -93,7 +95,8 @@ class _BundlePlace(click.Path):
         return place if isinstance(place, Url) else super().convert(place, param, ctx)
 
 
-_PATH = _LocalPath(path_type=Path)
+#: All else than a bundle.
+LOCAL = _PATH = _LocalPath(path_type=Path)
 #: Where a bundle is.
 PLACE = _BundlePlace(path_type=Path)
 _HF32 = "Let an NPU round the operands of float32 products to HF32.  [default: its own setting]"

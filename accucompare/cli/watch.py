@@ -191,7 +191,7 @@ def _print_watched(ranks: Ranks, given: dict[str, float], quiet: bool, options: 
         "has no end, or a rank's log is missing.",
     )
 )
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("log", type=option.LOCAL)
 @option.report("LOG-overflow")
 @option.quiet()
 def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
