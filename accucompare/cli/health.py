@@ -9,7 +9,8 @@ import click
 
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
-from accucompare.cli.options import examples, is_page, refuse_places, reports_to_write
+from accucompare.cli.options import examples
+from accucompare.cli.outputs import is_page, refuse_places, reports_to_write
 from accucompare.errors import UsageError
 
 if TYPE_CHECKING:

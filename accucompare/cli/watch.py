@@ -14,7 +14,8 @@ import click
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.help import was_given
-from accucompare.cli.options import examples, is_page, refuse_places, reports_to_write, stem
+from accucompare.cli.options import examples
+from accucompare.cli.outputs import is_page, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import OF_CASES, MayRunScript, after_script, command_after_dashes, watch_script
 from accucompare.errors import NonFiniteWarning
 from accucompare.selection import FloatType, OnFinding
