@@ -365,7 +365,8 @@ def test_what_is_no_cluster_is_refused(where: str) -> None:
 
 
 def test_without_dask_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
+    for name in ("distributed", "distributed.utils"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError, match=r"pip install 'accucompare\[cluster\]'"), open_cluster("local"):
         pass
 
