@@ -128,7 +128,7 @@ class Error(msgspec.Struct, frozen=True):
     beyond: Count | None = None
 
 
-class Shard(msgspec.Struct, frozen=True):
+class Shard(msgspec.Struct, frozen=True, gc=False):
     """Where a rank's part of a tensor lies in the whole.
 
     Attributes:
