@@ -264,8 +264,11 @@ def whole(place: object) -> str:
     return place.whole if isinstance(place, Url) else str(place)
 
 
-def wait(asked: Future[Any], place: Url, patience: float | None = None, stop: threading.Event | None = None) -> Any:
+def wait(asked: Future[Any], place: Url, patience: float | None = None, stop: threading.Event | None = None, shared: bool = False) -> Any:
     """The result of ``Url.begin``; after ``patience`` seconds, ``PATIENCE`` if not given, or at once after ``stop``, it is given up.
+
+    Args:
+        shared: other threads wait for it, too: it is not cancelled then.
 
     Raises:
         OSError: as ``Url.call``.
@@ -282,15 +285,14 @@ def wait(asked: Future[Any], place: Url, patience: float | None = None, stop: th
             if stop is not None and stop.is_set():
                 raise CancelledError
             if time.monotonic() >= end:
-                asked.cancel()
                 raise NoAnswerError(errno.ETIMEDOUT, f"no answer within {patience:.0f} s", str(place))
     except CancelledError:
         raise OSError(errno.ECANCELED, "stopped", str(place)) from None
-    except BaseException as error:
-        asked.cancel()
-        if not isinstance(error, Exception):
-            raise
+    except Exception as error:
         raise _as_os_error(error, place) from None
+    finally:
+        if not shared:
+            asked.cancel()  # does nothing to what is done
 
 
 #: The file systems in use, by process and by what they were made from: fsspec would make one, with connections of its own, for each thread.

@@ -7,6 +7,7 @@ The cluster runs already, as one that is worth having does; what it takes to sta
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import sys
 import time
@@ -30,13 +31,17 @@ def main() -> int:
     arguments.add_argument("--rounds", type=int, default=5)
     given = arguments.parse_args()
     given.folder = given.folder.resolve()
+    import dask
     from distributed import LocalCluster
+
+    from accucompare.compare.cluster import UNPROFILED
 
     tensors = max(1, round(given.gigabytes * 1e9 / (4 * _ELEMENTS)))
     sides = given.folder / "golden", given.folder / "candidate"
     if not all((side / "manifest.json").exists() for side in sides):
         make(given.folder, DataSet("cluster", tensors, _ELEMENTS))
-    with LocalCluster(n_workers=WORKERS, threads_per_worker=1, memory_limit=0, dashboard_address=":0", silence_logs=60) as cluster:
+    small = {"memory_limit": 0, "dashboard_address": ":0", "silence_logs": 60}
+    with dask.config.set(UNPROFILED), LocalCluster(n_workers=WORKERS, threads_per_worker=1, **small) as cluster:
         address = cluster.scheduler_address
         for where in ("", address):  # the first of each reads from disk
             child("benchmarks.scale_cluster", "--one", *sides, where)
@@ -67,14 +72,15 @@ def _print(samples: dict[str, list[Sample]], walls: dict[str, float], in_memory:
 
 
 def _one(golden: str, candidate: str, cluster: str) -> None:
-    """One diff, timed in this process, after what it imports; printed as JSON with a digest of its result."""
+    """One diff, timed in this process, after what it imports. Printed as JSON with a digest of its result."""
     import json
 
-    import distributed  # noqa: F401
-
     import accucompare as ac
+    from accucompare.compare.cluster import open_cluster
 
     own = {"cluster": cluster} if cluster else {"workers": WORKERS}
+    with open_cluster(cluster) if cluster else contextlib.nullcontext():  # the first connection imports a good part of Dask
+        pass
     began = time.perf_counter()
     comparison = ac.diff(golden, candidate, **own)
     seconds = time.perf_counter() - began

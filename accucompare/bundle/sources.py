@@ -122,7 +122,7 @@ class Windows:
             for ahead in range(number + 1, number + 1 + AHEAD):
                 self._ask_ahead(url, ahead, size)
         try:
-            content: bytes = wait(mine, url, stop=stop)
+            content: bytes = wait(mine, url, stop=stop, shared=True)
             wanted = _extent(number, size)
             if len(content) != wanted:
                 raise OSError(errno.EIO, _of_wrong_length(len(content), wanted, url), str(url))

@@ -52,6 +52,9 @@ _GRACE = 5.0  # seconds more than Dask's own patience to connect; and those that
 #: Loggers of Dask's that print a traceback for each connection that ends; what it means for the comparison is said once, at its end.
 _TALKATIVE = "distributed", "distributed.client", "tornado.application"
 
+#: Dask's workers look a hundred times a second where they are, for its dashboard; on few processors that shows in the time.
+UNPROFILED = {"distributed.worker.profile.enabled": False}
+
 _SCHEDULER = "the scheduler"
 _LOCAL = re.compile(r"local(?::([1-9][0-9]*))?")
 
@@ -134,13 +137,14 @@ def _in_time(seconds: float, call: Callable[[], T]) -> T:
 @contextlib.contextmanager
 def _processes(count: int) -> Iterator[Any]:
     """Workers on this machine. Ctrl-C in a terminal reaches their processes, too, which inherit that they do not hear it."""
+    import dask
     from distributed import LocalCluster
 
     resource_tracker.ensure_running()  # starting it would unblock the signal again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for this thread, and those that it starts
     small = {"memory_limit": 0, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
     try:
-        with LocalCluster(n_workers=count, threads_per_worker=1, **small) as cluster:
+        with dask.config.set(UNPROFILED), LocalCluster(n_workers=count, threads_per_worker=1, **small) as cluster:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             yield cluster
     finally:

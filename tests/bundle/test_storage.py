@@ -141,6 +141,18 @@ def test_what_fails_twice_is_asked_for_again(storage: Storage, fault: Any) -> No
     assert ac.diff("s3://bucket/golden", "s3://bucket/golden", verify=True).passed
 
 
+def test_http_is_read_with_its_credentials_and_asked_again_when_it_fails(storage: Storage) -> None:
+    capture("s3://bucket/golden")
+    url = f"{storage.url.replace('://', '://user:pw@')}/bucket/golden?sig=abc"
+    storage.fails(Drops(), times=1, method="GET", path="step0.npz")
+    comparison = ac.diff("s3://bucket/golden", url, verify=True)
+    assert comparison.passed
+    assert str(comparison.candidate.path) == f"{storage.url}/bucket/golden"
+    storage.fails(Fails(503), times=2, method="GET", path="sig=abc")
+    with ac.open_bundle(url) as bundle:
+        assert bundle.complete
+
+
 def test_a_server_that_does_not_answer_ends_in_an_error(storage: Storage, monkeypatch: pytest.MonkeyPatch, cli: Run) -> None:
     capture("s3://bucket/golden")
     monkeypatch.setattr(places, "PATIENCE", 1)

@@ -24,7 +24,7 @@ from accucompare.compare.rows import Reason, Row, Status
 from accucompare.compare.sites import Culprit
 from accucompare.errors import ReportError
 from accucompare.numbers.statistics import Statistics
-from accucompare.report import heat, overview, sheets
+from accucompare.report import excel_sheets, heat, overview, sheets
 from accucompare.report.columns import COLUMNS
 from accucompare.report.tallies import Largest, Worst, first_of, second_of
 from benchmarks.made_rows import ManyRows, many
@@ -170,6 +170,13 @@ def test_more_failing_rows_than_fit_keep_the_first_ones_and_what_links_lead_to(t
     culprit = next(cell for line in book["Summary"].iter_rows() for cell in line if cell.hyperlink and str(cell.value).startswith(last))
     assert target(book, culprit.hyperlink).value == last
     assert f"{MOST} of {3 * MOST} that fail" in book["Layers"]["A1"].value
+
+
+def test_a_sheet_has_no_more_links_than_excel_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(excel_sheets, "MOST_LINKS", 9)
+    book = load_workbook(many(ranks=2, layers=30).to_excel(tmp_path / "x.xlsx"))
+    linked = [cell.value for line in book["By layer"].iter_rows() for cell in line if cell.hyperlink]
+    assert len(linked) == 9
 
 
 def test_rows_without_partner_beyond_the_bound_are_counted(tmp_path: Path) -> None:
