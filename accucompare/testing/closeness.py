@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from accucompare.api import Comparison, diff
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.case import Case
-from accucompare.errors import UsageError
+from accucompare.errors import ReportError, UsageError
 from accucompare.places import Place, place_of
 from accucompare.recorder.options import DEFAULTS, CaptureOptions
 from accucompare.report.assertion import failure
@@ -62,12 +62,14 @@ def assert_layers_close(
         AssertionError: if a layer is not close, if nothing could be compared, or if closeness could not be shown (of a capture that did not
             run to its end, for example). The message has all culprits, counts, and the smallest limits that would pass.
         UsageError: if an option makes no sense, a model has no inputs, or a side is something else.
-        BundleError, CaptureError, ReportError: as those who read, capture and write do.
+        BundleError, CaptureError: as those who read and capture do. A report that cannot be written is said in the AssertionError.
 
     Example:
         >>> assert_layers_close(ported, original, inputs=batch, rel_l2=1e-4)   # doctest: +SKIP
     """
     __tracebackhide__ = True
+    if report is not None and Path(report).suffix.lower() not in (".xlsx", ".html"):
+        raise UsageError(f"report={os.fspath(report)!r}: must end in .xlsx (an Excel report) or .html (a page)")
     with tempfile.TemporaryDirectory(prefix="accucompare.") as folder:
         made = Path(folder)
         trusted = bundle_of(golden, made / "golden", inputs, "golden")
@@ -90,10 +92,14 @@ def require_close(comparison: Comparison, report: str | Path | None = None, made
         return
     places = {"Golden": comparison.golden.path, "Candidate": comparison.candidate.path}
     places = {name: path for name, path in places.items() if made is None or made not in path.parents}
+    lines = [failure(comparison), *(f"{name}: {printable(str(path))}" for name, path in places.items())]
     if report is not None:
         write = comparison.to_html if Path(report).suffix.lower() == ".html" else comparison.to_excel
-        places["Report"] = write(report)
-    raise AssertionError("\n".join([failure(comparison), *(f"{name}: {printable(str(path))}" for name, path in places.items())]))
+        try:
+            lines.append(f"Report: {printable(str(write(report)))}")
+        except ReportError as error:  # the assertion is not lost for it
+            lines.append(f"No report: {printable(str(error))}")
+    raise AssertionError("\n".join(lines))
 
 
 def bundle_of(side: Side, out: Path, inputs: Any, name: str, options: CaptureOptions = DEFAULTS) -> Place:
