@@ -207,6 +207,14 @@ def test_a_report_of_no_known_kind_is_refused_before_anything_runs() -> None:
         ac.assert_layers_close(model(), model(), inputs=X, report="x.pdf")
 
 
+def test_nan_on_both_sides_fails_unless_it_is_meant(tmp_path: Path) -> None:
+    values = DRAW.copy()
+    values[2, 3] = np.nan
+    sides = [write(tmp_path / name, [item("fc", values), item("out", DRAW)]) for name in ("candidate", "golden")]
+    assert "NaN on both sides, of which nothing can be compared! First: fc output; 1 of 2 rows" in message(*sides)
+    ac.assert_layers_close(*sides, equal_nan=True)
+
+
 def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
     name = "a\x1b[31m\u202eb\nReport: /tmp/evil"
     sides = (write(tmp_path / side, [item(name, values)]) for side, values in (("npu", DRAW * 2), ("golden", DRAW)))
