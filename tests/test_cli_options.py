@@ -64,3 +64,10 @@ def test_locate_computes_in_no_type_that_only_a_capture_has() -> None:
 def test_help_needs_neither_torch_nor_numpy() -> None:
     program = "import sys, accucompare.cli; sys.exit(' '.join({'torch', 'numpy', 'pandas', 'rich'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr == "\n"
+
+
+def test_locate_asks_for_the_device() -> None:
+    with pytest.raises(click.MissingParameter) as raised:
+        cli.commands["locate"].make_context("locate", [], parent=click.Context(cli, **cli.context_settings))
+    assert raised.value.param is not None
+    assert raised.value.param.name == "device"

@@ -219,7 +219,7 @@ _NOT_LOCATED = {name: why for name, why in OF_CASES.items() if name != "device"}
     ),
 )
 @option.case
-@option.device("The device under test: cpu, cuda, cuda:N, npu or npu:N.", default=None, required=True)
+@option.device("The device under test: cpu, cuda, cuda:N, npu or npu:N.", required=True)
 @option.golden
 @option.golden_case
 @option.golden_python

@@ -113,7 +113,8 @@ case = click.argument("case", required=False, shell_complete=_files)
 
 
 def device(help: str = "cpu, cuda, cuda:N, npu or npu:N.", default: str | None = "cpu", required: bool = False) -> Callable[[F], F]:
-    return click.option("--device", default=default, show_default=True, required=required, metavar="DEVICE", help=help)
+    known: dict[str, Any] = {} if required else {"default": default}  # click 8.3 takes a default of None for a value, and misses nothing
+    return click.option("--device", **known, show_default=True, required=required, metavar="DEVICE", help=help)
 
 
 def dtype(help: str = "Cast the model and its floating inputs to this type.  [default: as they are]", *but: FloatType) -> Callable[[F], F]:

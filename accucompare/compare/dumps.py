@@ -23,13 +23,16 @@ from accucompare.text import printable
 #: What a single output is called by a dump that does not tell a tensor from a tuple of one.
 _ALONE, _FIRST = "", "0"
 _OF_OUTPUTS = (Role.OUTPUT, Role.GRAD_OUTPUT)
+_OF_INPUTS = (Role.INPUT, Role.GRAD_INPUT)
 
 _Call = tuple[int, int, str, int]
 _Values = tuple[str, tuple[int, ...], str | Statistics]
 
 
 def with_paths_of(records: list[Record], others: Iterable[Record]) -> list[Record]:
-    """The records of an imported bundle, with an output that is alone at the other side's path: a tuple of one has it at ``0``.
+    """The records of an imported bundle, with what is alone without a path at the other side's.
+
+    A dump may not tell a tensor from a tuple of one, which has it at ``0``, nor by which position or name a call is given its only input.
 
     Args:
         records: of the imported bundle.
@@ -37,12 +40,16 @@ def with_paths_of(records: list[Record], others: Iterable[Record]) -> list[Recor
     """
     paths: dict[tuple[_Call, Role], set[str]] = {}
     for record in others:
-        if record.role in _OF_OUTPUTS and record.layout is not Layout.OPAQUE:
+        if record.role in (*_OF_OUTPUTS, *_OF_INPUTS) and record.layout is not Layout.OPAQUE:
             paths.setdefault((_call(record), record.role), set()).add(record.path)
-    return [
-        replace(record, path=_FIRST) if record.path == _ALONE and paths.get((_call(record), record.role)) == {_FIRST} else record
-        for record in records
-    ]
+
+    def path_of(record: Record) -> str:
+        found = paths.get((_call(record), record.role), set())
+        if record.path != _ALONE or len(found) != 1 or (record.role in _OF_OUTPUTS and found != {_FIRST}):
+            return record.path
+        return next(iter(found))
+
+    return [replace(record, path=path) if (path := path_of(record)) != record.path else record for record in records]
 
 
 def of_dumps(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> list[Outcome | None]:

@@ -60,6 +60,7 @@ class Training:
     _without: set[tuple[int, int, str]] = field(default_factory=set)  # parameters with a gradient on one side only
     _groups: set[tuple[int, int]] = field(default_factory=set)  # steps with another number in an optimizer's parameter groups
     _states: set[tuple[int, str]] = field(default_factory=set)  # by rank: state that an update has made over its limit
+    _updated: set[tuple[int, int]] = field(default_factory=set)  # steps of which the update was recorded
 
     def forward(self, record: Record, verdict: Verdict) -> None:
         """A row of the forward was traced."""
@@ -126,9 +127,15 @@ class Training:
             return (record.rank, record.step) in self._other
         return record.role is not Role.PARAM_GRAD and record.shape != () and (record.rank, record.step - 1) in self._other
 
+    def _after_wrong_steps(self, record: Record) -> bool:
+        """Whether updates of steps that were not recorded made the state of a parameter, after one in which something was wrong."""
+        before = [step for rank, step in self._over if rank == record.rank and step < record.step]
+        return bool(before) and (record.rank, record.step - 1) not in self._updated
+
     def _update(self, record: Record, verdict: Verdict) -> Verdict:
         step, state = (record.rank, record.step), (record.rank, parameter_of(record))
         parameter = (*step, parameter_of(record))
+        self._updated.add(step)
         given = record.role in (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE)
         own = (record.rank, record.step, record.name, record.call, record.role.value, record.path) in self.not_fed
         other_state = record.role is Role.STATE_BEFORE and verdict.reason in (*UNMATCHED, Reason.NOT_COMPARABLE)
@@ -141,7 +148,7 @@ class Training:
             inherited = {
                 Role.PARAM_GRAD: parameter in self._parameters,
                 Role.PARAM_BEFORE: not self.fed and step in self._over,
-                Role.STATE_BEFORE: state in self._states,
+                Role.STATE_BEFORE: state in self._states or (record.shape != () and self._after_wrong_steps(record)),
                 Role.PARAM_UPDATE: step in self._groups or parameter in self._without,
                 Role.STATE_AFTER: step in self._groups or parameter in self._without,
             }[record.role]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from accucompare.bundle.manifest import holds_bundle
 from accucompare.dumps import cann, folder, hugging_face, msaccucmp, msprobe, polygraphy, sglang
 from accucompare.dumps.items import Format
 from accucompare.errors import UsageError
@@ -28,10 +29,12 @@ def format_of(path: Path, name: str | None) -> Format:
         name: as ``--from`` gives it; ``None`` if it is to be recognised.
 
     Raises:
-        UsageError: if there is nothing, if no format is recognised, or more than one is.
+        UsageError: if there is nothing, if it is a bundle, if no format is recognised, or more than one is.
     """
     if not path.exists():
         raise UsageError(f"{path}: there is no such file or directory")
+    if holds_bundle(path):
+        raise UsageError(f"{path}: is a bundle already, and needs no import")
     if name is not None:
         return next(each for each in FORMATS if each.name == name)
     found = [each for each in FORMATS if each.recognise(path)]

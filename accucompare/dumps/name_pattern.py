@@ -27,7 +27,8 @@ _FIELDS = {
     "_": ".+?",
 }
 _TOKEN = re.compile(r"\{(\w+)\}|([\[\]])|([^\[\]{}]+)")
-DEFAULT = "[step{step}/][rank{rank}/]{name}[.{call}].{role}[.{path}]"
+#: A bare number is a part of the name: modules called ``layers.0`` are in nearly every model, and those that are called twice are few.
+DEFAULT = "[step{step}/][rank{rank}/]{name}[.call{call}].{role}[.{path}]"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from accucompare.bundle.records import Record
 from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
@@ -21,6 +22,21 @@ def failure(comparison: Result) -> str:
     Names come from models and files: what a terminal would obey is escaped.
     """
     return "\n".join(map(printable, _lines(comparison)))
+
+
+def nan_on_both(comparison: Result) -> str:
+    """The message of an AssertionError where golden and the candidate both hold NaN; ``""`` if nowhere."""
+    rows = [row for row in comparison.rows if _holds_nan(row.golden) and _holds_nan(row.candidate)]
+    if not rows:
+        return ""
+    return printable(
+        f"Layers hold NaN on both sides, of which nothing can be compared! First: {comparison.place(rows[0])}; {len(rows)} of "
+        f"{len(comparison.rows)} rows. If that is meant, equal_nan=True takes NaN in the same places as equal"
+    )
+
+
+def _holds_nan(record: Record | None) -> bool:
+    return record is not None and record.statistics is not None and record.statistics.nan > 0
 
 
 def _lines(comparison: Result) -> Iterator[str]:

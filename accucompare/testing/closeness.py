@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from accucompare.api import Comparison, diff
 from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.case import Case
-from accucompare.errors import UsageError
+from accucompare.errors import ReportError, UsageError
 from accucompare.places import Place, place_of
 from accucompare.recorder.options import DEFAULTS, CaptureOptions
-from accucompare.report.assertion import failure
+from accucompare.report.assertion import failure, nan_on_both
 from accucompare.text import printable
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def assert_layers_close(
     map: str | Iterable[str] = (),
     only: str | Iterable[str] = (),
     skip: str | Iterable[str] = (),
+    equal_nan: bool = False,
     report: str | Path | None = None,
 ) -> None:
     """Assert that every layer of the candidate is close to golden's.
@@ -56,18 +57,21 @@ def assert_layers_close(
         baseline: what is trusted in the candidate's precision: errors are judged by how many times as large they are as its own.
         atol, rtol, rel_l2, cosine, tolerances: limits, as for ``accucompare.diff``. Without any, the baseline judges, or a table by dtype.
         map, only, skip: as for ``accucompare.diff``.
+        equal_nan: whether NaN in the same places on both sides is equal; as for ``torch.testing.assert_close``, it fails otherwise.
         report: where to write a report if the assertion fails: an Excel report, or a page if the name ends in .html.
 
     Raises:
         AssertionError: if a layer is not close, if nothing could be compared, or if closeness could not be shown (of a capture that did not
             run to its end, for example). The message has all culprits, counts, and the smallest limits that would pass.
         UsageError: if an option makes no sense, a model has no inputs, or a side is something else.
-        BundleError, CaptureError, ReportError: as those who read, capture and write do.
+        BundleError, CaptureError: as those who read and capture do. A report that cannot be written is said in the AssertionError.
 
     Example:
         >>> assert_layers_close(ported, original, inputs=batch, rel_l2=1e-4)   # doctest: +SKIP
     """
     __tracebackhide__ = True
+    if report is not None and Path(report).suffix.lower() not in (".xlsx", ".html"):
+        raise UsageError(f"report={os.fspath(report)!r}: must end in .xlsx (an Excel report) or .html (a page)")
     with tempfile.TemporaryDirectory(prefix="accucompare.") as folder:
         made = Path(folder)
         trusted = bundle_of(golden, made / "golden", inputs, "golden")
@@ -76,24 +80,30 @@ def assert_layers_close(
         tested = bundle_of(candidate, made / "candidate", inputs, "candidate", options)
         limits = {"atol": atol, "rtol": rtol, "rel_l2": rel_l2, "cosine": cosine, "tolerances": tolerances}
         comparison = diff(trusted, tested, baseline=judged_by, map=map, only=only, skip=skip, **limits)  # type: ignore[arg-type]
-        require_close(comparison, report, made)
+        require_close(comparison, report, made, equal_nan)
 
 
-def require_close(comparison: Comparison, report: str | Path | None = None, made: Place | None = None) -> None:
+def require_close(comparison: Comparison, report: str | Path | None = None, made: Place | None = None, equal_nan: bool = False) -> None:
     """Raise the AssertionError of a comparison that does not pass, after its report is written.
 
     Args:
+        comparison, report, equal_nan: as of ``assert_layers_close``.
         made: the directory of what was captured for this comparison alone, and is removed after it.
     """
     __tracebackhide__ = True
-    if comparison.passed:
+    nan = "" if equal_nan or not comparison.passed else nan_on_both(comparison)
+    if comparison.passed and not nan:
         return
     places = {"Golden": comparison.golden.path, "Candidate": comparison.candidate.path}
     places = {name: path for name, path in places.items() if made is None or made not in path.parents}
+    lines = [nan or failure(comparison), *(f"{name}: {printable(str(path))}" for name, path in places.items())]
     if report is not None:
         write = comparison.to_html if Path(report).suffix.lower() == ".html" else comparison.to_excel
-        places["Report"] = write(report)
-    raise AssertionError("\n".join([failure(comparison), *(f"{name}: {printable(str(path))}" for name, path in places.items())]))
+        try:
+            lines.append(f"Report: {printable(str(write(report)))}")
+        except ReportError as error:  # the assertion is not lost for it
+            lines.append(f"No report: {printable(str(error))}")
+    raise AssertionError("\n".join(lines))
 
 
 def bundle_of(side: Side, out: Path, inputs: Any, name: str, options: CaptureOptions = DEFAULTS) -> Place:

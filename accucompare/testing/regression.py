@@ -52,6 +52,7 @@ class LayersRegression:
         *,
         name: str = "",
         mode: str = Mode.SKETCH,
+        equal_nan: bool = False,
         **limits: Any,
     ) -> None:
         """Assert that every layer is as close to what was recorded as the limits ask.
@@ -65,6 +66,7 @@ class LayersRegression:
             mode: of a bundle that is written: ``"sketch"`` keeps digests, statistics and at most 2 KiB of each tensor, kilobytes for
                 git, by which errors are known to some percent. ``"stats"`` keeps less, and a comparison sees neither values in another
                 order nor most small differences. ``"tensors"`` keeps all values.
+            equal_nan: whether NaN in the same places is equal; else it fails.
             limits: ``atol``, ``rtol``, ``rel_l2``, ``cosine``, ``tolerances``, ``baseline``, ``map``, ``only``, ``skip``, as for
                 ``accucompare.diff``.
 
@@ -89,7 +91,7 @@ class LayersRegression:
             )
         tested = captured(model, self.scratch / "accucompare" / own, inputs, "model", options_of(kept))
         folder = self.scratch if self.reports is None else self.reports / self.file.stem
-        require_close(diff(kept, tested, **limits), folder / f"{own}.xlsx", self.scratch)
+        require_close(diff(kept, tested, **limits), folder / f"{own}.xlsx", self.scratch, equal_nan)
 
 
 def bundle_name(test: str, name: str = "") -> str:

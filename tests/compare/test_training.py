@@ -73,6 +73,13 @@ def test_a_bias_whose_gradient_cancels_is_judged_by_what_is_summed(tmp_path: Pat
     assert not compare(tmp_path, golden, wrong).passed
 
 
+@pytest.mark.parametrize(("off", "step", "reason"), [(0.1, 2, "inherited"), (1e-7, 2, "introduced"), (0.1, 1, "introduced")])
+def test_state_that_unrecorded_steps_made_after_a_wrong_one_is_no_culprit(tmp_path: Path, off: float, step: int, reason: str) -> None:
+    before = pair("a", "param_before", 0.0, path="weight", parent=None)
+    state = pair("a", "state_before", 0.1, path="weight.exp_avg", parent=None, step=step)
+    assert reasons(compared(tmp_path, pair("a", "grad_input", off), before, state))[-1] == reason
+
+
 def test_an_update_is_judged_by_the_rounding_of_its_parameter(tmp_path: Path) -> None:
     weight, update = np.full(64, 1.0, np.float32), np.full(64, 1e-5, np.float32)
     golden = [item("a", weight, role="param_before", path="w"), item("a", update, role="param_update", path="w")]

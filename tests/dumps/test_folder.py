@@ -38,7 +38,8 @@ def dump(tmp_path: Path) -> Path:
     [
         (DEFAULT, "(root).output", ("", "output", "", 0, 0, 0)),
         (DEFAULT, "fc1.output", ("fc1", "output", "", 0, 0, 0)),
-        (DEFAULT, "step2/rank1/h.0.fc1.3.input.1.mask", ("h.0.fc1", "input", "1.mask", 3, 2, 1)),
+        (DEFAULT, "step2/rank1/h.0.fc1.call3.input.1.mask", ("h.0.fc1", "input", "1.mask", 3, 2, 1)),
+        (DEFAULT, "layers.0.output", ("layers.0", "output", "", 0, 0, 0)),
         (DEFAULT, "fc1.param_grad.weight", ("fc1", "param_grad", "weight", 0, 0, 0)),
         ("{name}_{call}_{_}_{role}", "h.1.fc_0_Linear_out", ("h.1.fc", "output", "", 0, 0, 0)),
         ("{step}/{name}.{call}.{role}.{path}", "7/=1+1.2.in.0", ("=1+1", "input", "0", 2, 7, 0)),
@@ -141,3 +142,30 @@ def test_a_folder_of_one_layer_is_compared_with_a_capture_of_the_same(dump: Path
     assert found.first_divergence.place == "1 output"
     assert [row.place for row in found.rows if row.status is Status.PASS] == ["0 output"]
     assert not [row.place for row in found.rows if row.reason is Reason.MISSING]  # it has no input of any layer
+
+
+def test_a_layer_with_a_number_and_its_only_input_without_a_path_find_golden_s(dump: Path, tmp_path: Path) -> None:
+    class Named(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(3, 3)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers[0](input=x)  # type: ignore[no-any-return]
+
+    model = Named()
+    with ac.capture(model, tmp_path / "golden"), torch.no_grad():
+        answer = model(VALUES)
+    np.save(dump / "layers.0.output.npy", answer.numpy())
+    np.save(dump / "layers.0.input.npy", VALUES.numpy())
+    import_dump(dump, tmp_path / "npu")
+    rows = ac.diff(tmp_path / "golden", tmp_path / "npu").rows
+    assert [row.place for row in rows if row.golden and row.candidate] == ["layers.0 input.input", "layers.0 output"]
+    assert not [row.place for row in rows if row.status is Status.FAIL]
+
+
+def test_a_bundle_is_no_dump_of_another_tool(dump: Path) -> None:
+    with ac.capture(model := torch.nn.Linear(3, 2), dump, overwrite=True):
+        model(VALUES)
+    with pytest.raises(UsageError, match="is a bundle already, and needs no import"):
+        import_dump(dump, dump.parent / "out")

@@ -195,6 +195,26 @@ def test_a_failure_writes_the_report_and_names_it(name: str, begins: bytes, tmp_
     assert report.read_bytes().lower().startswith(begins)
 
 
+def test_a_report_that_cannot_be_written_does_not_hide_what_failed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    text = message(broken(), model(), inputs=X, report=tmp_path / "file" / "x.html")
+    assert text.startswith("Layers are not close! First: 2; 6 of 12 rows fail")
+    assert text.splitlines()[-1].startswith(f"No report: {tmp_path}/file/x.html: cannot be written")
+
+
+def test_a_report_of_no_known_kind_is_refused_before_anything_runs() -> None:
+    with pytest.raises(UsageError, match=r"'x\.pdf'.*\.xlsx .* \.html"):
+        ac.assert_layers_close(model(), model(), inputs=X, report="x.pdf")
+
+
+def test_nan_on_both_sides_fails_unless_it_is_meant(tmp_path: Path) -> None:
+    values = DRAW.copy()
+    values[2, 3] = np.nan
+    sides = [write(tmp_path / name, [item("fc", values), item("out", DRAW)]) for name in ("candidate", "golden")]
+    assert "NaN on both sides, of which nothing can be compared! First: fc output; 1 of 2 rows" in message(*sides)
+    ac.assert_layers_close(*sides, equal_nan=True)
+
+
 def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
     name = "a\x1b[31m\u202eb\nReport: /tmp/evil"
     sides = (write(tmp_path / side, [item(name, values)]) for side, values in (("npu", DRAW * 2), ("golden", DRAW)))
