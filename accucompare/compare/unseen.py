@@ -1,9 +1,10 @@
 """Rows that could not be compared and may hide an error, so that there is no all-clear.
 
 **On the way.** A call is judged by the rows of its outputs. An output without data to compare (nested, sparse, quantized, inside vmap,
-unreadable) is not judged, and later code may make its error small: a normalisation, a wide limit. An opaque object may hold such
-values. It counts if nothing else that the call returns is compared, and something after the call is. So a cache beside the hidden states
-hides nothing, nor does an object that the whole model returns at its end. Inputs do not count, since their errors show in the outputs.
+unreadable) is not judged, nor one with NaN or Inf on both sides in places that statistics and sketches do not tell, and later code may make
+its error small: a normalisation, a wide limit. An opaque object may hold such values. It counts if nothing else that the call returns is
+compared, and something after the call is. So a cache beside the hidden states hides nothing, nor does an object that the whole model
+returns at its end. Inputs do not count, since their errors show in the outputs.
 
 **Gradients.** So is a gradient without data (a sparse one): a call's outputs say nothing of its backward. That of a parameter hides nothing
 where the update that was made of it agrees. Fed, an update that is over its limit and could not be judged hides an error, too.
@@ -113,9 +114,17 @@ def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
             continue
         between = record.order < last.get((record.rank, record.step), -1)
         alone = record.layout is Layout.OPAQUE and between and call_of(record) not in judged
-        if record.role is Role.OUTPUT and (record.layout in _WITHOUT_DATA or alone):
+        if record.role is Role.OUTPUT and (record.layout in _WITHOUT_DATA or alone or _not_finite(row)):
             hiding.append(row)
     return hiding
+
+
+def _not_finite(row: Row) -> bool:
+    """Whether both sides hold NaN or Inf, in places that nothing tells."""
+    return all(
+        each is not None and each.statistics is not None and each.statistics.nan + each.statistics.inf > 0
+        for each in (row.golden, row.candidate)
+    )
 
 
 class _Proven:
