@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from accucompare.bundle.reader import Bundle as Bundle
     from accucompare.bundle.reader import open_bundle as open_bundle
     from accucompare.bundle.records import Record as Record
+    from accucompare.bundle.sketches import Sketch as Sketch
     from accucompare.case import Case as Case
     from accucompare.compare.suggest import suggest_baseline as suggest_baseline
     from accucompare.compare.tolerance import Tolerance as Tolerance
@@ -37,6 +38,7 @@ _HOMES = {
     "NonFiniteError": "accucompare.errors",
     "Record": "accucompare.bundle.records",
     "Session": "accucompare.recorder.running",
+    "Sketch": "accucompare.bundle.sketches",
     "Tolerance": "accucompare.compare.tolerance",
     "Watch": "accucompare.watcher.steps",
     "WatchEndedError": "accucompare.errors",

@@ -17,7 +17,7 @@ from accucompare.compare.renames import read_maps
 from accucompare.compare.result import Result
 from accucompare.compare.tolerance import Tolerance, read_rules
 from accucompare.errors import UsageError
-from accucompare.places import Place, place_of
+from accucompare.places import Place, local, place_of
 from accucompare.selection import Selection, Standard
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Comparison(Result):
         """
         from accucompare.report.excel import write_excel
 
-        return self._written(write_excel(self, Path(path)))
+        return self._written(write_excel(self, local(path)))
 
     def to_html(self, path: str | Path) -> Path:
         """Write the page: one file that any browser opens, without network; and return its path.
@@ -87,7 +87,7 @@ class Comparison(Result):
         """
         from accucompare.report.page_comparison import write_comparison_page
 
-        return self._written(write_comparison_page(self, Path(path)))
+        return self._written(write_comparison_page(self, local(path)))
 
     def to_json(self, path: str | Path) -> Path:
         """Write everything as JSON and return its path; one that ends in ``.jsonl`` or ``.ndjson`` gets JSON lines, a row each.
@@ -97,7 +97,7 @@ class Comparison(Result):
         """
         from accucompare.report.json import write_json
 
-        return write_json(self, Path(path))
+        return write_json(self, local(path))
 
     def to_parquet(self, path: str | Path) -> Path:
         """Write every row as a Parquet file, with the columns of the report's sheet *Layers*, and return its path.

@@ -12,6 +12,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as TimedOutError
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,20 @@ _LOCAL = ("file", "local")
 _READ_ONLY = ("http", "https")
 #: What is to be installed for a URL of a scheme.
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
+_COMMON = (*_READ_ONLY, *_EXTRAS, "memory")
 _KINDS = "s3://, gs://, https:// (reading only), memory:// and file://"
+
+
+#: What the storage says of an object, and its content, if that is not too long.
+Answer = tuple[dict[str, Any], bytes | None]
+
+
+class NoBucketError(FileNotFoundError):
+    """The bucket itself is not there."""
+
+
+class NoAnswerError(TimeoutError):
+    """The storage does not answer, or cannot be reached."""
 
 
 @dataclass(frozen=True)
@@ -113,18 +127,29 @@ class Url:
         Raises:
             OSError: if it is not there, cannot be read, or is larger than ``most`` bytes.
         """
-        size = self.described().get("size")
-        if isinstance(size, int) and size > most:
+        return self.content_of(self.begin_read(most), most)
+
+    def content_of(self, asked: Future[Answer], most: int) -> bytes:
+        """The content that ``begin_read`` gives. Errors as ``read``."""
+        try:
+            content = wait(asked, self)[1]
+        except OSError:
+            self.call("cat_file", start=0, end=1)  # its error says why, where that of a description may not
+            raise
+        if content is None:
             raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB; refused", str(self))
-        content: bytes = self.call("cat_file")
-        return content
+        return bytes(content)
+
+    def begin_read(self, most: int) -> Future[Answer]:
+        """Begin to ask for what the storage says of an object (size, time), and for its content unless it is larger than ``most`` bytes."""
+        return self._begin(lambda system, path: _described_and_read(system, path, most))
 
     def described(self) -> dict[str, Any]:
         """What the storage says of an object: its size, and when it was written. Errors as ``call``."""
         try:
             found: dict[str, Any] = self.call("info")
         except OSError:
-            self.call("cat_file", start=0, end=1)  # its error says why, where that of a description may not
+            self.call("cat_file", start=0, end=1)
             raise
         if found.get("type") == "directory":
             raise FileNotFoundError(errno.ENOENT, "there is no such object", str(self))
@@ -135,7 +160,8 @@ class Url:
 
         Raises:
             OSError: whatever went wrong, with words for people in ``strerror``; FileNotFoundError if there is no such object or bucket,
-                PermissionError if access is refused, TimeoutError if nothing was answered in ``PATIENCE`` seconds.
+                PermissionError if access is refused, NoAnswerError if the storage does not answer, at the latest after
+                ``PATIENCE`` seconds.
         """
         return wait(self.begin(name, **options), self)
 
@@ -147,18 +173,19 @@ class Url:
             before, after: what it is given before the path, and after it: libraries name these otherwise.
             options: what else it is given.
         """
-        done: Future[Any] = Future()
+        return self._begin(lambda system, path: _called(system, name, *before, path, *after, **options))
+
+    def _begin(self, work: Callable[[Any, str], Coroutine[Any, Any, Any]]) -> Future[Any]:
+        """Begin what asks a file system for a path."""
         try:
             system, path = _system(self)
-            given = (*before, path, *after)
             if system.async_impl:
-                method = getattr(system, f"_{name}")
-                answer = _again(method, *given, **options) if self.read_only else method(*given, **options)
-                return asyncio.run_coroutine_threadsafe(answer, system.loop)
-            done.set_result(getattr(system, name)(*given, **options))
+                return asyncio.run_coroutine_threadsafe(_again(work, system, path) if self.read_only else work(system, path), system.loop)
+            return _done_at_once(work(system, path))
         except Exception as error:  # libraries of many makers, each with errors of its own
-            done.set_exception(error)
-        return done
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
 
     def below(self) -> dict[str, int]:
         """The sizes of all objects below, by their names with the folders between, such as ``rank0/step0.npz``. Errors as ``call``."""
@@ -186,6 +213,11 @@ def place_of(given: str | Place) -> Place:
     Raises:
         UsageError: if it is a URL that cannot be taken.
     """
+    if isinstance(given, Path):
+        first = given.parts[0] if given.parts else ""
+        if first.rstrip(":") in _COMMON and first.endswith(":") and not os.path.lexists(first):
+            raise UsageError(f"{given}: was a URL until a Path merged its slashes; give it as text")
+        return given
     if not isinstance(given, str):
         return given
     if _CHAINED.match(given):
@@ -205,6 +237,17 @@ def place_of(given: str | Place) -> Place:
     return Url(scheme, shown if host or scheme != "memory" else f"/{shown.lstrip('/')}", user + at, mark + query)
 
 
+def local(given: str | Path) -> Path:
+    """A path of this machine, for all that is no bundle.
+
+    Raises:
+        UsageError: if it is a URL.
+    """
+    if is_url(given):
+        raise UsageError(f"{without_credentials(str(given))}: is a URL, and only bundles may be; name a local path")
+    return Path(given)
+
+
 def is_file(place: Place) -> bool:
     """Whether there is such a file. Errors as ``Url.is_file``."""
     return place.is_file() if isinstance(place, Url) else os.path.isfile(place)
@@ -221,8 +264,11 @@ def whole(place: object) -> str:
     return place.whole if isinstance(place, Url) else str(place)
 
 
-def wait(asked: Future[Any], place: Url, patience: float | None = None, stop: threading.Event | None = None) -> Any:
+def wait(asked: Future[Any], place: Url, patience: float | None = None, stop: threading.Event | None = None, shared: bool = False) -> Any:
     """The result of ``Url.begin``; after ``patience`` seconds, ``PATIENCE`` if not given, or at once after ``stop``, it is given up.
+
+    Args:
+        shared: other threads wait for it, too: it is not cancelled then.
 
     Raises:
         OSError: as ``Url.call``.
@@ -239,15 +285,14 @@ def wait(asked: Future[Any], place: Url, patience: float | None = None, stop: th
             if stop is not None and stop.is_set():
                 raise CancelledError
             if time.monotonic() >= end:
-                asked.cancel()
-                raise TimeoutError(errno.ETIMEDOUT, f"no answer within {patience:.0f} s", str(place))
+                raise NoAnswerError(errno.ETIMEDOUT, f"no answer within {patience:.0f} s", str(place))
     except CancelledError:
         raise OSError(errno.ECANCELED, "stopped", str(place)) from None
-    except BaseException as error:
-        asked.cancel()
-        if not isinstance(error, Exception):
-            raise
+    except Exception as error:
         raise _as_os_error(error, place) from None
+    finally:
+        if not shared:
+            asked.cancel()  # does nothing to what is done
 
 
 #: The file systems in use, by process and by what they were made from: fsspec would make one, with connections of its own, for each thread.
@@ -265,28 +310,57 @@ def _system(url: Url) -> tuple[Any, str]:
     return system, system._strip_protocol(url.whole)
 
 
-async def _again(method: Any, *arguments: Any, **options: Any) -> Any:
+async def _called(system: Any, name: str, *arguments: Any, **options: Any) -> Any:
+    """What a file system's method gives, which is a coroutine in those that work in the background."""
+    if system.async_impl:
+        return await getattr(system, f"_{name}")(*arguments, **options)
+    return getattr(system, name)(*arguments, **options)
+
+
+async def _described_and_read(system: Any, path: str, most: int) -> Answer:
+    described = await _called(system, "info", path)
+    if described.get("type") == "directory":
+        raise FileNotFoundError(path)
+    size = described.get("size")
+    return described, None if isinstance(size, int) and size > most else await _called(system, "cat_file", path)
+
+
+async def _again(work: Callable[[Any, str], Coroutine[Any, Any, Any]], system: Any, path: str) -> Any:
     """Ask again when a connection fails, or the server does."""
-    for wait_s in _WAITS:
+    for pause in _WAITS:
         try:
-            return await method(*arguments, **options)
+            return await work(system, path)
         except (FileNotFoundError, PermissionError, NotImplementedError):
             raise
         except Exception as error:
             status = getattr(error, "status", None)
             if isinstance(status, int) and status < 500:
                 raise
-        await asyncio.sleep(wait_s)
-    return await method(*arguments, **options)
+        await asyncio.sleep(pause)
+    return await work(system, path)
+
+
+def _done_at_once(work: Coroutine[Any, Any, Any]) -> Future[Any]:
+    """The result of what never waits."""
+    done: Future[Any] = Future()
+    try:
+        work.send(None)
+    except StopIteration as end:
+        done.set_result(end.value)
+    except Exception as error:
+        done.set_exception(error)
+    return done
 
 
 def _as_os_error(error: BaseException, place: Url) -> OSError:
     """What a library raised, in words, and without the secrets of the URL."""
-    if isinstance(error, TimeoutError) and error.errno == errno.ETIMEDOUT and error.strerror:
+    if isinstance(error, NoAnswerError):
         return error
     text, code = _words(error, place), _code(error)
+    if code == "NoSuchBucket":
+        return NoBucketError(errno.ENOENT, text, str(place))
     if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(errno.ENOENT, text if code == "NoSuchBucket" else "there is no such object", str(place))
+        return FileNotFoundError(errno.ENOENT, "there is no such object", str(place))
     if isinstance(error, PermissionError) or code in _REFUSED:
         return PermissionError(errno.EACCES, f"access refused: {text}; {_on_access(code, place.scheme)}", str(place))
     if isinstance(error, ImportError):
@@ -294,13 +368,19 @@ def _as_os_error(error: BaseException, place: Url) -> OSError:
         return OSError(errno.ENOPKG, f"{text}: pip install 'accucompare[{extra}]'", str(place))
     if isinstance(error, ValueError) and "rotocol not known" in str(error):
         return OSError(errno.EPROTONOSUPPORT, f"{place.scheme}:// is no storage that is known; these are: {_KINDS}", str(place))
-    if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
-        return TimeoutError(errno.ETIMEDOUT, f"the storage does not answer{f': {text}' if text else ''}", str(place))
-    return OSError(error.errno if isinstance(error, OSError) and error.errno else errno.EIO, text, str(place))
+    if isinstance(error, (asyncio.TimeoutError, TimeoutError, ConnectionError)) or code in _UNREACHABLE:
+        return NoAnswerError(errno.ETIMEDOUT, f"the storage does not answer: {text}", str(place))
+    what = text if code in text or code == type(error).__name__ else f"{code}: {text}"
+    return OSError(error.errno if isinstance(error, OSError) and error.errno else errno.EIO, what, str(place))
 
 
 #: What libraries call a refusal, where that is no PermissionError: HTTP's status, or the name of an error.
 _REFUSED = ("401", "403", "NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
+
+
+_OF_HTTP = ("ClientConnectorError", "ClientConnectorDNSError", "ServerDisconnectedError")
+#: Errors of libraries that are no TimeoutError or ConnectionError, and mean one.
+_UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError", *_OF_HTTP)
 
 
 def _code(error: BaseException) -> str:

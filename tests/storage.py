@@ -118,6 +118,12 @@ class _Front(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def _answer(self) -> None:
+        try:
+            self._answered()
+        except OSError:  # one side has gone
+            self.close_connection = True
+
+    def _answered(self) -> None:
         storage: Storage = self.server.storage  # type: ignore[attr-defined]
         request = Request(self.command, self.path, self.headers.get("Range"))
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

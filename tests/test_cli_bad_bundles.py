@@ -141,7 +141,7 @@ def test_a_newer_format_is_refused_with_both_versions(here: Path) -> None:
     set_manifest(here, format_version=7, accucompare="9.9.9")
     message = refused(here)
     assert message.startswith("candidate/manifest.json: bundle format version 7, but this accucompare ")
-    assert "reads version 2 and older; install the accucompare that wrote it (9.9.9) or a newer one" in message
+    assert "reads version 3 and older; install the accucompare that wrote it (9.9.9) or a newer one" in message
 
 
 def test_a_manifest_with_absurd_numbers_is_damage(here: Path) -> None:
@@ -305,7 +305,7 @@ def test_a_bad_option_is_told(here: Path, options: list[str], message: str) -> N
 
 def imported(here: Path, code: str, *arguments: str) -> list[str]:
     """The heavy packages that some code has imported by its end."""
-    heavy = "sorted({'torch', 'pandas', 'openpyxl', 'numpy', 'dask', 'distributed'} & {*sys.modules})"
+    heavy = "sorted({'torch', 'pandas', 'openpyxl', 'numpy', 'dask', 'distributed', 'pyarrow', 'fsspec'} & {*sys.modules})"
     tell = f"import atexit, sys; atexit.register(lambda: print(*{heavy}, file=sys.stderr)); "
     done = subprocess.run([sys.executable, "-c", tell + code, *arguments], cwd=here, capture_output=True, text=True)
     return done.stderr.split()

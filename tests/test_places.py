@@ -18,6 +18,8 @@ import torch
 from torch import nn
 
 import accucompare as ac
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import BundleError, CaptureError, UsageError
 from accucompare.places import Url, place_of, whole
 from accucompare.text import without_credentials
@@ -153,7 +155,7 @@ def test_what_cannot_be_opened_says_why(url: str, message: str, monkeypatch: pyt
     monkeypatch.setattr("accucompare.places._systems", {})
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     with pytest.raises(BundleError, match=message):
         ac.open_bundle(url)
 
@@ -162,7 +164,23 @@ def test_what_cannot_be_opened_says_why(url: str, message: str, monkeypatch: pyt
 def test_reports_are_local_and_say_so(option: str, cli: Run) -> None:
     done = cli("diff", "a", "b", option, "s3://b/x.xlsx")
     assert done.returncode == 2
-    assert "s3://b/x.xlsx is a URL, and only bundles may be; name a local path" in done.stderr
+    assert f"'{option}': s3://b/x.xlsx: is a URL, and only bundles may be; name a local path" in done.stderr
+
+
+def test_a_log_is_local_and_a_url_that_became_a_path_is_told(cli: Run) -> None:
+    with pytest.raises(UsageError, match="s3://b/watch: is a URL, and only bundles may be"), ac.watch(nn.ReLU(), out="s3://b/watch"):
+        pass
+    assert "is a URL, and only bundles may be" in cli("overflow", "s3://b/watch").stderr
+    with pytest.raises(UsageError, match="s3:/b/golden: was a URL until a Path merged its slashes; give it as text"):
+        ac.open_bundle(Path("s3://b/golden"))
+
+
+def test_a_rank_that_has_written_nothing_is_missing_at_a_url_too() -> None:
+    for rank in (0, 1):
+        BundleWriter(place_of("memory://m/golden"), Manifest(ranks=3, complete=True), rank).close()
+    with ac.open_bundle("memory://m/golden") as bundle:
+        assert sorted(bundle.manifests) == [0, 1]
+        assert bundle.missing_ranks == [2]
 
 
 def test_https_is_for_reading_only() -> None:

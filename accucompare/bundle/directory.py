@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 from accucompare.bundle.manifest import BASELINES, PREVIOUS, holds_bundle
-from accucompare.errors import BundleError, CaptureError
-from accucompare.places import Place, Url, is_file
+from accucompare.errors import CaptureError
+from accucompare.places import NoBucketError, Place, Url
 
 
 def refuse_directory(directory: Place, overwrite: bool) -> None:
@@ -105,16 +105,28 @@ def _refuse_url(url: Url, overwrite: bool) -> None:
     if url.read_only:
         raise CaptureError(f"{url}: {url.scheme}:// is for reading only; write to a directory, or to storage such as s3://")
     try:
-        if not is_file(url / "manifest.json"):
-            if any(not _OWN.fullmatch(name) for name in url.below()):
-                raise CaptureError(f"{url}: is not empty and holds no bundle, so it is not touched; choose another --out")
-            return
-    except (OSError, BundleError) as error:
-        raise CaptureError(f"{url}: cannot be looked into ({getattr(error, 'strerror', None) or error})") from None
+        (url / "manifest.json").described()
+    except NoBucketError as error:
+        raise CaptureError(f"{url}: cannot be written ({error.strerror})") from None
+    except FileNotFoundError:
+        _refuse_other_objects(url)
+        return
+    except OSError as error:
+        raise CaptureError(f"{url}: cannot be looked into ({error.strerror})") from None
     if not holds_bundle(url):
         raise CaptureError(f"{url}: its manifest.json is no bundle's, or damaged, so nothing there is touched; choose another --out")
     if not overwrite:
         raise CaptureError(f"{url}: already holds a bundle; overwrite it (--overwrite, overwrite=True) or choose another --out")
+
+
+def _refuse_other_objects(url: Url) -> None:
+    """Raise CaptureError if there is something at a URL that no capture has written."""
+    try:
+        others = [name for name in url.below() if not _OWN.fullmatch(name)]
+    except OSError as error:
+        raise CaptureError(f"{url}: cannot be looked into ({error.strerror})") from None
+    if others:
+        raise CaptureError(f"{url}: is not empty and holds no bundle, so it is not touched; choose another --out")
 
 
 def _remove_own(url: Url) -> None:

@@ -5,9 +5,11 @@ Rank 0 writes ``manifest.json`` in the bundle's directory; rank r > 0 of a distr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import stat
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +22,7 @@ from accucompare.bundle.training_state import SavedAndStarted
 from accucompare.errors import BundleError
 from accucompare.files import replace_whole
 from accucompare.numbers.statistics import Count
-from accucompare.places import Place, Url
+from accucompare.places import Answer, Place, Url, is_file
 from accucompare.version import __version__
 
 FORMAT = "accucompare bundle"
@@ -28,10 +30,13 @@ FORMAT = "accucompare bundle"
 FORMAT_VERSION = 1
 #: The format of a bundle with records of these roles: older versions take them for damage, and refuse a newer format by its number.
 NEEDS = dict.fromkeys(NODE_ROLES, 2)
+#: Likewise of a bundle with parts of tensors, which older versions would compare with any other part.
+SHARDS_NEED = 3
 #: What this version reads.
-NEWEST_FORMAT = max(FORMAT_VERSION, *NEEDS.values())
+NEWEST_FORMAT = max(FORMAT_VERSION, *NEEDS.values(), SHARDS_NEED)
 _SIZE_LIMIT = 64 << 20  # a manifest lists a few lines per parameter; more than this is no manifest
 _MOST_RANKS = 100_000
+_AT_ONCE = 32  # manifests that are asked for together
 #: Where in its directory a bundle waits that is being overwritten.
 PREVIOUS = ".previous"
 
@@ -48,9 +53,27 @@ def holds_bundle(directory: Place) -> bool:
     return isinstance(content, dict) and content.get("format") == FORMAT
 
 
-def _content(path: Place) -> Any:
+def manifests_of(path: Place, ranks: int) -> dict[int, Manifest]:
+    """The manifests of the ranks after the first that have written one; those at a URL are asked for together. Errors as ``read``."""
+    places = {rank: path / f"rank{rank}" / "manifest.json" for rank in range(1, ranks)}
+    if isinstance(path, Path):
+        return {rank: Manifest.read(place) for rank, place in places.items() if is_file(place)}
+    found = {}
+    for first in range(1, ranks, _AT_ONCE):
+        some = [(rank, place) for rank in range(first, min(first + _AT_ONCE, ranks)) if isinstance(place := places[rank], Url)]
+        for rank, place, asked in [(rank, place, place.begin_read(_SIZE_LIMIT)) for rank, place in some]:
+            with contextlib.suppress(_MissingError):
+                found[rank] = Manifest.read(place, asked)
+    return found
+
+
+class _MissingError(BundleError):
+    """There is no manifest."""
+
+
+def _content(path: Place, asked: Future[Answer] | None = None) -> Any:
     if isinstance(path, Url):
-        return json.loads(path.read(_SIZE_LIMIT))
+        return json.loads(path.read(_SIZE_LIMIT) if asked is None else path.content_of(asked, _SIZE_LIMIT))
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for its writer
         raise BundleError(f"{path}: is not a regular file; refused")
@@ -211,17 +234,21 @@ class Manifest:
         replace_whole(path, path.with_name(path.name + ".part"), lambda temporary: temporary.write_bytes(encoded))
 
     @classmethod
-    def read(cls, path: Place) -> Manifest:
+    def read(cls, path: Place, asked: Future[Answer] | None = None) -> Manifest:
         """Read and check a manifest.
+
+        Args:
+            path: the file.
+            asked: of a URL, what was begun to read it.
 
         Raises:
             BundleError: if it is missing, no manifest, damaged, or of a newer format.
         """
         try:
-            content = _content(path)
+            content = _content(path, asked)
         except (FileNotFoundError, NotADirectoryError) as error:
             if isinstance(path, Url):
-                raise BundleError(f"{path.parent}: not a bundle (its {path.name}: {error.strerror})") from None
+                raise _MissingError(f"{path.parent}: not a bundle (its {path.name}: {error.strerror})") from None
             if path.parent.is_dir():
                 what = f"not a bundle (it has no {path.name})"
             else:

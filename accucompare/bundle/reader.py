@@ -14,7 +14,7 @@ import xxhash
 
 from accucompare.bundle.archive import Archive
 from accucompare.bundle.capture_facts import SketchFacts
-from accucompare.bundle.manifest import Manifest, StepEntry
+from accucompare.bundle.manifest import Manifest, StepEntry, manifests_of
 from accucompare.bundle.notebook import bundle_html
 from accucompare.bundle.record_file import SKETCHES_A_MEMBER, sketches_name
 from accucompare.bundle.records import OPERATOR_ROLES, STATE_ROLES, Key, Record, Role, display_name
@@ -25,11 +25,12 @@ from accucompare.numbers.digests import digest, digest_of_segments
 from accucompare.numbers.dtypes import DTYPES, Array, widen
 from accucompare.numbers.sketch import VERSION
 from accucompare.numbers.sums import BLOCK, Float64
-from accucompare.places import Place, is_file, place_of
+from accucompare.places import Place, Url, place_of
 from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE
 
 #: Which part of a tensor, as in NumPy: integers, slices and at most one ``...``.
 Index = tuple[Any, ...]
+_NEXT = 8  # lists of records that are asked for ahead
 _SKETCHES_HELD = 2  # members of 8 MiB: neighbouring records are compared one after the other
 _LINE_LIMIT = 1 << 20  # a record takes a few hundred bytes; a longer line than this is no honest record
 
@@ -54,14 +55,10 @@ class Bundle:
         self.path = path
         self._windows = Windows()
         self.manifest = Manifest.read(path / "manifest.json")
-        self.manifests = {0: self.manifest}
-        self.missing_ranks: list[int] = []
-        for rank in range(1, self.manifest.ranks):
-            manifest = path / f"rank{rank}" / "manifest.json"
-            if is_file(manifest):
-                self.manifests[rank] = Manifest.read(manifest)
-            else:
-                self.missing_ranks.append(rank)
+        self.manifests = {0: self.manifest, **manifests_of(path, self.manifest.ranks)}
+        self.missing_ranks = [rank for rank in range(self.manifest.ranks) if rank not in self.manifests]
+        self._order = [(rank, entry.step) for rank, entry in self.steps()]
+        self._places = {step: place for place, step in enumerate(self._order)}
         self._archives: dict[tuple[int, int | str], Archive] = {}  # by rank and step
         self._opening = threading.Lock()
         self._opening_sketches = threading.Lock()
@@ -82,10 +79,11 @@ class Bundle:
         self.close()
 
     def close(self) -> None:
-        """Close the files; the bundle can still be used, and opens them again."""
+        """Close the files, and forget what was read of a URL; the bundle can still be used, and opens them again."""
         for archive in self._archives.values():
             archive.close()
         self._archives.clear()
+        self._windows.give_up()
 
     def give_up(self) -> None:
         """End what other threads read of storage that does not answer; they fail. Files of this machine are not waited for."""
@@ -202,11 +200,17 @@ class Bundle:
         if checked is not None:
             return checked
         facts = self.manifests[record.rank].options.sketch
-        if facts is None or not LEAST_SKETCH_SIZE <= facts.size <= MOST_SKETCH_SIZE:
-            raise RecordError(f"{self.path}: {record.key} has a sketch, but the manifest does not say how it was made; capture it again")
+        if facts is None:
+            raise RecordError(f"{self.path}: {record.key} has a sketch, and the manifest does not say how it was made; capture it again")
         if facts.version != VERSION:
             raise RecordError(
-                f"{self.path}: its sketches are of version {facts.version}, this accucompare reads {VERSION}; capture both sides with one"
+                f"{self.path}: its sketches are of version {facts.version}, and this accucompare reads version {VERSION}; "
+                f"capture it again with this one (accucompare capture … --mode sketch --out {self.path} --overwrite)"
+            )
+        if not LEAST_SKETCH_SIZE <= facts.size <= MOST_SKETCH_SIZE:
+            raise RecordError(
+                f"{self.path}: its manifest says that a sketch has {facts.size} numbers, and none has fewer than {LEAST_SKETCH_SIZE} "
+                f"or more than {MOST_SKETCH_SIZE}; capture it again"
             )
         self._sketch_facts[record.rank] = facts
         return facts
@@ -244,9 +248,7 @@ class Bundle:
         with self._opening_sketches:
             held = self._sketches.get(place)
             if held is None:
-                rows = self._archive(record).read_whole(sketches_name(number))
-                if rows.dtype != np.float64 or rows.ndim != 2 or rows.shape[1] != size:
-                    raise RecordError(f"{self.path}: the sketches of step {record.step} are not as the manifest says; capture it again")
+                rows = _sketch_rows(self._archive(record), sketches_name(number), size)
                 while len(self._sketches) >= _SKETCHES_HELD:
                     del self._sketches[next(iter(self._sketches))]
                 held = self._sketches[place] = _Sketches(rows, frozenset(np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist()))
@@ -300,8 +302,16 @@ class Bundle:
                 self._archives[place] = archive
         return archive
 
+    def _expect_after(self, rank: int, entry: StepEntry) -> None:
+        """At a URL, ask for the lists of records that are read after this one."""
+        if isinstance(self.path, Url):
+            place = self._places.get((rank, entry.step), len(self._order))
+            for later, step in self._order[place + 1 : place + 1 + _NEXT]:
+                self._windows.expect(self.path / f"rank{later}" / f"step{step}.jsonl")
+
     def _read_lines(self, rank: int, stem: str, entry: StepEntry) -> list[Record]:
         path = self.path / f"rank{rank}" / f"{stem}.jsonl"
+        self._expect_after(rank, entry)
         hasher = xxhash.xxh3_128()
         records: list[Record] = []
         places: set[tuple[str, int, Role, str]] = set()
@@ -330,6 +340,14 @@ class Bundle:
         if hasher.hexdigest() != entry.digest:
             raise BundleError(f"{path}: is corrupt (its digest does not match the manifest's); capture it again")
         return records
+
+
+def _sketch_rows(archive: Archive, name: str, size: int) -> Float64:
+    """One member of sketches. What it says of itself is looked at before there is memory for it."""
+    member, most = archive.member(name), (SKETCHES_A_MEMBER, size)
+    if member.dtype != np.float64 or len(member.shape) != 2 or member.shape[0] > most[0] or member.shape[1] != size:
+        raise RecordError(f"{archive.path}: member {name!r} holds {member.dtype} {member.shape}, and not float64 {most}; capture it again")
+    return archive.read_whole(name)
 
 
 def _nearest(name: str, names: set[str]) -> str:

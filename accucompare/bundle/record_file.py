@@ -13,7 +13,7 @@ import xxhash
 from msgspec.structs import replace
 
 from accucompare.bundle.archive_writer import ArchiveWriter, member_name
-from accucompare.bundle.records import Record
+from accucompare.bundle.records import Record, Shard
 from accucompare.numbers.digests import digest
 from accucompare.numbers.dtypes import DTYPES, Array
 from accucompare.numbers.sketch import sketch_of
@@ -22,8 +22,9 @@ from accucompare.numbers.sums import Float64
 from accucompare.selection import SKETCH_SIZE, Mode
 from accucompare.text import storable
 
-#: What makes two records' data and statistics equal: dtype, shape, digest.
+#: What makes two records' data and statistics equal: dtype, shape, digest; and their sketches: where in a whole they lie.
 Content = tuple[str, tuple[int, ...], str | None]
+_Placed = tuple[str, tuple[int, ...], str | None, Shard | None]
 #: How many sketches one member holds: 8 MiB of the usual size, which a reader takes at once.
 SKETCHES_A_MEMBER = 4096
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -76,7 +77,7 @@ class RecordFile:
         self._sketches: list[Float64] = []  # those that are not written yet
         self._sketched = 0
         self._members: dict[tuple[str, tuple[int, ...], str | None], str] = {}  # by storage type, shape and digest
-        self._known: dict[Content, _Kept] = {}
+        self._known: dict[_Placed, _Kept] = {}
         self.records = 0
 
     def add(self, record: Record, array: Array | None) -> Record:
@@ -85,14 +86,14 @@ class RecordFile:
         Args:
             record: with the digest and the statistics of the array, if they are known already.
             array: C-contiguous, of the storage type of the record's dtype; ``None`` for a record without data, for one whose
-                digest is that of an earlier record of the same dtype and shape, and for one whose statistics are all that is kept.
+                digest is that of an earlier record of the same dtype, shape and shard, and for one whose statistics are all that is kept.
 
         Returns:
             The record as it was written, with its member, digest and statistics.
         """
         if array is not None and record.digest is None:
             record = replace(record, digest=digest(array))
-        content = (record.dtype, record.shape, record.digest)
+        content = (record.dtype, record.shape, record.digest, record.shard)
         if record.statistics is not None and record.digest is not None:  # another tool's statistics come without a digest
             self._known.setdefault(content, _Kept(record.statistics))
         if array is not None and content not in self._known:
@@ -114,7 +115,9 @@ class RecordFile:
         if self._mode is Mode.STATS:
             return _Kept(statistics)
         if self._mode is Mode.SKETCH and array.nbytes > self._sketch_size * np.dtype(np.float64).itemsize:
-            return _Kept(statistics, sketch=self._sketch(sketch_of(array, DTYPES[record.dtype], statistics, self._sketch_size)))
+            place = () if record.shard is None else (record.shard.shape, record.shard.start)
+            sketch = sketch_of(array, DTYPES[record.dtype], statistics, self._sketch_size, *place)
+            return _Kept(statistics, sketch=self._sketch(sketch))
         bits = (array.dtype.str, array.shape, record.digest)
         if bits not in self._members:
             self._members[bits] = member_name(len(self._members), record.name, record.role.value, record.path)

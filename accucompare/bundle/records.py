@@ -128,6 +128,23 @@ class Error(msgspec.Struct, frozen=True):
     beyond: Count | None = None
 
 
+class Shard(msgspec.Struct, frozen=True, gc=False):
+    """Where a rank's part of a tensor lies in the whole.
+
+    Attributes:
+        shape: of the whole.
+        start: index of the part's first element, per dimension.
+    """
+
+    shape: tuple[Count, ...]
+    start: tuple[Count, ...]
+
+    def holds(self, part: tuple[int, ...]) -> bool:
+        """Whether a part of this shape lies in the whole."""
+        ends = (first + count for first, count in zip(self.start, part, strict=False))
+        return len(part) == len(self.shape) == len(self.start) and all(end <= whole for end, whole in zip(ends, self.shape, strict=True))
+
+
 class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One tensor in a bundle. A struct, for one is made for each tensor of each module call; ``msgspec.structs.replace`` changes one.
 
@@ -147,6 +164,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
             and in older bundles, which keep none of its values.
         detail: what an opaque value was, or why a tensor could not be read.
         sketch: of a record without a member: which of the step's sketches is its own, from 0; ``None`` if it has none.
+        shard: of a rank's part of a tensor: where it lies in the whole, by which its sketch was made; ``None`` of a whole tensor.
         source_line: of an operator's record: where it was called, or of a node the operator that made it, such as
             ``bert/modeling_bert.py:187``; older bundles name no folder.
     """
@@ -170,6 +188,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
     error: Error | None = None
     components: tuple[tuple[int, ...], ...] | None = None
     sketch: int | None = None
+    shard: Shard | None = None
     source_line: str = ""
 
     @property
@@ -224,6 +243,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
             **({} if self.error is None else {"error": msgspec.structs.asdict(self.error)}),
             **({} if self.components is None else {"components": self.components}),
             **({} if self.sketch is None else {"sketch": self.sketch}),
+            **({} if self.shard is None else {"shard": {"shape": self.shard.shape, "start": self.shard.start}}),
         }
 
     @classmethod
@@ -245,11 +265,13 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
         found.order, found.sketch = _shared(found.order), _shared(found.sketch)
         values = (rank, step, *msgspec.structs.astuple(found), source_line)
         record = cls(*values)
-        if record.member is not None and record.dtype not in DTYPES:
+        if (record.member is not None or record.sketch is not None) and record.dtype not in DTYPES:
             raise BundleError(f"record {record.key} has the unknown dtype {record.dtype!r}")
         most = _MOST_ELEMENTS if record.member is None else _MOST_ELEMENTS // 16
         if len(record.shape) > _MOST_DIMENSIONS or math.prod(filter(None, record.shape)) > most:
             raise BundleError(f"record {record.key} has the impossible shape {str(list(record.shape))[:80]}")
+        if record.shard is not None and not record.shard.holds(record.shape):
+            raise BundleError(f"record {record.key} does not lie in the whole tensor that it says it is a part of")
         return record
 
 
@@ -273,6 +295,7 @@ class _Line(msgspec.Struct):
     error: Error | None = None
     components: tuple[tuple[Count, ...], ...] | None = None
     sketch: Count | None = None
+    shard: Shard | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Line)

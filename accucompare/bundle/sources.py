@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from accucompare.errors import BundleError
-from accucompare.places import Place, Url, wait
+from accucompare.places import Answer, NoAnswerError, Place, Url, wait
 
 #: Bytes that are asked for at once.
 WINDOW = 8 << 20
 #: How many windows a bundle keeps, and how many are asked for before they are needed; each thread keeps one more, the one that it reads.
 HELD, AHEAD = 8, 2
+#: How many small files are asked for before they are opened.
+_EXPECTED = 16
 #: What of a description changes when an object is replaced, in the words of several libraries.
 _STAMPS = ("size", "ETag", "etag", "LastModified", "Last-Modified", "mtime", "updated", "created", "Content-MD5")
 
@@ -88,9 +90,11 @@ class Windows:
 
     def __init__(self) -> None:
         self._asked: OrderedDict[tuple[Url, int], Future[bytes]] = OrderedDict()
+        self._expected: dict[Url, Future[Answer]] = {}
         self._lock = threading.Lock()
         self._own = _OwnWindow()
         self._stop = threading.Event()
+        self._gone: NoAnswerError | None = None  # the storage does not answer: what is left is not waited for one by one
 
     def give_up(self) -> None:
         """End every read that waits, in whatever thread, as after Ctrl-C; later ones begin anew."""
@@ -98,12 +102,16 @@ class Windows:
             self._stop.set()
             self._stop = threading.Event()
             self._asked.clear()
+            self._expected.clear()
+            self._own = _OwnWindow()
+            self._gone = None
 
     def get(self, url: Url, number: int, size: int) -> bytes:
         """A window of an object of a size. OSError if it cannot be read."""
         key = url, number
         if self._own.key == key:
             return self._own.content
+        self._refuse_if_gone()
         with self._lock:
             stop = self._stop
             after_another = (url, number - 1) in self._asked or self._own.key == (url, number - 1)
@@ -114,17 +122,49 @@ class Windows:
             for ahead in range(number + 1, number + 1 + AHEAD):
                 self._ask_ahead(url, ahead, size)
         try:
-            content: bytes = wait(mine, url, stop=stop)
+            content: bytes = wait(mine, url, stop=stop, shared=True)
             wanted = _extent(number, size)
             if len(content) != wanted:
                 raise OSError(errno.EIO, _of_wrong_length(len(content), wanted, url), str(url))
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 if self._asked.get(key) is mine:
                     del self._asked[key]
+                self._gone = error if isinstance(error, NoAnswerError) else self._gone
             raise
         self._own.key, self._own.content = key, content
         return content
+
+    def expect(self, url: Url) -> None:
+        """Ask for a small file that will be opened soon, so that it is not waited for then."""
+        with self._lock:
+            if url not in self._expected and len(self._expected) < _EXPECTED:
+                self._expected[url] = url.begin_read(WINDOW)
+
+    def _refuse_if_gone(self) -> None:
+        if self._gone is not None:
+            raise NoAnswerError(*self._gone.args)
+
+    def description(self, url: Url) -> dict[str, Any]:
+        """What the storage says of a file that is opened now. Errors as ``Url.described``."""
+        self._refuse_if_gone()
+        with self._lock:
+            asked = self._expected.pop(url, None)
+        try:
+            described, content = ({}, None) if asked is None else wait(asked, url)
+        except OSError:
+            described, content = {}, None  # it is asked again, for an error that says more
+        if content is None or len(content) != described.get("size"):
+            try:
+                return url.described()
+            except NoAnswerError as error:
+                self._gone = error
+                raise
+        here: Future[bytes] = Future()
+        here.set_result(content)
+        with self._lock:
+            self._hold((url, 0), here)
+        return dict(described)
 
     def _ask_ahead(self, url: Url, number: int, size: int) -> None:
         with self._lock:
@@ -138,12 +178,17 @@ class Windows:
         key, start = (url, number), number * WINDOW
         with self._lock:
             if key not in self._asked:
-                there = [each for each, asked in self._asked.items() if asked.done()]
-                for oldest in there[: max(0, len(self._asked) + 1 - HELD)]:
-                    del self._asked[oldest]
-                self._asked[key] = url.begin("cat_file", start=start, end=start + _extent(number, size))
+                asked = url.begin("cat_file", start=start, end=start + _extent(number, size))
+                self._hold(key, asked)
             self._asked.move_to_end(key)
             return self._asked[key]
+
+    def _hold(self, key: tuple[Url, int], asked: Future[bytes]) -> None:
+        """Keep a window in place of the oldest ones that are there, from within the lock."""
+        there = [each for each, other in self._asked.items() if other.done()]
+        for oldest in there[: max(0, len(self._asked) + 1 - HELD)]:
+            del self._asked[oldest]
+        self._asked[key] = asked
 
 
 class _OwnWindow(threading.local):
@@ -169,11 +214,11 @@ class RemoteFile:
     def __init__(self, url: Url, windows: Windows) -> None:
         self._url = url
         self._windows = windows
-        described = url.described()
+        described = windows.description(url)
         if not isinstance(described.get("size"), int) or described.get("partial") is False:
             raise OSError(errno.ENOTSUP, "its server does not say how long it is, or sends no ranges; copy the bundle", str(url))
         self.size: int = described["size"]
-        self._stamp = _stamp_of(described)
+        self._stamp = stamp_of(described)
 
     def read(self, count: int, offset: int) -> bytes:
         found = bytearray(max(0, min(count, self.size - offset)))
@@ -192,7 +237,7 @@ class RemoteFile:
 
     def changed(self) -> bool:
         try:
-            return _stamp_of(self._url.call("info")) != self._stamp
+            return stamp_of(self._url.call("info")) != self._stamp
         except OSError:
             return True
 
@@ -200,7 +245,8 @@ class RemoteFile:
         pass
 
 
-def _stamp_of(described: dict[str, Any]) -> tuple[str, ...]:
+def stamp_of(described: dict[str, Any]) -> tuple[str, ...]:
+    """What changes when an object is replaced, of what the storage says of it."""
     return tuple(str(described.get(name)) for name in _STAMPS)
 
 

@@ -12,13 +12,14 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
+from accucompare import places
+from accucompare.bundle.sources import stamp_of
 from accucompare.errors import CaptureError
 from accucompare.places import Url, wait
 
 _LOGGER = logging.getLogger(__name__)
-#: Seconds that one file may take to be sent. The library ends with an error long before if the storage does not answer.
-_LONGEST = 24 * 3600.0
-_MOST_MANIFEST = 64 << 20
+#: Bytes a second: what is sent more slowly is given up.
+_SLOWEST = 1 << 17
 #: How to send a folder by hand, with the tools of the storage.
 _COMMANDS = {
     "s3": "aws s3 cp --recursive {folder} {url}",
@@ -48,7 +49,7 @@ class Uploads:
         self.folder = Path(tempfile.mkdtemp(prefix="accucompare-upload-"))
         self.failure: OSError | None = None
         self._manifest = manifest
-        self._sent: bytes | None = None  # the manifest that is there
+        self._sent: tuple[str, ...] | None = None  # what the storage says of the manifest that is there
         self._queue: deque[str | bytes | None] = deque()  # names of files, manifests, the end
         self._changed = threading.Condition()
         self._stop = threading.Event()
@@ -147,17 +148,18 @@ class Uploads:
         if self._sent is not None and not self._still_ours(manifest):
             raise OSError(errno.EBUSY, "another capture has written to it meanwhile; choose another --out", str(self.url))
         if isinstance(item, bytes):
-            wait(manifest.begin("pipe_file", after=(item,)), manifest, _LONGEST, self._stop)
-            self._sent = item
+            wait(manifest.begin("pipe_file", after=(item,)), manifest, stop=self._stop)
+            self._sent = stamp_of(manifest.described())
             return
         path, target = self.folder / item, self.url / item
-        wait(target.begin("put_file", before=(str(path),)), target, _LONGEST, self._stop)
+        patience = places.PATIENCE + path.stat().st_size / _SLOWEST
+        wait(target.begin("put_file", before=(str(path),)), target, patience, self._stop)
         with suppress(OSError):
             path.unlink()
 
     def _still_ours(self, manifest: Url) -> bool:
         """Whether the manifest there is the one that was sent."""
         try:
-            return manifest.read(_MOST_MANIFEST) == self._sent
+            return stamp_of(manifest.described()) == self._sent
         except FileNotFoundError:  # another capture makes room for itself
             return False

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from accucompare.bundle.manifest import FORMAT_VERSION, NEEDS, Manifest, StepEntry, StepSeries
+from accucompare.bundle.manifest import FORMAT_VERSION, NEEDS, SHARDS_NEED, Manifest, StepEntry, StepSeries
 from accucompare.bundle.memory import Allocate, HostMemory, Lease
 from accucompare.bundle.record_file import Content, RecordFile
 from accucompare.bundle.records import Record
@@ -145,7 +145,8 @@ class BundleWriter:
                 self.failure = self.failure or self._without_thread()
             if self.failure is not None:
                 return
-            if record.digest is not None and (array is not None or record.statistics is not None):
+            announces = record.shard is None and (array is not None or record.statistics is not None)
+            if record.digest is not None and announces:
                 self._announced.add((record.dtype, record.shape, record.digest))
             self._queue.append(_Tensor(record, array, case_input, lease, ready, written))
             self._queued_bytes += 0 if array is None else array.nbytes
@@ -248,7 +249,8 @@ class BundleWriter:
         if item.ready is not None:
             item.ready()
         record = self._file.add(item.record, item.array)
-        self.manifest.format_version = max(self.manifest.format_version, NEEDS.get(record.role, FORMAT_VERSION))
+        needs = NEEDS.get(record.role, FORMAT_VERSION) if record.shard is None else SHARDS_NEED
+        self.manifest.format_version = max(self.manifest.format_version, needs)
         if item.case_input:
             self._note_input(record, item.array)
         if item.written is not None:

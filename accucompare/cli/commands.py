@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from accucompare.cli import options as option
-from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
-from accucompare.cli.options import Outputs, examples, is_page, refuse_places, reports_to_write, stem
+from accucompare.cli.group import PASS, TROUBLE, cli
+from accucompare.cli.options import examples
+from accucompare.cli.outputs import Outputs, conclude, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import OF_CASES, MayRunScript, capture_script, command_after_dashes, locate_script
-from accucompare.errors import CaptureError, ReportError, UsageError
-from accucompare.files import is_stdout, is_stream
+from accucompare.errors import CaptureError, UsageError
+from accucompare.files import is_stream
 from accucompare.places import Place
 from accucompare.selection import FloatType, Mode, RoleGroup, RoundedType, Steps
 from accucompare.text import printable
 
 if TYPE_CHECKING:
-    from accucompare.api import Comparison
+    pass
 
 
 @cli.command(
@@ -198,7 +197,7 @@ def diff(
     outputs = Outputs(reports, json_path, parquet_path).checked()
     with progress_bar("comparing", "bytes", quiet) as progress:
         comparison = compare(golden, candidate, progress=progress, **options)
-    return _conclude(comparison, outputs, quiet)
+    return conclude(comparison, outputs, quiet)
 
 
 #: Of locate, --device says where the script is meant to run.
@@ -281,17 +280,17 @@ def locate(
     if (command := command_after_dashes(_NOT_LOCATED)) is not None:
         asked = {**options, "model": model, "seed": seed, "steps": steps, "golden": golden, "map": map}
         found = locate_script(command, name.type, asked, _announcer(quiet), only=only, skip=skip)
-        return _conclude(found, outputs, quiet)
+        return conclude(found, outputs, quiet)
     from accucompare.locate import Setup, locate_operators
     from accucompare.locate import locate as find
 
     setup = Setup(case, name, announce=_announcer(quiet), **options)
     comparison = find(setup, golden=golden, map=map, seed=seed, steps=steps, repeat=repeat, only=only, skip=skip)
-    code = _conclude(comparison, outputs, quiet)
+    code = conclude(comparison, outputs, quiet)
     if ops:
         operators = locate_operators(setup, comparison)
         if operators is not None:
-            _conclude(operators, outputs.each(_of_operators), quiet)
+            conclude(operators, outputs.each(_of_operators), quiet)
     return code
 
 
@@ -422,39 +421,3 @@ def _refuse_incomplete(path: Place, rank: int) -> None:
 def _of_operators(path: Path) -> Path:
     """Where what is written of operators goes, beside what is written of layers."""
     return path if is_stream(path) else path.with_stem(f"{path.stem}-ops")
-
-
-def _conclude(comparison: Comparison, outputs: Outputs, quiet: bool) -> int:
-    """Write the reports, print what came out, and give the exit code.
-
-    Raises:
-        ReportError: if one could not be written; the others are, and what came out is printed all the same.
-    """
-    from accucompare.report.console import reader_may_leave
-    from accucompare.report.terminal import print_comparison
-
-    wanted = [(comparison.to_html if is_page(report) else comparison.to_excel, report) for report in outputs.reports]
-    more = (comparison.to_json, outputs.json), (comparison.to_parquet, outputs.parquet)
-    wanted += [(write, path) for write, path in more if path is not None]
-    wanted.sort(key=lambda each: is_stream(each[1]))  # what reads a pipe may leave, and the files are written then
-    failures = [(path, failure) for write, path in wanted if (failure := _failure(write, path)) is not None]
-    failed = {path for path, _ in failures}
-    on_stdout = any(is_stdout(path) for _, path in wanted)
-    with reader_may_leave(), contextlib.redirect_stdout(sys.stderr if on_stdout else sys.stdout):
-        print_comparison(comparison, [report for report in outputs.reports if report not in failed], quiet)
-    if failures:
-        raise ReportError("\n".join(str(failure) for _, failure in failures))
-    if comparison.trouble:
-        return TROUBLE
-    return PASS if comparison.passed else DIFFERENT
-
-
-def _failure(write: Callable[[Path], Path], path: Path) -> ReportError | None:
-    """Write a report, and return why it could not be written; ``None`` if it was."""
-    try:
-        write(path)
-    except ReportError as error:
-        return error
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"{path} is not written") from None
-    return None

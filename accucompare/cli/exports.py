@@ -8,7 +8,8 @@ import click
 
 from accucompare.cli import options as option
 from accucompare.cli.group import PASS, cli
-from accucompare.cli.options import examples, refuse_places, stem
+from accucompare.cli.options import examples
+from accucompare.cli.outputs import refuse_places, stem
 from accucompare.files import is_stdout
 from accucompare.selection import Viewer
 
@@ -27,7 +28,7 @@ _OPEN = {
         "accucompare export npu.json --to perfetto --out npu.trace.json",
     )
 )
-@click.argument("comparison", type=click.Path(path_type=Path))
+@click.argument("comparison", type=option.LOCAL)
 @option.viewer
 @option.out("File to write; node data go beside it.  [default: reports/COMPARISON-VIEWER.json]", metavar="PATH")
 @option.quiet("nothing but errors")

@@ -9,7 +9,8 @@ import click
 
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
-from accucompare.cli.options import examples, is_page, refuse_places, reports_to_write
+from accucompare.cli.options import examples
+from accucompare.cli.outputs import is_page, refuse_places, reports_to_write
 from accucompare.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
         "cannot be read, or no step was watched.",
     )
 )
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("log", type=option.LOCAL)
 @option.thresholds
 @option.threshold_file
 @option.json()

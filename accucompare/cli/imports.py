@@ -26,7 +26,7 @@ _SHOWN = 5
         "accucompare diff golden npu                                 # as with any other bundle",
     ),
 )
-@click.argument("dump", type=click.Path(path_type=Path))
+@click.argument("dump", type=option.LOCAL)
 @option.out("Directory or URL to write the bundle to.", required=True, kind=option.PLACE)
 @option.dump_format
 @option.name_pattern

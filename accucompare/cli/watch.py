@@ -14,7 +14,8 @@ import click
 from accucompare.cli import options as option
 from accucompare.cli.group import DIFFERENT, PASS, TROUBLE, cli
 from accucompare.cli.help import was_given
-from accucompare.cli.options import examples, is_page, refuse_places, reports_to_write, stem
+from accucompare.cli.options import examples
+from accucompare.cli.outputs import is_page, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import OF_CASES, MayRunScript, after_script, command_after_dashes, watch_script
 from accucompare.errors import NonFiniteWarning
 from accucompare.selection import FloatType, OnFinding
@@ -190,7 +191,7 @@ def _print_watched(ranks: Ranks, given: dict[str, float], quiet: bool, options: 
         "has no end, or a rank's log is missing.",
     )
 )
-@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("log", type=option.LOCAL)
 @option.report("LOG-overflow")
 @option.quiet()
 def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:

@@ -172,6 +172,8 @@ def why_not(golden: Record, candidate: Record, baseline: Record | None) -> str:
         return "values to compare with the baseline were not recorded"
     if (baseline.shape, baseline.components) != (golden.shape, golden.components):
         return f"the baseline's shape is {list(baseline.shape)}"
+    if baseline.shard != golden.shard:
+        return "the baseline's is another part of the tensor"
     if not matches(golden, candidate, baseline) and not is_wider(candidate, baseline):
         return f"the baseline's dtype is {baseline.dtype}"
     return ""

@@ -32,7 +32,7 @@ def outcomes_of(sides: Sides, tasks: list[Task], workers: int | None, progress: 
     outcomes: dict[int, Outcome | BundleError] = {}
     large, rest = in_order(sizes)
     batches = batches_of(rest, sizes, BATCH)
-    with _threads(min(workers or os.cpu_count() or 1, 1 + total // WORTH_A_WORKER)) as run:
+    with _threads(min(workers or os.cpu_count() or 1, 1 + total // WORTH_A_WORKER)) as run, sides.given_up_on_error():
         for place in large:
             outcomes[place] = judge_task(sides, tasks[place], run)
             done += sizes[place]

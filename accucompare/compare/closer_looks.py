@@ -19,6 +19,7 @@ from accucompare.compare.closer import (
     common_limit,
     standard_error,
 )
+from accucompare.compare.estimates import ratio_room, room
 from accucompare.compare.measure import Metrics
 from accucompare.compare.norms import Run
 from accucompare.compare.outcomes import Task
@@ -33,11 +34,15 @@ def look_closer(
 ) -> Verdict:
     """The verdict on a gradient or an update that a baseline has judged, after a closer look (``compare.closer``)."""
     if verdict.reason is Reason.OVER and verdict.excess_limit is not None and verdict.excess is not None:
+        if golden.member is None:  # which elements carry its norm, a sketch does not tell
+            return verdict
         return _of_few_values(sides, golden, candidate, metrics, task.tolerance, verdict, expected)
     if verdict.reason is not Reason.OK or expected.missing_cast or not task.tolerance.fed:
         return verdict
     baseline, before = task.baseline, task.before
     if before is not None and before.golden is not None and before.candidate is not None and is_half(before.candidate.dtype):
+        if None in (golden.member, candidate.member):
+            return verdict
         return _beyond_last_place(sides, golden, candidate, before.golden, before.candidate.dtype, baseline, verdict)
     if is_half(candidate.dtype) and golden.role in (*GRADIENT_ROLES, Role.PARAM_GRAD) and baseline is not None:
         return _common_factor(sides, golden, candidate, baseline, metrics, verdict, expected, run)
@@ -49,7 +54,7 @@ def _of_few_values(
 ) -> Verdict:
     """The verdict on a pair over its limit, by the limit for as many elements as carry golden's norm."""
     few = carriers(Values.of(sides.golden, golden))
-    most = limit(math.floor(few), expected.dtype or candidate.dtype)
+    most = limit(math.floor(few), expected.dtype or candidate.dtype) * ratio_room(metrics)
     ratio = verdict.excess or 0.0
     over_ceiling = tolerance.ceiling is not None and metrics.rel_l2 > tolerance.ceiling
     if not few or over_ceiling or ratio > most or not math.isfinite(metrics.rel_l2):
@@ -103,7 +108,8 @@ def _common_factor(
         length = baseline.statistics.l2 or 0.0
         apart = sides.measure(sides.baseline, baseline, sides.candidate, candidate, EXACT, run).rel_l2 * length
     largest = max(abs(float(end or 0.0)) for end in (golden.statistics.min, golden.statistics.max))
-    most = allowed + ERRORS * standard_error(apart, (ours - theirs) * norm, largest, norm)
+    uncertain = (room(metrics) ** 2 - 1.0) * (metrics.one_minus_cosine + (expected.one_minus_cosine or 0.0))  # of sketches
+    most = allowed + uncertain + ERRORS * room(metrics) * standard_error(apart, (ours - theirs) * norm, largest, norm)
     if not abs(ours - theirs) > most:
         return verdict
     detail = f"golden's times {1.0 + ours:.4f}, where the baseline has {1.0 + theirs:.4f}: one factor on all elements is no rounding"

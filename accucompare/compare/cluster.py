@@ -14,22 +14,26 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, wait
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import TimeoutError as TimedOutError
+from multiprocessing import resource_tracker
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from accucompare.bundle.reader import Bundle
 from accucompare.compare.batches import Progress, batches_of, in_order
 from accucompare.compare.outcomes import Outcome, Task, nbytes
 from accucompare.compare.parcels import Reply, pack_tasks, unpack_outcomes
 from accucompare.compare.sides import Sides
-from accucompare.compare.worker import Job, Place, forget, introduce, judge_parcel
+from accucompare.compare.worker import Job, Located, forget, introduce, judge_parcel, refusal
 from accucompare.errors import BundleError, ClusterError, UsageError
 from accucompare.places import Url
 from accucompare.text import printable
 
 if TYPE_CHECKING:
     from distributed import Client
+
+T = TypeVar("T")
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -43,8 +47,15 @@ RETRIES = 2
 #: Seconds between two looks at the cluster while nothing arrives, and for how long it may be without any worker.
 LOOK = 2.0
 ALONE = 30.0
-_GOODBYE = 5.0  # seconds that workers have to close their files
+_GRACE = 5.0  # seconds more than Dask's own patience to connect; and those that workers have at the end to close their files
 
+#: Loggers of Dask's that print a traceback for each connection that ends; what it means for the comparison is said once, at its end.
+_TALKATIVE = "distributed", "distributed.client", "tornado.application"
+
+#: Dask's workers look a hundred times a second where they are, for its dashboard; on few processors that shows in the time.
+UNPROFILED = {"distributed.worker.profile.enabled": False}
+
+_SCHEDULER = "the scheduler"
 _LOCAL = re.compile(r"local(?::([1-9][0-9]*))?")
 
 
@@ -63,38 +74,81 @@ def open_cluster(where: str) -> Iterator[Cluster]:
     if local is None and "://" not in where:
         raise UsageError(f"--cluster {where}: must be a scheduler's address, such as tcp://host:8786, or local, or local:8")
     try:
-        import distributed
+        from distributed import utils
     except ImportError:
         raise UsageError("--cluster needs Dask: pip install 'accucompare[cluster]'") from None
     with contextlib.ExitStack() as stack:
+        for logger in _TALKATIVE:
+            stack.enter_context(utils.silence_logging_cmgr(logging.CRITICAL, logger))
         try:
             if local is not None:
                 address: Any = stack.enter_context(_processes(int(local.group(1) or os.cpu_count() or 1)))
             else:
                 address = where
-            client = stack.enter_context(distributed.Client(address, set_as_default=False, name="accucompare"))
-        except (OSError, RuntimeError, ValueError, TypeError) as error:
-            cure = "is `dask scheduler` running there?" if local is None else "see what Dask says above, or compare without --cluster"
-            raise ClusterError(f"--cluster {where}: cannot be reached ({printable(str(error))}); {cure}") from None
+            client = stack.enter_context(_client(address))
+        except Exception as error:  # what is no address, or no scheduler, fails in many ways
+            why = printable(str(error))
+            if local is not None:
+                cure = 'in a script, compare under `if __name__ == "__main__":`, because each of them imports the script first'
+                raise ClusterError(f"--cluster {where}: its processes could not be started ({why}); {cure}") from None
+            raise ClusterError(f"--cluster {where}: cannot be reached ({why}); is `dask scheduler` running there, at this port?") from None
         cluster = Cluster(client, where)
         cluster.check()
         yield cluster
 
 
+def _client(address: Any) -> Client:
+    import dask
+    from distributed import Client
+
+    class OwnClient(Client):
+        """A client that could not connect is let go at once: Dask's waits a minute for the end of what never began."""
+
+        def __del__(self) -> None:
+            if self.status == "running":
+                super().__del__()  # type: ignore[no-untyped-call]
+
+    seconds: float = dask.utils.parse_timedelta(dask.config.get("distributed.comm.timeouts.connect")) + _GRACE
+    try:
+        client: Client = _in_time(seconds, lambda: OwnClient(address, set_as_default=False, name="accucompare"))  # type: ignore[no-untyped-call]
+    except TimedOutError:
+        raise OSError(f"no answer as of a scheduler in {seconds:.0f} s") from None
+    return client
+
+
+def _in_time(seconds: float, call: Callable[[], T]) -> T:
+    """What a function gives. It runs in a thread that is left behind if it takes longer, for Dask waits for some answers without end.
+
+    Raises:
+        TimedOutError: if it does; else what the function raises.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(seconds)
+
+
 @contextlib.contextmanager
 def _processes(count: int) -> Iterator[Any]:
-    """Workers on this machine. Ctrl-C in the terminal reaches them too, and is left to this process."""
+    """Workers on this machine. Ctrl-C in a terminal reaches their processes, too, which inherit that they do not hear it."""
+    import dask
     from distributed import LocalCluster
 
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+    resource_tracker.ensure_running()  # starting it would unblock the signal again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for this thread, and those that it starts
+    small = {"memory_limit": 0, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
     try:
-        cluster = LocalCluster(n_workers=count, threads_per_worker=1, memory_limit=0, dashboard_address=":0", silence_logs=logging.CRITICAL)
+        with dask.config.set(UNPROFILED), LocalCluster(n_workers=count, threads_per_worker=1, **small) as cluster:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            yield cluster
     finally:
-        if main:
-            signal.signal(signal.SIGINT, before)
-    with cluster:
-        yield cluster
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Cluster:
@@ -110,32 +164,27 @@ class Cluster:
         if not self._threads():
             raise ClusterError(f"--cluster {self._where}: has no workers; start some with `dask worker {self._where}`")
         ours = introduce()
-        try:
-            found: dict[str, Any] = {"the scheduler": self._client.run_on_scheduler(introduce)}
-        except Exception as error:
-            found = {"the scheduler": error}
-        found.update((f"worker {address}", answer) for address, answer in self._client.run(introduce, on_error="return").items())
-        for who, theirs in found.items():
+        for who, theirs in self._introductions().items():
             if isinstance(theirs, BaseException):
                 raise ClusterError(
                     f"--cluster {self._where}: {who} cannot run accucompare ({type(theirs).__name__}: {printable(str(theirs))}); "
-                    f"install it there: {_install(ours)}"
+                    f"install it there: pip install 'accucompare[cluster]=={ours['accucompare']}'"
                 ) from None
-            self._compare(who, ours, theirs)
+            if why := refusal({**ours, "accucompare": theirs["accucompare"]} if who == _SCHEDULER else theirs, ours):
+                raise ClusterError(f"--cluster {self._where}: {who} {why}")
+            other = [f"{name} {theirs[name]} ({ours[name]} here)" for name in ours if theirs[name] != ours[name]]
+            if other and who != _SCHEDULER:  # which measures nothing
+                _LOGGER.warning("%s has %s; the last digits of some results may differ from those of a diff at home", who, ", ".join(other))
 
-    def _compare(self, who: str, ours: dict[str, str], theirs: dict[str, str]) -> None:
-        other = [f"{name} {theirs.get(name)} ({ours[name]} here)" for name in ours if theirs.get(name) != ours[name]]
-        if theirs.get("accucompare") != ours["accucompare"]:
-            raise ClusterError(f"--cluster {self._where}: {who} has {other[0]}; install the same there: {_install(ours)}")
-        if who == "the scheduler":  # it measures nothing
-            return
-        if theirs["kernel"] != ours["kernel"]:
-            raise ClusterError(
-                f"--cluster {self._where}: {who} has {theirs['kernel']}, but {ours['kernel']} here, so that last digits would differ; "
-                f"install accucompare there as it is here (`accucompare doctor` says why a kernel is not used)"
-            )
-        if other:
-            _LOGGER.warning("%s has %s; the last digits of some results may differ from those of a diff at home", who, ", ".join(other))
+    def _introductions(self) -> dict[str, Any]:
+        """What each process of the cluster computes with, or the error of asking it."""
+        found: dict[str, Any] = {}
+        try:
+            found[_SCHEDULER] = self._client.run_on_scheduler(introduce)
+            found |= {f"worker {address}": answer for address, answer in self._client.run(introduce, on_error="return").items()}
+        except Exception as error:
+            found.setdefault(_SCHEDULER, error)
+        return found
 
     def outcomes(self, sides: Sides, tasks: list[Task], progress: Progress) -> list[Outcome | BundleError]:
         """The outcome of each pair, in parcels of neighbours, the large ones first, as ``compare.batches.outcomes_of`` has them at home.
@@ -174,14 +223,12 @@ class Cluster:
         try:
             yield executor
         finally:
-            goodbye = threading.Thread(target=self._leave, args=(executor, job.token), daemon=True)  # a worker that hangs does not answer
-            goodbye.start()
-            goodbye.join(_GOODBYE)
+            with contextlib.suppress(Exception, CancelledError):  # such as a worker that hangs, and does not answer
+                _in_time(_GRACE, lambda: self._leave(executor, job.token))
 
     def _leave(self, executor: Executor, token: str) -> None:
-        with contextlib.suppress(Exception, CancelledError):
-            executor.shutdown(wait=False)
-            self._client.run(forget, token, on_error="ignore")
+        executor.shutdown(wait=False)
+        self._client.run(forget, token, on_error="ignore")
 
     def _reply(self, future: Future[Reply], first: Task, pairs: int, sides: Sides) -> Reply:
         """What a worker has answered; meanwhile looks now and then whether there still is one.
@@ -193,6 +240,8 @@ class Cluster:
 
         alone: float | None = None
         while not wait([future], LOOK).done:
+            if self._client.status == "closed":  # after distributed.comm.timeouts.connect without a scheduler
+                raise self._lost(sides, "has lost its scheduler")
             if self._threads():
                 alone = None
             elif (alone := alone or time.monotonic()) < time.monotonic() - ALONE:
@@ -206,7 +255,7 @@ class Cluster:
                 f"--cluster {self._where}: {error.allowed_failures + 1} workers died, the last one {error.last_worker.address}, while each "
                 f"compared the same {pairs} records of {sides.candidate.path} from {first.pair.record.key} on; their logs say why"
             ) from None
-        except (ClusterError, BundleError) as error:
+        except ClusterError as error:
             raise ClusterError(f"--cluster {self._where}: {error}") from None
         except Exception as error:  # such as a reply that cannot be read
             raise ClusterError(f"--cluster {self._where}: {type(error).__name__}: {printable(str(error))}") from error
@@ -215,7 +264,7 @@ class Cluster:
         """How many threads all workers have; 0 also if the scheduler does not answer."""
         try:
             threads: dict[str, int] = self._client.nthreads()
-        except (OSError, RuntimeError):
+        except Exception:  # a client that is just being closed fails in many ways
             return 0
         self._workers = list(threads) or self._workers
         return sum(threads.values())
@@ -226,10 +275,6 @@ class Cluster:
             f"--cluster {self._where}: {what} while {sides.golden.path} and {sides.candidate.path} were compared (the last workers were "
             f"{last}); nothing was written. Look at their logs, start them again, and compare again"
         )
-
-
-def _install(ours: dict[str, str]) -> str:
-    return f"pip install 'accucompare[cluster]=={ours['accucompare']}'"
 
 
 def _bundles(sides: Sides) -> dict[str, Bundle]:
@@ -246,8 +291,8 @@ def _bundles(sides: Sides) -> dict[str, Bundle]:
 
 def _job(sides: Sides) -> Job:
     """The comparison for workers, whose working directories are others."""
-    places = {name: Place(_absolute(bundle), bundle.identity()) for name, bundle in _bundles(sides).items()}
-    return Job(secrets.token_hex(8), places, sides.verify, sides.keep_going)
+    places = {name: Located(_absolute(bundle), bundle.identity()) for name, bundle in _bundles(sides).items()}
+    return Job(secrets.token_hex(8), places, introduce(), sides.verify, sides.keep_going)
 
 
 def _absolute(bundle: Bundle) -> str:

@@ -5,7 +5,7 @@ the difference of two sketches of k numbers is that of the tensors' difference, 
 means, extrema and counts are exact, as recorded. So ::
 
     rel_l2            ~  ‖S(c) - S(g)‖ / ‖g‖
-    1 - cosine        ~  ‖S(c) / ‖c‖ - S(g) / ‖g‖‖² / 2
+    1 - cosine        ~  ‖S(c) / ‖c‖ - S(g) / ‖g‖‖² / 2,  or 2 - ‖S(c) / ‖c‖ + S(g) / ‖g‖‖² / 2  where that is more exact
     bias              =  mean(c) - mean(g)
 
 and where the lower bounds that statistics prove (``compare.bounds``) are larger, they take the place of the estimate: an error that sits in
@@ -28,14 +28,15 @@ import numpy as np
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.record_file import SKETCHES_A_MEMBER
 from accucompare.bundle.records import Record
+from accucompare.bundle.sketches import numbers_of
 from accucompare.compare.baseline import ratio_limit
 from accucompare.compare.bounds import lower_bounds
 from accucompare.compare.masks import masks_may_explain
 from accucompare.compare.measure import Metrics
 from accucompare.errors import RecordError
 from accucompare.numbers.dtypes import DTYPES
-from accucompare.numbers.sketch import Products, deviation, distance, power_near, products, sketch
-from accucompare.numbers.sums import BLOCK, SEGMENT, Float64
+from accucompare.numbers.sketch import Products, deviation, distance, products
+from accucompare.numbers.sums import Float64
 
 #: The upper 0.1 % point of the normal distribution.
 _NORMAL = 3.0902323061678132
@@ -78,6 +79,8 @@ class Estimates:
         assert golden.statistics is not None
         assert candidate.statistics is not None
         size = _size(ours, golden) or _size(theirs, candidate)
+        if golden.sketch is not None and candidate.sketch is not None and _size(theirs, candidate) != size:
+            raise _of_two_sizes(ours, golden, theirs, candidate)
         lengths = golden.statistics.l2 or 0.0, candidate.statistics.l2 or 0.0
         apart, angle = self._distances(ours, golden, theirs, candidate, size, lengths)
         spread, root, least = deviation(size), math.sqrt(max(bounds.compared, 1)), min(lengths)
@@ -97,7 +100,7 @@ class Estimates:
         self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record, size: int, lengths: tuple[float, float]
     ) -> tuple[float, float]:
         """The norm of the difference, and 1 - cosine."""
-        left, right = (_sketch(bundle, record, size) for bundle, record in ((ours, golden), (theirs, candidate)))
+        left, right = (numbers_of(bundle, record, size) for bundle, record in ((ours, golden), (theirs, candidate)))
         if golden.sketch is not None and golden.sketch == candidate.sketch:
             of_all, place = self._of_members(ours, golden, theirs, candidate), golden.sketch % SKETCHES_A_MEMBER
         else:
@@ -109,7 +112,9 @@ class Estimates:
             return math.sqrt(apart), 0.0 if lengths[0] == lengths[1] else 1.0
         longer = (lengths[1] - lengths[0]) / lengths[0]
         angle = (apart - longer * (2.0 * along - longer * length)) / lengths[1] ** 2 / 2.0
-        return math.sqrt(apart), min(max(angle, 0.0), 2.0)
+        if angle > 1.0:
+            return math.sqrt(apart), _one_minus_cosine(left, right, *lengths)
+        return math.sqrt(apart), max(angle, 0.0)
 
     def _of_members(self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> Products:
         """The products of all sketches in the two members that hold a pair's."""
@@ -150,28 +155,21 @@ def _numbers(metrics: Metrics) -> int:
 def _one_minus_cosine(golden: Float64, candidate: Float64, ours: float, theirs: float) -> float:
     if not ours or not theirs:
         return 0.0 if ours == theirs else 1.0
-    return min(distance(golden / ours, candidate / theirs) ** 2 / 2.0, 2.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        golden, candidate = golden / ours, candidate / theirs
+        apart, opposite = distance(golden, candidate), distance(golden, -candidate)
+    if not min(apart, opposite) < 2.0:  # of damaged numbers, for these are unit vectors
+        return 2.0
+    return apart * apart / 2.0 if apart <= opposite else 2.0 - opposite * opposite / 2.0  # the shorter one is the more exact
 
 
 def _size(bundle: Bundle, record: Record) -> int:
     return 0 if record.sketch is None else bundle.sketch_facts(record).size
 
 
-def _sketch(bundle: Bundle, record: Record, size: int) -> Float64:
-    """A record's sketch, which is made from its values if it has those."""
-    if record.sketch is not None:
-        found = bundle.sketch(record)
-        if len(found) != size:
-            raise RecordError(
-                f"{bundle.path}: {record.key} has a sketch of {len(found)} numbers, and the other side one of {size}; "
-                "capture both with the same --sketch-size"
-            )
-        return found
-    assert record.statistics is not None
-    stored, elements = bundle.stored(record), math.prod(record.shape)
-    starts = range(0, elements, SEGMENT)
-    blocks = (block for start in starts for block in stored.blocks(start, min(start + SEGMENT, elements), BLOCK))
-    scale = power_near(record.statistics)
-    found = sketch(blocks, DTYPES[record.dtype], size, scale) / scale
-    stored.verify()
-    return np.asarray(found)
+def _of_two_sizes(ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> RecordError:
+    sizes = _size(ours, golden), _size(theirs, candidate)
+    return RecordError(
+        f"{theirs.path}: {candidate.key} has a sketch of {sizes[1]} numbers, and that in {ours.path} has {sizes[0]}; capture one again: "
+        f"{theirs.path} with --sketch-size {sizes[0]}, or {ours.path} with --sketch-size {sizes[1]}"
+    )

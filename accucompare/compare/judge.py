@@ -34,6 +34,8 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
         return Verdict(Reason.SHAPE, detail=f"the tensors nested in it have other shapes: {both}")
     if golden.shape != candidate.shape:
         return Verdict(Reason.SHAPE, detail=f"golden is {list(golden.shape)}, the candidate {list(candidate.shape)}")
+    if golden.shard != candidate.shard:
+        return Verdict(Reason.SHAPE, detail=f"golden is {_part(golden)}, the candidate {_part(candidate)}")
     if (golden.member is not None and candidate.member is not None) or can_bound(golden, candidate):
         return None
     alike = _described(golden) == _described(candidate)
@@ -44,6 +46,15 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
     if not same and golden.layout is not Layout.OPAQUE:
         detail = f"other bits, of {detail}; how far apart they are was not recorded"
     return Verdict(Reason.IDENTICAL if same else Reason.OVER, detail=detail)
+
+
+def _part(record: Record) -> str:
+    """Which part of a tensor a record is: ``[0:4, 8:16] of [4, 32]``."""
+    shard = record.shard
+    if shard is None:
+        return f"the whole of {list(record.shape)}"
+    places = ", ".join(f"{first}:{first + count}" for first, count in zip(shard.start, record.shape, strict=True))
+    return f"[{places}] of {list(shard.shape)}"
 
 
 def _kind(record: Record) -> Kind | bool:

@@ -259,7 +259,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         golden, candidate = self.golden, self.candidate
         if golden is None or candidate is None or golden.digest is None or candidate.digest is None:
             return None
-        return (golden.digest, golden.dtype, golden.shape) == (candidate.digest, candidate.dtype, candidate.shape)
+        ours = golden.digest, golden.dtype, golden.shape, golden.shard
+        return ours == (candidate.digest, candidate.dtype, candidate.shape, candidate.shard)
 
     @property
     def place(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from accucompare.bundle.reader import Bundle
@@ -30,6 +32,17 @@ class Sides:
     keep_going: bool
     golden_repeat: Bundle | None = None
     estimates: Estimates = field(default_factory=Estimates, compare=False)
+
+    @contextlib.contextmanager
+    def given_up_on_error(self) -> Iterator[None]:
+        """After an error, and after Ctrl-C, let no thread wait for storage that may never answer."""
+        try:
+            yield
+        except BaseException:
+            for bundle in (self.golden, self.candidate, self.baseline, self.repeat, self.golden_repeat):
+                if bundle is not None:
+                    bundle.give_up()
+            raise
 
     def expected(self, golden: Record, candidate: Record, metrics: Metrics, baseline: Record | None, run: Run) -> Expected | None:
         """The baseline's error; ``None`` if there is none, or it cannot be measured."""
@@ -69,7 +82,7 @@ class Sides:
             return None
         if None in (record.member, repeat.member) and not (same_bits(record, repeat) or can_estimate(record, repeat)):
             return None
-        if (record.shape, record.dtype) != (repeat.shape, repeat.dtype):
+        if (record.shape, record.dtype, record.shard) != (repeat.shape, repeat.dtype, repeat.shard):
             return None
         return self.measure(bundle, record, second, repeat, EXACT, run)
 

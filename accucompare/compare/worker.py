@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,15 +23,15 @@ _JOBS_HELD = 4  # of clients that are at work, or that were killed and could not
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Located:
     """A bundle as a worker finds it.
 
     Attributes:
-        path: absolute, or a URL.
+        path: absolute, or a URL with its credentials, which Dask would log with the arguments of what fails.
         identity: what ``Bundle.identity`` must be there, as it is at the client's.
     """
 
-    path: str
+    path: str = field(repr=False)
     identity: str
 
 
@@ -42,11 +42,13 @@ class Job:
     Attributes:
         token: its own name.
         bundles: by their names in ``compare.sides.Sides``.
+        client: what the client computes with (``introduce``).
         verify, keep_going: as there.
     """
 
     token: str
-    bundles: dict[str, Place]
+    bundles: dict[str, Located]
+    client: dict[str, str]
     verify: bool
     keep_going: bool
 
@@ -66,6 +68,21 @@ def introduce() -> dict[str, str]:
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "processor": platform.machine(),
     }
+
+
+def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
+    """What a worker has that makes other results than the client's, and what to install; ``""`` if it may work."""
+    if theirs["accucompare"] != ours["accucompare"]:
+        return (
+            f"has accucompare {theirs['accucompare']}, but {ours['accucompare']} compares here; "
+            f"install the same there: pip install 'accucompare[cluster]=={ours['accucompare']}'"
+        )
+    if theirs["kernel"] != ours["kernel"]:
+        return (
+            f"has {theirs['kernel']}, but {ours['kernel']} is in use here, so that last digits would differ; install accucompare there "
+            "as it is here (`accucompare doctor` says why a kernel is not used)"
+        )
+    return ""
 
 
 def judge_parcel(job: Job, parcel: Parcel) -> Reply:
@@ -101,10 +118,12 @@ def _opened(job: Job) -> Sides:
     """The job's bundles, opened once in each process.
 
     Raises:
-        ClusterError: if one is not there, or is another one than the client's.
+        ClusterError: if one is not there, or is another one than the client's; or if this worker came later and has another accucompare.
     """
     with _opening:
         if job.token not in _sides:
+            if why := refusal(introduce(), job.client):
+                raise ClusterError(f"worker {_own_address()} {why}")
             opened = {name: _open(place) for name, place in job.bundles.items()}
             while len(_sides) >= _JOBS_HELD:
                 del _sides[next(iter(_sides))]
@@ -120,7 +139,7 @@ def _opened(job: Job) -> Sides:
         return _sides[job.token]
 
 
-def _open(place: Place) -> Bundle:
+def _open(place: Located) -> Bundle:
     try:
         bundle = open_bundle(place.path)
     except (BundleError, OSError) as error:

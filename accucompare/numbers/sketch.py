@@ -20,8 +20,9 @@ NaN and Inf count as 0 here: a record's statistics count them. Complex values ar
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -38,47 +39,64 @@ VERSION = 1
 ROWS, GROUPS, TABLES = 64, 1021, 8
 #: Values per block.
 BLOCK = ROWS * GROUPS
+#: Values of a run of a shard, which is mostly zeros where a shard has few of each row.
+_RUN = 1 << 21
 
 
-def sketch(blocks: Iterable[Array], dtype: DType, size: int, scale: float = 1.0) -> Float64:
-    """The sketch of one tensor.
+def sketch(blocks: Iterable[Array], dtype: DType, size: int, scale: float = 1.0, offset: int = 0) -> Float64:
+    """The sketch of one tensor, or of a run of its values.
 
     Args:
         blocks: its values, in order: contiguous arrays of ``dtype.storage`` and any shape, each of which is used before the next is taken.
         dtype: its true type.
         size: how many numbers the sketch has.
         scale: a power of two that values are multiplied by first, for tensors whose sums would exceed float64.
+        offset: of a run: which of the tensor's values is its first. The sketches of all runs of a tensor add up to the tensor's.
 
     Returns:
         float64, of shape ``(size,)``; the same bits however the values are cut, with the compiled kernel and without.
     """
     found = np.zeros(size)
     each = BLOCK // 2 if dtype.kind is Kind.COMPLEX else BLOCK
-    first = 0
-    for part in _cut(blocks, each * TABLES):
+    first, before = divmod(offset, each)
+    signs, buckets, group_signs = _tables(size)
+    tables = signs, np.roll(buckets, -first, 0), np.roll(group_signs, -first, 0)
+    for part in _cut(itertools.chain([_nothing((before,), dtype)] if before else [], blocks), each * TABLES):
         count = -(-part.size // each)
         places = _places(first, count, size)
         if kernel.can_summarize(dtype):
-            kernel.sketch_blocks(part, dtype, scale, *_tables(size), *places, found)
+            kernel.sketch_blocks(part, dtype, scale, *tables, *places, found)
         else:
-            _sketch_blocks(as_reals(widen(part, dtype)).astype(np.float64) * scale, *_tables(size), *places, found)
+            _sketch_blocks(as_reals(widen(part, dtype)).astype(np.float64) * scale, *tables, *places, found)
         first += count
     return found
 
 
-def sketch_of(raw: Array, dtype: DType, statistics: Statistics, size: int) -> Float64 | None:
-    """The sketch of a tensor of any magnitude.
+def sketch_of(
+    raw: Array, dtype: DType, statistics: Statistics, size: int, shape: Sequence[int] | None = None, start: Sequence[int] = ()
+) -> Float64 | None:
+    """The sketch of a tensor of any magnitude, or of a shard of one.
 
     Args:
         raw: contiguous array of ``dtype.storage``, any shape.
         dtype, size: as for ``sketch``.
         statistics: of the tensor.
+        shape, start: of a shard: the shape of the whole tensor, and where in it the shard begins, per dimension. The sketches of
+            shards that make up the whole add up to its own.
 
     Returns:
         As ``sketch``; ``None`` if its numbers would exceed float64.
+
+    Raises:
+        ValueError: if the shard does not lie in the whole.
     """
     scale = power_near(statistics)
-    found = sketch([raw], dtype, size, scale)
+    if shape is None:
+        found = sketch([raw], dtype, size, scale)
+    else:
+        found = np.zeros(size)
+        for offset, run in runs(raw, dtype, shape, start):
+            found += sketch([run], dtype, size, scale, offset)
     if scale != 1.0:
         with np.errstate(over="ignore"):
             found = found / scale
@@ -88,6 +106,47 @@ def sketch_of(raw: Array, dtype: DType, statistics: Statistics, size: int) -> Fl
 def power_near(statistics: Statistics) -> float:
     """The scale for a tensor of these extrema."""
     return power_of_two_near(max(abs(float(end or 0.0)) for end in (statistics.min, statistics.max)))
+
+
+def runs(raw: Array, dtype: DType, shape: Sequence[int], start: Sequence[int]) -> Iterator[tuple[int, Array]]:
+    """A shard as runs of the whole tensor's values, each with the number of its first one; between a shard's values are zeros.
+
+    Args:
+        raw: contiguous array, of which each run is a part, or a copy of one with zeros around it.
+        dtype: its true type.
+        shape: of the whole.
+        start: where in it the shard begins, per dimension.
+
+    Raises:
+        ValueError: if it does not lie in the whole.
+    """
+    inside = all(first >= 0 and first + count <= whole for first, count, whole in zip(start, raw.shape, shape, strict=False))
+    if not (len(raw.shape) == len(shape) == len(start) and inside):
+        raise ValueError(f"a shard of shape {list(raw.shape)} that begins at {list(start)} does not lie in a tensor of {list(shape)}")
+    if raw.size:
+        yield from _runs(raw, dtype, tuple(shape), tuple(start))
+
+
+def _runs(raw: Array, dtype: DType, shape: tuple[int, ...], start: tuple[int, ...]) -> Iterator[tuple[int, Array]]:
+    row = math.prod(shape[1:])
+    offset = start[0] * row if shape else 0
+    if raw.shape[1:] == shape[1:]:
+        yield offset, raw
+    elif row > _RUN:
+        for index, each in enumerate(raw):
+            yield from ((offset + index * row + further, run) for further, run in _runs(each, dtype, shape[1:], start[1:]))
+    else:
+        place = tuple(slice(first, first + count) for first, count in zip(start[1:], raw.shape[1:], strict=True))
+        for index in range(0, len(raw), _RUN // row):
+            each = raw[index : index + _RUN // row]
+            run = _nothing((len(each), *shape[1:]), dtype)
+            run[(slice(None), *place)] = each
+            yield offset + index * row, run
+
+
+def _nothing(shape: tuple[int, ...], dtype: DType) -> Array:
+    """Values that count as 0: the one type that has no zero has NaN."""
+    return np.full(shape, 0xFF if dtype.name == "float8_e8m0fnu" else 0, dtype.storage)
 
 
 def _cut(blocks: Iterable[Array], elements: int) -> Iterator[Array]:
@@ -113,7 +172,8 @@ def _cut(blocks: Iterable[Array], elements: int) -> Iterator[Array]:
 
 def distance(one: Float64, other: Float64) -> float:
     """An estimate of the norm of the difference of two tensors, from their sketches of one size, of any magnitude."""
-    difference = one - other
+    with np.errstate(over="ignore"):
+        difference = one - other
     largest = float(np.abs(difference).max(initial=0.0))
     if largest == 0.0 or not math.isfinite(largest):
         return largest

@@ -71,7 +71,7 @@ def capture(
 
     Args:
         model: any module, on any device, wrapped or not.
-        out: directory to write the bundle to.
+        out: directory, or URL such as ``s3://bucket/golden``, to write the bundle to.
         mode: ``"tensors"`` keeps every distinct tensor; ``"sketch"`` its digest, statistics and a sketch of 2 KiB, by which two tensors'
             distance is known to some percent; ``"stats"`` only digest and statistics; ``"digest"`` only the digest, for two runs that
             should be equal bit for bit.

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -26,6 +27,7 @@ from accucompare.report.excel_styles import heat_rules, hyperlink, row_rules, sc
 from accucompare.report.looks import LINE, MUTED_TEXT, header_look, row_looks
 from accucompare.report.sheets import Item, Line, Page, Table
 
+MOST_LINKS = 65_530  # that Excel opens in a sheet
 _WRITE_ERRORS: tuple[type[Exception], ...] = ()
 if LXML:  # openpyxl writes with lxml where that is installed, which then raises errors of its own
     from lxml.etree import LxmlError
@@ -233,4 +235,4 @@ def _link(sheet: Any, table: Table, start: int, stop: int) -> None:
     for column, letter in zip(table.columns, table.letters.values(), strict=True):
         if column.link:
             links = enumerate(map(column.link, (table.rows[index] for index in range(start, stop))), table.header + 1)
-            sheet._hyperlinks += [hyperlink(f"{letter}{line}", link) for line, link in links if link]
+            sheet._hyperlinks += islice((hyperlink(f"{letter}{line}", link) for line, link in links if link), MOST_LINKS)

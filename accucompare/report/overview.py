@@ -165,16 +165,14 @@ class Overview:
 def what_is_held(found: Overview, where: str, leads: str) -> str:
     """Which rows a report of very many holds and leaves out, in words; ``leads``: what the others are held for."""
     assert found.places is not None
-    counts = [(found.left_out[reason], reason.value) for reason in Reason if found.left_out[reason]]
-    fail, near = (
-        f"all {whole:,}" if held == whole else f"{held:,} of {whole:,}"
-        for held, whole in ((found.failing_held, found.failing), (found.near_held, found.near))
-    )
+    kinds = ((found.failing_held, found.failing, "that fail"), (found.near_held, found.near, "near their limit or over-precise"))
+    parts = [f"{f'all {whole:,}' if held == whole else f'{held:,} of {whole:,}'} {what}" for held, whole, what in kinds if whole]
+    if others := len(found.places) - found.failing_held - found.near_held:
+        parts.append(f"{others:,} {'more ' if parts else ''}that {leads}")
+    left_out = ", ".join(f"{found.left_out[reason]:,} {reason.value}" for reason in Reason if found.left_out[reason])
     return (
-        f"{where} holds {len(found.places):,} of {found.total:,} rows: {fail} that fail, {near} that are near their limit, and "
-        f"{len(found.places) - found.failing_held - found.near_held:,} more that {leads}. "
-        f"Left out: {', '.join(f'{count:,} {name}' for count, name in counts)}. "
-        "--parquet PATH and --json PATH.jsonl write every row."
+        f"{where} holds {len(found.places):,} of {found.total:,} rows: {', '.join(parts)}. "
+        f"Left out: {left_out}. --parquet PATH and --json PATH.jsonl write every row."
     )
 
 
@@ -358,7 +356,7 @@ class _Pass:
         fails = np.isin(led_to, failing)
         must, others = led_to[fails], led_to[~fails]
         if len(failing) > (room := MOST_ROWS - len(others)):
-            failing = np.union1d(failing[: room - len(must)], must)
+            failing = np.union1d(np.setdiff1d(failing, must)[: room - len(must)], must)
         near = near[: MOST_ROWS - len(others) - len(failing)]
         places: Array = np.r_[failing, near, np.setdiff1d(others, near)]
         return places

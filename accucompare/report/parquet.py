@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,14 @@ from accucompare.text import storable
 if TYPE_CHECKING:
     import pyarrow
 
-_IN_GROUP = 1 << 16  # rows that are written together
+_IN_BLOCK, _BLOCKS = 1 << 13, 8  # rows that are read together, and how many of these are written together
 _DIGITS = 20  # of the largest integer of 64 bits
 #: Columns of which tensors of integers make integers, beyond what a float64 holds.
 _INTEGERS = ("golden there", "candidate there", "golden min", "golden max", "candidate min", "candidate max")
 
 
 def write_parquet(comparison: Result, path: Path) -> Path:
-    """Write every row; 65,536 at a time are in memory.
+    """Write every row, in groups of 65,536, one of which is in memory.
 
     Counts are unsigned integers, text is dictionary-encoded, all else is float64: ``null`` where there is nothing, NaN where something is
     no number. An integer of a tensor that float64 cannot hold is exact in a column of its own (``golden min (exact)``), which is ``null``
@@ -42,9 +43,10 @@ def write_parquet(comparison: Result, path: Path) -> Path:
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-            for block in value_blocks(columns, comparison.rows, _IN_GROUP):
-                arrays = [_array(arrow, kind, values) for kind, values in zip(kinds, block, strict=True)]
-                writer.write_batch(arrow.record_batch(arrays, schema=schema))
+            blocks = value_blocks(columns, comparison.rows, _IN_BLOCK)
+            batches = (arrow.record_batch(list(map(_array, repeat(arrow), kinds, block)), schema=schema) for block in blocks)
+            while group := list(islice(batches, _BLOCKS)):
+                writer.write_table(arrow.Table.from_batches(group, schema), row_group_size=_IN_BLOCK * _BLOCKS)
 
     return written_whole(path, write, (arrow.ArrowException,))
 

@@ -91,7 +91,7 @@ class Worst:
         """Add rows of these pairs of groups' numbers."""
         self._waiting.append(Extremes(first << 32 | second, used, places, rel_l2, excess))
         self._count += len(first)
-        if self._count > max(_PENDING, len(self._known.groups)):
+        if self._count > max(_PENDING, len(self._known.groups) // 4):
             self._put_together()
 
     def found(self) -> Extremes:
@@ -100,9 +100,10 @@ class Worst:
         return self._known
 
     def _put_together(self) -> None:
-        parts = [self._known, *self._waiting]
-        whole = Extremes(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-        self._known, self._waiting, self._count = whole.by(whole.groups), [], 0
+        columns = list(zip(self._known, *self._waiting, strict=True))
+        self._known, self._waiting, self._count = _EMPTY, [], 0
+        whole = Extremes(*(np.concatenate(columns.pop(0)) for _ in Extremes._fields))  # what is joined is let go at once
+        self._known = whole.by(whole.groups)
 
 
 def first_of(pairs: Array) -> Array:

@@ -228,10 +228,14 @@ def _ranks_and_steps(comparison: Result) -> str:
     if len(ranks.names) > 1 and (failing := np.flatnonzero(ranks.failing)).size:
         worst = failing[np.lexsort((ranks.failing[failing], ranks.worst.used[failing]))[-1]]
         at = f"{ranks.failing[worst]} of its {ranks.rows[worst]} rows fail"
-        parts.append(f"{len(failing)} of {len(ranks.names)} ranks fail, rank {ranks.names[worst]} worst ({at})")
+        parts.append(f"{len(failing)} of {len(ranks.names)} ranks {_fail(len(failing))}, rank {ranks.names[worst]} worst ({at})")
     if len(steps.names) > 1 and (failing := np.flatnonzero(steps.failing)).size:
-        parts.append(f"{len(failing)} of {len(steps.names)} steps fail, the first is step {steps.names[failing[0]]}")
+        parts.append(f"{len(failing)} of {len(steps.names)} steps {_fail(len(failing))}, the first is step {steps.names[failing[0]]}")
     return "; ".join(parts)
+
+
+def _fail(count: int) -> str:
+    return "fails" if count == 1 else "fail"
 
 
 def _counts(comparison: Result) -> str:

@@ -26,6 +26,7 @@ from accucompare.live.environment import describe_environment, device_of
 from accucompare.live.hooks import listens
 from accucompare.live.names import Modules, name_modules
 from accucompare.live.ranks import coordinates
+from accucompare.places import local
 from accucompare.recorder.continuation import Continuation
 from accucompare.recorder.recorder import Recorder
 from accucompare.recorder.session import rank_and_ranks
@@ -159,7 +160,8 @@ def watching(
         _refuse_other_optimizer(modules, each)
     device, rank, ranks = device or device_of(model), *rank_and_ranks()
     backend = devices.backend(device.type)
-    pausing, first = _state_of(modules, Path(out), options, device, rank, ranks)
+    folder = local(out)
+    pausing, first = _state_of(modules, folder, options, device, rank, ranks)
     start = Start(
         version=__version__,
         time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -175,7 +177,7 @@ def watching(
         saturates=backend.saturates(),
     )
     with contextlib.ExitStack() as stack:
-        session = Watch(modules, device, Path(out), start, options, pausing)
+        session = Watch(modules, device, folder, start, options, pausing)
         session.begin_with(first)
         try:
             if options.kernel_dump is not None:

@@ -24,6 +24,8 @@ _PLAIN = "plain"
 _ARMS: dict[str, tuple[dict[str, Any], float | None]] = {
     "tensors": ({}, 1.15),
     "stats": ({"mode": "stats"}, 1.08),
+    "sketch": ({"mode": "sketch"}, None),
+    "digest": ({"mode": "digest"}, None),
     "series": ({"roles": "series"}, None),
     "not chosen": ({"steps": "1000-1000"}, 1.01),
 }
@@ -43,9 +45,13 @@ def measure(plan: Plan) -> Iterator[Figure]:
             yield Figure(_SECTION, f"{name}: {what} / plain step's", "x", taken, target)
         taken = ratios(column(dropping["not chosen"], key), column(dropping[_PLAIN], key))
         yield Figure(_SECTION, f"not chosen, dropout drawn on the CPU: {what} / plain step's", "x", taken)
-    for name in ("tensors", "stats", "series"):
+    for name in ("tensors", "sketch", "stats", "digest", "series"):
         yield Figure(_SECTION, f"{name}: after the step, until closed", "s", column(samples[name], "after"))
         yield Figure(_SECTION, f"{name}: on disk", "MB", [value / 1e6 for value in column(samples[name], "bytes")])
+        if name == "sketch":
+            records = column(samples[name], "records")
+            each = [1000 * size / 1e6 for size in ratios(column(samples[name], "bytes"), records)]
+            yield Figure(_SECTION, f"{name}: on disk, of 1,000 records", "MB", each, 2.2)
     yield Figure(_SECTION, "tensors: on disk / distinct bytes", "x", ratios(*(column(samples["tensors"], key) for key in _BYTES)), 1.01)
     plan.say("training: peak memory")
     peaks = {name: [_in_child(plan, 1, [name])["peak_mb"] for _ in range(plan.rounds)] for name in (_PLAIN, "tensors", "stats")}
@@ -76,7 +82,11 @@ def _captured(training: Training, folder: Path, options: dict[str, Any]) -> Samp
         taken = _timed(training.step)
         done = time.perf_counter()
     ended = time.perf_counter()
-    return {**taken, "after": ended - done, "bytes": bytes_in(folder), "distinct": distinct_bytes(folder) or 1}
+    return {**taken, "after": ended - done, "bytes": bytes_in(folder), "distinct": distinct_bytes(folder) or 1, "records": _records(folder)}
+
+
+def _records(folder: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in folder.rglob("step*.jsonl")) or 1
 
 
 def _timed(act: Callable[[], None]) -> Sample:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,12 @@ from torch import nn
 import accucompare as ac
 from accucompare import places
 from accucompare.bundle import sources
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import BundleError, CaptureError
+from accucompare.places import place_of
 from tests.conftest import Run
-from tests.storage import SECRET, Drops, Fails, Hangs, Storage, served
+from tests.storage import SECRET, Drops, Fails, Hangs, Request, Storage, served
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:(aio)?botocore.*", "ignore::DeprecationWarning:s3fs.*")
 CASE = """
@@ -136,13 +141,26 @@ def test_what_fails_twice_is_asked_for_again(storage: Storage, fault: Any) -> No
     assert ac.diff("s3://bucket/golden", "s3://bucket/golden", verify=True).passed
 
 
+def test_http_is_read_with_its_credentials_and_asked_again_when_it_fails(storage: Storage) -> None:
+    capture("s3://bucket/golden")
+    url = f"{storage.url.replace('://', '://user:pw@')}/bucket/golden?sig=abc"
+    storage.fails(Drops(), times=1, method="GET", path="step0.npz")
+    comparison = ac.diff("s3://bucket/golden", url, verify=True)
+    assert comparison.passed
+    assert str(comparison.candidate.path) == f"{storage.url}/bucket/golden"
+    storage.fails(Fails(503), times=2, method="GET", path="sig=abc")
+    with ac.open_bundle(url) as bundle:
+        assert bundle.complete
+
+
 def test_a_server_that_does_not_answer_ends_in_an_error(storage: Storage, monkeypatch: pytest.MonkeyPatch, cli: Run) -> None:
     capture("s3://bucket/golden")
     monkeypatch.setattr(places, "PATIENCE", 1)
     storage.fails(Hangs(), path="step0.npz")
-    done = cli("diff", "s3://bucket/golden", "s3://bucket/golden", "--verify")
+    done = cli("diff", "s3://bucket/golden", "s3://bucket/golden", "--verify", "--keep-going", "--report", "none")
     assert done.returncode == 2
-    assert done.stderr == "accucompare: s3://bucket/golden/rank0/step0.npz: cannot be read (no answer within 1 s)\n"
+    assert "s3://bucket/golden/rank0/step0.npz: cannot be read (no answer within 1 s)" in done.stdout
+    assert len([request for request in storage.requests if request.path.endswith("step0.npz") and request.method == "GET"]) < 8
 
 
 @pytest.mark.parametrize(
@@ -208,6 +226,8 @@ def test_ctrl_c_in_an_upload_ends_at_once_and_says_where_the_rest_is(storage: St
     done = forked("capture", "case.py:interrupted", "--out", "s3://bucket/golden", UPLOADS=str(tmp_path / "temporary"))
     assert done.returncode == 130
     assert "s3://bucket/golden: not all was uploaded (interrupted); what is missing is in" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Task" not in done.stderr
     with ac.open_bundle("s3://bucket/golden") as bundle:
         assert not bundle.complete
     assert {"manifest.json", "step0.npz", "step1.npz"} <= set(kept(tmp_path))
@@ -258,8 +278,29 @@ def test_a_large_tensor_is_read_in_windows_each_once(storage: Storage, tmp_path:
     assert {"bytes=0-1048575", "bytes=1048576-2097151", "bytes=2097152-3145727"} < set(ranges)
 
 
-def test_what_is_replaced_while_it_is_read_is_named(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "WINDOW", 64)
+def test_a_server_that_takes_nothing_ends_in_an_error(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "PATIENCE", 1)
+    storage.fails(Hangs(), method="PUT", path="step0.npz")
+    with pytest.raises(CaptureError, match=r"not all was uploaded \(no answer within 1 s\); what is missing is in"):
+        capture("s3://bucket/golden")
+
+
+def test_the_manifests_of_ranks_are_asked_for_together(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(4):
+        BundleWriter(place_of("s3://bucket/golden"), Manifest(ranks=4, complete=True), rank).close()
+    together = threading.Barrier(3)
+
+    def wait_for_the_others(request: Request) -> None:
+        if request.method == "HEAD" and "/rank" in request.path:
+            together.wait(20)
+
+    storage.fault = wait_for_the_others
+    with ac.open_bundle("s3://bucket/golden") as bundle:
+        assert bundle.complete
+        assert sorted(bundle.manifests) == [0, 1, 2, 3]
+
+
+def test_what_is_replaced_while_it_is_read_is_named(storage: Storage) -> None:
     capture("s3://bucket/golden")
     with ac.open_bundle("s3://bucket/golden") as bundle:
         record = bundle.find("2")
@@ -268,3 +309,22 @@ def test_what_is_replaced_while_it_is_read_is_named(storage: Storage, monkeypatc
         bundle.give_up()  # what was read before is forgotten
         with pytest.raises(BundleError, match="changed while it was read"):
             bundle.raw(record)
+
+
+def test_ctrl_c_does_not_wait_for_a_server_that_does_not_answer(storage: Storage, tmp_path: Path) -> None:
+    model, x = nn.ReLU(), torch.zeros(9 << 20)
+    for factor, name in ((1.0, "golden"), (1.5, "npu")):
+        with ac.capture(model, f"s3://bucket/{name}"):
+            model(x + factor)
+    storage.fails(Hangs(tmp_path / "sign"), method="GET", path="npu/rank0/step0.npz")
+
+    def interrupt() -> None:
+        while not (tmp_path / "sign").exists():
+            storage.over.wait(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        ac.diff("s3://bucket/golden", "s3://bucket/npu", workers=2)
+    assert time.monotonic() - began < places.PATIENCE / 2

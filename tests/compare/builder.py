@@ -15,6 +15,7 @@ from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.bundle.writer import BundleWriter
 from accucompare.numbers.dtypes import DTYPES, DType, round_to
+from accucompare.selection import Mode
 
 
 class Item(NamedTuple):
@@ -60,13 +61,25 @@ def item(
     return Item(record, array, order is not None)
 
 
-def write(directory: Path, items: Iterable[Item], *, steps: int = 1, ranks: int = 1, complete: bool = True, **manifest: Any) -> Path:
+def write(
+    directory: Path,
+    items: Iterable[Item],
+    *,
+    steps: int = 1,
+    ranks: int = 1,
+    complete: bool = True,
+    mode: Mode = Mode.TENSORS,
+    **manifest: Any,
+) -> Path:
     """Write a bundle of these records, in their order; of captures that ran the same code, if nothing else is said."""
     items = list(items)
+    sketched = {"sketch": {"version": 1, "size": 256}} if mode is Mode.SKETCH else {}
+    if mode is not Mode.TENSORS:
+        manifest["capture"] = {**manifest.get("capture", {}), "mode": mode.value, **sketched}
     manifest = {**manifest, "model": {"sources": {}, **manifest.get("model", {})}}
     for rank in range(ranks):
         own = [each for each in items if each.record.rank == rank]
-        writer = BundleWriter(directory, Manifest(complete=complete, ranks=ranks, **manifest), rank)
+        writer = BundleWriter(directory, Manifest(complete=complete, ranks=ranks, **manifest), rank, mode=mode)
         for step in range(max([steps, *(each.record.step + 1 for each in own)])):
             for order, (record, array, ordered) in enumerate(each for each in own if each.record.step == step):
                 fields = {name: getattr(record, name) for name in Record.__slots__}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import ml_dtypes
@@ -11,6 +12,7 @@ import pytest
 import accucompare as ac
 from accucompare.compare.brought import keep_errors
 from accucompare.compare.rows import Reason, Row
+from accucompare.selection import Mode
 from tests.compare.builder import Item, item, write
 
 RANDOM = np.random.default_rng(0)
@@ -19,12 +21,20 @@ GRADIENT = RANDOM.normal(size=4096)
 SHARED, OWN = (RANDOM.normal(size=4096) * off for off in (0.02, 0.003))
 
 
-def fed(folder: Path, golden: list[Item], candidate: list[Item], baseline: list[Item], kept: bool = False) -> list[Row]:
+def fed(
+    folder: Path,
+    golden: list[Item],
+    candidate: list[Item],
+    baseline: list[Item],
+    kept: bool = False,
+    modes: Sequence[Mode] = (Mode.TENSORS,) * 3,
+) -> list[Row]:
     """The rows of a fed candidate beside a fed baseline, or beside the errors that golden has kept of it."""
-    first = write(folder / "golden", golden)
+    first = write(folder / "golden", golden, mode=modes[0])
     with ac.open_bundle(first) as opened:
         feed = {"feed": {"identity": opened.identity(), "not_fed": [], "golden": ""}}
-    sides = [write(folder / name, items, capture=feed) for name, items in (("npu", candidate), ("baseline", baseline))]
+    given = ("npu", candidate, modes[1]), ("baseline", baseline, modes[2])
+    sides = [write(folder / name, items, capture=feed, mode=mode) for name, items, mode in given]
     return ac.diff(first, sides[0], baseline=keep_errors(first, sides[1], folder / "kept") if kept else sides[1]).rows
 
 
@@ -42,6 +52,14 @@ def test_the_limit_counts_the_elements_that_carry_goldens_norm(tmp_path: Path, l
     values = np.where(np.arange(384) == 7, largest, 0.02 if largest > 1 else 1.0)
     rows = fed(tmp_path, gradient(values, "float32"), gradient(values * 1.007), gradient(values))
     assert rows[0].reason is reason
+
+
+def test_golden_tensors_tell_which_elements_carry_the_norm_where_the_others_keep_sketches(tmp_path: Path) -> None:
+    values = np.where(np.arange(3000) == 7, 100.0, 0.002)
+    sides = gradient(values, "float32"), gradient(values * 1.012), gradient(values)
+    rows = fed(tmp_path, *sides, modes=(Mode.TENSORS, Mode.SKETCH, Mode.SKETCH))
+    assert (rows[0].reason, rows[0].by_sketch) == (Reason.OK, True)
+    assert "elements carry golden's norm" in rows[0].verdict.detail
 
 
 def test_a_tensor_of_one_large_value_fails_if_that_is_far_off(tmp_path: Path) -> None:
@@ -65,9 +83,12 @@ def cut_off(values: np.ndarray) -> np.ndarray:
     (cut_off(noisy()), (Reason.OK, "baseline")),  # truncation makes all values smaller by two thirds of a rounding
     (noisy(1 + 2.0**-8), (Reason.OK, "baseline")),  # a scalar that all are multiplied by was rounded
 ])  # fmt: skip
-def test_a_factor_on_all_elements_shows_beside_larger_noise(tmp_path: Path, candidate: np.ndarray, expected: tuple[Reason, str]) -> None:
+@pytest.mark.parametrize("modes", [(Mode.TENSORS,) * 3, (Mode.TENSORS, Mode.SKETCH, Mode.SKETCH), (Mode.SKETCH,) * 3])
+def test_a_factor_on_all_elements_shows_beside_larger_noise(
+    tmp_path: Path, candidate: np.ndarray, expected: tuple[Reason, str], modes: tuple[Mode, ...]
+) -> None:
     baseline = GRADIENT + SHARED * np.abs(GRADIENT)
-    rows = fed(tmp_path, gradient(GRADIENT, "float32"), gradient(candidate), gradient(baseline))
+    rows = fed(tmp_path, gradient(GRADIENT, "float32"), gradient(candidate), gradient(baseline), modes=modes)
     assert last(rows) == expected
     assert rows[-1].verdict.excess is None or rows[-1].verdict.excess < 2  # by the relative L2 error alone, all would pass
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from accucompare.compare import cluster as running
 from accucompare.compare import parcels, worker
 from accucompare.compare.cluster import open_cluster
 from accucompare.compare.parcels import Parcel
+from accucompare.compare.worker import Job, Located, judge_parcel
 from accucompare.errors import ClusterError, RecordError, UsageError
 from accucompare.numbers import kernel
 from accucompare.numbers.dtypes import DTYPES
@@ -284,8 +287,8 @@ def test_the_error_of_a_worker_names_it(sides: list[Path], address: str, local: 
 @pytest.mark.parametrize(
     ("module", "name", "message"),
     [
-        (worker, "__version__", r"worker tcp://\S+ has accucompare \S+ \(x here\); install the same there: pip install '.*==x'"),
-        (kernel, "VERSION", r"worker tcp://\S+ has compiled kernel \d+, but compiled kernel x here, so that last digits would differ"),
+        (worker, "__version__", r"worker tcp://\S+ has accucompare \S+, but x compares here; .*: pip install '.*==x'"),
+        (kernel, "VERSION", r"worker tcp://\S+ has compiled kernel \d+, but compiled kernel x is in use here, so that last digits"),
     ],
 )
 def test_workers_that_compute_with_other_code_are_refused(
@@ -294,6 +297,15 @@ def test_workers_that_compute_with_other_code_are_refused(
     monkeypatch.setattr(module, name, "x")
     with pytest.raises(ClusterError, match=message):
         ac.diff(*sides, cluster=address)
+
+
+def test_a_worker_that_comes_later_with_other_code_is_refused_too(sides: list[Path]) -> None:
+    with pytest.raises(ClusterError, match=r"worker .* has accucompare .*, but x compares here"):
+        judge_parcel(Job("later", {}, {**worker.introduce(), "accucompare": "x"}, False, False), Parcel((), b""))
+
+
+def test_what_dask_logs_of_a_parcel_that_fails_names_no_credentials() -> None:
+    assert "secret" not in repr(Job("token", {"golden": Located("s3://key:secret@bucket/golden", "1")}, {}, False, False))
 
 
 def test_other_versions_of_python_and_numpy_are_warned_of(
@@ -325,31 +337,36 @@ def test_workers_without_accucompare_are_told_what_to_install(address: str, monk
 # Clusters that are not there
 
 
-def test_a_scheduler_that_is_not_there_is_named() -> None:
-    with (
-        dask.config.set({"distributed.comm.timeouts.connect": "100ms"}),
-        pytest.raises(ClusterError, match=r"--cluster tcp://127\.0\.0\.1:9: cannot be reached .*; is `dask scheduler` running there\?"),
-        open_cluster("tcp://127.0.0.1:9"),
-    ):
-        pass
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ("tcp://127.0.0.1:9", "Timed out"),
+        ("tcp://127.0.0.1", "missing port"),
+        ("gopher://host:1", "gopher"),
+        ("tls://127.0.0.1:9", "TLS"),
+        ("tcp://127.0.0.1:{port}", "no answer as of a scheduler in 0 s"),  # of what listens there, but answers otherwise
+    ],
+)
+def test_a_scheduler_that_is_not_there_is_named(where: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_GRACE", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listening, dask.config.set({"distributed.comm.timeouts.connect": "100ms"}):
+        where = where.format(port=listening.getsockname()[1])
+        with (
+            pytest.raises(ClusterError, match=rf"--cluster {where}: cannot be reached \(.*{why}.*\); is `dask scheduler` running there"),
+            open_cluster(where),
+        ):
+            pass
 
 
 @pytest.mark.parametrize("where", ["locals", "local:0", "local:", "host:8786", ""])
 def test_what_is_no_cluster_is_refused(where: str) -> None:
-    with (
-        pytest.raises(UsageError, match="must be a scheduler's address, such as tcp://host:8786, or local"),
-        open_cluster(where),
-    ):
-        pass
-
-
-def test_an_unknown_protocol_is_refused() -> None:
-    with pytest.raises(ClusterError, match=r"--cluster gopher://host:1: .*gopher"), open_cluster("gopher://host:1"):
+    with pytest.raises(UsageError, match="must be a scheduler's address, such as tcp://host:8786, or local"), open_cluster(where):
         pass
 
 
 def test_without_dask_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
+    for name in ("distributed", "distributed.utils"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError, match=r"pip install 'accucompare\[cluster\]'"), open_cluster("local"):
         pass
 
@@ -386,7 +403,9 @@ def test_an_interrupt_ends_the_processes_of_a_local_cluster(sides: list[Path]) -
     before = set(multiprocessing.active_children())
 
     def interrupt(done: int, total: int) -> None:
-        assert len(set(multiprocessing.active_children()) - before) == 1
+        (process,) = set(multiprocessing.active_children()) - before
+        (blocked,) = (line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if line.startswith("SigBlk"))
+        assert int(blocked.split()[1], 16) & 1 << (signal.SIGINT - 1)  # Ctrl-C in a terminal reaches it, too, and is not its own
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -394,18 +413,22 @@ def test_an_interrupt_ends_the_processes_of_a_local_cluster(sides: list[Path]) -
     assert set(multiprocessing.active_children()) == before
 
 
-def test_a_cluster_that_loses_every_worker_is_told_and_nothing_is_written(sides: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "BATCH", 1)
-    monkeypatch.setattr(running, "IN_FLIGHT", 2)
-    monkeypatch.setattr(running, "LOOK", 0.05)
-    monkeypatch.setattr(running, "ALONE", 0.1)
-    with LocalCluster(**{**SMALL, "n_workers": 1}) as cluster:
+@pytest.mark.parametrize("what", ["workers", "scheduler"])
+def test_a_cluster_that_goes_away_is_told_and_nothing_is_written(what: str, sides: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("BATCH", 1), ("IN_FLIGHT", 2), ("LOOK", 0.05), ("ALONE", 0.1)):
+        monkeypatch.setattr(running, name, value)
+    why = {"workers": "has had no workers for 0 s", "scheduler": "has lost its scheduler"}[what]
+    patience = {"distributed.comm.timeouts.connect": "1s"}  # to connect again to a scheduler that has gone
+    in_this_process = {"n_workers": 1, "processes": False, "protocol": "tcp"}  # which is enough to lose it
+    with dask.config.set(patience), LocalCluster(**{**SMALL, **in_this_process}) as cluster:
+        going = [*cluster.workers.values()] if what == "workers" else [cluster.scheduler]
 
         def lose(done: int, total: int) -> None:
-            for nanny in cluster.workers.values():
-                cluster.sync(nanny.close)
+            while going:  # a second close would wait for the first
+                cluster.sync(going.pop().close)
 
-        with pytest.raises(ClusterError, match=rf"has had no workers for .* while {sides[0]} and {sides[1]} were compared .*tcp://"):
+        with pytest.raises(ClusterError, match=rf"{why} while {sides[0]} and {sides[1]} were compared .*tcp://.*; nothing was written"):
             ac.diff(*sides, cluster=cluster.scheduler_address, progress=lose)
-        with pytest.raises(ClusterError, match="has no workers; start some with `dask worker tcp://"):
-            ac.diff(*sides, cluster=cluster.scheduler_address)
+        if what == "workers":
+            with pytest.raises(ClusterError, match="has no workers; start some with `dask worker tcp://"):
+                ac.diff(*sides, cluster=cluster.scheduler_address)

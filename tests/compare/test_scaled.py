@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import accucompare as ac
 from accucompare.compare.conclusion import Answer
 from accucompare.compare.sites import Stage
-from tests.compare.builder import Item, compare, item
+from accucompare.selection import Mode
+from tests.compare.builder import Item, compare, item, write
 
 NAMES = ("a", "b", "c")
 RNG = np.random.default_rng(7)
@@ -86,6 +88,22 @@ def test_by_statistics_alone_the_norms_and_extrema_tell(tmp_path: Path) -> None:
 
     comparison = compare(tmp_path, of_statistics(gradients()), of_statistics(gradients(0.5)))
     assert comparison.culprits[0].scaled.factor == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("factor", [0.5, -1.0, 1 / 3])
+def test_by_sketches_the_factor_is_as_exact_as_by_tensors(tmp_path: Path, factor: float) -> None:
+    sides = []
+    for name, items in (("golden", gradients()), ("candidate", gradients(factor))):
+        large = [
+            item(record.name, np.outer(array, np.arange(1, 30, dtype="f4")), role="param_grad", path="weight", parent=None)
+            for record, array, _ in items
+        ]
+        sides.append(write(tmp_path / name, large, mode=Mode.SKETCH))
+    comparison = ac.diff(*sides)
+    (culprit,) = comparison.culprits
+    assert comparison.by_sketch == len(GRADS)
+    assert culprit.scaled.factor == pytest.approx(factor, rel=1e-6)
+    assert "normalisation, reduction, clipping or loss scale, not rounding" in comparison.conclusion
 
 
 def test_a_model_with_an_error_in_its_forward_keeps_that_culprit_too(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -76,6 +77,56 @@ def test_both_kernels_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_it_is_linear() -> None:
     one, other = np.random.default_rng(4).standard_normal((2, 20000))
     assert of(3.0 * one - other) == pytest.approx(3.0 * of(one) - of(other), abs=1e-11)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+@pytest.mark.parametrize("axes", [(0,), (2,), (0, 1)], ids=str)
+def test_the_sketches_of_shards_add_up_to_that_of_the_whole(dtype: str, axes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, columns, both; with many runs of the whole, and many blocks before the last shard."""
+    monkeypatch.setattr("accucompare.numbers.sketch._RUN", 1 << 14)
+    kind, shape = DTYPES[dtype], (6, 35, 500)
+    values = np.random.default_rng(11).standard_normal(math.prod(shape) * (2 if dtype == "complex64" else 1))
+    raw = (
+        round_to(values, kind) if kind.ml_dtype else values.astype("f4").view("c8") if dtype == "complex64" else values.astype(kind.storage)
+    )
+    raw = raw.reshape(shape)
+    total = np.zeros(SIZE)
+    cuts = [(0, length // 3, length) if axis in axes else (0, length) for axis, length in enumerate(shape)]
+    for ends in itertools.product(*(itertools.pairwise(each) for each in cuts)):
+        part = np.ascontiguousarray(raw[tuple(slice(*each) for each in ends)])
+        found = sketch_of(part, kind, summarize(part, kind), SIZE, shape, [first for first, _ in ends])
+        assert found is not None
+        total += found
+    whole = of(raw, dtype)
+    assert np.linalg.norm(total - whole) <= 1e-15 * np.linalg.norm(raw.ravel().view("f4") if dtype == "complex64" else values)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float8_e8m0fnu"])
+def test_a_shard_far_behind_the_start_has_the_places_of_the_whole(dtype: str) -> None:
+    """Behind more blocks than there are tables; and of the type that has no zero."""
+    kind, start = DTYPES[dtype], 9 * BLOCK + 5
+    part = np.array([3.0, 5.0]).astype("f4") if dtype == "float32" else np.array([128, 129], "u1")
+    found = sketch_of(part, kind, summarize(part, kind), SIZE, (start + 8,), (start,))
+    whole = np.zeros(start + 8)
+    whole[start : start + 2] = [3.0, 5.0] if dtype == "float32" else [2.0, 4.0]
+    assert np.array_equal(found, of(whole))  # type: ignore[arg-type]
+
+
+def test_both_kernels_give_the_same_bits_of_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    from accucompare.numbers import kernel
+
+    part = np.random.default_rng(12).standard_normal((3, 40, 50)).astype("f4")
+    place = DTYPES["float32"], summarize(part, DTYPES["float32"]), SIZE, (8, 400, 50), (5, 200, 0)
+    found = sketch_of(part, *place)
+    monkeypatch.setattr(kernel, "_kernel", None)
+    assert np.array_equal(found, sketch_of(part, *place))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("shape", "start"), [((4,), (0, 0)), ((4, 4), (0,)), ((4, 4), (0, 2)), ((4, 4), (-1, 0)), ((1, 4), (0, 0))])
+def test_a_shard_that_does_not_lie_in_the_whole_is_refused(shape: tuple[int, ...], start: tuple[int, ...]) -> None:
+    part = np.ones((2, 3))
+    with pytest.raises(ValueError, match="does not lie in a tensor of"):
+        sketch_of(part, FLOAT64, summarize(part, FLOAT64), SIZE, shape, start)
 
 
 def test_nan_and_inf_count_as_nothing() -> None:

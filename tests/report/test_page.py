@@ -24,11 +24,13 @@ from accucompare.errors import ReportError
 from accucompare.findings.analysis import read
 from accucompare.findings.health import examine
 from accucompare.findings.vitals import ParameterFacts, Setup, Vitals
+from accucompare.report import overview, sheets
 from accucompare.report.columns import to_dataframe
 from accucompare.report.page_comparison import anchor
 from accucompare.report.page_data import leading_bits
 from accucompare.report.page_log import write_health_page, write_log_page
 from accucompare.text import printable
+from benchmarks.made_rows import many
 from tests.compare.builder import item, write
 from tests.compare.test_ladder import changed, run, steps
 from tests.findings.logs import NASTY, end, found, frames, start, step, training
@@ -528,3 +530,31 @@ def test_a_page_loads_no_library_that_it_does_not_need(process: Cli, two: Path) 
     assert json.loads((two / "loaded.json").read_text()) == ["jinja2"]
     process("diff", "golden", "npu", "--report", "none", PYTHONPATH=f"{two}:{Path(ac.__file__).parent.parent}")
     assert json.loads((two / "loaded.json").read_text()) == []
+
+
+# Very many rows
+
+
+def test_a_page_of_very_many_rows_holds_few_and_sums_up_all(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "MOST_ROWS", 150)
+    monkeypatch.setattr(sheets, "MAX_POINTS", 10)
+    found = many(ranks=6, steps=2, layers=60)
+    first = found.first_divergence
+    assert first is not None
+    browser.open(found.to_html(tmp_path / "x.html"))
+    held = overview.overview(found).places
+    assert held is not None
+    assert "This page holds" in browser.text("p.warn")
+    assert browser.text("#rows .count") == f"{len(held)} rows"
+    assert browser.text("#by-layer .count") == "60 rows"
+    assert browser.column("failing", "#by-rank") == ["0", "0", "0", "39", "0", "0"]
+    assert browser.column("rows", "#by-step") == ["360", "360"]
+    browser.click(".first a")
+    browser.until("return !document.getElementById('details').hidden")
+    assert browser.text("#details h3").startswith(first.module)
+    hover = """const canvas = document.querySelector("#heats canvas"); const box = canvas.getBoundingClientRect();
+    const left = Math.min(230, Math.round(box.width * 0.35));
+    const x = box.left + left + 5.5 * Math.min((box.width - left) / 6, 60);
+    canvas.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: box.top + 3, bubbles: true }));
+    return document.querySelector("#heats .tip").textContent"""
+    assert browser.run(hover).startswith(f"{found.rows[0].module}rank 5: ")

@@ -1,0 +1,161 @@
+"""What commands write of what they found: which files, whether each may be written, and the writing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from accucompare.cli.group import DIFFERENT, PASS, TROUBLE
+from accucompare.errors import ReportError, UsageError
+from accucompare.files import is_stdout, is_stream, same_place
+from accucompare.places import Place
+
+if TYPE_CHECKING:
+    from accucompare.api import Comparison
+
+#: Given for a report, writes none.
+_NONE = Path("none")
+
+
+def reports_to_write(given: tuple[Path, ...], usual: Path | None) -> tuple[Path, ...]:
+    """The reports that are asked for, each of which can be written; checked before any work is done.
+
+    Args:
+        given: as on the command line.
+        usual: the one that is written if none was given; ``None`` for none.
+
+    Raises:
+        UsageError: if the name of one ends neither in .xlsx nor in .html, or ``none`` is given beside others.
+        ReportError: if its directory is not writable.
+    """
+    if _NONE in given and len(given) > 1:
+        raise UsageError("--report none: writes no report, so that no other can be given")
+    reports = given or ((usual,) if usual is not None else ())
+    reports = tuple(report for report in reports if report != _NONE)
+    for report in reports:
+        _refuse_report(report)
+    return reports
+
+
+def is_page(report: Path) -> bool:
+    """Whether a report is a page for a browser, and no workbook; what is written through has no ending, and is a workbook."""
+    return report.suffix.lower() == ".html"
+
+
+def _refuse_report(report: Path) -> None:
+    if is_stream(report):
+        return
+    if report.suffix.lower() not in (".xlsx", ".html"):
+        raise UsageError(f"--report {report}: must end in .xlsx or .html (or be none, to write no report)")
+    _refuse_unwritable("--report", report)
+
+
+def _refuse_unwritable(option: str, path: Path) -> None:
+    """Raise ReportError if a file cannot be written there, before hours of captures."""
+    place = next(folder for folder in path.absolute().parents if folder.exists())
+    if is_stream(path):
+        return
+    if not place.is_dir():
+        raise ReportError(f"{path}: cannot be written ({place} is a file, not a directory); choose another {option}")
+    if not os.access(place, os.W_OK):
+        raise ReportError(f"{path}: cannot be written (no permission to write to {place}); choose another {option}")
+
+
+class Outputs(NamedTuple):
+    """What a comparison is written to: reports, and the files of ``--json`` and ``--parquet``, if they are asked for."""
+
+    reports: tuple[Path, ...]
+    json: Path | None
+    parquet: Path | None
+
+    def checked(self, bundles: Iterable[Path] = ()) -> Outputs:
+        """The same, after it was checked that each can be written, before any work is done.
+
+        Raises:
+            UsageError: if one is another one's place, or in a bundle; ``bundles`` are those that will be written.
+            ReportError: if a directory is not writable, or pyarrow is missing and needed.
+        """
+        refuse_places({"--report": self.reports, "--json": self.json, "--parquet": self.parquet}, bundles)
+        for option, path in (("--json", self.json), ("--parquet", self.parquet)):
+            if path is not None:
+                _refuse_unwritable(option, path)
+        if self.parquet is not None:
+            from accucompare.report.parquet import require_pyarrow
+
+            require_pyarrow()
+        return self
+
+    def each(self, change: Callable[[Path], Path]) -> Outputs:
+        """The same with other paths."""
+        return Outputs(tuple(map(change, self.reports)), self.json and change(self.json), self.parquet and change(self.parquet))
+
+
+def refuse_places(outputs: Mapping[str, Path | tuple[Path, ...] | None], bundles: Iterable[Place] = ()) -> None:
+    """Check that no output takes the place of another, or of a bundle's file.
+
+    Args:
+        outputs: path of each output, or paths, by its option.
+        bundles: directories that will hold bundles; existing bundles are recognised.
+
+    Raises:
+        UsageError: if one does.
+    """
+    from accucompare.bundle.manifest import holds_bundle
+
+    listed = ((option, paths if isinstance(paths, tuple) else (paths,)) for option, paths in outputs.items())
+    given = [(option, path) for option, paths in listed for path in paths if path is not None]
+    for number, (option, path) in enumerate(given):
+        for other, earlier in given[:number]:
+            if same_place(path, earlier):
+                raise UsageError(f"{option} {path}: is the same file as {other} {earlier}; choose another {option}")
+        if is_stream(path):
+            continue
+        reserved = {Path(os.path.realpath(bundle)) for bundle in bundles if isinstance(bundle, Path)}
+        for folder in Path(os.path.realpath(path)).parents:
+            if folder in reserved or holds_bundle(folder):
+                raise UsageError(f"{option} {path}: lies in the bundle {folder}; choose another {option}")
+
+
+def stem(path: Place) -> str:
+    """What a report of this bundle or log is called."""
+    return path.resolve().name or "bundle"
+
+
+def conclude(comparison: Comparison, outputs: Outputs, quiet: bool) -> int:
+    """Write the reports, print what came out, and give the exit code.
+
+    Raises:
+        ReportError: if one could not be written; the others are, and what came out is printed all the same.
+    """
+    from accucompare.report.console import reader_may_leave
+    from accucompare.report.terminal import print_comparison
+
+    wanted = [(comparison.to_html if is_page(report) else comparison.to_excel, report) for report in outputs.reports]
+    more = (comparison.to_json, outputs.json), (comparison.to_parquet, outputs.parquet)
+    wanted += [(write, path) for write, path in more if path is not None]
+    wanted.sort(key=lambda each: is_stream(each[1]))  # what reads a pipe may leave, and the files are written then
+    failures = [(path, failure) for write, path in wanted if (failure := _failure(write, path)) is not None]
+    failed = {path for path, _ in failures}
+    on_stdout = any(is_stdout(path) for _, path in wanted)
+    with reader_may_leave(), contextlib.redirect_stdout(sys.stderr if on_stdout else sys.stdout):
+        print_comparison(comparison, [report for report in outputs.reports if report not in failed], quiet)
+    if failures:
+        raise ReportError("\n".join(str(failure) for _, failure in failures))
+    if comparison.trouble:
+        return TROUBLE
+    return PASS if comparison.passed else DIFFERENT
+
+
+def _failure(write: Callable[[Path], Path], path: Path) -> ReportError | None:
+    """Write a report, and return why it could not be written; ``None`` if it was."""
+    try:
+        write(path)
+    except ReportError as error:
+        return error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{path} is not written") from None
+    return None
