@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from accucompare.bundle.records import GRADIENT_ROLES, UPDATE_ROLES, Layout, Record, Role
+from accucompare.bundle.records import GRADIENT_ROLES, TRAINING_ROLES, UPDATE_ROLES, Layout, Record, Role
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.reasons import Call, call_of, caller_of
 from accucompare.compare.rows import Reason, Row, Status
@@ -58,6 +58,27 @@ def unseen(rows: Sequence[Row], fed: bool) -> Unseen | None:
     if len(many) * _TOO_MANY > len(many) + compared:
         return Unseen(many[0], len(suspects))
     return None
+
+
+def without_output(rows: Iterable[Row]) -> Row | None:
+    """The first input of the whole model of a step in which it returned nothing on either side, so that no row tells what it computed.
+
+    It may have written that into what it was given (``out=``), of which a capture records what it was before. Gradients tell.
+    """
+    given: dict[Call, Row] = {}
+    returned: set[Call] = set()
+    trained: set[tuple[int, int]] = set()
+    for row in rows:
+        record = row.record
+        if record is None:
+            continue
+        if not record.name and record.role is Role.INPUT:
+            given.setdefault(call_of(record), row)
+        elif not record.name and record.role is Role.OUTPUT:
+            returned.add(call_of(record))
+        elif record.role in TRAINING_ROLES and row.status is Status.PASS:
+            trained.add((record.rank, record.step))
+    return next((row for call, row in given.items() if call not in returned and call[:2] not in trained), None)
 
 
 def _holds_values(row: Row) -> bool:
