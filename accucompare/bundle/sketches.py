@@ -108,6 +108,8 @@ class Sketch:
         if bool(self.nonfinite) is not bool(golden.nonfinite):
             return Estimate(math.inf, 0.0)
         apart, norm = distance(self.numbers, golden.numbers), golden.norm()
+        if not (math.isfinite(apart) and math.isfinite(norm.value)):  # of sums that exceed float64
+            return Estimate(math.inf, 0.0)
         if not norm.value:
             return Estimate(math.inf if apart else 0.0, 0.0)
         spread = math.hypot(deviation(len(self.numbers)), norm.deviation / norm.value)

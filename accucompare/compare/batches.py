@@ -16,9 +16,10 @@ from accucompare.errors import BundleError
 Progress = Callable[[int, int], None]
 
 #: Bytes that are worth one more thread (threads do not help with tensors so small that Python takes most of the time), bytes of
-#: neighbouring pairs that a thread gets at a time, and bytes above which the threads share a pair.
+#: neighbouring pairs that a thread gets at a time, how many pairs at most, and bytes above which the threads share a pair.
 WORTH_A_WORKER = 64 << 20
 BATCH = 8 << 20
+NEIGHBOURS = 2000
 SPLIT = 64 << 20
 
 
@@ -29,19 +30,20 @@ def outcomes_of(sides: Sides, tasks: list[Task], workers: int | None, progress: 
     """
     sizes = [nbytes(task) for task in tasks]
     total, done = sum(sizes), 0
-    outcomes: dict[int, Outcome | BundleError] = {}
+    outcomes: list[Outcome | BundleError | None] = [None] * len(tasks)
     large, rest = in_order(sizes)
-    batches = batches_of(rest, sizes, BATCH)
+    batches = batches_of(rest, sizes, BATCH, NEIGHBOURS)
     with _threads(min(workers or os.cpu_count() or 1, 1 + total // WORTH_A_WORKER)) as run, sides.given_up_on_error():
         for place in large:
             outcomes[place] = judge_task(sides, tasks[place], run)
             done += sizes[place]
             progress(done, total)
         for batch, own in zip(batches, run(lambda batch: [judge_task(sides, tasks[place]) for place in batch], batches), strict=True):
-            outcomes.update(zip(batch, own, strict=True))
+            for place, outcome in zip(batch, own, strict=True):
+                outcomes[place] = outcome
             done += sum(sizes[place] for place in batch)
             progress(done, total)
-    return [outcomes[place] for place in range(len(tasks))]
+    return [outcome for outcome in outcomes if outcome is not None]
 
 
 @contextlib.contextmanager

@@ -201,12 +201,19 @@ class Cluster:
         words = {_absolute(bundle): str(bundle.path) for bundle in _bundles(sides).values()}
         outcomes: dict[int, Outcome | BundleError] = {}
         with self._executor(job) as executor:
+
+            def send(places: list[int]) -> Future[Reply]:
+                return executor.submit(judge_parcel, job, pack_tasks([tasks[place] for place in places]))
+
             flight: deque[Future[Reply]] = deque()
             waiting = iter(batches)
             for batch in batches:
                 while len(flight) < max(IN_FLIGHT, 2 * len(self._workers)) and (following := next(waiting, None)) is not None:
-                    flight.append(executor.submit(judge_parcel, job, pack_tasks([tasks[place] for place in following])))
-                own = unpack_outcomes(self._reply(flight.popleft(), tasks[batch[0]], len(batch), sides))
+                    flight.append(send(following))
+                reply = self._reply(flight.popleft(), tasks[batch[0]], len(batch), sides)
+                while reply is None:
+                    reply = self._reply(send(batch), tasks[batch[0]], len(batch), sides)
+                own = unpack_outcomes(reply)
                 own = [_as_at_home(each, words) if isinstance(each, BundleError) else each for each in own]
                 if not sides.keep_going and isinstance(own[-1], BundleError):
                     raise own[-1]
@@ -230,8 +237,11 @@ class Cluster:
         executor.shutdown(wait=False)
         self._client.run(forget, token, on_error="ignore")
 
-    def _reply(self, future: Future[Reply], first: Task, pairs: int, sides: Sides) -> Reply:
+    def _reply(self, future: Future[Reply], first: Task, pairs: int, sides: Sides) -> Reply | None:
         """What a worker has answered; meanwhile looks now and then whether there still is one.
+
+        Returns:
+            ``None`` if the worker died in the moment in which its answer came, which Dask's executor takes for an error of the task.
 
         Raises:
             ClusterError: if none can answer.
@@ -257,6 +267,8 @@ class Cluster:
             ) from None
         except ClusterError as error:
             raise ClusterError(f"--cluster {self._where}: {error}") from None
+        except TypeError:  # "cannot unpack …", of distributed.cfexecutor; one of the task's own comes as a ClusterError
+            return None
         except Exception as error:  # such as a reply that cannot be read
             raise ClusterError(f"--cluster {self._where}: {type(error).__name__}: {printable(str(error))}") from error
 

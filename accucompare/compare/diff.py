@@ -112,6 +112,7 @@ def compare(
         if judge.bundle is not None and not fed:
             outcomes = by_envelope(tasks, outcomes, after_updates(golden_bundle.manifests, candidate_bundle.manifests))
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
+        del tasks, outcomes  # of a million pairs
         rows = with_options(rows) + never_called(golden_bundle, candidate_bundle, selection)
         compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
         alone = [row for row in compared if judge.has_none_of(row)]

@@ -86,7 +86,7 @@ def judge(golden: Record, candidate: Record, metrics: Metrics, tolerance: Tolera
     """
     if expected is not None and DTYPES[golden.dtype].digits:
         return _judge_by_excess(golden, candidate, metrics, tolerance, expected)
-    if golden.digest == candidate.digest and golden.dtype == candidate.dtype:
+    if golden.digest is not None and golden.digest == candidate.digest and golden.dtype == candidate.dtype:
         return Verdict(Reason.IDENTICAL, str(tolerance), tolerance.source, used=0.0, rel_l2_limit=tolerance.rel_l2)
     if metrics.nonfinite_mismatch:
         detail = _nonfinite_detail(metrics)

@@ -172,7 +172,7 @@ def _cut(blocks: Iterable[Array], elements: int) -> Iterator[Array]:
 
 def distance(one: Float64, other: Float64) -> float:
     """An estimate of the norm of the difference of two tensors, from their sketches of one size, of any magnitude."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         difference = one - other
     largest = float(np.abs(difference).max(initial=0.0))
     if largest == 0.0 or not math.isfinite(largest):

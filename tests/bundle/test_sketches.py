@@ -71,6 +71,12 @@ def test_nan_on_one_side_is_no_small_error(kept: Bundle) -> None:
     assert (bad.error(clean).value, clean.error(bad).value, bad.error(bad).value) == (math.inf, math.inf, 0.0)
 
 
+def test_numbers_that_exceed_float64_are_no_small_error(kept: Bundle) -> None:
+    with np.errstate(over="ignore"):
+        endless = of(kept, 0) * 1e308 * 1e10
+    assert endless.error(endless).value == math.inf
+
+
 def test_sketches_of_two_shapes_or_sizes_are_not_put_together(kept: Bundle) -> None:
     with pytest.raises(UsageError, match=r"two shapes, \[30, 100\] and \[100, 30\]"):
         of(kept, 0) + of(kept, 7)

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -411,6 +412,25 @@ def test_an_interrupt_ends_the_processes_of_a_local_cluster(sides: list[Path]) -
     with pytest.raises(KeyboardInterrupt):
         ac.diff(*sides, cluster="local:1", progress=interrupt)
     assert set(multiprocessing.active_children()) == before
+
+
+def test_an_answer_that_was_lost_with_its_worker_is_asked_for_again(
+    sides: list[Path], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distributed.cfexecutor import ClientExecutor
+
+    submit, lost = ClientExecutor.submit, []
+
+    def losing(self: Any, *task: Any) -> Any:
+        if lost:
+            return submit(self, *task)
+        lost.append(Future())
+        lost[0].set_exception(TypeError("cannot unpack non-iterable Reply object"))  # as Dask 2026.8 has it
+        return lost[0]
+
+    monkeypatch.setattr(ClientExecutor, "submit", losing)
+    assert repr(ac.diff(*sides, cluster=address).rows) == repr(ac.diff(*sides).rows)
+    assert lost
 
 
 @pytest.mark.parametrize("what", ["workers", "scheduler"])
