@@ -170,5 +170,7 @@ def _named(result: Result, culprit: Culprit) -> str:
         return f"{culprit.place}{step}, {different}"
     if record.role is Role.STATE_BEFORE and metrics is not None and metrics.elements == 1:  # a number of a parameter group
         return f"{culprit.place}{step}: {metrics.golden_at_max:g} in golden, {metrics.candidate_at_max:g} in the candidate"
+    if not culprit.size:  # digests differ, and nothing was measured
+        return f"{culprit.place}{step}, other bits"
     beyond = "excess" if culprit.excess is not None else "x limit"
     return f"{culprit.place}{step}, {beyond} {culprit.size:.3g}"

@@ -72,6 +72,8 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
     verdict = judge(golden, candidate, metrics, tolerance, expected)
     if expected is not None and tolerance.by_default and golden.role in TRAINING_ROLES:
         verdict = look_closer(sides, task, golden, candidate, metrics, verdict, expected, run)
+    if metrics.deviation and metrics.golden_nan + metrics.golden_inf and verdict.status is Status.PASS:
+        return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail="both hold NaN or Inf, and a sketch does not tell in which places"))
     if noise is not None:
         verdict = settle_noise(verdict, tolerance, metrics, noise)
     if verdict.status is Status.FAIL:

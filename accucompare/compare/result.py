@@ -16,7 +16,7 @@ from accucompare.compare.provenance import OtherCode
 from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, RefusedBaseline, Row, Status
 from accucompare.compare.sites import Culprit
 from accucompare.compare.tolerance import Tolerances
-from accucompare.compare.unseen import unseen
+from accucompare.compare.unseen import unseen, without_output
 from accucompare.places import Place
 from accucompare.selection import Mode
 
@@ -176,6 +176,8 @@ class Result:
             return f"{self.far_beyond}, or rounding changed a choice before; a fed capture tells"
         if hidden := self.unseen_words:
             return hidden
+        if (given := without_output(self.rows)) is not None:
+            return f"the model returned nothing for {self.place(given)}, and what it writes into its arguments is not recorded"
         if self.refused is not None:
             return f"everything is within fixed limits, which miss small faults, and {self.refused}"
         if self.unseen:

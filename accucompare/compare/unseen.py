@@ -1,9 +1,10 @@
 """Rows that could not be compared and may hide an error, so that there is no all-clear.
 
 **On the way.** A call is judged by the rows of its outputs. An output without data to compare (nested, sparse, quantized, inside vmap,
-unreadable) is not judged, and later code may make its error small: a normalisation, a wide limit. An opaque object may hold such
-values. It counts if nothing else that the call returns is compared, and something after the call is. So a cache beside the hidden states
-hides nothing, nor does an object that the whole model returns at its end. Inputs do not count, since their errors show in the outputs.
+unreadable) is not judged, nor one with NaN or Inf on both sides in places that statistics and sketches do not tell, and later code may make
+its error small: a normalisation, a wide limit. An opaque object may hold such values. It counts if nothing else that the call returns is
+compared, and something after the call is. So a cache beside the hidden states hides nothing, nor does an object that the whole model
+returns at its end. Inputs do not count, since their errors show in the outputs.
 
 **Gradients.** So is a gradient without data (a sparse one): a call's outputs say nothing of its backward. That of a parameter hides nothing
 where the update that was made of it agrees. Fed, an update that is over its limit and could not be judged hides an error, too.
@@ -21,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from accucompare.bundle.records import GRADIENT_ROLES, UPDATE_ROLES, Layout, Record, Role
+from accucompare.bundle.records import GRADIENT_ROLES, TRAINING_ROLES, UPDATE_ROLES, Layout, Record, Role
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.reasons import Call, call_of, caller_of
 from accucompare.compare.rows import Reason, Row, Status
@@ -57,6 +58,27 @@ def unseen(rows: Sequence[Row], fed: bool) -> Unseen | None:
     if len(many) * _TOO_MANY > len(many) + compared:
         return Unseen(many[0], len(suspects))
     return None
+
+
+def without_output(rows: Iterable[Row]) -> Row | None:
+    """The first input of the whole model of a step in which it returned nothing on either side, so that no row tells what it computed.
+
+    It may have written that into what it was given (``out=``), of which a capture records what it was before. Gradients tell.
+    """
+    given: dict[Call, Row] = {}
+    returned: set[Call] = set()
+    trained: set[tuple[int, int]] = set()
+    for row in rows:
+        record = row.record
+        if record is None:
+            continue
+        if not record.name and record.role is Role.INPUT:
+            given.setdefault(call_of(record), row)
+        elif not record.name and record.role is Role.OUTPUT:
+            returned.add(call_of(record))
+        elif record.role in TRAINING_ROLES and row.status is Status.PASS:
+            trained.add((record.rank, record.step))
+    return next((row for call, row in given.items() if call not in returned and call[:2] not in trained), None)
 
 
 def _holds_values(row: Row) -> bool:
@@ -113,9 +135,17 @@ def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
             continue
         between = record.order < last.get((record.rank, record.step), -1)
         alone = record.layout is Layout.OPAQUE and between and call_of(record) not in judged
-        if record.role is Role.OUTPUT and (record.layout in _WITHOUT_DATA or alone):
+        if record.role is Role.OUTPUT and (record.layout in _WITHOUT_DATA or alone or _not_finite(row)):
             hiding.append(row)
     return hiding
+
+
+def _not_finite(row: Row) -> bool:
+    """Whether both sides hold NaN or Inf, in places that nothing tells."""
+    return all(
+        each is not None and each.statistics is not None and each.statistics.nan + each.statistics.inf > 0
+        for each in (row.golden, row.candidate)
+    )
 
 
 class _Proven:

@@ -52,6 +52,12 @@ def test_a_bundle_is_identical_to_itself(tmp_path: Path) -> None:
     assert (comparison.compared, comparison.first_divergence, comparison.worst()) == (6, None, [])
 
 
+def test_a_difference_of_digests_alone_is_concluded_without_a_size(tmp_path: Path) -> None:
+    sides = ([item("a", dtype="float32", shape=(2,), digest=word * 32)] for word in "ab")
+    comparison = compare(tmp_path, *sides)
+    assert comparison.conclusion.startswith("not sure: a, other bits is the first over tolerance")
+
+
 def test_identical_by_digests_alone_is_said_for_values_that_were_not_read_may_be_damaged(tmp_path: Path) -> None:
     golden, candidate = (write(tmp_path / name, chain("a", "b")) for name in ("golden", "candidate"))
     read = ac.diff(golden, candidate, verify=True)

@@ -231,3 +231,18 @@ def test_only_floating_numbers_are_estimated(kept: dict[tuple[str, Mode], Path])
         record = next(iter(opened.records()))
     assert can_estimate(record, record)
     assert not can_estimate(record, item("a", np.arange(9)).record)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [((np.inf, 0), (-np.inf, 0)), ((np.nan, 0), (np.nan, 1))])
+def test_that_nan_and_inf_are_in_the_same_places_is_not_taken_for_granted(
+    ours: tuple[float, int], theirs: tuple[float, int], tmp_path: Path
+) -> None:
+    sides = []
+    for name, (value, place) in (("golden", ours), ("candidate", theirs)):
+        values = GOLDEN.copy()
+        values[0, :2] = 1e-3  # which is so small that its loss is within the limit
+        values[0, place] = value
+        sides.append(bundle(tmp_path / name, {"a": GOLDEN, "b": values}))
+    comparison = ac.diff(*sides, rel_l2=0.01)
+    assert [row.reason for row in comparison.rows] == [Reason.IDENTICAL, Reason.NOT_COMPARABLE]
+    assert not comparison.passed

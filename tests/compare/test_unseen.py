@@ -142,3 +142,13 @@ def test_fed_an_update_over_its_limit_that_was_made_of_a_gradient_that_was_not_f
     comparison = ac.diff(golden, write(tmp_path / "candidate", side(1.5), capture={"feed": feed}))
     assert (comparison.answer, comparison.passed) == (Answer.NOT_SURE, False)
     assert "b param_update.weight" in comparison.conclusion
+
+
+def test_a_model_that_returns_nothing_is_no_pass_for_its_inputs_unless_gradients_tell(tmp_path: Path) -> None:
+    given, inside = value("", 0.0, role="input", path="0", parent=None), value("a", 0.0)
+    comparison = answer(tmp_path, given, inside)
+    assert not comparison.passed
+    assert "the model returned nothing for (root) input.0" in comparison.conclusion
+    for name, pair in (("output", value("", parent=None)), ("gradient", value("a", role="param_grad", path="weight", parent=None))):
+        (tmp_path / name).mkdir()
+        assert answer(tmp_path / name, given, inside, pair).passed

@@ -206,6 +206,7 @@ def test_a_filter_can_be_a_regular_expression_and_a_wrong_one_is_marked(browser:
     assert browser.column("layer") == ["a.norm"] * 2 + ["b.norm"] * 2
     browser.type("#rows input[type=search]", "(")
     assert browser.run("return document.querySelector('#rows input[type=search]').matches(':invalid')")
+    assert browser.text("#rows .nothing").startswith("The filter is no regular expression: ")
 
 
 def test_a_click_on_a_title_sorts_and_the_third_one_restores_the_order(browser: Browser, page: Path) -> None:
@@ -414,6 +415,9 @@ def test_a_log_shows_the_answer_findings_frames_and_histories(browser: Browser, 
         "loss scale",
     ]
     assert browser.column("result", "#checklist")
+    links, sections = browser.texts("nav a"), browser.texts("main h2")
+    assert all(heading.startswith(link) for link, heading in zip(links, sections, strict=True))  # as they stand on the page
+    assert sections[-1] == "Environment"  # of one rank, nothing differs
 
 
 def test_the_page_of_the_checklist_begins_with_it_and_with_what_is_worst(browser: Browser, folder: Path) -> None:

@@ -186,7 +186,8 @@ class Grid {
     const top = total * ROW <= MOST_PIXELS ? from * ROW : Math.max(0, this.scroller.scrollTop - (this.first - from) * ROW);
     const lines = [];
     for (let place = from; place < to; place++) lines.push(this.line(this.view[place], place, printed ? -1 : top + (place - from) * ROW));
-    if (!total) lines.push(make("p", { className: "muted nothing" }, this.table.rows ? "No row is left by the filter." : "There are none."));
+    const left = this.search.validity.valid ? "No row is left by the filter." : `The filter is no regular expression: ${this.search.title}`;
+    if (!total) lines.push(make("p", { className: "muted nothing" }, this.table.rows ? left : "There are none."));
     this.body.replaceChildren(...lines);
   }
 
