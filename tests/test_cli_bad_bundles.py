@@ -38,7 +38,7 @@ def here(tmp_path: Path) -> Path:
         [
             item("", np.arange(4.0), role="input", path="x", parent=None),
             item("fc", np.arange(4, 8.0)),
-            item("act", np.arange(8, 12.0)),
+            item("", np.arange(8, 12.0), parent=None, type="Net"),
         ],
     )
     shutil.copytree(golden, tmp_path / "candidate")

@@ -38,7 +38,8 @@ STREAMS = {
 def bundles(tmp_path: Path) -> Path:
     """golden, twin and other, with names that ASCII lacks."""
     for name, value in (("golden", 1.0), ("twin", 1.0), ("other", 2.0)):
-        write(tmp_path / name, [item("", [1.0], role="input", path="x", parent=None), item("层1 – ≥", [value])], notes=["…→"])
+        given, returned = item("", [1.0], role="input", path="x", parent=None), item("", [value], parent=None)
+        write(tmp_path / name, [given, item("层1 – ≥", [value]), returned], notes=["…→"])
     return tmp_path
 
 

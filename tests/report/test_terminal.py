@@ -36,6 +36,7 @@ def write_both(tmp_path: Path, golden: list[Item], candidate: list[Item]) -> ac.
 
 X = item("", [1.0, 2.0], role="input", parent=None)
 A, B = item("a", [1.0, 3.0]), item("b", [1.0, 4.0])
+Y = item("", [1.0], parent=None)
 SPARSE = item("s", layout="sparse")
 NAN = "golden has 0 NaN, the candidate 1; the first at [1]; begins here"
 
@@ -70,7 +71,7 @@ def test_it_is_said_how_far_two_captures_are_bit_for_bit_identical(
 
 
 def test_the_first_row_with_other_bits_is_told_though_it_is_within_tolerance(tmp_path: Path) -> None:
-    comparison = write_both(tmp_path, [X, A, B], [X, A, item("b", [1.0, 4.0 + 1e-15])])
+    comparison = write_both(tmp_path, [X, A, B, Y], [X, A, item("b", [1.0, 4.0 + 1e-15]), Y])
     assert comparison.passed
     assert comparison.identical_until is comparison.rows[2]
 
