@@ -17,16 +17,15 @@ from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, Key, Record, 
 from accucompare.compare import unsteady
 from accucompare.compare.acceptance import accept
 from accucompare.compare.align import Pair, Renaming, align, unused
-from accucompare.compare.asked import not_asked
 from accucompare.compare.baseline import check_feed
 from accucompare.compare.batches import Progress, outcomes_of
 from accucompare.compare.chosen_baseline import choose_baseline
 from accucompare.compare.culprits import described, find_culprits, scaled_first
-from accucompare.compare.dumps import of_dumps, with_paths_of
+from accucompare.compare.dumps import with_paths_of
 from accucompare.compare.ladder import climb
 from accucompare.compare.later_steps import after_updates, by_envelope
 from accucompare.compare.models import other_model
-from accucompare.compare.one_sided import never_called, no_gradient, not_run, not_trained, other_classes, other_state, other_way, untrained
+from accucompare.compare.one_sided import explained, never_called
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Outcome, Task, same_bits, with_parameters
 from accucompare.compare.preflight import preflight
@@ -111,8 +110,9 @@ def compare(
         outcomes = _outcomes(sides, tasks, workers, progress or (lambda done, total: None), cluster)
         if judge.bundle is not None and not fed:
             outcomes = by_envelope(tasks, outcomes, after_updates(golden_bundle.manifests, candidate_bundle.manifests))
+        del tasks  # of a million pairs
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
-        del tasks, outcomes  # of a million pairs
+        del outcomes
         rows = with_options(rows) + never_called(golden_bundle, candidate_bundle, selection)
         compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
         alone = [row for row in compared if judge.has_none_of(row)]
@@ -218,18 +218,9 @@ def _outcomes(
 ) -> list[Outcome | BundleError]:
     """The outcome of each pair, also of those that one side did not run or capture."""
     outcomes = outcomes_of(sides, tasks, workers, progress) if cluster is None else cluster.outcomes(sides, tasks, progress)
-    if sides.candidate.manifest.fed:
-        steps = {(rank, entry.step) for rank, entry in sides.candidate.steps()}
-        outcomes = [not_run(task.pair, steps) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
-    if side := untrained(sides.golden, sides.candidate):
-        outcomes = [not_trained(task.pair, side) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
-    outcomes = [no_gradient(task.pair) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
-    classes = other_classes(sides.golden, sides.candidate)
-    outcomes = [other_state(task.pair, classes) or other_way(task.pair) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
-    dumps = of_dumps(sides.golden, sides.candidate, [task.pair for task in tasks])
-    outcomes = [why or outcome for why, outcome in zip(dumps, outcomes, strict=True)]
-    asked = sides.golden.manifest.options, sides.candidate.manifest.options
-    return [not_asked(task.pair, *asked) or outcome for task, outcome in zip(tasks, outcomes, strict=True)]
+    for place, outcome in explained(sides.golden, sides.candidate, [task.pair for task in tasks]).items():
+        outcomes[place] = outcome
+    return outcomes
 
 
 def _records(bundle: Bundle, keep_going: bool, damage: list[str]) -> list[Record]:

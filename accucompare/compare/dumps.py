@@ -15,8 +15,6 @@ from accucompare.bundle.capture_facts import Imported
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.compare.align import Pair
-from accucompare.compare.outcomes import Outcome
-from accucompare.compare.rows import Reason, Verdict
 from accucompare.numbers.statistics import Statistics
 from accucompare.text import printable
 
@@ -52,18 +50,18 @@ def with_paths_of(records: list[Record], others: Iterable[Record]) -> list[Recor
     return [replace(record, path=path) if (path := path_of(record)) != record.path else record for record in records]
 
 
-def of_dumps(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> list[Outcome | None]:
-    """For each pair the outcome of a record without partner that the other side's tool explains; ``None`` for all others."""
+def of_dumps(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, str]:
+    """Why records have no partner, where the other side's tool explains it: by the pair's place among the pairs."""
     sides = golden.manifest.options.imported, candidate.manifest.options.imported
     if sides == (None, None):
-        return [None] * len(pairs)
+        return {}
     modules = _Modules.of(golden), _Modules.of(candidate)
     explained = [_not_recorded(pair, sides, modules) for pair in pairs]
     if sides[0] is not None:
         explained = _otherwise([pair.golden for pair in pairs], explained, pairs, candidate)
     if sides[1] is not None:
         explained = _otherwise([pair.candidate for pair in pairs], explained, pairs, golden)
-    return [Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=why)) if why else None for why in explained]
+    return {place: why for place, why in enumerate(explained) if why}
 
 
 @dataclass(frozen=True)

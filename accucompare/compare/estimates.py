@@ -42,7 +42,7 @@ from accucompare.numbers.sums import Float64
 _NORMAL = 3.0902323061678132
 #: Between these, a sum of squares has lost nothing.
 _SQUARES = 1e-200, 1e300
-#: Members whose products are held: 100 KB each.
+#: Members whose products are held: 500 KB each.
 _HELD = 16
 
 
@@ -63,7 +63,7 @@ class Estimates:
     """Estimates of pairs by their sketches. Those of neighbours are worked out together: that is ten times as fast as one by one."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[Bundle, Bundle, int, int, int, int, int], Products] = {}  # of whole members
+        self._held: dict[tuple[Bundle, Bundle, int, int, int, int, int], list[tuple[float, float, float]]] = {}  # of whole members
 
     def metrics(self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> Metrics:
         """Estimated metrics of a pair that ``can_estimate``.
@@ -85,7 +85,9 @@ class Estimates:
         apart, angle = self._distances(ours, golden, theirs, candidate, size, lengths)
         spread, root, least = deviation(size), math.sqrt(max(bounds.compared, 1)), min(lengths)
         rmse = max(apart / root, bounds.rmse)
-        if not least or angle < (2.0 * bounds.rmse * root / least) ** 2:  # else its bound, which is dear, is below it: chords and angles
+        if (
+            not least or math.sqrt(angle) < 2.0 * bounds.rmse * root / least
+        ):  # else its bound, which is dear, is below it: chords and angles
             angle = max(angle, lower_bounds(golden, candidate).one_minus_cosine)
         return msgspec.structs.replace(
             bounds,
@@ -100,23 +102,25 @@ class Estimates:
         self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record, size: int, lengths: tuple[float, float]
     ) -> tuple[float, float]:
         """The norm of the difference, and 1 - cosine."""
-        left, right = (numbers_of(bundle, record, size) for bundle, record in ((ours, golden), (theirs, candidate)))
-        if golden.sketch is not None and golden.sketch == candidate.sketch:
-            of_all, place = self._of_members(ours, golden, theirs, candidate), golden.sketch % SKETCHES_A_MEMBER
-        else:
-            of_all, place = products(left[None], right[None]), 0
-        apart, along, length = (float(each[place]) for each in of_all)
-        if not (_SQUARES[0] < apart < _SQUARES[1] and length < _SQUARES[1]):  # none at all, or of numbers whose squares are not float64's
+        apart, along, length = self._products(ours, golden, theirs, candidate, size)
+        longer = (lengths[1] - lengths[0]) / lengths[0] if lengths[0] else 0.0
+        angle = (apart - longer * (2.0 * along - longer * length)) / lengths[1] / lengths[1] / 2.0 if lengths[1] else 0.0
+        if not (_SQUARES[0] < apart < _SQUARES[1] and length < _SQUARES[1] and angle <= 1.0):  # no difference, damage, or huge numbers
+            left, right = numbers_of(ours, golden, size), numbers_of(theirs, candidate, size)
             return distance(left, right), _one_minus_cosine(left, right, *lengths)
         if not all(lengths):
             return math.sqrt(apart), 0.0 if lengths[0] == lengths[1] else 1.0
-        longer = (lengths[1] - lengths[0]) / lengths[0]
-        angle = (apart - longer * (2.0 * along - longer * length)) / lengths[1] ** 2 / 2.0
-        if angle > 1.0:
-            return math.sqrt(apart), _one_minus_cosine(left, right, *lengths)
         return math.sqrt(apart), max(angle, 0.0)
 
-    def _of_members(self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> Products:
+    def _products(self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record, size: int) -> tuple[float, float, float]:
+        """A pair's products; those of damaged sketches are no finite numbers."""
+        if golden.sketch is not None and golden.sketch == candidate.sketch:
+            of_all, place = self._of_members(ours, golden, theirs, candidate), golden.sketch % SKETCHES_A_MEMBER
+            return of_all[place] if place < len(of_all) else (math.nan, math.nan, math.nan)
+        left, right = numbers_of(ours, golden, size), numbers_of(theirs, candidate, size)
+        return _each(products(left[None], right[None]))[0]
+
+    def _of_members(self, ours: Bundle, golden: Record, theirs: Bundle, candidate: Record) -> list[tuple[float, float, float]]:
         """The products of all sketches in the two members that hold a pair's."""
         assert golden.sketch is not None
         key = (ours, theirs, golden.rank, golden.step, candidate.rank, candidate.step, golden.sketch // SKETCHES_A_MEMBER)
@@ -124,11 +128,16 @@ class Estimates:
         if held is None:
             left, right = ours.sketches(golden), theirs.sketches(candidate)
             rows = min(len(left), len(right))
-            held = products(left[:rows], right[:rows])
+            held = _each(products(left[:rows], right[:rows]))
             for old in list(self._held)[: len(self._held) - _HELD]:
                 self._held.pop(old, None)  # another thread may have taken it away
             self._held[key] = held
         return held
+
+
+def _each(of_all: Products) -> list[tuple[float, float, float]]:
+    """The products pair by pair."""
+    return list(zip(*(each.tolist() for each in of_all), strict=True))
 
 
 def room(metrics: Metrics) -> float:

@@ -2,77 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, WAYS_OF_UPDATING, Role
+from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, WAYS_OF_UPDATING, Record, Role
 from accucompare.compare.align import Pair
+from accucompare.compare.asked import not_asked
+from accucompare.compare.dumps import of_dumps
 from accucompare.compare.outcomes import Outcome
 from accucompare.compare.rows import Reason, Row, Verdict
 from accucompare.selection import Selection
 
 
-def not_run(pair: Pair, steps: Collection[tuple[int, int]]) -> Outcome | None:
-    """The outcome for a record of a step that a fed candidate did not run. ``steps``: the ranks and steps that it ran."""
-    if pair.golden is None or (pair.golden.rank, pair.golden.step) in steps:
-        return None
-    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail="a step that was not fed"))
+def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[int, Outcome]:
+    """The outcomes of records without partner, where the other side is known not to have run, recorded or been asked for them.
+
+    Returns:
+        The outcomes by the pair's place among the pairs; a record whose absence nothing explains has none.
+    """
+    steps = {(rank, entry.step) for rank, entry in candidate.steps()} if candidate.manifest.fed else None
+    untrained, classes, dumps = _untrained(golden, candidate), _other_classes(golden, candidate), of_dumps(golden, candidate, pairs)
+    options = golden.manifest.options, candidate.manifest.options
+    found: dict[int, Outcome] = {}
+    for place, pair in enumerate(pairs):
+        if pair.golden is not None and pair.candidate is not None:
+            continue
+        why = (
+            not_asked(pair, *options)
+            or dumps.get(place)
+            or _other_state(pair, classes)
+            or _no_gradient(pair)
+            or _not_trained(pair.record, untrained)
+            or _not_run(pair, steps)
+        )
+        if why:
+            found[place] = Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=why))
+    return found
 
 
-def untrained(golden: Bundle, candidate: Bundle) -> str:
+def _not_run(pair: Pair, steps: Collection[tuple[int, int]] | None) -> str:
+    """Why a fed candidate, which ran these steps of these ranks, has no record; ``""`` if it should, or nothing was fed (``None``)."""
+    record = pair.golden
+    return "" if steps is None or record is None or (record.rank, record.step) in steps else "a step that was not fed"
+
+
+def _untrained(golden: Bundle, candidate: Bundle) -> str:
     """Which side was captured without gradients, on request or because no backward ran; ``""`` if neither was."""
     if not golden.manifest.options.backward:
         return "golden"
     return "" if candidate.manifest.options.no_backward is False else "the candidate"  # an older bundle does not say
 
 
-def not_trained(pair: Pair, side: str) -> Outcome | None:
-    """The outcome for a record of a backward or an update that one side lacks. ``side``: the one that ``untrained`` names."""
-    if pair.record.role not in (*TRAINING_ROLES, *NODE_ROLES) or None not in (pair.golden, pair.candidate):
-        return None
-    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"{side} was captured without gradients"))
+def _not_trained(record: Record, side: str) -> str:
+    """Why ``side``, which was captured without gradients, has no record of a backward or an update."""
+    return f"{side} was captured without gradients" if side and record.role in (*TRAINING_ROLES, *NODE_ROLES) else ""
 
 
-def no_gradient(pair: Pair) -> Outcome | None:
-    """The outcome for a call's part of an input's gradient that is zero everywhere on one side, where the other gives none.
+def _no_gradient(pair: Pair) -> str:
+    """Why one side has no part of an input's gradient that is zero everywhere on the other.
 
     It is one and the same: autograd adds nothing. A module that works in place on a part of a tensor gives zeros for what it has written
     over, and none where that was a tensor of its own, as it is when it is fed.
     """
-    record = pair.golden or pair.candidate
-    if record is None or record.role is not Role.GRAD_INPUT or None not in (pair.golden, pair.candidate):
-        return None
-    found = record.statistics
-    if found is None or found.nan or found.inf or (found.min, found.max) != (0, 0):
-        return None
+    found = pair.record.statistics
+    if pair.record.role is not Role.GRAD_INPUT or found is None or found.nan or found.inf or (found.min, found.max) != (0, 0):
+        return ""
     has, lacks = ("golden", "the candidate") if pair.golden is not None else ("the candidate", "golden")
-    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"{has}'s is zero everywhere, and {lacks} adds none, which is the same"))
+    return f"{has}'s is zero everywhere, and {lacks} adds none, which is the same"
 
 
-def other_state(pair: Pair, classes: tuple[str, str] | None) -> Outcome | None:
-    """The outcome for an optimizer's state that only one side has, because the other's optimizer is of another class (``classes``)."""
-    record = pair.golden or pair.candidate
-    if (
-        classes is None
-        or record is None
-        or record.role not in (Role.STATE_BEFORE, Role.STATE_AFTER)
-        or None not in (pair.golden, pair.candidate)
-    ):
-        return None
-    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail=f"golden's optimizer is {classes[0]}, the candidate's {classes[1]}"))
+def _other_state(pair: Pair, classes: tuple[str, str] | None) -> str:
+    """Why one side has no such state of an optimizer: the other's is of another class, or says how it computes (``AdamW.0.foreach``)."""
+    record = pair.record
+    if classes is not None and record.role in (Role.STATE_BEFORE, Role.STATE_AFTER):
+        return f"golden's optimizer is {classes[0]}, the candidate's {classes[1]}"
+    if not record.name and record.role is Role.STATE_BEFORE and record.path.rpartition(".")[2] in WAYS_OF_UPDATING:
+        return "how an update is computed, not what; newer captures do not record it"
+    return ""
 
 
-def other_way(pair: Pair) -> Outcome | None:
-    """The outcome for how an optimizer computes (``AdamW.0.foreach``), which an older bundle holds and a newer one does not."""
-    record = pair.golden or pair.candidate
-    if record is None or None not in (pair.golden, pair.candidate) or record.name or record.role is not Role.STATE_BEFORE:
-        return None
-    if record.path.rpartition(".")[2] not in WAYS_OF_UPDATING:
-        return None
-    return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail="how an update is computed, not what; newer captures do not record it"))
-
-
-def other_classes(golden: Bundle, candidate: Bundle) -> tuple[str, str] | None:
+def _other_classes(golden: Bundle, candidate: Bundle) -> tuple[str, str] | None:
     """The names of the classes of the two optimizers, if they differ."""
     ours, theirs = ((bundle.manifest.options.optimizer or "").partition(" of ")[0].rpartition(".")[2] for bundle in (golden, candidate))
     return (ours, theirs) if ours and theirs and ours != theirs else None

@@ -77,9 +77,9 @@ def numbered_as(golden: Iterable[Record], candidate: Iterable[Record], renamings
     A fed capture numbers them so itself.
     """
     candidate = list(candidate)
-    theirs = _sequences(candidate)
-    if not theirs:
+    if not any(record.role in OPERATOR_ROLES for record in candidate):
         return candidate
+    theirs = _sequences(candidate)
     numbers: dict[tuple[_Call, str, int], int] = {}
     for call, steps in _sequences(golden).items():
         rank, step, name, index = call

@@ -246,3 +246,13 @@ def test_that_nan_and_inf_are_in_the_same_places_is_not_taken_for_granted(
     comparison = ac.diff(*sides, rel_l2=0.01)
     assert [row.reason for row in comparison.rows] == [Reason.IDENTICAL, Reason.NOT_COMPARABLE]
     assert not comparison.passed
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(1.0, 1e-170), (1e-170, 1.0), (1e160, 1e-160), (1e-160, 1e160), (1e200, 1.5e200)])
+def test_norms_whose_squares_are_beyond_float64_are_compared(tmp_path: Path, ours: float, theirs: float) -> None:
+    values = DRAW.standard_normal(1000)
+    sides = (bundle(tmp_path / name, {"a": values * factor}) for name, factor in (("golden", ours), ("candidate", theirs)))
+    metrics = ac.diff(*sides).rows[0].metrics
+    assert metrics is not None
+    assert metrics.rel_l2 == pytest.approx(abs(theirs / ours - 1.0), rel=0.2)
+    assert metrics.one_minus_cosine == pytest.approx(0.0, abs=1e-12)
