@@ -21,6 +21,7 @@ from accucompare.places import Place, Url
 from accucompare.report.columns import COUNT, EXCESS, GENERAL, Column, Value
 from accucompare.report.console import WIDTH, open_console, safe_text, short_number
 from accucompare.report.tables import NAME_WIDTH, print_table
+from accucompare.selection import Mode
 
 _DAMAGE_SHOWN = 10
 _VALUES_SHOWN = 200  # of a tensor; of a larger one, those at the ends
@@ -122,8 +123,10 @@ def _statistic(name: str) -> Callable[[Record], Value]:
 
 
 def _least(record: Record) -> Value:
-    """The smallest value; of a record without statistics, its layout."""
-    return record.layout.value if record.statistics is None else record.statistics.min
+    """The smallest value; of a value that is never recorded, its layout."""
+    if record.statistics is not None:
+        return record.statistics.min
+    return None if record.layout.has_data else record.layout.value
 
 
 _RECORDS = (
@@ -146,12 +149,12 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
     """Print one tensor's statistics and values, or a part of them, and save those as ``.npy`` if asked to.
 
     Raises:
-        RecordError: if it has neither or is damaged, or its values are asked for and there are only statistics.
+        RecordError: if it is no value that is recorded, or is damaged, or its values are asked for and were not recorded.
         UsageError: if the slice makes no sense for the shape.
         ReportError: if the file cannot be written.
     """
     statistics = record.statistics
-    wanted = record.member is not None or statistics is None or slices is not None or save is not None
+    wanted = record.member is not None or not record.layout.has_data or slices is not None or save is not None
     stored = bundle.stored(record) if wanted else None  # raises if there are no values
     index = _index(slices, record.shape) if slices is not None else ()
     if stored is not None:
@@ -162,7 +165,8 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
         sizes = ", ".join(f"{title} {short_number(getattr(statistics, title.lower()))}" for title in ("min", "max", "mean", "L2"))
         console.print(f"{sizes}, {statistics.nan} NaN, {statistics.inf} Inf")
     if stored is None:
-        console.print("its values were not recorded (--mode stats)")
+        mode = bundle.manifest.options.mode
+        console.print("its values were not recorded" + (f" (--mode {mode})" if mode not in (None, Mode.TENSORS) else ""))
         return
     console.print(_printed(stored, index, DTYPES[record.dtype]))
     if save is not None:
