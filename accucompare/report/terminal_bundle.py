@@ -166,7 +166,7 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
         console.print(f"{sizes}, {statistics.nan} NaN, {statistics.inf} Inf")
     if stored is None:
         mode = bundle.manifest.options.mode
-        console.print("its values were not recorded" + (f" (--mode {mode})" if mode not in (None, Mode.TENSORS) else ""))
+        console.print(safe_text("its values were not recorded" + (f" (--mode {mode})" if mode not in (None, Mode.TENSORS) else "")))
         return
     console.print(_printed(stored, index, DTYPES[record.dtype]))
     if save is not None:
