@@ -214,9 +214,7 @@ def place_of(given: str | Place) -> Place:
         UsageError: if it is a URL that cannot be taken.
     """
     if isinstance(given, Path):
-        first = given.parts[0] if given.parts else ""
-        if first.rstrip(":") in _COMMON and first.endswith(":") and not os.path.lexists(first):
-            raise UsageError(f"{given}: was a URL until a Path merged its slashes; give it as text")
+        _refuse_one_slash(given)
         return given
     if not isinstance(given, str):
         return given
@@ -224,6 +222,7 @@ def place_of(given: str | Place) -> Place:
         raise UsageError(f"{without_credentials(given)}: chained URLs (::) are not taken; name the storage itself")
     match = _URL.fullmatch(given)
     if match is None:
+        _refuse_one_slash(Path(given))
         return Path(given)
     scheme, rest = match[1].lower(), match[2]
     if scheme in _LOCAL:
@@ -235,6 +234,14 @@ def place_of(given: str | Place) -> Place:
     if not shown.strip("/"):
         raise UsageError(f"{scheme}://: names no place; write {scheme}://BUCKET/BUNDLE")
     return Url(scheme, shown if host or scheme != "memory" else f"/{shown.lstrip('/')}", user + at, mark + query)
+
+
+def _refuse_one_slash(path: Path) -> None:
+    """Raise UsageError for ``s3:/bucket``, unless there is such a directory."""
+    first, *rest = path.parts or ("",)
+    if first.rstrip(":") in _COMMON and first.endswith(":") and not os.path.lexists(first):
+        meant = without_credentials(f"{first}//{'/'.join(rest)}")
+        raise UsageError(f"{meant}: was given with one slash, and a URL has two; in Python give it as text, for a Path merges them")
 
 
 def local(given: str | Path) -> Path:
