@@ -44,6 +44,8 @@ PAIRS = 2000
 IN_FLIGHT = 64
 #: How often Dask runs a task again that has failed. A worker that dies is another matter: distributed.scheduler.allowed-failures.
 RETRIES = 2
+#: How often a parcel is sent again whose answer was lost with its worker, before something else must be wrong.
+ASKED_AGAIN = 3
 #: Seconds between two looks at the cluster while nothing arrives, and for how long it may be without any worker.
 LOOK = 2.0
 ALONE = 30.0
@@ -211,8 +213,11 @@ class Cluster:
                 while len(flight) < max(IN_FLIGHT, 2 * len(self._workers)) and (following := next(waiting, None)) is not None:
                     flight.append(send(following))
                 reply = self._reply(flight.popleft(), tasks[batch[0]], len(batch), sides)
-                while reply is None:
-                    reply = self._reply(send(batch), tasks[batch[0]], len(batch), sides)
+                for _ in range(ASKED_AGAIN):
+                    if reply is None:
+                        reply = self._reply(send(batch), tasks[batch[0]], len(batch), sides)
+                if reply is None:
+                    raise self._lost(sides, f"has lost the answer to the same {len(batch)} pairs {1 + ASKED_AGAIN} times")
                 own = unpack_outcomes(reply)
                 own = [_as_at_home(each, words) if isinstance(each, BundleError) else each for each in own]
                 if not sides.keep_going and isinstance(own[-1], BundleError):

@@ -433,6 +433,22 @@ def test_an_answer_that_was_lost_with_its_worker_is_asked_for_again(
     assert lost
 
 
+def test_answers_that_are_always_lost_end_the_comparison(sides: list[Path], address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from distributed.cfexecutor import ClientExecutor
+
+    sent: list[Any] = []
+
+    def losing(self: Any, *task: Any) -> Any:
+        assert len(sent) < 500, "it is asked for without end"
+        sent.append(Future())
+        sent[-1].set_exception(TypeError("cannot unpack non-iterable Reply object"))
+        return sent[-1]
+
+    monkeypatch.setattr(ClientExecutor, "submit", losing)
+    with pytest.raises(ClusterError, match=r"has lost the answer to the same \d+ pairs 4 times while .* were compared .*tcp://"):
+        ac.diff(*sides, cluster=address)
+
+
 @pytest.mark.parametrize("what", ["workers", "scheduler"])
 def test_a_cluster_that_goes_away_is_told_and_nothing_is_written(what: str, sides: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("BATCH", 1), ("IN_FLIGHT", 2), ("LOOK", 0.05), ("ALONE", 0.1)):
