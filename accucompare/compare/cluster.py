@@ -200,7 +200,7 @@ class Cluster:
         large, rest = in_order(sizes)
         batches = batches_of([*large, *rest], sizes, BATCH, PAIRS)
         job = _job(sides)
-        words = {_absolute(bundle): str(bundle.path) for bundle in _bundles(sides).values()}
+        words = {_absolute(bundle): str(bundle.path) for bundle in sides.bundles().values()}
         outcomes: dict[int, Outcome | BundleError] = {}
         with self._executor(job) as executor:
 
@@ -294,21 +294,9 @@ class Cluster:
         )
 
 
-def _bundles(sides: Sides) -> dict[str, Bundle]:
-    """The bundles of a comparison, by their names in it."""
-    named = {
-        "golden": sides.golden,
-        "candidate": sides.candidate,
-        "baseline": sides.baseline,
-        "repeat": sides.repeat,
-        "golden_repeat": sides.golden_repeat,
-    }
-    return {name: bundle for name, bundle in named.items() if bundle is not None}
-
-
 def _job(sides: Sides) -> Job:
     """The comparison for workers, whose working directories are others."""
-    places = {name: Located(_absolute(bundle), bundle.identity()) for name, bundle in _bundles(sides).items()}
+    places = {name: Located(_absolute(bundle), bundle.identity()) for name, bundle in sides.bundles().items()}
     return Job(secrets.token_hex(8), places, introduce(), sides.verify, sides.keep_going)
 
 
