@@ -229,6 +229,9 @@ def place_of(given: str | Place) -> Place:
     shown = f"{host}{slash}{path}".rstrip("/")
     if not shown.strip("/"):
         raise UsageError(f"{scheme}://: names no place; write {scheme}://BUCKET/BUNDLE")
+    if user and scheme in EXTRAS:
+        cure = "give credentials by the environment, or as the storage's own tools take them"
+        raise UsageError(f"{scheme}://{shown}: user:password@ is not for {scheme}://; {cure}")
     return Url(scheme, shown if host or scheme != "memory" else f"/{shown.lstrip('/')}", user + at, mark + query)
 
 

@@ -8,8 +8,11 @@ from collections.abc import Callable
 
 #: What is to be installed for a URL of a scheme.
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
+_OF_REMOTE = ("http", "https", "memory")
 _KINDS = "s3://, gs://, https:// (reading only), memory:// and file://"
 _MOST_WORDS = 300
+#: What follows the name of a bucket that can be none, in botocore's words: regular expressions of several lines.
+_PATTERN = ": Bucket name must match the regex"
 #: What libraries call a refusal, where that is no PermissionError: HTTP's status, or the name of an error.
 _REFUSED = ("401", "403", "NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 
@@ -47,8 +50,9 @@ def as_os_error(error: BaseException, place: str, hide: Callable[[str], str]) ->
     if isinstance(error, PermissionError) or code in _REFUSED:
         return PermissionError(errno.EACCES, f"access refused: {text}; {_on_access(code, scheme)}", place)
     if isinstance(error, ImportError):
-        extra = EXTRAS.get(scheme, "remote")
-        return OSError(errno.ENOPKG, f"{text}: pip install 'accucompare[{extra}]'", place)
+        extra = EXTRAS.get(scheme, "remote" if scheme in _OF_REMOTE or error.name == "fsspec" else "")
+        cure = f": pip install 'accucompare[{extra}]'" if extra else ""  # fsspec's own words name the package of any other storage
+        return OSError(errno.ENOPKG, text + cure, place)
     if isinstance(error, ValueError) and "rotocol not known" in str(error):
         return OSError(errno.EPROTONOSUPPORT, f"{scheme}:// is no storage that is known; these are: {_KINDS}", place)
     if isinstance(error, (asyncio.TimeoutError, TimeoutError, ConnectionError)) or code in _UNREACHABLE:
@@ -76,4 +80,5 @@ def _on_access(code: str, scheme: str) -> str:
 def _words(error: BaseException, hide: Callable[[str], str]) -> str:
     """An error's own words, in one line, without anything secret."""
     text = (error.strerror if isinstance(error, OSError) and error.strerror else None) or str(error) or type(error).__name__
+    text = text.partition(_PATTERN)[0]
     return " ".join(hide(text).split())[:_MOST_WORDS]

@@ -22,6 +22,7 @@ from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import BundleError, CaptureError, UsageError
 from accucompare.places import Url, place_of, whole
+from accucompare.storage_errors import as_os_error
 from accucompare.text import without_credentials
 from tests.conftest import Run
 
@@ -149,15 +150,30 @@ def test_nothing_that_is_written_holds_credentials(tmp_path: Path, monkeypatch: 
         ("memory://none/golden", r"memory://none/golden: not a bundle \(its manifest.json: there is no such object\)"),
         ("s3://b/golden", r"pip install 'accucompare\[s3\]'"),
         ("gs://b/golden", r"pip install 'accucompare\[gs\]'"),
+        ("az://b/golden", r"cannot be read \(Install adlfs to access Azure Datalake Gen2 and Azure Blob Storage\)"),
     ],
 )
 def test_what_cannot_be_opened_says_why(url: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accucompare.places._systems", {})
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.setitem(sys.modules, "adlfs", None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     with pytest.raises(BundleError, match=message):
         ac.open_bundle(url)
+
+
+def test_a_bucket_that_can_be_none_is_named_without_regular_expressions() -> None:
+    error = ValueError(
+        'Invalid bucket name "a b": Bucket name must match the regex "^[a-z]{1,255}$" or be an ARN matching the regex "^arn"'
+    )
+    assert as_os_error(error, "s3://a b/golden", str).strerror == 'Invalid bucket name "a b"'
+
+
+def test_user_and_password_of_a_storage_that_takes_none_are_refused_and_not_shown() -> None:
+    with pytest.raises(UsageError, match="s3://b/golden: user:password@ is not for s3://; give credentials by the environment") as raised:
+        ac.open_bundle("s3://me:s3cret@b/golden")
+    assert "s3cret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("option", ["--report", "--json"])
