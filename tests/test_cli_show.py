@@ -40,7 +40,8 @@ def test_a_glob_lists_the_layers_that_match(command: Command, bundle: Path, glob
 
 @pytest.mark.parametrize("mode", [Mode.SKETCH, Mode.STATS, Mode.DIGEST])
 def test_values_that_were_not_recorded_are_told_with_the_mode_of_the_capture(command: Command, tmp_path: Path, mode: Mode) -> None:
-    writer = BundleWriter(tmp_path / "kept", Manifest(complete=True, capture={"mode": mode.value}, model={"sources": {}}), mode=mode)
+    capture = {"mode": mode.value, "sketch": {"version": 1, "size": 256}}
+    writer = BundleWriter(tmp_path / "kept", Manifest(complete=True, capture=capture, model={"sources": {}}), mode=mode)
     each = item("fc", np.arange(1000.0))
     writer.add(each.record, each.array)
     writer.end_step(0)
@@ -50,6 +51,7 @@ def test_values_that_were_not_recorded_are_told_with_the_mode_of_the_capture(com
     assert sliced.code == 2
     assert f"has no data (its values were not recorded; captured with --mode {mode.value})" in sliced.err
     assert "strided" not in command("show", tmp_path / "kept").out
+    assert command("verify", tmp_path / "kept").out.endswith("every record is as it was written; 1 records, which keep no tensors\n")
 
 
 def test_a_name_that_is_there_is_no_glob(command: Command, bundle: Path) -> None:

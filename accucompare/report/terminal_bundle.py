@@ -76,13 +76,13 @@ def print_import(path: Place, tool: str, records: int, without_values: int, weig
 def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
     """Print whether a bundle is as it was written, and what is damaged."""
     console = open_console()
-    amount = f"{verified.records} records, {_size(verified.nbytes)}"
+    amount = f"{verified.records} records, " + (f"{_size(verified.nbytes)} read" if verified.nbytes else "which keep no tensors")
     if verified.damage:
-        verdict = Text.assemble(("TROUBLE", "bold red"), safe_text(f"  {bundle.path}: {len(verified.damage)} damaged; {amount} read"))
+        verdict = Text.assemble(("TROUBLE", "bold red"), safe_text(f"  {bundle.path}: {len(verified.damage)} damaged; {amount}"))
     elif not bundle.complete:
-        verdict = Text.assemble(("TROUBLE", "bold red"), safe_text(f"  {bundle.path}: incomplete; what there is is sound: {amount} read"))
+        verdict = Text.assemble(("TROUBLE", "bold red"), safe_text(f"  {bundle.path}: incomplete; what there is is sound: {amount}"))
     else:
-        verdict = Text.assemble(("OK", "bold green"), safe_text(f"  {bundle.path}: every record is as it was written; {amount} read"))
+        verdict = Text.assemble(("OK", "bold green"), safe_text(f"  {bundle.path}: every record is as it was written; {amount}"))
     console.print(verdict, soft_wrap=True)
     for damage in [] if quiet else verified.damage[:_DAMAGE_SHOWN]:
         console.print(safe_text(damage, "red"), soft_wrap=True)
