@@ -114,7 +114,7 @@ def _client(address: Any) -> Client:
     try:
         client: Client = _in_time(seconds, lambda: OwnClient(address, set_as_default=False, name="accucompare"))  # type: ignore[no-untyped-call]
     except TimedOutError:
-        raise OSError(f"no answer as of a scheduler in {seconds:.0f} s") from None
+        raise OSError(f"what is there did not answer as a scheduler within {seconds:.0f} s") from None
     return client
 
 
@@ -185,7 +185,7 @@ class Cluster:
             found[_SCHEDULER] = self._client.run_on_scheduler(introduce)
             found |= {f"worker {address}": answer for address, answer in self._client.run(introduce, on_error="return").items()}
         except Exception as error:
-            found.setdefault(_SCHEDULER, error)
+            found["one of its workers" if found else _SCHEDULER] = error
         return found
 
     def outcomes(self, sides: Sides, tasks: list[Task], progress: Progress) -> list[Outcome | BundleError]:
