@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import sys
@@ -19,6 +20,7 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.record_file import RecordFile
 from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import BundleError, CaptureError, UsageError
 from accucompare.places import Url, place_of, whole
@@ -198,6 +200,15 @@ def test_a_rank_that_has_written_nothing_is_missing_at_a_url_too() -> None:
     with ac.open_bundle("memory://m/golden") as bundle:
         assert sorted(bundle.manifests) == [0, 1]
         assert bundle.missing_ranks == [2]
+
+
+def test_a_full_disk_where_files_wait_for_a_url_is_told_with_tmpdir(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: RecordFile) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RecordFile, "finish", full)
+    with pytest.raises(CaptureError, match="No space left on device; files for a URL wait in TMPDIR: set it to a larger disk"):
+        capture("memory://m/golden")
 
 
 def test_https_is_for_reading_only() -> None:

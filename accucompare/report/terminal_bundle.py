@@ -76,7 +76,8 @@ def print_import(path: Place, tool: str, records: int, without_values: int, weig
 def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
     """Print whether a bundle is as it was written, and what is damaged."""
     console = open_console()
-    amount = f"{verified.records} records, " + (f"{_size(verified.nbytes)} read" if verified.nbytes else "which keep no tensors")
+    of_tensors = f", {_size(verified.nbytes)} read" if verified.nbytes else ", which keep no tensors" if verified.records else ""
+    amount = f"{verified.records} records{of_tensors}"
     if verified.damage:
         verdict = Text.assemble(("TROUBLE", "bold red"), safe_text(f"  {bundle.path}: {len(verified.damage)} damaged; {amount}"))
     elif not bundle.complete:
