@@ -47,7 +47,7 @@ def written_whole(path: Path, write: Callable[[Path], object], errors: tuple[typ
         ReportError: if the path is a directory, or the file cannot be written.
     """
     if os.path.isdir(path):
-        raise ReportError(f"{path}: is a directory; name a file in it, such as {path / 'report.xlsx'}")
+        raise ReportError(f"{path}: is a directory; name a file in it")
     failures: tuple[type[Exception], ...] = (OSError, *errors)
     try:
         if is_stream(path):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.errors import BundleError, UsageError
+from accucompare.storage_errors import EXTRAS, NoAnswerError, as_os_error
 from accucompare.text import without_credentials
 
 #: Seconds that a request may take, with all the retries of the library that makes it.
@@ -33,22 +34,10 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _CHAINED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://[^:]*)?::.*://", re.DOTALL)
 _LOCAL = ("file", "local")
 _READ_ONLY = ("http", "https")
-#: What is to be installed for a URL of a scheme.
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
-_COMMON = (*_READ_ONLY, *_EXTRAS, "memory")
-_KINDS = "s3://, gs://, https:// (reading only), memory:// and file://"
-
+_COMMON = (*_READ_ONLY, *EXTRAS, "memory")
 
 #: What the storage says of an object, and its content, if that is not too long.
 Answer = tuple[dict[str, Any], bytes | None]
-
-
-class NoBucketError(FileNotFoundError):
-    """The bucket itself is not there."""
-
-
-class NoAnswerError(TimeoutError):
-    """The storage does not answer, or cannot be reached."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +66,13 @@ class Url:
     def whole(self) -> str:
         """With what may be secret in it: for fsspec, never for people."""
         return f"{self.scheme}://{self.user}{self.path}{self.query}"
+
+    def hide(self, text: str) -> str:
+        """A text without what may be secret in this URL or in any other."""
+        user = self.user.rstrip("@")
+        for secret in filter(None, (user, user.partition(":")[2], self.query.lstrip("?"))):
+            text = text.replace(secret, "…")
+        return without_credentials(text)
 
     @property
     def name(self) -> str:
@@ -192,7 +188,7 @@ class Url:
         try:
             system, path = _system(self)
         except Exception as error:
-            raise _as_os_error(error, self) from None
+            raise as_os_error(error, str(self), self.hide) from None
         system.invalidate_cache()
         try:
             found = self.call("find", detail=True)
@@ -214,9 +210,7 @@ def place_of(given: str | Place) -> Place:
         UsageError: if it is a URL that cannot be taken.
     """
     if isinstance(given, Path):
-        first = given.parts[0] if given.parts else ""
-        if first.rstrip(":") in _COMMON and first.endswith(":") and not os.path.lexists(first):
-            raise UsageError(f"{given}: was a URL until a Path merged its slashes; give it as text")
+        _refuse_one_slash(given)
         return given
     if not isinstance(given, str):
         return given
@@ -224,6 +218,7 @@ def place_of(given: str | Place) -> Place:
         raise UsageError(f"{without_credentials(given)}: chained URLs (::) are not taken; name the storage itself")
     match = _URL.fullmatch(given)
     if match is None:
+        _refuse_one_slash(Path(given))
         return Path(given)
     scheme, rest = match[1].lower(), match[2]
     if scheme in _LOCAL:
@@ -234,7 +229,18 @@ def place_of(given: str | Place) -> Place:
     shown = f"{host}{slash}{path}".rstrip("/")
     if not shown.strip("/"):
         raise UsageError(f"{scheme}://: names no place; write {scheme}://BUCKET/BUNDLE")
+    if user and scheme in EXTRAS:
+        cure = "give credentials by the environment, or as the storage's own tools take them"
+        raise UsageError(f"{scheme}://{shown}: user:password@ is not for {scheme}://; {cure}")
     return Url(scheme, shown if host or scheme != "memory" else f"/{shown.lstrip('/')}", user + at, mark + query)
+
+
+def _refuse_one_slash(path: Path) -> None:
+    """Raise UsageError for ``s3:/bucket``, unless there is such a directory."""
+    first, *rest = path.parts or ("",)
+    if first.rstrip(":") in _COMMON and first.endswith(":") and not os.path.lexists(first):
+        meant = without_credentials(f"{first}//{'/'.join(rest)}")
+        raise UsageError(f"{meant}: was given with one slash, and a URL has two; in Python give it as text, for a Path merges them")
 
 
 def local(given: str | Path) -> Path:
@@ -289,7 +295,7 @@ def wait(asked: Future[Any], place: Url, patience: float | None = None, stop: th
     except CancelledError:
         raise OSError(errno.ECANCELED, "stopped", str(place)) from None
     except Exception as error:
-        raise _as_os_error(error, place) from None
+        raise as_os_error(error, str(place), place.hide) from None
     finally:
         if not shared:
             asked.cancel()  # does nothing to what is done
@@ -350,61 +356,3 @@ def _done_at_once(work: Coroutine[Any, Any, Any]) -> Future[Any]:
     except Exception as error:
         done.set_exception(error)
     return done
-
-
-def _as_os_error(error: BaseException, place: Url) -> OSError:
-    """What a library raised, in words, and without the secrets of the URL."""
-    if isinstance(error, NoAnswerError):
-        return error
-    text, code = _words(error, place), _code(error)
-    if code == "NoSuchBucket":
-        return NoBucketError(errno.ENOENT, text, str(place))
-    if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(errno.ENOENT, "there is no such object", str(place))
-    if isinstance(error, PermissionError) or code in _REFUSED:
-        return PermissionError(errno.EACCES, f"access refused: {text}; {_on_access(code, place.scheme)}", str(place))
-    if isinstance(error, ImportError):
-        extra = _EXTRAS.get(place.scheme, "remote")
-        return OSError(errno.ENOPKG, f"{text}: pip install 'accucompare[{extra}]'", str(place))
-    if isinstance(error, ValueError) and "rotocol not known" in str(error):
-        return OSError(errno.EPROTONOSUPPORT, f"{place.scheme}:// is no storage that is known; these are: {_KINDS}", str(place))
-    if isinstance(error, (asyncio.TimeoutError, TimeoutError, ConnectionError)) or code in _UNREACHABLE:
-        return NoAnswerError(errno.ETIMEDOUT, f"the storage does not answer: {text}", str(place))
-    what = text if code in text or code == type(error).__name__ else f"{code}: {text}"
-    return OSError(error.errno if isinstance(error, OSError) and error.errno else errno.EIO, what, str(place))
-
-
-#: What libraries call a refusal, where that is no PermissionError: HTTP's status, or the name of an error.
-_REFUSED = ("401", "403", "NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
-
-
-_OF_HTTP = ("ClientConnectorError", "ClientConnectorDNSError", "ServerDisconnectedError")
-#: Errors of libraries that are no TimeoutError or ConnectionError, and mean one.
-_UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError", *_OF_HTTP)
-
-
-def _code(error: BaseException) -> str:
-    """What the storage calls the error, such as ``NoSuchBucket``; else HTTP's status, or the name of the error."""
-    response = getattr(error.__cause__ or error, "response", None)
-    found = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
-    return str(found or getattr(error, "status", None) or type(error).__name__)
-
-
-def _on_access(code: str, scheme: str) -> str:
-    """What to do when access is refused."""
-    if code == "RequestTimeTooSkewed":
-        return "set this machine's clock"
-    if scheme in ("s3", "s3a"):
-        return "give credentials as for other tools of S3 (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws)"
-    return "give credentials as fsspec takes them (the storage's own variables and files, or fsspec's configuration)"
-
-
-_MOST_WORDS = 300
-
-
-def _words(error: BaseException, place: Url) -> str:
-    """An error's own words, in one line, without anything secret."""
-    text = (error.strerror if isinstance(error, OSError) and error.strerror else None) or str(error) or type(error).__name__
-    for secret in (place.user.rstrip("@"), place.user.rstrip("@").partition(":")[2], place.query.lstrip("?")):
-        text = text.replace(secret, "…") if secret else text
-    return " ".join(without_credentials(text).split())[:_MOST_WORDS]

@@ -43,7 +43,7 @@ _BLOCK = {
 _RECORDS_A_BLOCK = 4 * len(_BLOCK)  # input, output, and the gradients of both
 
 
-class Place(NamedTuple):
+class Fault(NamedTuple):
     """Where a fault is planted: in a block's ``mlp.down_proj``."""
 
     rank: int
@@ -60,8 +60,8 @@ def blocks_for(records: int) -> int:
     return max(1, round(records / _STEPS / _RECORDS_A_BLOCK))
 
 
-def fault_of(ranks: int, blocks: int) -> Place:
-    return Place(ranks // 2, _STEPS // 2, blocks // 2)
+def fault_of(ranks: int, blocks: int) -> Fault:
+    return Fault(ranks // 2, _STEPS // 2, blocks // 2)
 
 
 def write_bundles(folder: Path, ranks: int, records: int) -> tuple[Path, Path, int]:
@@ -91,7 +91,7 @@ def _write_rank(directory: Path, is_candidate: bool, ranks: int, blocks: int, ra
     return total
 
 
-def _records(rank: int, step: int, blocks: int, fault: Place | None) -> Iterator[tuple[Record, Array]]:
+def _records(rank: int, step: int, blocks: int, fault: Fault | None) -> Iterator[tuple[Record, Array]]:
     """The records of a step; of the candidate, if there is a fault to plant."""
     values = np.random.default_rng([rank, step])
     noise = np.random.default_rng([rank, step, 1])

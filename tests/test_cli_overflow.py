@@ -58,10 +58,18 @@ def test_bad_usage_is_one_line(cli: Run, tmp_path: Path, arguments: tuple[str, .
 
 def test_what_was_found_is_told_though_the_report_cannot_be_written(cli: Run, tmp_path: Path) -> None:
     write(tmp_path / "x.jsonl", start(), found(), step(0), end())
+    (tmp_path / "link.xlsx").symlink_to("x.jsonl/under a file.xlsx")
+    done = cli("overflow", "x.jsonl", "--report", "link.xlsx")
+    assert (done.returncode, done.stdout.startswith("NOT FINITE")) == (2, True)
+    assert "link.xlsx: cannot be written" in done.stderr
+
+
+def test_a_directory_in_place_of_the_report_is_told_before_the_work(cli: Run, tmp_path: Path) -> None:
+    write(tmp_path / "x.jsonl", start(), found(), step(0), end())
     (tmp_path / "taken.xlsx").mkdir()
     done = cli("overflow", "x.jsonl", "--report", "taken.xlsx")
-    assert (done.returncode, done.stdout.startswith("NOT FINITE")) == (2, True)
-    assert "taken.xlsx: is a directory" in done.stderr
+    said = "accucompare: --report taken.xlsx: is a directory; name a file in it\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
 def test_it_runs_without_torch(tmp_path: Path) -> None:

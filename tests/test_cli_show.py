@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.writer import BundleWriter
+from accucompare.selection import Mode
 from tests.attacks.conftest import Command, command
 from tests.compare.builder import item, write
 
@@ -33,6 +36,22 @@ def test_a_glob_lists_the_layers_that_match(command: Command, bundle: Path, glob
     done = command("show", bundle, glob)
     assert done.code == 0
     assert [line.split()[1] for line in done.out.splitlines()[1:]] == layers
+
+
+@pytest.mark.parametrize("mode", [Mode.SKETCH, Mode.STATS, Mode.DIGEST])
+def test_values_that_were_not_recorded_are_told_with_the_mode_of_the_capture(command: Command, tmp_path: Path, mode: Mode) -> None:
+    capture = {"mode": mode.value, "sketch": {"version": 1, "size": 256}}
+    writer = BundleWriter(tmp_path / "kept", Manifest(complete=True, capture=capture, model={"sources": {}}), mode=mode)
+    each = item("fc", np.arange(1000.0))
+    writer.add(each.record, each.array)
+    writer.end_step(0)
+    writer.close()
+    shown, sliced = command("show", tmp_path / "kept", "fc"), command("show", tmp_path / "kept", "fc", "--slice", "0")
+    assert (shown.code, shown.out.splitlines()[-1]) == (0, f"its values were not recorded (--mode {mode.value})")
+    assert sliced.code == 2
+    assert f"has no data (its values were not recorded; captured with --mode {mode.value})" in sliced.err
+    assert "strided" not in command("show", tmp_path / "kept").out
+    assert command("verify", tmp_path / "kept").out.endswith("every record is as it was written; 1 records, which keep no tensors\n")
 
 
 def test_a_name_that_is_there_is_no_glob(command: Command, bundle: Path) -> None:

@@ -23,7 +23,7 @@ FLOORS = [
     ["compare", "dumps", "findings", "live", "doctor"],
     ["bundle", "devices", "case"],
     ["files", "markup", "places"],
-    ["numbers", "selection", "errors", "version", "text"],
+    ["numbers", "selection", "errors", "version", "text", "storage_errors"],
 ]
 FLOOR = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import sys
@@ -19,9 +20,11 @@ from torch import nn
 
 import accucompare as ac
 from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.record_file import RecordFile
 from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import BundleError, CaptureError, UsageError
 from accucompare.places import Url, place_of, whole
+from accucompare.storage_errors import as_os_error
 from accucompare.text import without_credentials
 from tests.conftest import Run
 
@@ -149,15 +152,30 @@ def test_nothing_that_is_written_holds_credentials(tmp_path: Path, monkeypatch: 
         ("memory://none/golden", r"memory://none/golden: not a bundle \(its manifest.json: there is no such object\)"),
         ("s3://b/golden", r"pip install 'accucompare\[s3\]'"),
         ("gs://b/golden", r"pip install 'accucompare\[gs\]'"),
+        ("az://b/golden", r"cannot be read \(Install adlfs to access Azure Datalake Gen2 and Azure Blob Storage\)"),
     ],
 )
 def test_what_cannot_be_opened_says_why(url: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accucompare.places._systems", {})
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.setitem(sys.modules, "adlfs", None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     with pytest.raises(BundleError, match=message):
         ac.open_bundle(url)
+
+
+def test_a_bucket_that_can_be_none_is_named_without_regular_expressions() -> None:
+    error = ValueError(
+        'Invalid bucket name "a b": Bucket name must match the regex "^[a-z]{1,255}$" or be an ARN matching the regex "^arn"'
+    )
+    assert as_os_error(error, "s3://a b/golden", str).strerror == 'Invalid bucket name "a b"'
+
+
+def test_user_and_password_of_a_storage_that_takes_none_are_refused_and_not_shown() -> None:
+    with pytest.raises(UsageError, match="s3://b/golden: user:password@ is not for s3://; give credentials by the environment") as raised:
+        ac.open_bundle("s3://me:s3cret@b/golden")
+    assert "s3cret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("option", ["--report", "--json"])
@@ -171,8 +189,9 @@ def test_a_log_is_local_and_a_url_that_became_a_path_is_told(cli: Run) -> None:
     with pytest.raises(UsageError, match="s3://b/watch: is a URL, and only bundles may be"), ac.watch(nn.ReLU(), out="s3://b/watch"):
         pass
     assert "is a URL, and only bundles may be" in cli("overflow", "s3://b/watch").stderr
-    with pytest.raises(UsageError, match="s3:/b/golden: was a URL until a Path merged its slashes; give it as text"):
-        ac.open_bundle(Path("s3://b/golden"))
+    for given in (Path("s3://b/golden"), "s3:/b/golden"):
+        with pytest.raises(UsageError, match="s3://b/golden: was given with one slash, and a URL has two; in Python give it as text"):
+            ac.open_bundle(given)
 
 
 def test_a_rank_that_has_written_nothing_is_missing_at_a_url_too() -> None:
@@ -181,6 +200,15 @@ def test_a_rank_that_has_written_nothing_is_missing_at_a_url_too() -> None:
     with ac.open_bundle("memory://m/golden") as bundle:
         assert sorted(bundle.manifests) == [0, 1]
         assert bundle.missing_ranks == [2]
+
+
+def test_a_full_disk_where_files_wait_for_a_url_is_told_with_tmpdir(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: RecordFile) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RecordFile, "finish", full)
+    with pytest.raises(CaptureError, match="No space left on device; files for a URL wait in TMPDIR: set it to a larger disk"):
+        capture("memory://m/golden")
 
 
 def test_https_is_for_reading_only() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from accucompare.bundle.manifest import BASELINES, PREVIOUS, holds_bundle
 from accucompare.errors import CaptureError
-from accucompare.places import NoBucketError, Place, Url
+from accucompare.places import Place, Url
+from accucompare.storage_errors import NoBucketError
 
 
 def refuse_directory(directory: Place, overwrite: bool) -> None:

@@ -26,7 +26,7 @@ from accucompare.numbers.dtypes import DTYPES, Array, widen
 from accucompare.numbers.sketch import VERSION
 from accucompare.numbers.sums import BLOCK, Float64
 from accucompare.places import Place, Url, place_of
-from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE
+from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE, Mode
 
 #: Which part of a tensor, as in NumPy: integers, slices and at most one ``...``.
 Index = tuple[Any, ...]
@@ -261,7 +261,7 @@ class Bundle:
             RecordError: if it has no data, or its member disagrees with it.
         """
         if record.member is None:
-            raise RecordError(f"{self.path}: {record.key} has no data ({record.layout.value})")
+            raise RecordError(f"{self.path}: {record.key} has no data ({self._why_without(record)})")
         archive = self._archive(record)
         member = archive.member(record.member)
         if member.shape != record.shape or member.dtype != DTYPES[record.dtype].storage:
@@ -270,6 +270,13 @@ class Bundle:
                 f"but its record {record.key} says {record.dtype} {record.shape}; one of the two is damaged"
             )
         return archive, member.offset
+
+    def _why_without(self, record: Record) -> str:
+        """Why a record has no data: what kind of value it was, or that less than values was kept."""
+        if not record.layout.has_data:
+            return record.layout.value
+        mode = self.manifest.options.mode
+        return "its values were not recorded" + (f"; captured with --mode {mode}" if mode not in (None, Mode.TENSORS) else "")
 
     def verify(self, record: Record, found: str) -> None:
         """Raise RecordError unless the digest found while reading is the record's."""

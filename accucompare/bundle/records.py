@@ -83,6 +83,11 @@ class Layout(str, Enum):
     OPAQUE = "opaque"  # an object that is neither a tensor nor a container of tensors
     UNREADABLE = "unreadable"  # a tensor that could not be copied; `detail` says why
 
+    @property
+    def has_data(self) -> bool:
+        """Whether such values are recorded, unless the capture's mode keeps less than values."""
+        return self in (Layout.STRIDED, Layout.SCALAR, Layout.NESTED)
+
 
 class Key(NamedTuple):
     """What a record is known by."""

@@ -99,13 +99,17 @@ class Sketch:
         return Estimate(found, found * deviation(len(self.numbers)))
 
     def error(self, golden: Sketch) -> Estimate:
-        """The L2 norm of the difference from golden, relative to golden's; infinite where NaN or Inf are on one side only.
+        """The L2 norm of the difference from golden, relative to golden's; infinite if NaN or Inf are known to be on one side only.
+
+        Of two tensors they are if the sides hold different numbers of them; of a sum, whose terms may hold them in the same places, if one
+        side holds none.
 
         Raises:
             UsageError: if the tensors have two shapes, or the sketches two sizes.
         """
         self._check(golden)
-        if bool(self.nonfinite) is not bool(golden.nonfinite):
+        counts = self.nonfinite, golden.nonfinite
+        if counts[0] != counts[1] and (0 in counts or None not in (self.l2, golden.l2)):
             return Estimate(math.inf, 0.0)
         apart, norm = distance(self.numbers, golden.numbers), golden.norm()
         if not (math.isfinite(apart) and math.isfinite(norm.value)):  # of sums that exceed float64

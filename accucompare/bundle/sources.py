@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from accucompare.errors import BundleError
-from accucompare.places import Answer, NoAnswerError, Place, Url, wait
+from accucompare.places import Answer, Place, Url, wait
+from accucompare.storage_errors import NoAnswerError
 
 #: Bytes that are asked for at once.
 WINDOW = 8 << 20

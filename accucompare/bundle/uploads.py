@@ -27,6 +27,10 @@ _COMMANDS = {
 }
 
 
+class _TakenError(OSError):
+    """Another capture has written to the same URL: what is left here would be mixed with its files."""
+
+
 class Uploads:
     """Sends the files of one rank's bundle, in the order in which they are finished, and removes each here when it has arrived.
 
@@ -109,6 +113,8 @@ class Uploads:
     def _kept(self, reason: str) -> str:
         """What to say of what was not sent."""
         folder, url = shlex.quote(str(self.folder)), shlex.quote(str(self.url))
+        if isinstance(self.failure, _TakenError):
+            return f"{self.url}: not all was uploaded ({reason}); what was not sent is in {self.folder}; capture again with another --out"
         command = _COMMANDS.get(self.url.scheme, "").format(folder=folder, url=url)
         cure = f"to finish: {command}" if command else "copy it there to finish"
         return f"{self.url}: not all was uploaded ({reason}); what is missing is in {self.folder}; {cure}"
@@ -146,7 +152,7 @@ class Uploads:
         """Send a file, and remove it here; or a manifest."""
         manifest = self.url / self._manifest
         if self._sent is not None and not self._still_ours(manifest):
-            raise OSError(errno.EBUSY, "another capture has written to it meanwhile; choose another --out", str(self.url))
+            raise _TakenError(errno.EBUSY, "another capture has written to it meanwhile", str(self.url))
         if isinstance(item, bytes):
             wait(manifest.begin("pipe_file", after=(item,)), manifest, stop=self._stop)
             self._sent = stamp_of(manifest.described())

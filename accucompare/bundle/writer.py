@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -84,6 +85,7 @@ class BundleWriter:
         self.mode = mode
         self._sketch_size = sketch_size
         self._queue: deque[_Tensor | _EndStep | None] = deque()
+        self._listed = 0  # steps in the manifest that is on disk
         self._manifest_due = 0.0  # when it may be written again, if nothing else is
         self._changed = threading.Condition()
         self._due = False  # whether what is queued is to be written now
@@ -286,6 +288,7 @@ class BundleWriter:
         elif time.monotonic() < self._manifest_due:
             return
         self.manifest.write(self._manifest_path)
+        self._listed = len(self.manifest.steps)
         if self._uploads is not None:
             self._uploads.put(*(self._files(f"step{end.step}") if end.holds_records else []))
         self._manifest_due = time.monotonic() + _BETWEEN_MANIFESTS
@@ -330,7 +333,8 @@ class BundleWriter:
         return CaptureError(f"{self.directory}: writing ended early, for its thread is gone; was the process forked?")
 
     def _cannot_write(self, error: OSError) -> CaptureError:
-        return CaptureError(
-            f"{error.filename or self._folder}: cannot be written ({error.strerror or error}); "
-            f"{len(self.manifest.steps)} finished step(s) in {self.directory} stay readable"
-        )
+        why = error.strerror or str(error)
+        if self._uploads is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why += "; files for a URL wait in TMPDIR: set it to a larger disk"
+        readable = f"{self._listed} finished step(s) in {self.directory} stay readable"
+        return CaptureError(f"{error.filename or self._folder}: cannot be written ({why}); {readable}")

@@ -225,8 +225,8 @@ like = click.option(
     "--like",
     type=PLACE,
     metavar="BUNDLE",
-    help="Start from what capture --save-state, or watch --pause-after, has saved: its weights, inputs, seed, selection and mode; of a "
-    "training its step, optimizer, scheduler, gradient scaler and random numbers, too.",
+    help="Start from what capture --save-state, or watch --pause-after, has saved: its weights, inputs, seed, selection and train or eval "
+    "mode; of a training its step, optimizer, scheduler, gradient scaler and random numbers, too.",
 )
 feed = click.option(
     "--feed",

@@ -56,9 +56,11 @@ def _refuse_report(report: Path) -> None:
 
 def _refuse_unwritable(option: str, path: Path) -> None:
     """Raise ReportError if a file cannot be written there, before hours of captures."""
-    place = next(folder for folder in path.absolute().parents if folder.exists())
     if is_stream(path):
         return
+    if path.is_dir():
+        raise ReportError(f"{option} {path}: is a directory; name a file in it")
+    place = next(folder for folder in path.absolute().parents if folder.exists())
     if not place.is_dir():
         raise ReportError(f"{path}: cannot be written ({place} is a file, not a directory); choose another {option}")
     if not os.access(place, os.W_OK):

@@ -235,8 +235,10 @@ def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
     for side in (golden, candidate):
         if baseline.path.resolve() == side.path.resolve():
             raise UsageError(f"{baseline.path}: cannot be the baseline too; capture one apart")
-    if baseline.manifest.options.mode in (Mode.STATS, Mode.DIGEST):
-        raise UsageError(f"{baseline.path}: holds statistics only, which tell no error; capture the baseline with --mode tensors or sketch")
+    if (mode := baseline.manifest.options.mode) in (Mode.STATS, Mode.DIGEST):
+        raise UsageError(
+            f"{baseline.path}: holds no values (--mode {mode}) to tell an error by; capture the baseline with --mode tensors or sketch"
+        )
     if not baseline.complete:
         raise UsageError(f"{baseline.path}: is incomplete, so it is no baseline; capture it again")
     if candidate.manifest.fed is not baseline.manifest.fed:

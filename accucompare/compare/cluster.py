@@ -44,6 +44,8 @@ PAIRS = 2000
 IN_FLIGHT = 64
 #: How often Dask runs a task again that has failed. A worker that dies is another matter: distributed.scheduler.allowed-failures.
 RETRIES = 2
+#: How often a parcel is sent again whose answer was lost with its worker, before something else must be wrong.
+ASKED_AGAIN = 3
 #: Seconds between two looks at the cluster while nothing arrives, and for how long it may be without any worker.
 LOOK = 2.0
 ALONE = 30.0
@@ -112,7 +114,7 @@ def _client(address: Any) -> Client:
     try:
         client: Client = _in_time(seconds, lambda: OwnClient(address, set_as_default=False, name="accucompare"))  # type: ignore[no-untyped-call]
     except TimedOutError:
-        raise OSError(f"no answer as of a scheduler in {seconds:.0f} s") from None
+        raise OSError(f"what is there did not answer as a scheduler within {seconds:.0f} s") from None
     return client
 
 
@@ -183,7 +185,7 @@ class Cluster:
             found[_SCHEDULER] = self._client.run_on_scheduler(introduce)
             found |= {f"worker {address}": answer for address, answer in self._client.run(introduce, on_error="return").items()}
         except Exception as error:
-            found.setdefault(_SCHEDULER, error)
+            found["one of its workers" if found else _SCHEDULER] = error
         return found
 
     def outcomes(self, sides: Sides, tasks: list[Task], progress: Progress) -> list[Outcome | BundleError]:
@@ -198,7 +200,7 @@ class Cluster:
         large, rest = in_order(sizes)
         batches = batches_of([*large, *rest], sizes, BATCH, PAIRS)
         job = _job(sides)
-        words = {_absolute(bundle): str(bundle.path) for bundle in _bundles(sides).values()}
+        words = {_absolute(bundle): str(bundle.path) for bundle in sides.bundles().values()}
         outcomes: dict[int, Outcome | BundleError] = {}
         with self._executor(job) as executor:
 
@@ -211,8 +213,11 @@ class Cluster:
                 while len(flight) < max(IN_FLIGHT, 2 * len(self._workers)) and (following := next(waiting, None)) is not None:
                     flight.append(send(following))
                 reply = self._reply(flight.popleft(), tasks[batch[0]], len(batch), sides)
-                while reply is None:
-                    reply = self._reply(send(batch), tasks[batch[0]], len(batch), sides)
+                for _ in range(ASKED_AGAIN):
+                    if reply is None:
+                        reply = self._reply(send(batch), tasks[batch[0]], len(batch), sides)
+                if reply is None:
+                    raise self._lost(sides, f"has lost the answer to the same {len(batch)} pairs {1 + ASKED_AGAIN} times")
                 own = unpack_outcomes(reply)
                 own = [_as_at_home(each, words) if isinstance(each, BundleError) else each for each in own]
                 if not sides.keep_going and isinstance(own[-1], BundleError):
@@ -289,21 +294,9 @@ class Cluster:
         )
 
 
-def _bundles(sides: Sides) -> dict[str, Bundle]:
-    """The bundles of a comparison, by their names in it."""
-    named = {
-        "golden": sides.golden,
-        "candidate": sides.candidate,
-        "baseline": sides.baseline,
-        "repeat": sides.repeat,
-        "golden_repeat": sides.golden_repeat,
-    }
-    return {name: bundle for name, bundle in named.items() if bundle is not None}
-
-
 def _job(sides: Sides) -> Job:
     """The comparison for workers, whose working directories are others."""
-    places = {name: Located(_absolute(bundle), bundle.identity()) for name, bundle in _bundles(sides).items()}
+    places = {name: Located(_absolute(bundle), bundle.identity()) for name, bundle in sides.bundles().items()}
     return Job(secrets.token_hex(8), places, introduce(), sides.verify, sides.keep_going)
 
 

@@ -92,13 +92,17 @@ def _not_looked_at(result: Result) -> Iterator[str]:
     if uncompared := sum(not_compared):
         yield f"{uncompared} of {len(result.rows)} rows could not be compared"
     if result.by_statistics and result.baseline is not None:
-        yield f"{result.by_statistics} rows judged by statistics alone"
+        yield f"{_rows(result.by_statistics)} judged by statistics alone"
     if result.by_sketch:
-        yield f"{result.by_sketch} rows judged by sketches"
-    if alone := result.without_baseline:
-        yield f"{alone} row{'s' if alone > 1 else ''} judged without the baseline"
+        yield f"{_rows(result.by_sketch)} judged by sketches"
+    if result.without_baseline:
+        yield f"{_rows(result.without_baseline)} judged without the baseline"
     if result.by_digests and result.by_digests == result.compared:
         yield "by digests alone, no values were read"
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _by_rows(result: Result) -> tuple[Answer, str]:

@@ -44,7 +44,7 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
         return Verdict(Reason.NOT_COMPARABLE, detail=detail, alike=alike)
     same = golden.digest == candidate.digest
     if not same and golden.layout is not Layout.OPAQUE:
-        detail = f"other bits, of {detail}; how far apart they are was not recorded"
+        detail = f"other bits{', of' if alike else ':'} {detail}; how far apart they are was not recorded"
     return Verdict(Reason.IDENTICAL if same else Reason.OVER, detail=detail)
 
 

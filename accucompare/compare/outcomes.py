@@ -78,7 +78,7 @@ def same_bits(golden: Record | None, candidate: Record | None) -> bool:
 def nbytes(task: Task) -> int:
     """Bytes of tensors that a task may read."""
     size = 0
-    for record in (task.pair.golden, task.pair.candidate, task.baseline, task.repeat):
+    for record in (task.pair.golden, task.pair.candidate, task.baseline, task.repeat, task.golden_repeat):
         if record is not None and record.member is not None:
             size += math.prod(record.shape) * DTYPES[record.dtype].storage.itemsize
     return size

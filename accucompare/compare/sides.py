@@ -33,15 +33,25 @@ class Sides:
     golden_repeat: Bundle | None = None
     estimates: Estimates = field(default_factory=Estimates, compare=False)
 
+    def bundles(self) -> dict[str, Bundle]:
+        """Those that there are, by their names here."""
+        named = {
+            "golden": self.golden,
+            "candidate": self.candidate,
+            "baseline": self.baseline,
+            "repeat": self.repeat,
+            "golden_repeat": self.golden_repeat,
+        }
+        return {name: bundle for name, bundle in named.items() if bundle is not None}
+
     @contextlib.contextmanager
     def given_up_on_error(self) -> Iterator[None]:
         """After an error, and after Ctrl-C, let no thread wait for storage that may never answer."""
         try:
             yield
         except BaseException:
-            for bundle in (self.golden, self.candidate, self.baseline, self.repeat, self.golden_repeat):
-                if bundle is not None:
-                    bundle.give_up()
+            for bundle in self.bundles().values():
+                bundle.give_up()
             raise
 
     def expected(self, golden: Record, candidate: Record, metrics: Metrics, baseline: Record | None, run: Run) -> Expected | None:

@@ -61,6 +61,8 @@ class CaptureOptions:
             raise UsageError(f"mode must be one of {', '.join(map(repr, map(str, Mode)))}, but is {self.mode!r}")
         if not (isinstance(self.sketch_size, int) and LEAST_SKETCH_SIZE <= self.sketch_size <= MOST_SKETCH_SIZE):
             raise UsageError(f"sketch_size must be a number from {LEAST_SKETCH_SIZE} to {MOST_SKETCH_SIZE}, but is {self.sketch_size!r}")
+        if self.sketch_size != SKETCH_SIZE and self.mode != Mode.SKETCH:
+            raise UsageError(f"--sketch-size: --mode {Mode(self.mode)} makes no sketches; give --mode sketch, too")
         if self.level not in list(Level):
             raise UsageError(f"level must be 'module' or 'op', but is {self.level!r}")
         renamings, auto = read_maps(self.map)

@@ -35,8 +35,7 @@ def write_parquet(comparison: Result, path: Path) -> Path:
         ReportError: if pyarrow is missing, or the file cannot be written.
     """
     arrow, parquet = require_pyarrow()
-    columns = _columns()
-    kinds = [_kind(arrow, column) for column in columns]
+    columns, kinds = zip(*_columns(arrow), strict=True)
     about = {**head(comparison), "row_count": len(comparison.rows)}
     metadata = {"accucompare": json.dumps(about, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")}
     schema = arrow.schema([(column.title, kind) for column, kind in zip(columns, kinds, strict=True)], metadata=metadata)
@@ -65,13 +64,14 @@ def require_pyarrow() -> Any:
     return pyarrow, pyarrow.parquet
 
 
-def _columns() -> list[Column]:
-    """Those of *Layers*, and beside those that may hold integers one more."""
+def _columns(arrow: Any) -> list[tuple[Column, pyarrow.DataType]]:
+    """Those of *Layers* with their types, and beside those that may hold integers one more."""
     columns = []
     for column in COLUMNS:
-        columns.append(column)
+        columns.append((column, _kind(arrow, column)))
         if column.title in _INTEGERS and column.get:
-            columns.append(Column(f"{column.title} (exact)", _exact(column.get), COUNT))
+            both = arrow.decimal128(_DIGITS)  # signed and unsigned integers of 64 bits
+            columns.append((Column(f"{column.title} (exact)", _exact(column.get), COUNT), both))
     return columns
 
 
@@ -84,8 +84,6 @@ def _exact(get: Callable[[Any], Value]) -> Callable[[Any], Value]:
 
 
 def _kind(arrow: Any, column: Column) -> pyarrow.DataType:
-    if column.title.endswith("(exact)"):
-        return arrow.decimal128(_DIGITS)  # both signed and unsigned integers of 64 bits
     if column.format == TEXT:
         return arrow.dictionary(arrow.int32(), arrow.string())
     return arrow.uint64() if column.format == COUNT else arrow.float64()

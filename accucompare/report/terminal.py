@@ -75,7 +75,7 @@ def _verdict_line(comparison: Result) -> Text:
     if comparison.passed:
         uncompared = comparison.counts()[Reason.NOT_COMPARABLE]
         but = f"; {uncompared} more without data could not be compared" if uncompared else ""
-        but += f"; {comparison.by_sketch} judged {BY_SKETCH}" if comparison.by_sketch else ""
+        but += f"; {comparison.by_sketch} judged {BY_SKETCH}" if comparison.by_sketch and not conclusion else ""  # which says how many
         but += f"; {comparison.by_statistics} judged {BY_STATISTICS}" if comparison.by_statistics else ""
         every = f"all {comparison.compared} compared rows {culprits.agreement(comparison)}"
         return Text.assemble((culprits.verdict(comparison), "bold green"), safe_text(f"  {sides}: {conclusion}{every}{but}"))

@@ -21,6 +21,7 @@ from accucompare.places import Place, Url
 from accucompare.report.columns import COUNT, EXCESS, GENERAL, Column, Value
 from accucompare.report.console import WIDTH, open_console, safe_text, short_number
 from accucompare.report.tables import NAME_WIDTH, print_table
+from accucompare.selection import Mode
 
 _DAMAGE_SHOWN = 10
 _VALUES_SHOWN = 200  # of a tensor; of a larger one, those at the ends
@@ -75,13 +76,14 @@ def print_import(path: Place, tool: str, records: int, without_values: int, weig
 def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
     """Print whether a bundle is as it was written, and what is damaged."""
     console = open_console()
-    amount = f"{verified.records} records, {_size(verified.nbytes)}"
+    of_tensors = f", {_size(verified.nbytes)} read" if verified.nbytes else ", which keep no tensors" if verified.records else ""
+    amount = f"{verified.records} records{of_tensors}"
     if verified.damage:
-        verdict = Text.assemble(("TROUBLE", "bold red"), safe_text(f"  {bundle.path}: {len(verified.damage)} damaged; {amount} read"))
+        verdict = Text.assemble(("TROUBLE", "bold red"), safe_text(f"  {bundle.path}: {len(verified.damage)} damaged; {amount}"))
     elif not bundle.complete:
-        verdict = Text.assemble(("TROUBLE", "bold red"), safe_text(f"  {bundle.path}: incomplete; what there is is sound: {amount} read"))
+        verdict = Text.assemble(("TROUBLE", "bold red"), safe_text(f"  {bundle.path}: incomplete; what there is is sound: {amount}"))
     else:
-        verdict = Text.assemble(("OK", "bold green"), safe_text(f"  {bundle.path}: every record is as it was written; {amount} read"))
+        verdict = Text.assemble(("OK", "bold green"), safe_text(f"  {bundle.path}: every record is as it was written; {amount}"))
     console.print(verdict, soft_wrap=True)
     for damage in [] if quiet else verified.damage[:_DAMAGE_SHOWN]:
         console.print(safe_text(damage, "red"), soft_wrap=True)
@@ -122,8 +124,10 @@ def _statistic(name: str) -> Callable[[Record], Value]:
 
 
 def _least(record: Record) -> Value:
-    """The smallest value; of a record without statistics, its layout."""
-    return record.layout.value if record.statistics is None else record.statistics.min
+    """The smallest value; of a value that is never recorded, its layout."""
+    if record.statistics is not None:
+        return record.statistics.min
+    return None if record.layout.has_data else record.layout.value
 
 
 _RECORDS = (
@@ -146,12 +150,12 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
     """Print one tensor's statistics and values, or a part of them, and save those as ``.npy`` if asked to.
 
     Raises:
-        RecordError: if it has neither or is damaged, or its values are asked for and there are only statistics.
+        RecordError: if it is no value that is recorded, or is damaged, or its values are asked for and were not recorded.
         UsageError: if the slice makes no sense for the shape.
         ReportError: if the file cannot be written.
     """
     statistics = record.statistics
-    wanted = record.member is not None or statistics is None or slices is not None or save is not None
+    wanted = record.member is not None or not record.layout.has_data or slices is not None or save is not None
     stored = bundle.stored(record) if wanted else None  # raises if there are no values
     index = _index(slices, record.shape) if slices is not None else ()
     if stored is not None:
@@ -162,7 +166,8 @@ def print_tensor(bundle: Bundle, record: Record, slices: str | None, save: Path 
         sizes = ", ".join(f"{title} {short_number(getattr(statistics, title.lower()))}" for title in ("min", "max", "mean", "L2"))
         console.print(f"{sizes}, {statistics.nan} NaN, {statistics.inf} Inf")
     if stored is None:
-        console.print("its values were not recorded (--mode stats)")
+        mode = bundle.manifest.options.mode
+        console.print(safe_text("its values were not recorded" + (f" (--mode {mode})" if mode not in (None, Mode.TENSORS) else "")))
         return
     console.print(_printed(stored, index, DTYPES[record.dtype]))
     if save is not None:

@@ -69,6 +69,8 @@ def test_nan_on_one_side_is_no_small_error(kept: Bundle) -> None:
     assert bad.nonfinite == 1
     clean = ac.Sketch(bad.numbers, bad.shape, bad.l2)
     assert (bad.error(clean).value, clean.error(bad).value, bad.error(bad).value) == (math.inf, math.inf, 0.0)
+    assert ac.Sketch(bad.numbers, bad.shape, bad.l2, 3).error(bad).value == math.inf  # two of three are on one side
+    assert ac.Sketch(bad.numbers, bad.shape, None, 3).error(bad).value == 0.0  # of a sum, they may be in one place
 
 
 def test_numbers_that_exceed_float64_are_no_small_error(kept: Bundle) -> None:

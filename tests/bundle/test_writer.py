@@ -394,6 +394,17 @@ def test_a_full_disk_is_told_and_leaves_the_finished_steps(tmp_path: Path, monke
         assert bundle.load("first").tolist() == [1.0, 2.0]
 
 
+def test_a_step_that_no_manifest_lists_is_not_called_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = BundleWriter(tmp_path / "b", Manifest(complete=True))
+    monkeypatch.setattr(Manifest, "write", lambda self, path: (_ for _ in ()).throw(no_space()))
+    add(writer, "first", [1.0, 2.0])
+    writer.end_step(0)
+    with pytest.raises(CaptureError, match=r"No space left on device\); 0 finished step\(s\) in .* stay readable"):
+        writer.close()
+    with ac.open_bundle(tmp_path / "b") as bundle:
+        assert bundle.steps() == []
+
+
 def test_a_file_that_may_grow_no_further_is_a_full_disk(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     writer = BundleWriter(tmp_path / "b", Manifest(complete=True))

@@ -460,7 +460,7 @@ def test_bundles_that_do_not_belong_together_are_refused_with_the_cure(tmp_path:
         ),
         ((other, fed), fed_baseline, f"{fed}: was fed with another bundle than {other} ({golden}, identity"),
         ((other, fed), None, f"{fed}: was fed with another bundle than {other}"),
-        ((golden, free), stats, f"{stats}: holds statistics only, which tell no error; capture the baseline with --mode tensors"),
+        ((golden, free), stats, f"{stats}: holds no values (--mode stats) to tell an error by; capture the baseline with --mode tensors"),
         ((golden, free), incomplete, f"{incomplete}: is incomplete, so it is no baseline; capture it again"),
         ((golden, free), free, f"{free}: cannot be the baseline too"),
         ((golden, free), golden, f"{golden}: cannot be the baseline too"),

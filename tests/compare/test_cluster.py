@@ -321,6 +321,23 @@ def test_other_versions_of_python_and_numpy_are_warned_of(
     assert "(3.0 here); the last digits of some results may differ" in caplog.text
 
 
+def test_workers_that_cannot_be_asked_are_no_workers_that_agree() -> None:
+    class Deaf:
+        """A client whose scheduler answers, and whose workers do not."""
+
+        def nthreads(self) -> dict[str, int]:
+            return {"tcp://w:1": 1}
+
+        def run_on_scheduler(self, function: Callable[[], Any]) -> Any:
+            return function()
+
+        def run(self, *_: Any, **__: Any) -> Any:
+            raise OSError("connection lost")
+
+    with pytest.raises(ClusterError, match=r"--cluster x: one of its workers cannot run accucompare \(OSError: connection lost\)"):
+        running.Cluster(Deaf(), "x").check()  # type: ignore[arg-type]
+
+
 def test_workers_without_accucompare_are_told_what_to_install(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def introduce() -> dict[str, str]:
         if multiprocessing.parent_process() is not None:
@@ -345,7 +362,10 @@ def test_workers_without_accucompare_are_told_what_to_install(address: str, monk
         ("tcp://127.0.0.1", "missing port"),
         ("gopher://host:1", "gopher"),
         ("tls://127.0.0.1:9", "TLS"),
-        ("tcp://127.0.0.1:{port}", "no answer as of a scheduler in 0 s"),  # of what listens there, but answers otherwise
+        (
+            "tcp://127.0.0.1:{port}",
+            "what is there did not answer as a scheduler within 0 s",
+        ),  # of what listens there, but answers otherwise
     ],
 )
 def test_a_scheduler_that_is_not_there_is_named(where: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,6 +451,22 @@ def test_an_answer_that_was_lost_with_its_worker_is_asked_for_again(
     monkeypatch.setattr(ClientExecutor, "submit", losing)
     assert repr(ac.diff(*sides, cluster=address).rows) == repr(ac.diff(*sides).rows)
     assert lost
+
+
+def test_answers_that_are_always_lost_end_the_comparison(sides: list[Path], address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from distributed.cfexecutor import ClientExecutor
+
+    sent: list[Any] = []
+
+    def losing(self: Any, *task: Any) -> Any:
+        assert len(sent) < 500, "it is asked for without end"
+        sent.append(Future())
+        sent[-1].set_exception(TypeError("cannot unpack non-iterable Reply object"))
+        return sent[-1]
+
+    monkeypatch.setattr(ClientExecutor, "submit", losing)
+    with pytest.raises(ClusterError, match=r"has lost the answer to the same \d+ pairs 4 times while .* were compared .*tcp://"):
+        ac.diff(*sides, cluster=address)
 
 
 @pytest.mark.parametrize("what", ["workers", "scheduler"])

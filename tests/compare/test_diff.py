@@ -12,13 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.bundle.archive import Archive
 from accucompare.bundle.reader import open_bundle
 from accucompare.compare import batches
 from accucompare.compare import sides as measuring
+from accucompare.compare.align import Pair
+from accucompare.compare.outcomes import Task, nbytes
 from accucompare.compare.rows import Reason, Status
+from accucompare.compare.tolerance import EXACT
 from accucompare.compare.unseen import unseen
 from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.numbers import sums
@@ -236,6 +240,12 @@ def test_progress_ends_at_its_total(tmp_path: Path) -> None:
     compare(tmp_path, [*chain("a", "b"), sparse], [*chain("a"), sparse], progress=lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen)
     assert seen[-1] == (36, 36)
+
+
+def test_a_second_run_of_golden_counts_as_bytes_to_read() -> None:
+    record = replace(item("a", ONES).record, member="0.a")
+    task = Task(Pair(record, record), EXACT)
+    assert nbytes(replace(task, golden_repeat=record)) == nbytes(replace(task, repeat=record)) == nbytes(task) * 3 // 2
 
 
 def test_the_limits_told_as_needed_pass_when_given(tmp_path: Path) -> None:

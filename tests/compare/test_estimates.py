@@ -23,6 +23,7 @@ from accucompare.compare.tolerance import Tolerance
 from accucompare.errors import BundleError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.numbers.sketch import GROUPS, _tables, deviation, sketch
+from accucompare.report.terminal import print_comparison
 from accucompare.selection import Mode
 from tests.compare.builder import item
 
@@ -201,11 +202,27 @@ def test_the_answer_says_that_sketches_judged(kept: dict[tuple[str, Mode], Path]
     assert json.loads(found.to_json(tmp_path / "x.json").read_text())["by_sketch"] == 5
 
 
+def test_the_verdict_says_once_that_sketches_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draw = np.random.default_rng(1)
+    rounded = [(GOLDEN * (1 + 1e-7 * draw.standard_normal(GOLDEN.shape))).astype("f4") for _ in range(2)]
+    golden = bundle(tmp_path / "golden", {"a": GOLDEN})
+    candidate, baseline = (bundle(tmp_path / name, {"a": each}) for name, each in zip(("c", "b"), rounded, strict=True))
+    found = ac.diff(golden, candidate, baseline=baseline)
+    print_comparison(found, [], quiet=True)
+    said = capsys.readouterr().out
+    assert "rounding; 1 row judged by sketches; " in said
+    assert said.count("judged by sketches") == 1
+
+
 def test_digests_alone_say_what_differs_and_no_more(tmp_path: Path) -> None:
     sides = [bundle(tmp_path / name, values, Mode.DIGEST) for name, values in (("g", dict.fromkeys(ERRORS, GOLDEN)), ("c", ERRORS))]
     found = ac.diff(*sides)
     assert not found.passed
     assert "how far apart they are was not recorded" in found.rows[0].verdict.detail
+    other = ac.diff(sides[0], bundle(tmp_path / "half", dict.fromkeys(ERRORS, GOLDEN.astype("f2")), Mode.DIGEST))
+    detail = "other bits: golden is float32, the candidate float16; how far apart they are was not recorded"
+    assert other.rows[0].verdict.detail == detail
+    assert not any(finding.topic == "baseline" for finding in other.preflight)  # none could tell more
     same = ac.diff(sides[0], bundle(tmp_path / "again", dict.fromkeys(ERRORS, GOLDEN), Mode.DIGEST))
     assert same.passed
     assert same.by_digests == len(ERRORS)

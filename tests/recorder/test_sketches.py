@@ -66,3 +66,5 @@ def test_a_mode_or_a_size_that_there_is_not_is_refused(tmp_path: Path) -> None:
         train("tied", tmp_path / "x", 1, mode="all")
     with pytest.raises(UsageError, match="sketch_size must be a number from 16 to 65536, but is 8"):
         train("tied", tmp_path / "x", 1, mode="sketch", sketch_size=8)
+    with pytest.raises(UsageError, match="--sketch-size: --mode stats makes no sketches; give --mode sketch, too"):
+        train("tied", tmp_path / "x", 1, mode="stats", sketch_size=512)

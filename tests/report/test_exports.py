@@ -180,6 +180,11 @@ def test_a_file_that_is_none_of_ours_is_refused_with_the_command_to_type(content
     assert not (tmp_path / "perfetto.json").exists()
 
 
+def test_a_parquet_file_is_not_proposed_to_be_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "npu.parquet").write_bytes(b"PAR1\xc0")
+    assert "`accucompare diff GOLDEN CANDIDATE --json npu.json`" in str(export(tmp_path, "perfetto", name="npu.parquet").exception)
+
+
 @pytest.mark.parametrize("viewer", ["model-explorer", "perfetto"])
 def test_calls_inside_each_other_do_no_harm(viewer: str, folder: Path, tmp_path: Path) -> None:
     content = json.loads((folder / "x.json").read_text())
