@@ -42,9 +42,11 @@ def judge_without_data(golden: Record, candidate: Record) -> Verdict | None:
     detail = _described(golden) if alike else _both(golden, candidate)
     if golden.digest is None or candidate.digest is None:
         return Verdict(Reason.NOT_COMPARABLE, detail=detail, alike=alike)
+    if golden.dtype != candidate.dtype:  # of which equal numbers have other bits
+        return Verdict(Reason.NOT_COMPARABLE, detail=f"{detail}, of which digests tell nothing")
     same = golden.digest == candidate.digest
     if not same and golden.layout is not Layout.OPAQUE:
-        detail = f"other bits{', of' if alike else ':'} {detail}; how far apart they are was not recorded"
+        detail = f"other bits, of {detail}; how far apart they are was not recorded"
     return Verdict(Reason.IDENTICAL if same else Reason.OVER, detail=detail)
 
 

@@ -734,9 +734,9 @@ def without_privileges() -> Iterator[None]:
             os.seteuid(0)
 
 
-def test_directory_is_refused_with_a_name_to_use(tmp_path: Path) -> None:
+def test_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "reports").mkdir()
-    assert str(tmp_path / "reports" / "report.xlsx") in refused(tmp_path / "reports")
+    assert refused(tmp_path / "reports") == f"{tmp_path / 'reports'}: is a directory; name a file in it"
 
 
 @pytest.mark.parametrize("name", ["report.csv", "report", "report.xls"])
