@@ -47,6 +47,14 @@ class _Kept(NamedTuple):
     sketch: int | None = None
 
 
+class Sketched(NamedTuple):
+    """What a device has made of a tensor, of which no values came; ``sketch`` is ``None`` if its numbers exceed float64."""
+
+    digest: str
+    statistics: Statistics
+    sketch: Float64 | None
+
+
 def sketches_name(number: int) -> str:
     """A member that holds sketches: sketch ``n`` is row ``n % SKETCHES_A_MEMBER`` of member ``n // SKETCHES_A_MEMBER``."""
     return f"sketches.{number}"
@@ -80,20 +88,25 @@ class RecordFile:
         self._known: dict[_Placed, _Kept] = {}
         self.records = 0
 
-    def add(self, record: Record, array: Array | None) -> Record:
+    def add(self, record: Record, array: Array | None, sketched: Sketched | None = None) -> Record:
         """Write one record.
 
         Args:
             record: with the digest and the statistics of the array, if they are known already.
             array: C-contiguous, of the storage type of the record's dtype; ``None`` for a record without data, for one whose
                 digest is that of an earlier record of the same dtype, shape and shard, and for one whose statistics are all that is kept.
+            sketched: in place of an array, what a device has made of it.
 
         Returns:
             The record as it was written, with its member, digest and statistics.
         """
-        if array is not None and record.digest is None:
+        if sketched is not None:
+            record = replace(record, digest=sketched.digest, statistics=sketched.statistics)
+        elif array is not None and record.digest is None:
             record = replace(record, digest=digest(array))
         content = (record.dtype, record.shape, record.digest, record.shard)
+        if sketched is not None and content not in self._known:
+            self._known[content] = _Kept(sketched.statistics, sketch=self._sketch(sketched.sketch))
         if record.statistics is not None and record.digest is not None:  # another tool's statistics come without a digest
             self._known.setdefault(content, _Kept(record.statistics))
         if array is not None and content not in self._known:

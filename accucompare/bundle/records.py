@@ -70,6 +70,10 @@ ROLES_OF = {
 GROUP_OF = {role: group for group, roles in ROLES_OF.items() for role in roles}
 
 
+#: What a digest begins with that a device has made, of numbers and not of bytes: it tells nothing beside one of bytes.
+DEVICE_DIGEST = "device:"
+
+
 class Layout(str, Enum):
     """How a value was held; all but STRIDED, SCALAR and NESTED are listed without data."""
 
@@ -162,7 +166,8 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
         shape, dtype: the tensor's own; ``dtype`` is PyTorch's name without ``torch.``, or ``""`` for an opaque value.
         layout: how it was held.
         member: its member in the step's ``.npz``; ``None`` where no data could be kept.
-        digest: of the member's bytes, or of an opaque string (xxh3, 128 bits, hexadecimal); ``None`` where there is neither.
+        digest: of the member's bytes, or of an opaque string (xxh3, 128 bits, hexadecimal); of a tensor that was sketched on its device,
+            one that begins with DEVICE_DIGEST; ``None`` where there is none of these.
         statistics: of the finite values; ``None`` without data.
         error: of a baseline that keeps no tensors: the distance from golden; ``None`` where that could not be measured.
         components: of a nested tensor: the shapes of its parts, whose values are one array of the record's shape; ``None`` of any other,

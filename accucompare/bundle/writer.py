@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from accucompare.bundle.manifest import FORMAT_VERSION, NEEDS, SHARDS_NEED, Manifest, StepEntry, StepSeries
 from accucompare.bundle.memory import Allocate, HostMemory, Lease
-from accucompare.bundle.record_file import Content, RecordFile
+from accucompare.bundle.record_file import Content, RecordFile, Sketched
 from accucompare.bundle.records import Record
 from accucompare.bundle.uploads import Uploads
 from accucompare.errors import CaptureError
@@ -39,6 +39,7 @@ class _Tensor(NamedTuple):
     lease: Lease | None
     ready: Callable[[], None] | None
     written: Callable[[Record], None] | None
+    sketched: Callable[[], Sketched] | None
 
 
 class _EndStep(NamedTuple):
@@ -113,6 +114,11 @@ class BundleWriter:
         """Whether it keeps statistics."""
         return self.mode is not Mode.DIGEST
 
+    @property
+    def sketch_size(self) -> int | None:
+        """How many numbers the sketch of a tensor has; ``None`` if it keeps none."""
+        return self._sketch_size if self.mode is Mode.SKETCH else None
+
     def take(self, nbytes: int, allocate: Allocate) -> Lease:
         """Host memory for a tensor that will be added; blocks while there is no room for it."""
         return self.memory.take(nbytes, allocate)
@@ -129,6 +135,7 @@ class BundleWriter:
         lease: Lease | None = None,
         ready: Callable[[], None] | None = None,
         written: Callable[[Record], None] | None = None,
+        sketched: Callable[[], Sketched] | None = None,
     ) -> None:
         """Queue one record of the current step.
 
@@ -139,6 +146,7 @@ class BundleWriter:
             lease: the memory that the array is in, if it was taken from here; else this blocks until there is room for it.
             ready: to be called before the array is read: waits until a device has filled it in.
             written: called with the record as it was written, with its digest and statistics, by the thread that writes.
+            sketched: in place of an array, gives what a device has made of it; called after ``ready``, and before the memory is released.
         """
         if array is not None and lease is None:
             lease = self.memory.take(array.nbytes)
@@ -150,7 +158,7 @@ class BundleWriter:
             announces = record.shard is None and (array is not None or record.statistics is not None)
             if record.digest is not None and announces:
                 self._announced.add((record.dtype, record.shape, record.digest))
-            self._queue.append(_Tensor(record, array, case_input, lease, ready, written))
+            self._queue.append(_Tensor(record, array, case_input, lease, ready, written, sketched))
             self._queued_bytes += 0 if array is None else array.nbytes
             if self._queued_bytes >= _BATCH_BYTES or len(self._queue) >= _BATCH_RECORDS:
                 self._write_now()
@@ -250,7 +258,7 @@ class BundleWriter:
             self._file = self._new_file(item.record.step)
         if item.ready is not None:
             item.ready()
-        record = self._file.add(item.record, item.array)
+        record = self._file.add(item.record, item.array, None if item.sketched is None else item.sketched())
         needs = NEEDS.get(record.role, FORMAT_VERSION) if record.shard is None else SHARDS_NEED
         self.manifest.format_version = max(self.manifest.format_version, needs)
         if item.case_input:

@@ -25,6 +25,9 @@ Anal. Appl. 34, 2013); the exact sum of the chunks, the division and the root ad
 and a mean to CHUNK u of mean |x|, which is at most the root mean square and at most the largest magnitude. Each is taken to lie
 anywhere within twice that (2e-12 relative), which leaves room for rounding here, and every bound holds wherever they lie.
 
+**A device without float64** adds up in float32 (``live.device_sketch``): its mean and norm are right to what ``rounding`` of the
+statistics says.
+
 **NaN and Inf.** Statistics are of finite values only. If both sides hold equally many NaN and equally many Inf, these are assumed to be in
 the same places. If they are not, the pair fails for that reason anyway, so a reported failure stays certain. If the counts differ, the
 pair fails for certain, and nothing is said about the finite values.
@@ -76,7 +79,7 @@ def _of_another_tool(record: Record) -> bool:
 def _error_of(record: Record, count: int) -> float:
     """The largest relative error of a record's mean and norm of so many values."""
     if not _of_another_tool(record):
-        return _ERROR
+        return max(_ERROR, record.statistics.rounding if record.statistics is not None else 0.0)
     return 2 * DTYPES[record.dtype].rounding + 8 * DTYPES["float32"].rounding * math.sqrt(count)
 
 
@@ -269,7 +272,7 @@ def _shares(golden: Record, metrics: Metrics, tolerance: Tolerance) -> Iterator[
     if tolerance.atol is not None or tolerance.rtol is not None:
         atol, rtol = tolerance.atol or 0.0, tolerance.rtol or 0.0
         assert golden.statistics is not None
-        profile = _profile(golden.statistics, metrics.compared)
+        profile = _profile(golden.statistics, metrics.compared, _error_of(golden, metrics.compared))
         if profile is not None:
             yield _share(metrics.max_abs, atol + rtol * profile.largest)
             yield _share(metrics.rmse, atol + rtol * profile.rms.most)

@@ -15,6 +15,9 @@ one element, or in two that a sketch can lose, moves an extreme or a norm. What 
 sqrt(chi2.999(k) / k) times a limit on the error itself, and sqrt(F.999(k, k)) times one on the excess, the ratio of two estimates.
 A true error may so be up to that factor beyond a limit and pass, or a bit more; the report says that rows were judged by sketches.
 
+**A device without float64** adds up in float32 (``live.device_sketch``). By how much its sketches may be apart for that reason alone is
+taken off the estimate.
+
 **Integers and booleans** are compared exactly by their digests. How many differ, a sketch does not tell.
 """
 
@@ -83,6 +86,8 @@ class Estimates:
             raise _of_two_sizes(ours, golden, theirs, candidate)
         lengths = golden.statistics.l2 or 0.0, candidate.statistics.l2 or 0.0
         apart, angle = self._distances(ours, golden, theirs, candidate, size, lengths)
+        if blur := golden.statistics.rounding * lengths[0] + candidate.statistics.rounding * lengths[1]:
+            apart = max(apart - blur, 0.0)
         spread, root, least = deviation(size), math.sqrt(max(bounds.compared, 1)), min(lengths)
         rmse = max(apart / root, bounds.rmse)
         if (

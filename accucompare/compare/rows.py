@@ -7,7 +7,7 @@ from enum import Enum
 
 import msgspec
 
-from accucompare.bundle.records import Record
+from accucompare.bundle.records import DEVICE_DIGEST, Record
 from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measure import Metrics
 from accucompare.compare.provenance import OtherCode
@@ -258,6 +258,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         """Whether both sides hold the same bits, whatever the verdict; ``None`` if that is unknown, or one side is missing."""
         golden, candidate = self.golden, self.candidate
         if golden is None or candidate is None or golden.digest is None or candidate.digest is None:
+            return None
+        if golden.digest.startswith(DEVICE_DIGEST) is not candidate.digest.startswith(DEVICE_DIGEST):
             return None
         ours = golden.digest, golden.dtype, golden.shape, golden.shard
         return ours == (candidate.digest, candidate.dtype, candidate.shape, candidate.shard)

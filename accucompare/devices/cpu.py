@@ -15,6 +15,7 @@ import torch
 from accucompare.errors import UsageError
 
 REDUCED = None
+SKETCHES_IN = None
 #: Bytes of a huge page.
 _HUGE_PAGE = 2 << 20
 #: From this size on a block is made of huge pages: glibc would take it from the system, and give it back, each time.

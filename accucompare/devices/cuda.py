@@ -19,6 +19,7 @@ from accucompare.devices.streams import host_memory as host_memory
 from accucompare.errors import DeviceError
 
 REDUCED = "tf32"
+SKETCHES_IN = "float64"
 
 
 def open_device(index: int | None) -> torch.device:

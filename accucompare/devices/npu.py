@@ -20,6 +20,7 @@ from accucompare.devices.streams import host_memory as host_memory
 from accucompare.errors import DeviceError, UsageError
 
 REDUCED = "hf32"
+SKETCHES_IN = "float32"  # float64 runs on the slow processor of the NPU, where it runs at all
 
 #: Variables that torch_npu and CANN read once, and that change numbers or their order.
 _ENVIRONMENT = ("ASCEND_LAUNCH_BLOCKING", "HCCL_DETERMINISTIC", "INF_NAN_MODE_ENABLE", "INF_NAN_MODE_FORCE_DISABLE", "TASK_QUEUE_ENABLE")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from enum import Enum
@@ -15,14 +16,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from accucompare import devices
 from accucompare.bundle.memory import Lease
+from accucompare.bundle.record_file import Sketched
 from accucompare.bundle.records import Layout
 from accucompare.bundle.writer import BundleWriter
+from accucompare.live import device_sketch
 from accucompare.live.nested import Shapes, joined
 from accucompare.live.values import describe
 from accucompare.numbers.digests import digest
 from accucompare.numbers.dtypes import DTYPES, Array, DType
 from accucompare.numbers.statistics import Statistics, summarize
 
+_LOGGER = logging.getLogger(__name__)
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _UNKNOWN_TO_NUMPY = {name for name, dtype in DTYPES.items() if dtype.ml_dtype or name == "complex32"}
 _SMALL = 4 << 10  # bytes; a block of memory to use again takes longer to find than one of them to copy
@@ -40,6 +44,7 @@ class HostValue(NamedTuple):
         lease: the memory of the writer's that the array is in.
         ready: to be called before the array is read, if a device is still filling it in.
         components: of a nested tensor, whose values are one array: the shapes of its parts.
+        sketched: of a tensor that its device makes a sketch of, which has no array: gives what it has made, after ``ready``.
     """
 
     array: Array | None
@@ -52,6 +57,7 @@ class HostValue(NamedTuple):
     lease: Lease | None = None
     ready: Callable[[], None] | None = None
     components: Shapes | None = None
+    sketched: Callable[[], Sketched] | None = None
 
 
 @cache
@@ -77,7 +83,8 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
 
     Bits that lie there already are digested where they lie, and copied only if the writer does not have them from this step; the
     content decides, whichever tensor holds it. For a writer that keeps no tensors they are summarized there too, unless the array is
-    ``needed``. Without a writer, the array may be the tensor's own memory.
+    ``needed``. Without a writer, the array may be the tensor's own memory. For a writer that keeps sketches, a device makes those of its
+    tensors itself, as far as it can.
 
     A nested tensor comes as its values in one array, and the shapes of its components. A tensor that has no plain data (sparse, meta,
     quantized, inside vmap) or cannot be copied comes without an array.
@@ -102,7 +109,8 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
                 tensor = _plain(tensor.detach())
                 array = _in_place(tensor)
                 if array is None:
-                    return _copied(tensor, writer)
+                    made = None if writer is None or needed else _sketched(tensor, writer)
+                    return made or _copied(tensor, writer)
         if writer is None or bits is Bits.OURS:
             return HostValue(array, shape, dtype, layout)
         if bits is Bits.NEW and writer.wants_values:
@@ -165,6 +173,29 @@ def _copied(tensor: torch.Tensor, writer: BundleWriter | None) -> HostValue:
         if lease is not None:
             lease.release()
         raise
+
+
+def _sketched(tensor: torch.Tensor, writer: BundleWriter) -> HostValue | None:
+    """What a tensor's device makes of it in place of its values; ``None`` if these are to be copied."""
+    dtype, size, backend = dtype_name(tensor.dtype), writer.sketch_size, devices.backend(tensor.device.type)
+    if size is None or tensor.numel() * tensor.element_size() <= 8 * size:
+        return None
+    if backend.SKETCHES_IN is None or not device_sketch.can_sketch(tensor, backend.SKETCHES_IN):
+        return None
+    try:
+        packed, made = device_sketch.begin(tensor, size, backend.SKETCHES_IN)
+    except RuntimeError as error:  # no memory there, or no such operator
+        _LOGGER.debug("a tensor of %s is copied, for no sketch could be made there: %s", tensor.device, error)
+        return None
+    lease = writer.take(packed.nbytes, backend.host_memory)
+    try:
+        block = lease.block[: packed.nbytes]
+        ready = backend.copy_to_host(packed, block)
+    except BaseException:
+        lease.release()
+        raise
+    shape = tuple(tensor.shape)
+    return HostValue(None, shape, dtype, Layout.STRIDED, lease=lease, ready=ready, sketched=lambda: made(block.numpy()))
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:

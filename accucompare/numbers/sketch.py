@@ -59,11 +59,11 @@ def sketch(blocks: Iterable[Array], dtype: DType, size: int, scale: float = 1.0,
     found = np.zeros(size)
     each = BLOCK // 2 if dtype.kind is Kind.COMPLEX else BLOCK
     first, before = divmod(offset, each)
-    signs, buckets, group_signs = _tables(size)
+    signs, buckets, group_signs = sign_tables(size)
     tables = signs, np.roll(buckets, -first, 0), np.roll(group_signs, -first, 0)
     for part in _cut(itertools.chain([_nothing((before,), dtype)] if before else [], blocks), each * TABLES):
         count = -(-part.size // each)
-        places = _places(first, count, size)
+        places = block_places(first, count, size)
         if kernel.can_summarize(dtype):
             kernel.sketch_blocks(part, dtype, scale, *tables, *places, found)
         else:
@@ -233,23 +233,23 @@ def _sketch_blocks(
 
 
 @lru_cache(maxsize=4)
-def _tables(size: int) -> tuple[NDArray[np.int8], NDArray[np.int32], NDArray[np.int8]]:
+def sign_tables(size: int) -> tuple[NDArray[np.int8], NDArray[np.int32], NDArray[np.int8]]:
     """SIGNS of shape (ROWS, GROUPS), BUCKETS and GROUP_SIGNS of shape (TABLES, GROUPS)."""
-    signs = _sign(_random(1, 0, ROWS * GROUPS)).reshape(ROWS, GROUPS)
-    buckets = (_random(2, 0, TABLES * GROUPS) % np.uint64(size)).astype(np.int32).reshape(TABLES, GROUPS)
-    return signs, buckets, _sign(_random(3, 0, TABLES * GROUPS)).reshape(TABLES, GROUPS)
+    signs = _sign(random_numbers(1, 0, ROWS * GROUPS)).reshape(ROWS, GROUPS)
+    buckets = (random_numbers(2, 0, TABLES * GROUPS) % np.uint64(size)).astype(np.int32).reshape(TABLES, GROUPS)
+    return signs, buckets, _sign(random_numbers(3, 0, TABLES * GROUPS)).reshape(TABLES, GROUPS)
 
 
-def _places(first: int, blocks: int, size: int) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
+def block_places(first: int, blocks: int, size: int) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
     """The rotation and the sign of each of some blocks."""
-    return (_random(4, first, blocks) % np.uint64(size)).astype(np.int32), _sign(_random(5, first, blocks))
+    return (random_numbers(4, first, blocks) % np.uint64(size)).astype(np.int32), _sign(random_numbers(5, first, blocks))
 
 
 def _sign(random: NDArray[np.uint64]) -> NDArray[np.int8]:
     return (1 - 2 * (random >> np.uint64(63)).astype(np.int8)).astype(np.int8)
 
 
-def _random(stream: int, first: int, count: int) -> NDArray[np.uint64]:
+def random_numbers(stream: int, first: int, count: int) -> NDArray[np.uint64]:
     """Numbers ``first`` to ``first + count`` of a stream: SplitMix64 (G. L. Steele, D. Lea & C. H. Flood, OOPSLA 2014), by counter."""
     state = np.arange(first, first + count, dtype=np.uint64) + (np.uint64(stream) << np.uint64(48)) + np.uint64(1)
     state = state * np.uint64(0x9E3779B97F4A7C15)

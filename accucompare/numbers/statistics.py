@@ -28,6 +28,7 @@ class Statistics(msgspec.Struct, frozen=True, gc=False):
         l2: Euclidean norm; ``None`` where it exceeds float64.
         nan: how many values are NaN.
         inf: how many are +Inf or -Inf.
+        rounding: how wrong mean and norm may be, relative to the mean magnitude and to the norm; 0 of sums in float64.
     """
 
     min: Number | None
@@ -36,9 +37,11 @@ class Statistics(msgspec.Struct, frozen=True, gc=False):
     l2: float | None
     nan: Count
     inf: Count
+    rounding: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        return {"min": self.min, "max": self.max, "mean": self.mean, "l2": self.l2, "nan": self.nan, "inf": self.inf}
+        known = {"min": self.min, "max": self.max, "mean": self.mean, "l2": self.l2, "nan": self.nan, "inf": self.inf}
+        return {**known, "rounding": self.rounding} if self.rounding else known
 
 
 @np.errstate(invalid="ignore")  # a signalling NaN is a value like any other here

@@ -41,7 +41,7 @@ class RecordMaker:
             operator, line: of an operator's value, its name and source line; else ``""``.
             how: what more there is to say of it.
         """
-        host = self._host_value(value, given, how.bits)
+        host = self._host_value(value, given or how.by_digest, how.bits)
         place = (call.name, call.index, role, path)
         seen = self._seen[place] = self._seen.get(place, 0) + 1
         if seen > 1:
@@ -66,7 +66,7 @@ class RecordMaker:
             source_line=line,
         )
         self.count += 1
-        self._writer.add(record, host.array, given, host.lease or how.lease, host.ready, how.written)
+        self._writer.add(record, host.array, given, host.lease or how.lease, host.ready, how.written, host.sketched)
 
     def _host_value(self, value: Any, needed: bool, bits: Bits) -> HostValue:
         if isinstance(value, torch.Tensor):

@@ -373,7 +373,7 @@ class Recorder(Listener[_Call]):
         recorded = Role.INPUT in self._roles
         self._updates.call_begins()
         for path, value in parts:
-            how = How(written=self._updates.given(value, recorded)) if isinstance(value, torch.Tensor) else PLAINLY
+            how = How(written=self._updates.given(value, recorded), by_digest=True) if isinstance(value, torch.Tensor) else PLAINLY
             if recorded:  # a later call of the step may be given what an earlier one computed
                 self._record_value(call, Role.INPUT, path, value, not self._called, how=how)
 

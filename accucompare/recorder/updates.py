@@ -49,12 +49,14 @@ class How:
         written: called with the record, when it is written.
         bits: what is known of the value's bits.
         lease: the memory that they are in, if it was taken from the sink.
+        by_digest: whether ``written`` asks for the digest of the bits, wherever they lie.
     """
 
     detail: str = ""
     written: Callable[[Record], None] | None = None
     bits: Bits = Bits.ANY
     lease: Lease | None = None
+    by_digest: bool = False
 
 
 PLAINLY = How()
@@ -359,9 +361,11 @@ class Updates:
         tensor, wanted = parameter.tensor.detach(), self._sink.wants(parameter.owner, Role.PARAM_BEFORE)
         if self._golden is None and wanted:  # one copy is recorded, and kept
             tensor = self._before[id(parameter.tensor)] = copy_of(tensor)
-            self._give(parameter, Role.PARAM_BEFORE, parameter.own, tensor, How(written=written, bits=Bits.OURS))
+            self._give(
+                parameter, Role.PARAM_BEFORE, parameter.own, tensor, How(written=written, bits=Bits.OURS, by_digest=written is not None)
+            )
         elif self._golden is not None:
-            self._take(parameter, Role.PARAM_BEFORE, parameter.own, parameter.tensor, How(written=written))
+            self._take(parameter, Role.PARAM_BEFORE, parameter.own, parameter.tensor, How(written=written, by_digest=written is not None))
             if wanted:
                 self._before[id(parameter.tensor)] = copy_of(tensor)
 

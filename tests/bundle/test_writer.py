@@ -245,9 +245,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     event = threading.Event()
     plain = RecordFile.add
 
-    def slow(self: RecordFile, record: Record, array: Any) -> Record:
+    def slow(self: RecordFile, record: Record, *values: Any) -> Record:
         assert event.wait(3600)
-        return plain(self, record, array)
+        return plain(self, record, *values)
 
     monkeypatch.setattr(RecordFile, "add", slow)
     yield event
@@ -460,8 +460,8 @@ def test_a_killed_capture_leaves_its_finished_steps_readable(tmp_path: Path, mon
     inside = threading.Event()
     plain = RecordFile.add
 
-    def add_and_tell(self: RecordFile, record: Record, array: Any) -> Record:
-        written = plain(self, record, array)
+    def add_and_tell(self: RecordFile, record: Record, *values: Any) -> Record:
+        written = plain(self, record, *values)
         if record.step == 1:
             inside.set()
         return written

@@ -23,7 +23,7 @@ from accucompare.compare.rows import Reason
 from accucompare.compare.tolerance import Tolerance
 from accucompare.errors import BundleError
 from accucompare.numbers.dtypes import DTYPES
-from accucompare.numbers.sketch import GROUPS, _tables, deviation, sketch
+from accucompare.numbers.sketch import GROUPS, deviation, sign_tables, sketch
 from accucompare.report.terminal import print_comparison
 from accucompare.selection import Mode
 from tests.compare.builder import item
@@ -134,7 +134,7 @@ def test_an_error_that_a_sketch_can_lose_is_seen_by_the_extremes(tmp_path: Path)
 
 
 def test_an_error_in_two_elements_that_a_sketch_loses_altogether_fails_by_the_extremes(tmp_path: Path) -> None:
-    signs, buckets, group_signs = _tables(256)
+    signs, buckets, group_signs = sign_tables(256)
     sides: dict[int, dict[int, int]] = {}
     for place in range(GOLDEN.size):
         row, group = divmod(place, GROUPS)

@@ -21,6 +21,7 @@ from accucompare.compare.rows import Reason, Row
 from accucompare.devices import DeviceName
 from accucompare.recorder.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
+from accucompare.selection import FloatType
 from fixtures.simnpu.launcher import environment
 from tests.conftest import ROOT, run_cli
 from tests.forkserver import AUTOLOAD, CLI, SIMULATED, simulated_npu, with_torch
@@ -210,6 +211,25 @@ def test_locate_names_a_fault_of_the_device(dtype: str, tmp_path: Path) -> None:
     done = npu("locate", case, "--device", "npu", "--dtype", dtype, cwd=tmp_path, fault="aten::native_layer_norm:3=scale1.02")
     assert done.returncode == 1, done.stderr
     assert ": bug: transformer.h.1.ln_2, excess " in done.stdout
+
+
+def test_half_types_are_sketched_on_the_npu_and_judged_by_that(tmp_path: Path) -> None:
+    golden, options = tmp_path / "golden", ("--dtype", "bfloat16", "--mode", "sketch", "--feed", str(tmp_path / "golden"))
+    capture_case(f"{ROOT}/fixtures/gpt2.py", golden, DeviceName("cpu"))
+    fed = CaptureOptions(feed=golden, mode="sketch")
+    baseline = capture_case(f"{ROOT}/fixtures/gpt2.py", tmp_path / "baseline", DeviceName("cpu"), fed, dtype=FloatType.BFLOAT16)
+    sound = captured("gpt2.py", tmp_path / "sound", *options)
+    faulty = captured("gpt2.py", tmp_path / "faulty", *options, fault="aten::native_layer_norm:3=scale1.02")
+    digests = []
+    for out in (sound, faulty):
+        with ac.open_bundle(out) as bundle:
+            digests.append({record.key: str(record.digest) for record in bundle.records() if record.sketch is not None})
+    assert all(digest.startswith("device:") for digest in digests[0].values())
+    assert [key.name for key in digests[0] if digests[0][key] != digests[1][key]] == ["transformer.h.1.ln_2"]  # for each layer is fed
+    passed, failed = (ac.diff(golden, candidate, baseline=baseline) for candidate in (sound, faulty))
+    assert passed.passed
+    assert passed.by_sketch > 50
+    assert failed.culprits[0].name == "transformer.h.1.ln_2"
 
 
 # What is recorded of it

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from accucompare.numbers.dtypes import DTYPES, round_to
-from accucompare.numbers.sketch import BLOCK, GROUPS, ROWS, TABLES, _places, _tables, deviation, distance, sketch, sketch_of
+from accucompare.numbers.sketch import BLOCK, GROUPS, ROWS, TABLES, block_places, deviation, distance, sign_tables, sketch, sketch_of
 from accucompare.numbers.statistics import summarize
 from tests.numbers.both_kernels import both_kernels  # noqa: F401
 
@@ -21,8 +21,8 @@ FLOAT64 = DTYPES["float64"]
 
 def by_definition(values: np.ndarray, size: int = SIZE) -> list[float]:
     """The sketch of float64 values, element by element, each sum exact."""
-    signs, buckets, group_signs = (table.tolist() for table in _tables(size))
-    rotations, block_signs = (table.tolist() for table in _places(0, -(-len(values) // BLOCK), size))
+    signs, buckets, group_signs = (table.tolist() for table in sign_tables(size))
+    rotations, block_signs = (table.tolist() for table in block_places(0, -(-len(values) // BLOCK), size))
     terms: list[list[float]] = [[] for _ in range(size)]
     for place, value in enumerate(values.tolist()):
         block, rest = divmod(place, BLOCK)

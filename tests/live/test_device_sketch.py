@@ -1,0 +1,141 @@
+"""Sketches that a device makes, on the CPU in its place: beside those of the host."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.record_file import Sketched
+from accucompare.bundle.writer import BundleWriter
+from accucompare.devices import cpu
+from accucompare.live.device_sketch import ROUNDING, begin, can_sketch
+from accucompare.live.tensors import to_host
+from accucompare.numbers.dtypes import DTYPES
+from accucompare.numbers.sketch import BLOCK, TABLES, sketch_of
+from accucompare.numbers.statistics import summarize
+from accucompare.numbers.sums import Float64
+from accucompare.selection import Mode
+
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+KINDS = [
+    ("float64", "float64"),
+    ("float32", "float64"),
+    ("bfloat16", "float64"),
+    ("float16", "float64"),
+    ("bfloat16", "float32"),
+    ("float16", "float32"),
+]
+DRAW = np.random.default_rng(0)
+
+
+def drawn(count: int, dtype: str) -> torch.Tensor:
+    return torch.from_numpy(DRAW.standard_normal(count) * 3 + 1).to(getattr(torch, dtype))
+
+
+def made(tensor: torch.Tensor, summed_in: str, run: int = 4 * TABLES * BLOCK) -> Sketched:
+    packed, unpack = begin(tensor, 256, summed_in, run)
+    assert packed.nbytes < 2200  # all that leaves the device
+    return unpack(packed.numpy())
+
+
+def sketch_on_host(tensor: torch.Tensor) -> Float64:
+    dtype = DTYPES[str(tensor.dtype).removeprefix("torch.")]
+    raw = tensor.contiguous().view(BITS[tensor.element_size()]).numpy().view(dtype.storage)
+    found = sketch_of(raw, dtype, summarize(raw, dtype), 256)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("count", [300, BLOCK - 1, BLOCK, BLOCK + 1, (TABLES + 1) * BLOCK + 7])
+@pytest.mark.parametrize(("dtype", "summed_in"), KINDS)
+def test_it_is_that_of_the_host(dtype: str, summed_in: str, count: int) -> None:
+    tensor = drawn(count, dtype)
+    found, values = made(tensor, summed_in), tensor.double().tolist()
+    l2 = math.sqrt(math.fsum(value * value for value in values))
+    off = ROUNDING if summed_in == "float32" else 1e-14
+    assert found.sketch is not None
+    assert np.linalg.norm(found.sketch - sketch_on_host(tensor)) <= off * l2
+    statistics = found.statistics
+    assert (statistics.min, statistics.max, statistics.nan, statistics.inf) == (min(values), max(values), 0, 0)
+    assert statistics.l2 == pytest.approx(l2, rel=off)
+    assert statistics.mean == pytest.approx(math.fsum(values) / count, abs=off * math.fsum(map(abs, values)) / count)
+    assert statistics.rounding == (ROUNDING if summed_in == "float32" else 0.0)
+
+
+@pytest.mark.parametrize("summed_in", ["float64", "float32"])
+def test_nan_and_inf_are_counted_and_left_out(summed_in: str) -> None:
+    tensor = drawn(3000, "bfloat16")
+    tensor[5], tensor[7], tensor[2999] = math.nan, math.inf, -math.inf
+    finite = tensor.nan_to_num(0.0, 0.0, 0.0)
+    found, statistics = made(tensor, summed_in), made(tensor, summed_in).statistics
+    assert (statistics.nan, statistics.inf) == (1, 2)
+    assert statistics.mean == pytest.approx(math.fsum(finite.double().tolist()) / 2997, rel=1e-5)
+    np.testing.assert_array_equal(found.sketch, made(finite, summed_in).sketch)
+    nothing = made(torch.full((3000,), math.nan, dtype=torch.bfloat16), summed_in).statistics
+    assert (nothing.min, nothing.mean, nothing.l2, nothing.nan) == (None, None, 0.0, 3000)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "summed_in", "factor"),
+    [("float64", "float64", 1e300), ("float64", "float64", 1e-300), ("bfloat16", "float32", 1e37), ("bfloat16", "float32", 1e-37)],
+)
+def test_magnitudes_whose_squares_are_beyond_the_type_are_scaled(dtype: str, summed_in: str, factor: float) -> None:
+    tensor = (torch.from_numpy(DRAW.standard_normal(5000)) * factor).to(getattr(torch, dtype))
+    found = made(tensor, summed_in)
+    assert found.sketch is not None
+    assert found.statistics.l2 == pytest.approx(math.hypot(*tensor.double().tolist()), rel=1e-5)
+    assert np.linalg.norm((found.sketch - sketch_on_host(tensor)) / factor) <= 1e-3
+
+
+def test_zeros_have_a_sketch_of_zeros() -> None:
+    found = made(torch.zeros(5000, dtype=torch.bfloat16), "float32")
+    assert (found.statistics.min, found.statistics.l2) == (0.0, 0.0)
+    assert not np.any(found.sketch)
+
+
+@given(blocks=st.integers(1, 5), rest=st.integers(0, BLOCK - 1), run=st.integers(1, 4), seed=st.integers(0, 99))
+def test_digest_and_sketch_are_those_of_the_content_however_it_lies_and_is_cut(blocks: int, rest: int, run: int, seed: int) -> None:
+    count = blocks * BLOCK + rest
+    tensor = torch.randn(2, count, generator=torch.Generator().manual_seed(seed)).t()[:, 1]
+    whole, cut = made(tensor, "float64"), made(tensor.clone(), "float64", run * BLOCK)
+    assert (whole.digest, whole.statistics.max) == (cut.digest, cut.statistics.max)
+    assert whole.sketch is not None
+    np.testing.assert_allclose(cut.sketch, whole.sketch, rtol=0, atol=1e-10)
+    other = tensor.clone()
+    other.view(torch.int32)[seed * 37 % count] ^= 1 << seed % 32
+    assert made(other, "float64").digest != whole.digest
+
+
+def test_only_half_types_are_added_up_in_float32_and_nothing_where_the_host_does_it() -> None:
+    assert [name for name in ("float64", "float32", "bfloat16", "float16", "int32") if can_sketch(drawn(1, name), "float32")] == [
+        "bfloat16",
+        "float16",
+    ]
+    assert not can_sketch(drawn(1, "int32"), "float64")
+    assert not can_sketch(drawn(1, "float32"), None)
+
+
+def test_for_a_bundle_of_sketches_no_values_are_copied_unless_their_bytes_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "SKETCHES_IN", "float64")  # what does not lie in the host's memory as it is, a device would be asked for
+    writer = BundleWriter(tmp_path / "b", Manifest(complete=True), mode=Mode.SKETCH)
+    tensor, small = torch.randn(100, 80).t(), torch.randn(16, 16).t()
+    there = to_host(tensor, writer)
+    assert (there.array, there.shape, there.dtype) == (None, (80, 100), "float32")
+    assert there.sketched is not None
+    assert there.lease is not None
+    assert len(there.lease.block) < 2400
+    assert there.sketched().digest == made(tensor, "float64").digest
+    for kept in (to_host(tensor, writer, needed=True), to_host(small, writer), to_host(tensor.int(), writer)):
+        assert kept.array is not None
+        assert kept.sketched is None
+    there.lease.release()
+    writer.close()
