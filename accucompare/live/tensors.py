@@ -32,6 +32,7 @@ _UNKNOWN_TO_NUMPY = {name for name, dtype in DTYPES.items() if dtype.ml_dtype or
 _SMALL = 4 << 10  # bytes; a block of memory to use again takes longer to find than one of them to copy
 _LARGE = 32 << 20  # bytes; starting a thread takes as long as copying one of them
 _SHARED = 4 << 20  # bytes; the same of summarizing one
+_WORTH_A_SKETCH = 1 << 20  # bytes; a device's hundred kernels take as long to start as one of them to copy, and to sketch on the host
 
 
 class HostValue(NamedTuple):
@@ -84,7 +85,7 @@ def to_host(tensor: torch.Tensor, writer: BundleWriter | None = None, needed: bo
     Bits that lie there already are digested where they lie, and copied only if the writer does not have them from this step; the
     content decides, whichever tensor holds it. For a writer that keeps no tensors they are summarized there too, unless the array is
     ``needed``. Without a writer, the array may be the tensor's own memory. For a writer that keeps sketches, a device makes those of its
-    tensors itself, as far as it can.
+    large tensors itself, as far as it can.
 
     A nested tensor comes as its values in one array, and the shapes of its components. A tensor that has no plain data (sparse, meta,
     quantized, inside vmap) or cannot be copied comes without an array.
@@ -178,7 +179,7 @@ def _copied(tensor: torch.Tensor, writer: BundleWriter | None) -> HostValue:
 def _sketched(tensor: torch.Tensor, writer: BundleWriter) -> HostValue | None:
     """What a tensor's device makes of it in place of its values; ``None`` if these are to be copied."""
     dtype, size, backend = dtype_name(tensor.dtype), writer.sketch_size, devices.backend(tensor.device.type)
-    if size is None or tensor.numel() * tensor.element_size() <= 8 * size:
+    if size is None or tensor.numel() * tensor.element_size() < max(_WORTH_A_SKETCH, 8 * size):
         return None
     if backend.SKETCHES_IN is None or not device_sketch.can_sketch(tensor, backend.SKETCHES_IN):
         return None

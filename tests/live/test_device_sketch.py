@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.record_file import Sketched
 from accucompare.bundle.writer import BundleWriter
 from accucompare.devices import cpu
+from accucompare.live import device_sketch
 from accucompare.live.device_sketch import ROUNDING, begin, can_sketch
 from accucompare.live.tensors import to_host
 from accucompare.numbers.dtypes import DTYPES
@@ -122,14 +124,14 @@ def test_only_half_types_are_added_up_in_float32_and_nothing_where_the_host_does
     assert not can_sketch(drawn(1, "float32"), None)
 
 
-def test_for_a_bundle_of_sketches_no_values_are_copied_unless_their_bytes_are_needed(
+def test_for_a_bundle_of_sketches_no_values_of_large_tensors_are_copied_unless_their_bytes_are_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu, "SKETCHES_IN", "float64")  # what does not lie in the host's memory as it is, a device would be asked for
     writer = BundleWriter(tmp_path / "b", Manifest(complete=True), mode=Mode.SKETCH)
-    tensor, small = torch.randn(100, 80).t(), torch.randn(16, 16).t()
+    tensor, small = torch.randn(600, 500).t(), torch.randn(500, 500).t()
     there = to_host(tensor, writer)
-    assert (there.array, there.shape, there.dtype) == (None, (80, 100), "float32")
+    assert (there.array, there.shape, there.dtype) == (None, (500, 600), "float32")
     assert there.sketched is not None
     assert there.lease is not None
     assert len(there.lease.block) < 2400
@@ -138,4 +140,19 @@ def test_for_a_bundle_of_sketches_no_values_are_copied_unless_their_bytes_are_ne
         assert kept.array is not None
         assert kept.sketched is None
     there.lease.release()
+    writer.close()
+
+
+def test_a_tensor_is_copied_where_the_device_cannot_make_a_sketch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(cpu, "SKETCHES_IN", "float64")
+    monkeypatch.setattr(device_sketch, "begin", out_of_memory)
+    writer = BundleWriter(tmp_path / "b", Manifest(complete=True), mode=Mode.SKETCH)
+    tensor = torch.randn(600, 500).t()
+    host = to_host(tensor, writer)
+    assert host.lease is not None
+    np.testing.assert_array_equal(host.array, tensor.numpy())
+    host.lease.release()
     writer.close()
