@@ -279,3 +279,10 @@ def test_norms_whose_squares_are_beyond_float64_are_compared(tmp_path: Path, our
     assert metrics is not None
     assert metrics.rel_l2 == pytest.approx(abs(theirs / ours - 1.0), rel=0.2)
     assert metrics.one_minus_cosine == pytest.approx(0.0, abs=1e-12)
+
+
+def test_of_norms_beyond_float64_no_error_is_estimated(tmp_path: Path) -> None:
+    values = np.full(2000, 1e307) * np.where(np.arange(2000) % 2, 1, -1)
+    sides = (bundle(tmp_path / name, {"a": each}) for name, each in (("golden", values), ("candidate", values * (1 + 1e-15))))
+    row = ac.diff(*sides).rows[0]
+    assert (row.reason, row.by_statistics) == (Reason.OK, True)
