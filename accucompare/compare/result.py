@@ -18,7 +18,7 @@ from accucompare.compare.sites import Culprit
 from accucompare.compare.tolerance import Tolerances
 from accucompare.compare.unseen import unseen, without_output
 from accucompare.places import Place
-from accucompare.selection import Mode
+from accucompare.selection import Mode, Selection
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,12 @@ class Result:
         return sum(not self.verified or None in (row.golden and row.golden.member, row.candidate and row.candidate.member) for row in rows)
 
     @property
+    def holds_outputs(self) -> bool:
+        """Whether what the whole model returns was recorded on both sides: its inputs are, whatever ``--only`` and ``--skip`` leave out."""
+        options = [side.manifest.options for side in (self.golden, self.candidate)]
+        return all(each.imported is None and Selection(each.only or (), each.skip or ()).allows("") for each in options)
+
+    @property
     def without_values(self) -> bool:
         """Whether no tensor was kept on either side, by ``--mode``, so that there is none to read."""
         return all(side.manifest.options.mode not in (None, Mode.TENSORS) for side in (self.golden, self.candidate))
@@ -176,7 +182,7 @@ class Result:
             return f"{self.far_beyond}, or rounding changed a choice before; a fed capture tells"
         if hidden := self.unseen_words:
             return hidden
-        if (given := without_output(self.rows)) is not None:
+        if self.holds_outputs and (given := without_output(self.rows)) is not None:
             return f"the model returned nothing for {self.place(given)}, and what it writes into its arguments is not recorded"
         if self.refused is not None:
             return f"everything is within fixed limits, which miss small faults, and {self.refused}"

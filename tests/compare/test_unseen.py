@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import accucompare as ac
 from accucompare.compare.conclusion import Answer
@@ -152,3 +155,12 @@ def test_a_model_that_returns_nothing_is_no_pass_for_its_inputs_unless_gradients
     for name, pair in (("output", value("", parent=None)), ("gradient", value("a", role="param_grad", path="weight", parent=None))):
         (tmp_path / name).mkdir()
         assert answer(tmp_path / name, given, inside, pair).passed
+
+
+@pytest.mark.parametrize("chosen", [{"only": "0"}, {"skip": ["1", ""]}])
+def test_a_model_whose_outputs_were_left_out_on_request_passes_by_what_was_chosen(tmp_path: Path, chosen: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    for name in ("golden", "candidate"):
+        with ac.capture(model, tmp_path / name, **chosen):
+            model(torch.ones(2, 3))
+    assert ac.diff(tmp_path / "golden", tmp_path / "candidate").passed
