@@ -22,7 +22,7 @@ from tests.forkserver import CLI, with_torch
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Property tests: so many examples in `make test`; `make test-all` passes --hypothesis-profile=all.
-settings.register_profile("quick", max_examples=50, deadline=None)
+settings.register_profile("quick", max_examples=40, deadline=None)
 settings.register_profile("all", max_examples=500, deadline=None)
 settings.load_profile("quick")
 
