@@ -279,3 +279,12 @@ def test_norms_whose_squares_are_beyond_float64_are_compared(tmp_path: Path, our
     assert metrics is not None
     assert metrics.rel_l2 == pytest.approx(abs(theirs / ours - 1.0), rel=0.2)
     assert metrics.one_minus_cosine == pytest.approx(0.0, abs=1e-12)
+
+
+def test_norms_beyond_float64_are_not_estimated_but_bounded(tmp_path: Path) -> None:
+    """Relative to a norm that is not known, any distance was infinite."""
+    sides = [bundle(tmp_path / name, {"x": np.full(40_000, value)}) for name, value in (("golden", 1e306), ("candidate", 1.1e306))]
+    (row,) = ac.diff(*sides).rows
+    assert row.reason is Reason.INTRODUCED
+    assert row.metrics is not None
+    assert 0 < row.metrics.rel_l2 <= 0.1 + 1e-9
