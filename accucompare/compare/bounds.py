@@ -29,8 +29,9 @@ anywhere within twice that (2e-12 relative), which leaves room for rounding here
 statistics says.
 
 **NaN and Inf.** Statistics are of finite values only. If both sides hold equally many NaN and equally many Inf, these are assumed to be in
-the same places. If they are not, the pair fails for that reason anyway, so a reported failure stays certain. If the counts differ, the
-pair fails for certain, and nothing is said about the finite values.
+the same places. If they are not, the pair fails for that reason anyway, so a reported failure stays certain. A pair that does not fail is
+not comparable, unless its digests agree: Inf against -Inf counts alike. If the counts differ, the pair fails for certain, and nothing is
+said about the finite values.
 
 **Another tool's statistics**, in a bundle made from its dump, have no digest beside them. They were computed in the tensor's own type, or
 in float32, so a mean or norm is taken to be right to 2 u of the type and to what n roundings of a sum in float32 come to, 8 u sqrt(n). A
@@ -257,6 +258,8 @@ def judge_bounds(golden: Record, candidate: Record, metrics: Metrics, tolerance:
             return Verdict(Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=_detail(metrics))
         return Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=_detail(metrics))
     used = max(_shares(golden, metrics, tolerance), default=0.0)
+    if used <= 1.0 and metrics.golden_nan + metrics.golden_inf:
+        return Verdict(Reason.NOT_COMPARABLE, detail="both hold NaN or Inf, and statistics do not tell in which places")
     return Verdict(
         reason=Reason.OVER if used > 1.0 else Reason.OK,
         tolerance=str(tolerance),

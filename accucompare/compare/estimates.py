@@ -52,15 +52,16 @@ _HELD = 16
 def can_estimate(golden: Record, candidate: Record) -> bool:
     """Whether a distance of two records can be estimated: floating numbers, of which one side at least has a sketch, and neither less.
 
-    Values that may be masks, NaN or Inf on one side only, and norms beyond float64 are for ``compare.bounds``.
+    Values that may be masks, NaN or Inf on one side only, and norms beyond float64, are for ``compare.bounds``.
     """
     if not (golden.has_values and candidate.has_values) or None not in (golden.member, candidate.member):
         return False
     ours, theirs = golden.statistics, candidate.statistics
     if ours is None or theirs is None or not (DTYPES[golden.dtype].digits and DTYPES[candidate.dtype].digits):
         return False
-    known = None not in (ours.l2, theirs.l2)
-    return known and (ours.nan, ours.inf) == (theirs.nan, theirs.inf) and not masks_may_explain(golden, candidate)
+    if None in (ours.l2, theirs.l2):
+        return False
+    return (ours.nan, ours.inf) == (theirs.nan, theirs.inf) and not masks_may_explain(golden, candidate)
 
 
 class Estimates:

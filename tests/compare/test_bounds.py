@@ -313,6 +313,15 @@ def test_a_limit_beyond_float64_is_not_exceeded() -> None:
     assert verdict([1.7e308], [-1.7e308], rtol=1e308).used == 0.0
 
 
+@pytest.mark.parametrize("rest", [[], [1.0, 2.0]], ids=["nothing finite", "some finite"])
+def test_as_many_nan_and_inf_on_both_sides_are_no_pass(rest: list[float]) -> None:
+    assert verdict([math.inf, *rest], [-math.inf, *rest], rel_l2=1e-4).reason is Reason.NOT_COMPARABLE
+
+
+def test_a_proven_failure_beside_nan_stays_one() -> None:
+    assert verdict([math.nan, 1.0], [math.nan, 2.0], rel_l2=1e-4).reason is Reason.OVER
+
+
 def test_another_number_of_nan_is_non_finite() -> None:
     found = verdict([1.0, 2.0, math.inf], [1.0, math.nan, math.inf], atol=1e9)
     assert (found.reason, found.detail, found.used) == (Reason.NON_FINITE, "golden has 0 NaN, the candidate 1", math.inf)

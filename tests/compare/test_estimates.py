@@ -286,3 +286,12 @@ def test_of_norms_beyond_float64_no_error_is_estimated(tmp_path: Path) -> None:
     sides = (bundle(tmp_path / name, {"a": each}) for name, each in (("golden", values), ("candidate", values * (1 + 1e-15))))
     row = ac.diff(*sides).rows[0]
     assert (row.reason, row.by_statistics) == (Reason.OK, True)
+
+
+def test_norms_beyond_float64_are_not_estimated_but_bounded(tmp_path: Path) -> None:
+    """Relative to a norm that is not known, any distance was infinite."""
+    sides = [bundle(tmp_path / name, {"x": np.full(40_000, value)}) for name, value in (("golden", 1e306), ("candidate", 1.1e306))]
+    (row,) = ac.diff(*sides).rows
+    assert row.reason is Reason.INTRODUCED
+    assert row.metrics is not None
+    assert 0 < row.metrics.rel_l2 <= 0.1 + 1e-9
