@@ -11,7 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import accucompare as ac
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.record_file import Sketched
 from accucompare.bundle.writer import BundleWriter
@@ -24,6 +26,7 @@ from accucompare.numbers.sketch import BLOCK, TABLES, sketch_of
 from accucompare.numbers.statistics import summarize
 from accucompare.numbers.sums import Float64
 from accucompare.selection import Mode
+from tests.compare.builder import item
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 KINDS = [
@@ -156,3 +159,58 @@ def test_a_tensor_is_copied_where_the_device_cannot_make_a_sketch(tmp_path: Path
     np.testing.assert_array_equal(host.array, tensor.numpy())
     host.lease.release()
     writer.close()
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> ac.Comparison:
+    """One bfloat16 tensor, sketched by the host and by a device that adds up in float32."""
+    tensor = drawn(5 * BLOCK, "bfloat16")
+    raw = tensor.view(torch.int16).numpy().view(DTYPES["bfloat16"].storage)
+    for name in ("golden", "candidate"):
+        facts = {"mode": "sketch", "sketch": {"version": 1, "size": 256}}
+        writer = BundleWriter(tmp_path / name, Manifest(complete=True, capture=facts, model={"sources": {}}), mode=Mode.SKETCH)
+        record = item("fc", layout="strided", dtype="bfloat16", shape=tuple(tensor.shape), parent=None).record
+        if name == "golden":
+            writer.add(record, raw)
+        else:
+            writer.add(record, None, sketched=lambda: made(tensor, "float32"))
+        writer.end_step(0)
+        writer.close()
+    return ac.diff(tmp_path / "golden", tmp_path / "candidate", rel_l2=1e-12)
+
+
+def test_what_a_device_rounds_is_no_difference(both: ac.Comparison) -> None:
+    (row,) = both.rows
+    assert row.metrics is not None
+    assert row.by_sketch
+    assert both.passed
+    assert row.metrics.rel_l2 == 0.0
+
+
+def test_a_digest_of_a_device_says_nothing_beside_one_of_bytes(both: ac.Comparison) -> None:
+    assert both.rows[0].same_bits is None
+    assert both.identical_until is None
+
+
+def test_weights_and_data_of_a_training_are_digested_by_their_bytes_wherever_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests, norms = [], []
+    for summed_in in (None, "float64"):
+        monkeypatch.setattr(cpu, "SKETCHES_IN", summed_in)
+        torch.manual_seed(0)
+        model, x = nn.Linear(600, 500, bias=False), torch.randn(500, 600)
+        model.weight = nn.Parameter(torch.randn(600, 500).t())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with ac.capture(model, tmp_path / "b", mode="sketch", optimizer=optimizer, overwrite=True) as session:
+            model(x.t().contiguous().t()).sum().backward()
+            optimizer.step()
+            session.step()
+        with ac.open_bundle(tmp_path / "b") as bundle:
+            (step,) = bundle.manifest.series
+            digests.append((step.batch, step.weights))
+            norms.append(step.grad_norm)
+            made_there = {record.role.value for record in bundle.records() if str(record.digest).startswith("device:")}
+    assert "param_grad" in made_there
+    assert digests[0] == digests[1]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-14)
