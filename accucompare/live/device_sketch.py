@@ -64,7 +64,8 @@ def begin(tensor: torch.Tensor, size: int, summed_in: str, run: int = _RUN) -> t
     largest = torch.maximum(low.abs(), high.abs())
     plain = torch.logical_and(largest > 1 / _PLAIN[wide], largest < _PLAIN[wide])
     one = torch.ones_like(largest)
-    scale = torch.where(plain | (largest == 0) | ~largest.isfinite(), one, one / largest.clamp(torch.finfo(wide).tiny * 16))
+    known = torch.finfo(wide)  # beyond these, the inverse overflows or is subnormal, which some devices take for zero
+    scale = torch.where(plain | (largest == 0) | ~largest.isfinite(), one, one / largest.clamp(known.tiny * 16, known.max / 16))
     found, sums, digests = torch.zeros(size, dtype=wide, device=tensor.device), [], []
     for number, part in enumerate(parts):
         first = number * run // BLOCK

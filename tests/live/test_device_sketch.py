@@ -156,3 +156,18 @@ def test_a_tensor_is_copied_where_the_device_cannot_make_a_sketch(tmp_path: Path
     np.testing.assert_array_equal(host.array, tensor.numpy())
     host.lease.release()
     writer.close()
+
+
+@pytest.mark.parametrize(("dtype", "summed_in"), [("bfloat16", "float32"), ("float64", "float64")])
+def test_a_device_that_takes_subnormal_numbers_for_zero_sketches_the_largest_values(dtype: str, summed_in: str) -> None:
+    """A mask's smallest bfloat16 was multiplied by a scale that such a device rounds to zero, and then divided by it."""
+    tensor = drawn(BLOCK, dtype)
+    tensor[7] = torch.finfo(tensor.dtype).min
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormal numbers")
+    try:
+        found = made(tensor, summed_in)
+    finally:
+        torch.set_flush_denormal(False)
+    assert found.statistics.min == torch.finfo(tensor.dtype).min
+    assert found.statistics.l2 == pytest.approx(-torch.finfo(tensor.dtype).min, rel=ROUNDING)
