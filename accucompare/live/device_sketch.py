@@ -29,7 +29,7 @@ _SUMMED = {
     "float64": (torch.float64, torch.float32, torch.bfloat16, torch.float16),
     "float32": (torch.bfloat16, torch.float16),
 }
-#: How wrong sums in float32 may be, relative to the sum of magnitudes: ROWS are added one after the other, then partial sums as in a tree.
+#: How wrong sums in float32 may be, relative to the sum of magnitudes: some 100 are added one after the other, then those of all runs.
 ROUNDING = 2.0 * ROWS * 2.0**-24
 #: Values that are worked on at a time: some 70 MB of the device's memory in float64.
 _RUN = 4 * TABLES * BLOCK
@@ -64,13 +64,16 @@ def begin(tensor: torch.Tensor, size: int, summed_in: str, run: int = _RUN) -> t
     largest = torch.maximum(low.abs(), high.abs())
     plain = torch.logical_and(largest > 1 / _PLAIN[wide], largest < _PLAIN[wide])
     one = torch.ones_like(largest)
-    scale = torch.where(plain | (largest == 0) | ~largest.isfinite(), one, one / largest.clamp(torch.finfo(wide).tiny * 16))
-    found, sums, digests = torch.zeros(size, dtype=wide, device=tensor.device), [], []
+    known = torch.finfo(wide)  # beyond these, the inverse overflows or is subnormal, which some devices take for zero
+    scale = torch.where(plain | (largest == 0) | ~largest.isfinite(), one, one / largest.clamp(known.tiny * 16, known.max / 16))
+    sketches, sums, digests = [], [], []
     for number, part in enumerate(parts):
         first = number * run // BLOCK
-        sums.append(_add(part, scale, first, found))
+        sketch, own = _sums(part, scale, first, size)
+        sketches.append(sketch)
+        sums.append(own)
         digests.append(_digest(part, first))
-    numbers = torch.cat([found, torch.stack(sums).sum(0), torch.stack([scale, low, high])])
+    numbers = torch.cat([torch.stack(sketches).sum(0), torch.stack(sums).sum(0), torch.stack([scale, low, high])])
     integers = torch.cat([torch.stack(counts).sum(0), torch.stack(digests).sum(0)])
 
     def made(packed: Array) -> Sketched:
@@ -87,19 +90,20 @@ def _ends(part: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.
     return (low, high), torch.stack([part.isnan().sum(), part.isinf().sum()])
 
 
-def _add(part: torch.Tensor, scale: torch.Tensor, first: int, found: torch.Tensor) -> torch.Tensor:
-    """Add the sketch of a run, whose first block has this number, to what was found; returns sum and sum of squares of its values."""
+def _sums(part: torch.Tensor, scale: torch.Tensor, first: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sketch of a run, whose first block has this number, and the sum and the sum of squares of its values."""
     blocks = -(-len(part) // BLOCK)
     values = torch.zeros(blocks * BLOCK, dtype=scale.dtype, device=part.device)
     values[: len(part)] = torch.where(part.isfinite(), part, torch.zeros_like(part)).to(scale.dtype) * scale
     values = values.view(blocks, ROWS, GROUPS)
     sums = torch.stack([values.sum(1).sum(), (values * values).sum(1).sum()])
-    signs, buckets, group_signs = _tables(len(found), str(part.device), scale.dtype)
-    rotations, block_signs = _places(first, blocks, len(found), str(part.device), scale.dtype)
+    signs, buckets, group_signs = _tables(size, str(part.device), scale.dtype)
+    rotations, block_signs = _places(first, blocks, size, str(part.device), scale.dtype)
     table = torch.arange(first, first + blocks, device=part.device) % TABLES
     groups = (values * signs).sum(1) * group_signs[table] * block_signs[:, None]
-    found.index_add_(0, ((buckets[table] + rotations[:, None]) % len(found)).view(-1), groups.view(-1))
-    return sums
+    sketch = torch.zeros(size, dtype=scale.dtype, device=part.device)
+    sketch.index_add_(0, ((buckets[table] + rotations[:, None]) % size).view(-1), groups.view(-1))
+    return sketch, sums
 
 
 def _digest(part: torch.Tensor, first: int) -> torch.Tensor:

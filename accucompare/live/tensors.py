@@ -185,7 +185,7 @@ def _sketched(tensor: torch.Tensor, writer: BundleWriter) -> HostValue | None:
         return None
     try:
         packed, made = device_sketch.begin(tensor, size, backend.SKETCHES_IN)
-    except RuntimeError as error:  # no memory there, or no such operator
+    except (RuntimeError, TypeError) as error:  # no memory there, or no such operator
         _LOGGER.debug("a tensor of %s is copied, for no sketch could be made there: %s", tensor.device, error)
         return None
     lease = writer.take(packed.nbytes, backend.host_memory)

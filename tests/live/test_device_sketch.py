@@ -214,3 +214,18 @@ def test_weights_and_data_of_a_training_are_digested_by_their_bytes_wherever_the
     assert "param_grad" in made_there
     assert digests[0] == digests[1]
     assert norms[0] == pytest.approx(norms[1], rel=1e-14)
+
+
+@pytest.mark.parametrize(("dtype", "summed_in"), [("bfloat16", "float32"), ("float64", "float64")])
+def test_a_device_that_takes_subnormal_numbers_for_zero_sketches_the_largest_values(dtype: str, summed_in: str) -> None:
+    """A mask's smallest bfloat16 was multiplied by a scale that such a device rounds to zero, and then divided by it."""
+    tensor = drawn(BLOCK, dtype)
+    tensor[7] = torch.finfo(tensor.dtype).min
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormal numbers")
+    try:
+        found = made(tensor, summed_in)
+    finally:
+        torch.set_flush_denormal(False)
+    assert found.statistics.min == torch.finfo(tensor.dtype).min
+    assert found.statistics.l2 == pytest.approx(-torch.finfo(tensor.dtype).min, rel=ROUNDING)
