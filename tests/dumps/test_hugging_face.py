@@ -72,6 +72,12 @@ def test_every_row_of_a_forward_is_identical_or_says_why_it_cannot_be_compared(f
     assert found.passed
 
 
+def test_two_dumps_pass_though_neither_holds_what_the_model_returned(folder: Path) -> None:
+    """The debugger records the outputs of modules without children only."""
+    found = ac.diff(folder / "imported", folder / "imported")
+    assert found.passed
+
+
 def test_a_fault_is_named(folder: Path, tmp_path: Path) -> None:
     model = build().eval()
     nn.init.constant_(model.get_parameter("transformer.h.0.ln_2.bias"), 0.1)
