@@ -166,12 +166,13 @@ def test_torchrun_writes_its_ranks_into_one_bundle(by_torchrun: tuple[subprocess
 
 #: Runs a script as torchrun does, but in two forks of this process; under a plan, if its path is given, too.
 TWO_RANKS = """
-import atexit, os, runpy, socket, sys
-with socket.create_server(("127.0.0.1", 0)) as server:
-    port = str(server.getsockname()[1])
+import atexit, os, runpy, sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # here, so that nobody else takes the port
 for rank in "01":
     if not os.fork():
-        os.environ.update(RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        os.environ.update(RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port))
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         if len(sys.argv) > 2:
             from accucompare.scripts.script import begin
             begin(sys.argv[2])
