@@ -169,6 +169,10 @@ class Listener(Generic[C]):
         call = self.running()
         return self._raised.get(thread, call.name if call else None)
 
+    def open_call(self) -> str | None:
+        """The name of the innermost module whose forward has begun and not ended, on whatever thread; ``None`` if there is none."""
+        return next((calls[-1].name for calls in [*self._calls.values()] if calls), None)
+
     def not_called(self) -> list[str]:
         """Registered modules that no forward has called; without those that none can call and that hold nothing (a ``ModuleList``)."""
         return [name for name, module in self._modules.named.items() if name not in self.called and not _only_holds_modules(module)]

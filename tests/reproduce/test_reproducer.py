@@ -15,6 +15,7 @@ from torch import nn
 
 from accucompare.findings.events import Site, TensorRange
 from accucompare.reproduce.reproducer import Reproducer
+from tests.compare.builder import edit_manifest
 from tests.reproduce.reproduced import INF, NAN, Around, PassesOn, poisoned, run_here, save, take
 
 
@@ -42,8 +43,7 @@ def test_a_wrong_device_exits_2(arguments: list[str], message: str, finite: Path
 
 
 def test_a_device_that_is_not_here_gives_way_to_the_cpu(finite: Path) -> None:
-    manifest = finite.with_suffix("") / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"device": "cpu"', '"device": "npu:3"'))
+    edit_manifest(finite.with_suffix(""), lambda manifest: manifest["capture"]["reproducer"].update(device="npu:3"))
     ran = run_here(finite)
     assert ran.returncode == 0, ran.stderr
     assert "it was found on npu:3, which is not here; this is the CPU" in ran.stdout
