@@ -122,7 +122,7 @@ def _by_rows(result: Result) -> tuple[Answer, str]:
         return Answer.NOT_SURE, f"no place shows an error of its own ({reasons})"
     culprit = result.culprits[0]
     first = _named(result, culprit)
-    if not result.fed and result.baseline is None and culprit.scaled is None:
+    if not result.fed and result.baseline is None and culprit.scaled is None and not culprit.row.lost:
         return Answer.NOT_SURE, f"{first} is the first over tolerance; {TRUST['free']}"
     if culprit.reason in STRUCTURAL and is_of_glue(culprit):
         return Answer.NOT_SURE, f"{first}; no value after it shows an error of its own"
@@ -168,6 +168,10 @@ def _named(result: Result, culprit: Culprit) -> str:
         return f"{culprit.place}{step}: {culprit.scaled.words}"
     if culprit.buffer and metrics is not None and metrics.max_rel is not None:
         return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
+    if culprit.row.lost:
+        has, lacks = ("golden", "the candidate") if culprit.reason is Reason.MISSING else ("the candidate", "golden")
+        what = "makes it" if record.role is Role.PARAM_UPDATE or culprit.whole else "has a gradient there"
+        return f"{culprit.place}{step}: {has} {what}, {lacks} {'does not' if what == 'makes it' else 'has none'}"
     if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):
         return f"{culprit.place}{step}, {culprit.reason.value}"
     if different := different_values(culprit.row):
