@@ -22,6 +22,7 @@ from accucompare.compare.batches import Progress, outcomes_of
 from accucompare.compare.chosen_baseline import choose_baseline
 from accucompare.compare.culprits import described, find_culprits, scaled_first
 from accucompare.compare.dumps import with_paths_of
+from accucompare.compare.given import with_given
 from accucompare.compare.ladder import climb
 from accucompare.compare.later_steps import after_updates, by_envelope
 from accucompare.compare.models import other_model
@@ -105,6 +106,7 @@ def compare(
         judge, tasks = judge.judging(tasks, pairs, of_all, models[0], renamings, fed)
         again, golden_again = (_by_key(run, keep_going, damage) for run in (repeat_bundle, golden_repeat))
         tasks = with_parameters(tasks) if fed else tasks
+        tasks = with_given(tasks) if limits.given or rules else tasks
         tasks = _with_second_runs(tasks, again, unsteady.begins(golden_records, golden_again) if fed else golden_again)
         sides = Sides(golden_bundle, candidate_bundle, judge.bundle, repeat_bundle, verify, keep_going, golden_repeat)
         outcomes = _outcomes(sides, tasks, workers, progress or (lambda done, total: None), cluster)
