@@ -113,6 +113,9 @@ def _not_looked_at(result: Result) -> Iterator[str]:
     if uncompared := result.uncompared:
         first = f"{result.place(uncompared[0])}, {uncompared[0].verdict.detail}"
         yield f"{len(uncompared)} of {len(result.rows)} rows could not be compared, the first {first}"
+    if alone := result.unmatched():
+        first = result.place(alone[0])
+        yield f"{_rows(len(alone))} on one side only, the first {first}, and all that both compute around it agrees"
     if result.by_statistics and result.baseline is not None:
         yield f"{_rows(result.by_statistics)} judged by statistics alone"
     if result.by_sketch:

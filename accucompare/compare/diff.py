@@ -26,7 +26,7 @@ from accucompare.compare.given import with_given
 from accucompare.compare.ladder import climb
 from accucompare.compare.later_steps import after_updates, by_envelope
 from accucompare.compare.models import other_model
-from accucompare.compare.one_sided import explained, never_called
+from accucompare.compare.one_sided import explained, never_called, vouched_for
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Outcome, Task, same_bits, with_parameters
 from accucompare.compare.preflight import preflight
@@ -115,7 +115,7 @@ def compare(
         del tasks  # of a million pairs
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
         del outcomes
-        rows = with_options(rows) + never_called(golden_bundle, candidate_bundle, selection)
+        rows = vouched_for(with_options(rows)) + never_called(golden_bundle, candidate_bundle, selection)
         compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
         alone = [row for row in compared if judge.has_none_of(row)]
         different = other_model(*models, rows, renamings)
