@@ -36,6 +36,7 @@ class Reason(str, Enum):
     DTYPE = "dtype"
     MISSING = "missing"
     EXTRA = "extra"
+    ONE_SIDED = "one-sided"
     NOT_CALLED = "not called"
     NOT_COMPARABLE = "not comparable"
     OVER_PRECISE = "over-precise"
@@ -55,6 +56,7 @@ STATUS_OF = {
     Reason.DTYPE: Status.FAIL,
     Reason.MISSING: Status.FAIL,
     Reason.EXTRA: Status.FAIL,
+    Reason.ONE_SIDED: Status.NOT_COMPARED,
     Reason.NOT_CALLED: Status.NOT_COMPARED,
     Reason.NOT_COMPARABLE: Status.NOT_COMPARED,
     Reason.OVER_PRECISE: Status.PASS,
@@ -63,7 +65,7 @@ STATUS_OF = {
 }
 
 #: Reasons of rows that have only one side.
-UNMATCHED = (Reason.MISSING, Reason.EXTRA)
+UNMATCHED = (Reason.MISSING, Reason.EXTRA, Reason.ONE_SIDED)
 
 #: The meaning of each reason that a row of a result may have.
 MEANING = {
@@ -78,6 +80,7 @@ MEANING = {
     Reason.DTYPE: "different kinds of numbers (float, int, bool)",
     Reason.MISSING: "only golden has it",
     Reason.EXTRA: "only the candidate has it",
+    Reason.ONE_SIDED: "only one side has it, and all that both compute around it agrees",
     Reason.NOT_CALLED: "a registered module that no forward called",
     Reason.NOT_COMPARABLE: "a value without data to compare",
     Reason.OVER_PRECISE: "much closer to golden than the baseline, which computes in the same precision: usually a cast is missing",
