@@ -210,6 +210,18 @@ def test_locate_runs_a_script_without_accelerators_and_again_fed(tmp_path: Path)
     assert "bug: (root) (glue, before inner)" in done.stdout
 
 
+def test_a_script_that_is_fed_draws_its_random_numbers_under_goldens_seed(cli: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\nfrom torch import nn\nnet = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 4))\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\nnet(torch.randn(32, 8)).square().mean().backward()\noptimizer.step()\n"
+    )
+    golden = run(tmp_path, script, plan={"seed": 5}).bundle
+    options = ("--device", "cpu", "--golden", str(golden), "--report", "none")
+    done = cli("locate", *options, "--", sys.executable, str(script), PYTHONPATH=str(ROOT))
+    assert (done.returncode, done.stdout.partition(" ")[0]) == (0, "IDENTICAL"), done.stderr
+
+
 def test_a_sharded_model_is_captured_by_all_ranks_and_computes_what_it_does_without(tmp_path: Path) -> None:
     plan = Plan(action=Action.CAPTURE, folder=str(tmp_path), out=str(tmp_path / "golden"), steps="0,2")
     plan.write(tmp_path / "plan")
