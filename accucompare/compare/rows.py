@@ -155,6 +155,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
         alike: for values that cannot be compared, whether both sides hold the same kind of value.
         begins: whether values that are not finite begin here: nothing that went in has any.
         not_all_fed: for a fed row, whether something that went into its call was not fed and is not proven right.
+        unproved: whether its baseline may not judge it, for golden's own code does not give golden's value where that was made.
+        conditioned: whether it is over the ceiling, and passes since golden's own code on rounded values is off as far.
     """
 
     reason: Reason
@@ -172,6 +174,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
     alike: bool = False
     begins: bool = False
     not_all_fed: bool = False
+    unproved: bool = False
+    conditioned: bool = False
 
     @property
     def status(self) -> Status:
