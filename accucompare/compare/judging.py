@@ -74,7 +74,9 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
     doubtful = doubt(sides, task, golden, candidate, expected, run)
     if doubtful is not None:
         expected, tolerance = doubtful.expected, because(tolerance, str(doubtful))
-    driven = None if expected is None or doubtful is not None else conditioned(sides, task, golden, candidate, expected, metrics.rel_l2, run)
+    driven = None
+    if expected is not None and doubtful is None:
+        driven = conditioned(sides, task, golden, candidate, expected, metrics.rel_l2, run)
     if driven is not None:
         tolerance = with_ceiling(tolerance, driven)
         task = msgspec.structs.replace(task, tolerance=tolerance)
