@@ -122,6 +122,12 @@ def _not_looked_at(result: Result) -> Iterator[str]:
         yield f"{_rows(result.by_sketch)} judged by sketches"
     if result.without_baseline:
         yield f"{_rows(result.without_baseline)} judged without the baseline"
+    if result.not_proved:
+        yield f"the baseline is not proved: {result.not_proved}"
+    if result.golden_made_here:
+        yield "golden was made here, in the candidate's environment, whose own faults are not seen"
+    if driven := sum(row.verdict.conditioned for row in result.rows):
+        yield f"{_rows(driven)} far off, as golden's own code is on rounded values"
     if result.by_digests and result.by_digests == result.compared:
         yield "by digests alone, no values were read"
 
@@ -209,6 +215,7 @@ def _bug(result: Result) -> Conclusion:
     named = "; and ".join(_named(result, culprit) for culprit in result.culprits[: 2 if result.fed else 1])
     more = len(result.culprits) - 2
     words = named + (f"; and {more} more" if result.fed and more > 0 else "")
+    words += f"; {result.unproved_words}" if result.unproved else ""
     return Conclusion(Answer.BUG, words + (f"; by fixed limits, since {result.refused}" if result.refused is not None else ""))
 
 

@@ -159,6 +159,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
         begins: whether what it shows begins here: values that are not finite, and nothing that went in has any; a gradient or an update
             that only one side has, and both have what it is made of.
         not_all_fed: for a fed row, whether something that went into its call was not fed and is not proven right.
+        unproved: whether its baseline may not judge it, for golden's own code does not give golden's value where that was made.
+        conditioned: whether it is over the ceiling, and passes since golden's own code on rounded values is off as far.
     """
 
     reason: Reason
@@ -176,6 +178,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
     alike: bool = False
     begins: bool = False
     not_all_fed: bool = False
+    unproved: bool = False
+    conditioned: bool = False
 
     @property
     def status(self) -> Status:

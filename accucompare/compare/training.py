@@ -187,7 +187,9 @@ class Training:
             inherited = {
                 Role.PARAM_GRAD: parameter in self._parameters or parameter[::2] in self._not_updated,  # nor was it set to zero
                 Role.PARAM_BEFORE: not self.fed and step in self._over,
-                Role.STATE_BEFORE: state in self._states or parameter[::2] in self._not_updated or (record.shape != () and self._after_wrong_steps(record)),
+                Role.STATE_BEFORE: state in self._states
+                or parameter[::2] in self._not_updated
+                or (record.shape != () and self._after_wrong_steps(record)),
                 Role.PARAM_UPDATE: step in self._groups or parameter in self._without,
                 Role.STATE_AFTER: step in self._groups or parameter in self._without,
             }[record.role]
