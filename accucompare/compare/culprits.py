@@ -78,7 +78,7 @@ def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool) -> list[Cu
 
 
 def _of_one_update(culprits: list[Culprit], rows: Iterable[Row]) -> list[Culprit]:
-    """The culprits, but one for all that is of an update that only one side has made; of one parameter's, what the update has made of it."""
+    """The culprits, but one for each update that only one side has made; of one parameter's, what the update has made of it."""
     kept: dict[tuple[int, int, int], set[str]] = {}  # by update: the parameters that both sides, or one alone, have updated
     alone: dict[tuple[int, int, int], set[str]] = {}
     for row in rows:
