@@ -12,6 +12,7 @@ from accucompare.compare.ladder import JudgedBy
 from accucompare.compare.result import Result
 from accucompare.compare.rows import STATUS_OF, About, Finding, Reason, Status
 from accucompare.compare.sites import Culprit
+from accucompare.text import counted
 
 #: How often the first culprit was the right one among planted faults (`make bench-faults`), as the report says it.
 TRUST = {
@@ -115,25 +116,21 @@ def _not_looked_at(result: Result) -> Iterator[str]:
         yield f"{len(uncompared)} of {len(result.rows)} rows could not be compared, the first {first}"
     if alone := result.unmatched():
         first = result.place(alone[0])
-        yield f"{_rows(len(alone))} on one side only, the first {first}, and all that both compute around it agrees"
+        yield f"{counted(len(alone), 'row')} on one side only, the first {first}, and all that both compute around it agrees"
     if result.by_statistics and result.baseline is not None:
-        yield f"{_rows(result.by_statistics)} judged by statistics alone"
+        yield f"{counted(result.by_statistics, 'row')} judged by statistics alone"
     if result.by_sketch:
-        yield f"{_rows(result.by_sketch)} judged by sketches"
+        yield f"{counted(result.by_sketch, 'row')} judged by sketches"
     if result.without_baseline:
-        yield f"{_rows(result.without_baseline)} judged without the baseline"
+        yield f"{counted(result.without_baseline, 'row')} judged without the baseline"
     if result.not_proved:
         yield f"the baseline is not proved: {result.not_proved}"
     if result.golden_made_here:
         yield "golden was made here, in the candidate's environment, whose own faults are not seen"
     if driven := sum(row.verdict.conditioned for row in result.rows):
-        yield f"{_rows(driven)} far off, as golden's own code is on rounded values"
+        yield f"{counted(driven, 'row')} far off, as golden's own code is on rounded values"
     if result.by_digests and result.by_digests == result.compared:
         yield "by digests alone, no values were read"
-
-
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _by_standard(result: Result) -> Conclusion | None:
