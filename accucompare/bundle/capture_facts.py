@@ -90,6 +90,7 @@ class Options(msgspec.Struct, frozen=True):
         emulate: the format that it rounded operands of products to, if it did.
         dtype: what it was cast to; ``None`` if it was not.
         round_weights: to which type golden's weights were rounded, if they were.
+        round_feed: to which type golden's values were rounded before they were fed, if they were.
         loss: whether its case has a loss.
         backward: whether it holds gradients.
         no_backward: whether it was asked to hold none.
@@ -113,6 +114,7 @@ class Options(msgspec.Struct, frozen=True):
     emulate: str | None = None
     dtype: str | None = None
     round_weights: str | None = None
+    round_feed: str | None = None
     loss: bool | None = None
     backward: bool | None = None
     no_backward: bool | None = None

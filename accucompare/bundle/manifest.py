@@ -44,6 +44,9 @@ PREVIOUS = ".previous"
 
 #: Where in a golden bundle the baselines are that it brings along, one bundle a precision.
 BASELINES = "baselines"
+#: Where in a baseline's bundle the runs of golden's own code in golden's precision are, fed with golden: on its values, and on its values
+#: rounded to the candidate's type.
+PROOF, CONDITIONED = "proof", "conditioned"
 
 
 def holds_bundle(directory: Place) -> bool:

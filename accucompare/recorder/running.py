@@ -124,7 +124,8 @@ class Session:
         """What runs meanwhile is not recorded, such as an evaluation between two steps of training."""
         listening, self._recorder.listening = self._recorder.listening, False
         try:
-            yield
+            with self._recorder.without_hooks():
+                yield
         finally:
             self._recorder.listening = listening
 

@@ -118,7 +118,7 @@ class Start:
             check_model(golden, ranks[0], start.model, options.force, renamings, options.like, start.step)
             start._take_over(golden.manifest, modules)
             start.steps = start.steps or held_steps(golden.manifests[ranks[0]])
-            start.feed = Feed(golden, ranks[0], modules, renamings)
+            start.feed = Feed(golden, ranks[0], modules, renamings, options.round_feed)
             start.feed.backward = start.feed.backward and options.trains
             start.feed.updates = start.feed.updates and start.feed.backward
             held = golden.manifest.options
@@ -205,6 +205,7 @@ class Start:
                 "map": [renaming.text for renaming in self.renamings],
                 "inputs": None,
                 "feed": fed,
+                "round_feed": options.round_feed and str(options.round_feed),
                 "grad": None,
                 "backward": False,
                 "no_backward": not options.trains,

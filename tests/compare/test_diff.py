@@ -59,7 +59,7 @@ def test_a_bundle_is_identical_to_itself(tmp_path: Path) -> None:
 def test_a_difference_of_digests_alone_is_concluded_without_a_size(tmp_path: Path) -> None:
     sides = ([item("a", dtype="float32", shape=(2,), digest=word * 32)] for word in "ab")
     comparison = compare(tmp_path, *sides)
-    assert comparison.conclusion.startswith("not sure: a, other bits is the first over tolerance")
+    assert comparison.conclusion.startswith("different: a, other bits is the first over tolerance")
 
 
 def test_identical_by_digests_alone_is_said_for_values_that_were_not_read_may_be_damaged(tmp_path: Path) -> None:
@@ -493,7 +493,7 @@ def test_an_all_zero_golden_is_told_the_absolute_limit_that_would_pass(tmp_path:
 
 def test_a_comparison_and_its_rows_print_in_one_line(tmp_path: Path) -> None:
     comparison = compare(tmp_path, chain("a"), chain("a", values=ONES * 2))
-    assert repr(comparison).endswith(f" with {comparison.golden.path}: not passed; 1 introduced>")
+    assert repr(comparison).endswith(f" with {comparison.golden.path}: different; 1 introduced>")
     assert repr(comparison.rows) == "[<Row a output: introduced, relative L2 1>]"
 
 

@@ -230,7 +230,7 @@ def test_runs_that_part_fail_though_every_row_passes(tmp_path: Path) -> None:
     golden = run(tmp_path / "golden", steps(2), item("fc", X))
     comparison = ac.diff(golden, run(tmp_path / "npu", changed(steps(2), 1, losses=(9.0,)), item("fc", X)))
     assert (comparison.passed, comparison.trouble) == (False, "")
-    assert comparison.conclusion.startswith("not sure: the runs part at step 1 in the loss: ")
+    assert comparison.conclusion.startswith("different: the runs part at step 1 in the loss: ")
 
 
 # Settings.
