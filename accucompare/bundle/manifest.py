@@ -270,7 +270,8 @@ class Manifest:
         if asked.chosen is None:
             return f"the run ended after {len(held)} of {asked.count} step(s)" if len(held) < asked.count else ""
         late = [number for number in asked.chosen if number not in held]
-        return f"the run ended before step(s) {Steps.of(late)} of --steps {asked}, which are not recorded" if late else ""
+        missed = late[0] if len(late) == 1 else Steps.of(late or asked.chosen)
+        return f"the run ended before step(s) {missed} of --steps {asked}, which are not recorded" if late else ""
 
     def copy(self) -> Manifest:
         """One that stays as it is when entries of this one's tables are replaced, or added."""
