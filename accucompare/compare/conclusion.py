@@ -12,7 +12,7 @@ from accucompare.compare.ladder import JudgedBy, Parting, TrainingResult
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.result import Result
 from accucompare.compare.rows import STATUS_OF, About, Finding, Reason, Status
-from accucompare.compare.sites import Culprit
+from accucompare.compare.sites import Culprit, Stage
 
 #: How often the first culprit was the right one among planted faults (`make bench-faults`), as the report says it.
 TRUST = {
@@ -162,13 +162,15 @@ def _named(result: Result, culprit: Culprit) -> str:
     record = culprit.row.record
     assert record is not None
     several = any(len(side.manifest.steps) > 1 for side in (result.golden, result.candidate))
-    step = f" in step {record.step}" if several else ""
+    step = f" in step {record.step}" if several and culprit.stage is not Stage.BETWEEN else ""
     metrics = culprit.row.metrics
     if culprit.scaled is not None:
         return f"{culprit.place}{step}: {culprit.scaled.words}"
     if culprit.buffer and metrics is not None and metrics.max_rel is not None:
         return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
     if culprit.row.lost:
+        if culprit.stage is Stage.BETWEEN:
+            return f"{culprit.place}, in {'golden' if culprit.reason is Reason.MISSING else 'the candidate'} alone"
         has, lacks = ("golden", "the candidate") if culprit.reason is Reason.MISSING else ("the candidate", "golden")
         what = "makes it" if record.role is Role.PARAM_UPDATE or culprit.whole else "has a gradient there"
         return f"{culprit.place}{step}: {has} {what}, {lacks} {'does not' if what == 'makes it' else 'has none'}"
