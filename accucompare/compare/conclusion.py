@@ -83,6 +83,9 @@ def _not_looked_at(result: Result) -> Iterator[str]:
     if replaced := result.candidate.manifest.options.replaced:
         more = ", …" if len(replaced) > 1 else ""
         yield f"{len(replaced)} of the case's own weights were not golden's, and were replaced by them ({replaced[0]}{more})"
+    if overruled := result.candidate.manifest.options.overruled:
+        more = f", and {len(overruled) - 2} more" if len(overruled) > 2 else ""
+        yield f"not golden's in the case, and replaced by golden's: {', '.join(overruled[:2])}{more}"
     counts = [len(manifest.series if result.series_only else manifest.steps) for manifest in sides]
     if result.training is not None and (bad := result.training.not_finite) is not None:
         yield f"NaN or Inf on both sides from step {bad.step} on"
