@@ -196,7 +196,9 @@ class Backward(Generic[C]):
         spans = self._again.get(threading.get_ident(), self._spans)
         for returned, own in pairs:
             edge = edge_of(returned) if isinstance(returned, torch.Tensor) else None
-            for inner in [] if edge is None else list(spans.giving(edge)):
+            if edge is None:
+                continue
+            for inner in list(spans.giving(edge)):
                 if inner is not span and any(each is span for each in inner.chain()):
                     self.gave(inner, [(path, own) for path in inner.outputs[edge]], None)
 
