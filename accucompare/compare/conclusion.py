@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from accucompare.bundle.records import GRADIENT_ROLES, Role
+from accucompare.bundle.records import GRADIENT_ROLES, SERIES_ROLES, Record, Role
 from accucompare.compare.culprits import STRUCTURAL, different_values, is_of_glue
 from accucompare.compare.ladder import JudgedBy, Parting, TrainingResult
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.result import Result
 from accucompare.compare.rows import STATUS_OF, About, Finding, Reason, Status
-from accucompare.compare.sites import Culprit
+from accucompare.compare.sites import Culprit, Stage
+from accucompare.compare.step_pairs import clipped, number
 
 #: How often the first culprit was the right one among planted faults (`make bench-faults`), as the report says it.
 TRUST = {
@@ -117,6 +119,8 @@ def _by_rows(result: Result) -> tuple[Answer, str]:
         return Answer.NOT_SURE, different
     if result.far_beyond and all(culprit.row.verdict.beyond or culprit.reason in STRUCTURAL for culprit in result.culprits):
         return Answer.NOT_SURE, result.far_beyond
+    if result.training is not None and result.parting is not None and _before_culprits(result.parting, result.culprits):
+        return _parted(result.training, result.parting)
     if not result.culprits:
         reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if STATUS_OF[reason] is Status.FAIL)
         return Answer.NOT_SURE, f"no place shows an error of its own ({reasons})"
@@ -144,9 +148,16 @@ def _without_failure(result: Result) -> tuple[Answer, str]:
     return Answer.ROUNDING, words + (f"; {len(precise)} over-precise, the first {result.place(precise[0])}" if precise else "")
 
 
+def _before_culprits(parting: Parting, culprits: Iterable[Culprit]) -> bool:
+    """Whether numbers of a step, or what it was told to do, show an error before any row does."""
+    found = [(each.row.record.step, each.stage is Stage.UPDATE) for each in culprits if each.row.record is not None]
+    later = [step > parting.step or (step == parting.step and of_update and parting.clips_otherwise) for step, of_update in found]
+    return parting.row is None and all(later)
+
+
 def _parted(training: TrainingResult, parting: Parting) -> tuple[Answer, str]:
     """The conclusion where no row fails, but the runs part."""
-    if training.judged_by is JudgedBy.DEFAULT and parting.quantity is not None:
+    if training.judged_by is JudgedBy.DEFAULT and parting.quantity is not None and not parting.clips_otherwise:
         return Answer.NOT_SURE, f"{parting}; by fixed limits: a baseline, or a second golden run, tells how far such runs wander"
     return (Answer.BUG if parting.quantity is not None else Answer.NOT_SURE), str(parting)
 
@@ -158,12 +169,31 @@ def _given_differently(findings: Iterable[Finding]) -> str:
     )
 
 
+def _number_named(culprit: Culprit, step: int | None) -> str:
+    """``the loss in step 2: 0.5464 in the candidate, 0.0464 in golden``."""
+    golden, candidate = (None if record is None else _number_of(record) for record in (culprit.row.golden, culprit.row.candidate))
+    if culprit.stage is Stage.UPDATE:
+        return clipped(golden, candidate) + ("" if step is None else f", step {step}")
+    where = culprit.place + ("" if step is None else f" in step {step}")
+    return f"{where}: {number(candidate)} in the candidate, {number(golden)} in golden"
+
+
+def _number_of(record: Record) -> float:
+    """The value of a record of one number."""
+    statistics = record.statistics
+    if statistics is None or statistics.nan:
+        return math.nan
+    return math.inf if statistics.min is None else float(statistics.min)
+
+
 def _named(result: Result, culprit: Culprit) -> str:
     record = culprit.row.record
     assert record is not None
     several = any(len(side.manifest.steps) > 1 for side in (result.golden, result.candidate))
     step = f" in step {record.step}" if several else ""
     metrics = culprit.row.metrics
+    if record.role in SERIES_ROLES:
+        return _number_named(culprit, record.step if several else None)
     if culprit.scaled is not None:
         return f"{culprit.place}{step}: {culprit.scaled.words}"
     if culprit.buffer and metrics is not None and metrics.max_rel is not None:

@@ -58,6 +58,7 @@ class Training:
     _glue: dict[Call | None, float] = field(default_factory=dict)  # by call: how far over its limit its code's backward has been
     _parameters: set[tuple[int, int, str]] = field(default_factory=set)  # with a part of its gradient over its limit
     _without: set[tuple[int, int, str]] = field(default_factory=set)  # parameters with a gradient on one side only
+    _wrote: dict[int, int] = field(default_factory=dict)  # by rank: the first step whose update has made an error of its own
     _groups: set[tuple[int, int]] = field(default_factory=set)  # steps with another number in an optimizer's parameter groups
     _states: set[tuple[int, str]] = field(default_factory=set)  # by rank: state that an update has made over its limit
     _updated: set[tuple[int, int]] = field(default_factory=set)  # steps of which the update was recorded
@@ -148,7 +149,9 @@ class Training:
             inherited = {
                 Role.PARAM_GRAD: parameter in self._parameters,
                 Role.PARAM_BEFORE: not self.fed and step in self._over,
-                Role.STATE_BEFORE: state in self._states or (record.shape != () and self._after_wrong_steps(record)),
+                Role.STATE_BEFORE: (of_group and self._wrote.get(record.rank, record.step) < record.step)
+                or state in self._states
+                or (record.shape != () and self._after_wrong_steps(record)),
                 Role.PARAM_UPDATE: step in self._groups or parameter in self._without,
                 Role.STATE_AFTER: step in self._groups or parameter in self._without,
             }[record.role]
@@ -163,6 +166,8 @@ class Training:
                 self._groups.add(step)
             if record.role is Role.STATE_AFTER:
                 self._states.add(state)
+            if not given and verdict.reason is not Reason.INHERITED:
+                self._wrote.setdefault(record.rank, record.step)
         return verdict
 
 
