@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from accucompare.bundle.records import GRADIENT_ROLES, SERIES_ROLES, Record, Role
+from accucompare.bundle.records import GRADIENT_ROLES, SERIES_ROLES, Role
 from accucompare.compare.culprits import STRUCTURAL, different_values, is_of_glue
 from accucompare.compare.ladder import JudgedBy, Parting, TrainingResult
 from accucompare.compare.operator_rows import is_operator
@@ -15,6 +14,7 @@ from accucompare.compare.result import Result
 from accucompare.compare.rows import STATUS_OF, About, Finding, Reason, Status
 from accucompare.compare.sites import Culprit, Stage
 from accucompare.compare.step_pairs import clipped, number
+from accucompare.compare.step_rows import number_of
 
 #: How often the first culprit was the right one among planted faults (`make bench-faults`), as the report says it.
 TRUST = {
@@ -171,19 +171,11 @@ def _given_differently(findings: Iterable[Finding]) -> str:
 
 def _number_named(culprit: Culprit, step: int | None) -> str:
     """``the loss in step 2: 0.5464 in the candidate, 0.0464 in golden``."""
-    golden, candidate = (None if record is None else _number_of(record) for record in (culprit.row.golden, culprit.row.candidate))
+    golden, candidate = (None if record is None else number_of(record) for record in (culprit.row.golden, culprit.row.candidate))
     if culprit.stage is Stage.UPDATE:
         return clipped(golden, candidate) + ("" if step is None else f", step {step}")
     where = culprit.place + ("" if step is None else f" in step {step}")
     return f"{where}: {number(candidate)} in the candidate, {number(golden)} in golden"
-
-
-def _number_of(record: Record) -> float:
-    """The value of a record of one number."""
-    statistics = record.statistics
-    if statistics is None or statistics.nan:
-        return math.nan
-    return math.inf if statistics.min is None else float(statistics.min)
 
 
 def _named(result: Result, culprit: Culprit) -> str:

@@ -13,7 +13,7 @@ near its minimum a loss sends nothing back. A baseline's losses narrow that, or 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,7 +56,7 @@ def with_step_rows(rows: list[Row], golden: Manifests, candidate: Manifests, bas
         return rows
     steps = _Steps.of(rows, candidate)
     limits = _Limits(_dtype(golden, candidate, tolerances), tolerances, _errors(ours, expected))
-    losses = {place: list(_losses(place, ours[place], theirs[place], limits, steps)) for place in places}
+    losses = {place: _losses(place, ours[place], theirs[place], limits, steps) for place in places}
     return _among(rows, steps, losses, {place: _clips(place, ours[place], theirs[place], limits) for place in places})
 
 
@@ -204,28 +204,51 @@ class _Steps:
         return math.hypot(*self.norms.get(place, [])) / (scale or 1.0) * self.largest.get(place, 0.0)
 
 
-def _losses(place: Place, golden: StepSeries, candidate: StepSeries, limits: _Limits, steps: _Steps) -> Iterator[Row]:
-    """A row for each loss that was sent back; for the sum of them if one side has more."""
+def _losses(place: Place, golden: StepSeries, candidate: StepSeries, limits: _Limits, steps: _Steps) -> list[Row]:
+    """A row for each loss that was sent back; for the sum of them if one side has more.
+
+    The backwards of several micro-batches may run in another order: if losses fail one by one, and none does in the order of their size,
+    they are the same.
+    """
     sides = golden.losses, candidate.losses
     if not all(sides):
-        return
+        return []
     if len(golden.losses) != len(candidate.losses):
         sides = (math.fsum(golden.losses),), (math.fsum(candidate.losses),)
     absolute = limits.near_zero(steps.reach(place, golden.loss_scale))
+    first = _record(place, Role.LOSS, sides[1][0])
+    tolerance = limits.of(first, absolute if math.isfinite(absolute) else 0.0, steps.terms.get(place, 1))
     inherited = place in steps.unfed and place in steps.failed
-    for call, values in enumerate(zip(*sides, strict=True)):
-        ours, theirs = (_record(place, Role.LOSS, value, call) for value in values)
-        tolerance = limits.of(theirs, absolute if math.isfinite(absolute) else 0.0, steps.terms.get(place, 1))
-        metrics = _measured(*values, tolerance)
-        verdict = judge(ours, theirs, metrics, tolerance)
-        if verdict.reason is Reason.NON_FINITE and not inherited:
-            verdict = verdict.beginning()
-        elif verdict.status is Status.PASS and _is_beyond(values, tolerance):
-            detail = "far beyond rounding, and so is the baseline"
-            verdict = msgspec.structs.replace(verdict, reason=Reason.OVER, beyond=True, detail=detail)
-        if verdict.reason is Reason.OVER:
-            verdict = msgspec.structs.replace(verdict, reason=Reason.INHERITED if inherited else Reason.INTRODUCED)
-        yield Row(ours, theirs, verdict, metrics)
+    calls = [list(enumerate(side)) for side in sides]
+    found = [_loss(place, own, other, tolerance, inherited) for own, other in zip(calls[0], calls[1], strict=True)]
+    if all(row.status is Status.PASS for row in found):
+        return found
+    by_size = [sorted(side, key=lambda each: (math.isnan(each[1]), each[1])) for side in calls]
+    again = [_loss(place, own, other, tolerance, inherited) for own, other in zip(by_size[0], by_size[1], strict=True)]
+    return again if all(row.status is Status.PASS for row in again) else found
+
+
+def _loss(place: Place, golden: tuple[int, float], candidate: tuple[int, float], tolerance: Tolerance, inherited: bool) -> Row:
+    """The row of a loss.
+
+    Args:
+        place: its rank and step.
+        golden, candidate: the number of its backward in the step, and its value.
+        tolerance: its limits.
+        inherited: whether it was computed from outputs that are wrong.
+    """
+    ours, theirs = (_record(place, Role.LOSS, value, call) for call, value in (golden, candidate))
+    values = golden[1], candidate[1]
+    metrics = _measured(*values, tolerance)
+    verdict = judge(ours, theirs, metrics, tolerance)
+    if verdict.reason is Reason.NON_FINITE and not inherited:
+        verdict = verdict.beginning()
+    elif verdict.status is Status.PASS and _is_beyond(values, tolerance):
+        detail = "far beyond rounding, and so is the baseline"
+        verdict = msgspec.structs.replace(verdict, reason=Reason.OVER, beyond=True, detail=detail)
+    if verdict.reason is Reason.OVER:
+        verdict = msgspec.structs.replace(verdict, reason=Reason.INHERITED if inherited else Reason.INTRODUCED)
+    return Row(ours, theirs, verdict, metrics)
 
 
 def _is_beyond(values: tuple[float, float], tolerance: Tolerance) -> bool:
@@ -261,6 +284,14 @@ def _record(place: Place, role: Role, value: float, call: int = 0) -> Record:
     statistics = summarize(array, DTYPES[_KEPT_IN])
     known: dict[str, Any] = {"digest": digest(array), "statistics": statistics}
     return Record(*place, "", call, role, "", 0, "series", None, (), _KEPT_IN, Layout.SCALAR, **known)
+
+
+def number_of(record: Record) -> float:
+    """The value of a record of one number; +Inf for one that is infinite."""
+    statistics = record.statistics
+    if statistics is None or statistics.nan:
+        return math.nan
+    return math.inf if statistics.min is None else float(statistics.min)
 
 
 def _measured(golden: float, candidate: float, tolerance: Tolerance) -> Metrics:

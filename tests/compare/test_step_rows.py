@@ -76,10 +76,19 @@ def test_nan_on_both_sides_is_the_same_and_told(tmp_path: Path) -> None:
     assert (comparison.passed, "NaN or Inf on both sides from step 0 on" in comparison.conclusion) == (True, True)
 
 
+def test_an_infinite_loss_of_the_other_sign_is_no_golden_s(tmp_path: Path) -> None:
+    assert not compared(tmp_path, [(math.inf,)], [(-math.inf,)]).passed
+
+
 def test_each_of_several_losses_of_a_step_is_compared(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [(1.0, 2.0, 3.0)], [(1.0, 2.5, 3.0)])
     assert reasons(comparison) == [Reason.IDENTICAL, Reason.INTRODUCED, Reason.IDENTICAL]
     assert [culprit.place for culprit in comparison.culprits] == ["the loss of backward 1"]
+
+
+def test_backwards_of_micro_batches_in_another_order_are_no_difference(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [(1.0, 2.0, 3.0)], [(3.0, 1.0, 2.0)])
+    assert (comparison.passed, len(rows_of(comparison))) == (True, 3)
 
 
 @pytest.mark.parametrize(("candidate", "passes"), [((3.0,), True), ((2.5,), False)])
