@@ -146,7 +146,7 @@ def compare(
         if any(bundle.manifest.options.imported for bundle in (golden_bundle, candidate_bundle)):
             training = None  # dumps of other tools have no series
         if fed:
-            rows = with_step_rows(rows, *series, _manifests(judge.bundle), tolerances)
+            rows = with_step_rows(rows, *series, _manifests(judge.bundle), _manifests(beside.proof), tolerances)
         elif training is not None and training.parting is not None and training.parting.clips_otherwise:
             rows = with_clipping(rows, training.parting, *series, tolerances)
         of_series = (row.candidate for row in rows if row.candidate is not None and row.candidate.role in SERIES_ROLES)

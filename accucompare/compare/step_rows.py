@@ -40,22 +40,24 @@ from accucompare.numbers.statistics import summarize
 _KEPT_IN = "float64"
 
 
-def with_step_rows(rows: list[Row], golden: Manifests, candidate: Manifests, baseline: Manifests, tolerances: Tolerances) -> list[Row]:
+def with_step_rows(
+    rows: list[Row], golden: Manifests, candidate: Manifests, baseline: Manifests, proof: Manifests, tolerances: Tolerances
+) -> list[Row]:
     """The rows of a fed comparison with those of each step's numbers among them, in the order in which a step computes them.
 
     What an update made of gradients that were clipped otherwise is inherited.
 
     Args:
         rows: of the records.
-        golden, candidate, baseline: the manifests, by rank; no baseline where none judges.
+        golden, candidate, baseline, proof: the manifests, by rank; no baseline where none judges, and no proof of it where none was captured.
         tolerances: the limits in force.
     """
-    ours, theirs, expected = (_series(each) for each in (golden, candidate, baseline))
+    ours, theirs = _series(golden), _series(candidate)
     places = [place for place in sorted(ours.keys() & theirs.keys()) if ours[place].losses or _clip(ours[place], theirs[place])]
     if not places:
         return rows
     steps = _Steps.of(rows, candidate)
-    limits = _Limits(_dtype(golden, candidate, tolerances), tolerances, _errors(ours, expected))
+    limits = _Limits(_dtype(golden, candidate, tolerances), tolerances, _errors(golden, baseline, proof))
     losses = {place: _losses(place, ours[place], theirs[place], limits, steps) for place in places}
     return _among(rows, steps, losses, {place: _clips(place, ours[place], theirs[place], limits) for place in places})
 
@@ -97,11 +99,18 @@ def _dtype(golden: Manifests, candidate: Manifests, tolerances: Tolerances) -> s
     return min(dtype, products, key=lambda name: DTYPES[name].digits)
 
 
-def _errors(golden: Mapping[Place, StepSeries], baseline: Mapping[Place, StepSeries]) -> list[float]:
-    """How far off each of the baseline's losses is."""
-    both = (zip(golden[place].losses, baseline[place].losses, strict=False) for place in golden.keys() & baseline.keys())
-    found = (abs(relative(*losses)) for pairs in both for losses in pairs)
-    return [error for error in found if math.isfinite(error)]
+def _errors(golden: Manifests, baseline: Manifests, proof: Manifests) -> list[float]:
+    """How far off each of the baseline's losses is, but for those that its proof shows to be another computation than golden's."""
+    ours, expected, again = map(_series, (golden, baseline, proof))
+    most = DEFAULT_REL_L2[coarsest(*golden.values())]
+    found = []
+    for place in ours.keys() & expected.keys():
+        proved = again[place].losses if place in again else ours[place].losses
+        for own, other, once_more in zip(ours[place].losses, expected[place].losses, proved, strict=False):
+            error = abs(relative(own, other))
+            if math.isfinite(error) and abs(relative(own, once_more)) <= most:
+                found.append(error)
+    return found
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,17 @@ def test_a_baseline_says_how_far_off_losses_are(tmp_path: Path, baseline: float,
     assert ac.diff(golden, losses["fed"], baseline=losses["cpu"]).answer is answer
 
 
+@pytest.mark.parametrize(("again", "answer"), [(0.0, Answer.ROUNDING), (3e-4, Answer.BUG)], ids=["proved", "not proved"])
+def test_a_baseline_that_does_not_give_goldens_losses_in_goldens_precision_does_not_judge_them(
+    tmp_path: Path, again: float, answer: Answer
+) -> None:
+    """The candidate's environment computes another loss, and so does the baseline that was made there."""
+    golden = run(tmp_path / "golden", [(2.0,)] * 10)
+    fed, cpu = (run(tmp_path / name, [(2.0 * (1 + 3e-4),)] * 10, feed=golden) for name in ("fed", "cpu"))
+    run(cpu / "proof", [(2.0 * (1 + again),)] * 10, feed=golden)
+    assert ac.diff(golden, fed, baseline=cpu).answer is answer
+
+
 def test_a_loss_of_outputs_that_were_not_fed_inherits_their_error(tmp_path: Path) -> None:
     wrong = [item("fc", OUTPUT, parent=None), item("fc", OUTPUT * 2, parent=None)]
     golden = run(tmp_path / "golden", [(2.0,)], items=wrong[:1])
