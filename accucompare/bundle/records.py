@@ -49,6 +49,9 @@ class Role(str, Enum):
     # Of the nodes of its backward: what arrives at one, and what it gives on.
     OP_GRAD_OUTPUT = "op_grad_output"
     OP_GRAD_INPUT = "op_grad_input"
+    # Numbers of a step's series, which a diff makes rows of; never in a bundle's records:
+    LOSS = "loss"
+    CLIPPED_NORM = "clipped_norm"
 
 
 STATE_ROLES = (Role.PARAM, Role.BUFFER, Role.CASE_INPUT, Role.TRAINING_STATE)
@@ -56,6 +59,7 @@ GRADIENT_ROLES = (Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD)
 UPDATE_ROLES = (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER, Role.PARAM_CHANGED)
 TRAINING_ROLES = (*GRADIENT_ROLES, *UPDATE_ROLES)
 NODE_ROLES = (Role.OP_GRAD_OUTPUT, Role.OP_GRAD_INPUT)
+SERIES_ROLES = (Role.LOSS, Role.CLIPPED_NORM)
 OPERATOR_ROLES = (Role.OP_INPUT, Role.OP_OUTPUT, *NODE_ROLES)
 
 #: What parameter groups say of how an update is computed, and not of what: a device may compute it otherwise. Older bundles hold them.

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from accucompare.bundle.records import GRADIENT_ROLES, Role
+from accucompare.bundle.records import GRADIENT_ROLES, SERIES_ROLES, Role
 from accucompare.compare.culprits import STRUCTURAL, different_values, is_of_glue
-from accucompare.compare.ladder import JudgedBy
+from accucompare.compare.ladder import JudgedBy, Parting, TrainingResult
 from accucompare.compare.result import Result
 from accucompare.compare.rows import STATUS_OF, About, Finding, Reason, Status
 from accucompare.compare.sites import Culprit, Stage
+from accucompare.compare.step_pairs import clipped, number
+from accucompare.compare.step_rows import number_of
 from accucompare.text import counted
 
 #: How often the first culprit was the right one among planted faults (`make bench-faults`), as the report says it.
@@ -172,9 +174,21 @@ def _parted(result: Result) -> Conclusion | None:
     training, parting = result.training, result.parting
     if training is None or parting is None or result.counts_by_status()[Status.FAIL]:
         return None
+    return _of_parting(training, parting)
+
+
+def _parted_before(result: Result) -> Conclusion | None:
+    """Rows fail, but two runs of training part before any of them does."""
+    training, parting = result.training, result.parting
+    if training is None or parting is None or not _before_culprits(parting, result.culprits):
+        return None
+    return _of_parting(training, parting)
+
+
+def _of_parting(training: TrainingResult, parting: Parting) -> Conclusion:
     if parting.quantity is None:
         return Conclusion(Answer.DIFFERENT, str(parting))
-    if training.judged_by is JudgedBy.DEFAULT:
+    if training.judged_by is JudgedBy.DEFAULT and not parting.clips_otherwise:
         return Conclusion(
             Answer.DIFFERENT, f"{parting}; by fixed limits: a baseline, or a second golden run, tells how far such runs wander"
         )
@@ -228,6 +242,7 @@ _RULES: tuple[Callable[[Result], Conclusion | None], ...] = (
     _parted,
     _given_other_things,
     _far_beyond,
+    _parted_before,
     _first_over,
     _bug,
 )
@@ -247,11 +262,27 @@ def _without_failure(result: Result) -> tuple[Answer, str]:
     return Answer.ROUNDING, words + (f"; {len(precise)} over-precise, the first {result.place(precise[0])}" if precise else "")
 
 
+def _before_culprits(parting: Parting, culprits: Iterable[Culprit]) -> bool:
+    """Whether numbers of a step, or what it was told to do, show an error before any row does."""
+    found = [(each.row.record.step, each.stage is Stage.UPDATE) for each in culprits if each.row.record is not None]
+    later = [step > parting.step or (step == parting.step and of_update and parting.clips_otherwise) for step, of_update in found]
+    return parting.row is None and all(later)
+
+
 def _given_differently(findings: Iterable[Finding]) -> str:
     """What pre-flight found of weights and inputs, which alone explains any difference."""
     return next(
         (each.message for each in findings if each.serious and not each.of_baseline and each.about in (About.GIVEN, About.WEIGHTS)), ""
     )
+
+
+def _number_named(culprit: Culprit, step: int | None) -> str:
+    """``the loss in step 2: 0.5464 in the candidate, 0.0464 in golden``."""
+    golden, candidate = (None if record is None else number_of(record) for record in (culprit.row.golden, culprit.row.candidate))
+    if culprit.stage is Stage.UPDATE:
+        return clipped(golden, candidate) + ("" if step is None else f", step {step}")
+    where = culprit.place + ("" if step is None else f" in step {step}")
+    return f"{where}: {number(candidate)} in the candidate, {number(golden)} in golden"
 
 
 def _named(result: Result, culprit: Culprit) -> str:
@@ -260,6 +291,8 @@ def _named(result: Result, culprit: Culprit) -> str:
     several = any(len(side.manifest.steps) > 1 for side in (result.golden, result.candidate))
     step = f" in step {record.step}" if several and culprit.stage is not Stage.BETWEEN else ""
     metrics = culprit.row.metrics
+    if record.role in SERIES_ROLES:
+        return _number_named(culprit, record.step if several else None)
     if culprit.scaled is not None:
         return f"{culprit.place}{step}: {culprit.scaled.words}"
     if culprit.buffer and metrics is not None and metrics.max_rel is not None:

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import GRADIENT_ROLES, TRAINING_ROLES, UPDATE_ROLES, Record, Role
+from accucompare.bundle.records import GRADIENT_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, Record, Role
 from accucompare.compare.align import Renaming
 from accucompare.compare.baseline import differing
 from accucompare.compare.judge import is_noise
@@ -31,6 +31,7 @@ from accucompare.compare.rows import UNMATCHED, Option, Reason, Row, Status
 from accucompare.compare.sample import Sample
 from accucompare.compare.scaled import find_scaled
 from accucompare.compare.sites import Culprit, Stage
+from accucompare.compare.tolerance import CLEAR
 from accucompare.compare.training import parameter_of
 from accucompare.numbers.dtypes import DTYPES, Kind, widen
 from accucompare.numbers.sums import Float64
@@ -56,13 +57,14 @@ SAMPLED = 4 << 20
 OPERATOR = "operator"
 
 
-def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool) -> list[Culprit]:
+def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool, updated: bool = False) -> list[Culprit]:
     """Where errors are made, the most certain first; each site once, with its largest error.
 
     Args:
         all_rows: of the comparison, in execution order.
         fed: whether each module call was given golden's values.
         has_baseline: whether errors were judged by a baseline.
+        updated: whether the steps made updates, so that a step goes on with what the one before it made.
     """
     rows = _with_effect([row for row in all_rows if not is_operator(row.record)])
     children = {caller_of(row.record) for row in rows if row.record is not None and row.record.parent is not None}
@@ -70,11 +72,15 @@ def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool) -> list[Cu
     if fed:
         culprits = _ranked([*operators, *(_culprit(row, children) for row in rows if _own_error(row))], _off(rows))
     elif has_baseline:
-        culprits = [*_by_jump(rows, children), *operators]
+        of_series = (row for row in rows if _is_of_series(row) and _own_error(row))
+        culprits = [*(_culprit(row, children) for row in of_series), *_by_jump(rows, children), *operators]
     else:
         culprits = [*(_culprit(row, children) for row in rows if _own_error(row)), *operators]
         culprits.sort(key=lambda culprit: culprit.reason in STRUCTURAL and is_of_glue(culprit))  # otherwise in execution order
-    return _sites(_differences_first(_where_cut(_of_one_update(culprits, rows), rows, children)))
+    culprits = _where_cut(_of_one_update(culprits, rows), rows, children)
+    if updated and (fed or has_baseline):
+        culprits = _first_in_time(culprits)
+    return _sites(_differences_first(culprits))
 
 
 def _of_one_update(culprits: list[Culprit], rows: Iterable[Row]) -> list[Culprit]:
@@ -163,6 +169,25 @@ def _with_effect(rows: list[Row]) -> list[Row]:
     return [row for row in rows if counts(row)]
 
 
+def _first_in_time(culprits: list[Culprit]) -> list[Culprit]:
+    """The same order within each step, but the first step with a clear error comes first, and the later ones after it.
+
+    Errors of the steps before it, none of which is clear, come last.
+    """
+    first = min((_step(culprit) for culprit in culprits if _is_clear(culprit)), default=0)
+    return sorted(culprits, key=lambda culprit: (_step(culprit) < first, _step(culprit)))
+
+
+def _is_clear(culprit: Culprit) -> bool:
+    """Whether nothing but an error that was made there explains it."""
+    verdict = culprit.row.verdict
+    if culprit.reason in STRUCTURAL or verdict.beyond or verdict.not_all_fed:
+        return False
+    if is_choice(culprit.row):
+        return math.isinf(culprit.size)
+    return culprit.over_limit is None or culprit.over_limit >= CLEAR
+
+
 def _differences_first(culprits: list[Culprit]) -> list[Culprit]:
     """The same order, but within each module call the culprits with a difference between the two sides' code come first."""
     differences: dict[Call, list[Culprit]] = {}
@@ -213,6 +238,10 @@ def _may_be_culprit(row: Row) -> bool:
     return row.metrics is None or not is_noise(row.metrics, row.noise)
 
 
+def _is_of_series(row: Row) -> bool:
+    return row.record is not None and row.record.role in SERIES_ROLES
+
+
 def _culprit(row: Row, children: set[Call | None], jump: float | None = None) -> Culprit:
     record = row.record
     assert record is not None
@@ -225,7 +254,7 @@ def _culprit(row: Row, children: set[Call | None], jump: float | None = None) ->
     if record.role is Role.GRAD_OUTPUT:
         site, parent, before = ("glue", record.parent, record.name) if record.parent is not None else ("module", ("", 0), "")
         return Culprit(*parent, site, before, row, _excess(row), row.reason, jump=jump)
-    if record.role in UPDATE_ROLES:
+    if record.role in (*UPDATE_ROLES, *SERIES_ROLES):
         return Culprit(record.name, record.call, "module", "", row, _excess(row), row.reason, jump=jump)
     site = "glue" if call_of(record) in children else "module"
     reason = row.reason if row.reason is not Reason.INHERITED else Reason.GLUE if site == "glue" else Reason.INTRODUCED
@@ -303,7 +332,7 @@ def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
         record = row.record
         if record is None:
             continue
-        if record.role in TRAINING_ROLES:
+        if record.role in (*TRAINING_ROLES, *SERIES_ROLES):
             continue
         call, parent = call_of(record), caller_of(record)
         source, receiver = (parent, call) if record.role is Role.INPUT else (call, parent)  # whose code made it, and goes on with it
@@ -366,10 +395,10 @@ def _jump(row: Row, before: float) -> float | None:
     return jump if jump >= SMALLEST_JUMP else None
 
 
-def scaled_first(culprits: list[Culprit], rows: Iterable[Row], fed: bool) -> list[Culprit]:
+def scaled_first(culprits: list[Culprit], rows: Iterable[Row], fed: bool, updated: bool = False) -> list[Culprit]:
     """The culprits, but if all gradients are golden's times one number, one culprit for that in place of one for each gradient.
 
-    Free-running, what comes after that step has it from there.
+    Free-running, what comes after that step has it from there. ``updated`` as for ``find_culprits``: it comes first in its step only.
     """
     scaled = find_scaled(rows)
     if scaled is None:
@@ -383,7 +412,8 @@ def scaled_first(culprits: list[Culprit], rows: Iterable[Row], fed: bool) -> lis
             return False
         return scaled.holds(culprit.row) or (not fed and record.step >= scaled.step)
 
-    return [first, *(culprit for culprit in culprits if not shows_it(culprit))]
+    found = [first, *(culprit for culprit in culprits if not shows_it(culprit))]
+    return _first_in_time(found) if updated else found
 
 
 def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:

@@ -13,7 +13,7 @@ import msgspec
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
-from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, Key, Record, Role
+from accucompare.bundle.records import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, Key, Record, Role
 from accucompare.compare import unsteady
 from accucompare.compare.acceptance import accept
 from accucompare.compare.align import Pair, Renaming, align, unused
@@ -40,6 +40,7 @@ from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import UNMATCHED, About, Finding, Reason, Row, Status, Verdict
 from accucompare.compare.sequences import align_operators
 from accucompare.compare.sides import Sides
+from accucompare.compare.step_rows import with_clipping, with_step_rows
 from accucompare.compare.suggest import product_formats
 from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolerances
 from accucompare.compare.training import FREE_GRADIENTS, Terms, parameter_of
@@ -136,16 +137,25 @@ def compare(
         alone = [row for row in compared if judge.has_none_of(row)]
         different = other_model(*models, rows, renamings)
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records, models[0])
-        findings += _unused_rules(rules, candidate_records) + _on_maps(renamings, proposed, auto, models)
+        findings += _on_maps(renamings, proposed, auto, models)
         findings += judge.findings(golden_bundle, candidate_bundle, renamings, alone, len(compared))
         findings += [Finding("model", str(different))] if different is not None else []
-        culprits = scaled_first(find_culprits(rows, fed, judge.bundle is not None), rows, fed) if different is None else []
         series = golden_bundle.manifests, candidate_bundle.manifests
         weights = next((finding for finding in findings if finding.about is About.WEIGHTS), None)
         judges = _manifests(wanders), _manifests(golden_repeat)
         training = climb(*series, baseline=judges[0], repeat=judges[1], given=limits, rows=rows, weights=weights)
         if any(bundle.manifest.options.imported for bundle in (golden_bundle, candidate_bundle)):
             training = None  # dumps of other tools have no series
+        if fed:
+            rows = with_step_rows(rows, *series, _manifests(judge.bundle), _manifests(beside.proof), tolerances)
+        elif training is not None and training.parting is not None and training.parting.clips_otherwise:
+            rows = with_clipping(rows, training.parting, *series, tolerances)
+        of_series = (row.candidate for row in rows if row.candidate is not None and row.candidate.role in SERIES_ROLES)
+        findings += _unused_rules(rules, [*candidate_records, *of_series])
+        culprits = []
+        if different is None:
+            updated = training is not None and training.updated
+            culprits = scaled_first(find_culprits(rows, fed, judge.bundle is not None, updated), rows, fed, updated)
         return Result(
             golden=_side(golden_bundle),
             candidate=_side(candidate_bundle),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, UPDATE_ROLES, Role
+from accucompare.bundle.records import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, Role
 from accucompare.compare.rows import Difference, Option, Reason, Row
 from accucompare.compare.scaled import ScaledGradients
 from accucompare.markup import line
@@ -16,7 +16,7 @@ class Stage(str, Enum):
 
     BETWEEN = "between"  # after an update, before the next
     FORWARD = "forward"
-    LOSS = "loss"  # in the backward of what comes after the model
+    LOSS = "loss"  # what comes after the model: its value, or its backward
     BACKWARD = "backward"
     UPDATE = "update"
 
@@ -90,6 +90,8 @@ class Culprit:
         if self.scaled is not None and self.scaled.of_loss is not None:
             return Stage.LOSS if self.scaled.of_loss else Stage.UPDATE
         record = self.row.record
+        if record is not None and record.role in SERIES_ROLES:
+            return Stage.LOSS if record.role is Role.LOSS else Stage.UPDATE
         if record is None or record.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return Stage.FORWARD
         if record.role is Role.PARAM_CHANGED:
@@ -131,6 +133,10 @@ class Culprit:
     def _place_in_training(self) -> str:
         record = self.row.record
         assert record is not None
+        if record.role is Role.LOSS:
+            return "the loss" + (f" of backward {record.call}" if record.call else "")
+        if record.role is Role.CLIPPED_NORM:
+            return "the clipping of the gradients"
         if self.stage is Stage.LOSS:
             return f"the backward of the loss, gradient of {record.path or 'the output'}"
         call = f" call {self.call}" if self.call else ""

@@ -72,6 +72,10 @@ COPIES = (
 )
 ROUNDINGS_OF_COPIES = 4
 
+#: An error that is over its limit by this factor is no chance: the ratio of two root mean squares of four numbers passes its limit once in
+#: a thousand, and twice that once in 15,000. An error that is over it by less does not lead before a clear one of a later step.
+CLEAR = 2.0
+
 #: A smaller cosine similarity is refused as a limit, since 1 - cosine was probably meant.
 SMALLEST_COSINE = 0.5
 

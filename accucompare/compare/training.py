@@ -73,6 +73,7 @@ class Training:
     _alone: set[tuple[Call, Role, str]] = field(default_factory=set)  # values of the forward that only one side has
     _lost: set[Call] = field(default_factory=set)  # calls whose backward goes on without a gradient that only one side has
     _not_updated: set[tuple[int, str]] = field(default_factory=set)  # by rank: parameters that only one side has updated
+    _wrote: dict[int, int] = field(default_factory=dict)  # by rank: the first step whose update has made an error of its own
     _groups: set[tuple[int, int]] = field(default_factory=set)  # steps with another number in an optimizer's parameter groups
     _states: set[tuple[int, str]] = field(default_factory=set)  # by rank: state that an update has made over its limit
     _wrong_updates: set[tuple[int, str]] = field(default_factory=set)  # by rank: parameters with an update over its limit
@@ -190,7 +191,8 @@ class Training:
             inherited = {
                 Role.PARAM_GRAD: parameter in self._parameters or parameter[::2] in self._not_updated,  # nor was it set to zero
                 Role.PARAM_BEFORE: not self.fed and step in self._over,
-                Role.STATE_BEFORE: state in self._states
+                Role.STATE_BEFORE: (of_group and self._wrote.get(record.rank, record.step) < record.step)
+                or state in self._states
                 or parameter[::2] in self._not_updated
                 or (record.shape != () and self._after_wrong_steps(record)),
                 Role.PARAM_UPDATE: step in self._groups or parameter in self._without or parameter[::2] in self._not_updated,
@@ -207,6 +209,8 @@ class Training:
                 self._wrong_updates.add(state)
             if record.role is Role.STATE_AFTER:
                 self._states.add(state)
+            if not given and verdict.reason is not Reason.INHERITED:
+                self._wrote.setdefault(record.rank, record.step)
         return verdict
 
     def _changed(self, record: Record, verdict: Verdict) -> Verdict:

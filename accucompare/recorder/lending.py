@@ -35,12 +35,14 @@ class Lent:
     contents: list[list[Any]] = field(default_factory=list)
     paths: dict[int, str] = field(default_factory=dict)
 
-    def goes_through(self, output: torch.Tensor) -> bool:
+    def goes_through(self, output: Any) -> bool:
         """Whether an output lies in the memory of what the module was given, and its gradient goes another way than its caller's own.
 
         So it is with a view where nothing was written. Where the module has written there, the caller's own tensor leads to what it
         wrote, but not through a function with a backward of its own that the output came out of, and not where the output is detached.
         """
+        if not isinstance(output, torch.Tensor):  # a number beside the tensors
+            return False
         same = [(given, version) for _, given, version in self.tensors if _memory(given) == _memory(output)]
         return bool(same) and all(
             given is not output and (given._version == version or not _follows(output, given)) for given, version in same

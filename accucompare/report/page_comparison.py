@@ -62,11 +62,11 @@ class Phase(NamedTuple):
     drawn: tuple[Role, ...]
 
 
-_FORWARD = (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, Role.OP_INPUT, Role.OP_OUTPUT)
+_FORWARD = (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, Role.OP_INPUT, Role.OP_OUTPUT, Role.LOSS)
 PHASES = (
     Phase("forward", _FORWARD, (Role.OUTPUT, Role.OP_OUTPUT)),
     Phase("backward", (*GRADIENT_ROLES, *NODE_ROLES), (Role.GRAD_INPUT, Role.CALL_GRAD, Role.OP_GRAD_INPUT)),
-    Phase("update", UPDATE_ROLES, (Role.PARAM_GRAD, Role.PARAM_UPDATE, Role.STATE_AFTER)),
+    Phase("update", (*UPDATE_ROLES, Role.CLIPPED_NORM), (Role.PARAM_GRAD, Role.PARAM_UPDATE, Role.STATE_AFTER)),
 )
 
 
