@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from accucompare.bundle.records import GRADIENT_ROLES, Role
+from accucompare.bundle.records import GRADIENT_ROLES, WRITTEN_ROLES, Role
 from accucompare.compare.culprits import STRUCTURAL, different_values, is_of_glue
 from accucompare.compare.ladder import JudgedBy, Parting, TrainingResult
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.result import Result
-from accucompare.compare.rows import STATUS_OF, About, Finding, Reason, Status
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, Status
 from accucompare.compare.sites import Culprit
 
 #: How often the first culprit was the right one among planted faults (`make bench-faults`), as the report says it.
@@ -89,6 +89,10 @@ def _not_looked_at(result: Result) -> Iterator[str]:
     if counts[0] != counts[1]:
         yield f"{min(counts)} of {max(counts)} steps"
     not_compared = (row.reason is Reason.NOT_COMPARABLE and not is_operator(row.record) for row in result.rows)
+    for name, side in (("golden", sides[0]), ("the candidate", sides[1])):
+        if side.options.imported is None and not side.options.written and side.model.get("buffers"):
+            yield f"what calls write into buffers was not compared: {name} was captured by a version that does not record it"
+            break
     if uncompared := sum(not_compared):
         yield f"{uncompared} of {len(result.rows)} rows could not be compared"
     if result.by_statistics and result.baseline is not None:
@@ -168,6 +172,8 @@ def _named(result: Result, culprit: Culprit) -> str:
         return f"{culprit.place}{step}: {culprit.scaled.words}"
     if culprit.buffer and metrics is not None and metrics.max_rel is not None:
         return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
+    if record.role in WRITTEN_ROLES and culprit.reason in UNMATCHED:
+        return f"{culprit.place}{step}: only {'golden' if culprit.row.candidate is None else 'the candidate'} writes there"
     if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):
         return f"{culprit.place}{step}, {culprit.reason.value}"
     if different := different_values(culprit.row):

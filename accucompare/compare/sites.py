@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, UPDATE_ROLES, Role
+from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, UPDATE_ROLES, WRITTEN_ROLES, Record, Role
 from accucompare.compare.rows import Difference, Option, Reason, Row
 from accucompare.compare.scaled import ScaledGradients
+from accucompare.compare.written import buffer_of, owner_of
 from accucompare.markup import line
 
 
@@ -22,6 +23,9 @@ class Stage(str, Enum):
 
 #: What an update's culprit shows, by the role of its row; for all other roles the update itself.
 _UPDATE_WORDS = {Role.PARAM_GRAD: "the sum of the gradients", Role.STATE_BEFORE: "what the update is given"}
+
+#: What changed a buffer that no call of the model has written into.
+_CHANGED = {Role.BUFFER_BEFORE: "changed between steps", Role.BUFFER_AFTER: "changed in the step, outside of the model"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ class Culprit:
         if self.scaled is not None and self.scaled.of_loss is not None:
             return Stage.LOSS if self.scaled.of_loss else Stage.UPDATE
         record = self.row.record
+        if record is not None and record.role is Role.BUFFER_AFTER:
+            return Stage.UPDATE
         if record is None or record.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return Stage.FORWARD
         if record.role in UPDATE_ROLES:
@@ -110,12 +116,24 @@ class Culprit:
             return f"{of}{self.name or '(root)'}{call}: {': '.join(parts)}"
         if self.buffer:
             return f"{self.buffer} (computed buffer)"
+        if self.row.record is not None and self.row.record.role in WRITTEN_ROLES:
+            return self._place_written(self.row.record, call)
         if self.stage is not Stage.FORWARD:
             return self._place_in_training
         own = self.before.removeprefix(f"{self.name}.") if self.name else self.before
         own += f" call {self.row.record.call}" if own and self.row.record is not None and self.row.record.call else ""
         where = {"module": "", "glue": f" (glue, before {own})" if own else " (glue, at its end)"}[self.site]
         return f"{self.name or '(root)'}{call}{where}"
+
+    def _place_written(self, record: Record, call: str) -> str:
+        if record.role is Role.ARGUMENT_UPDATE and self.site == "glue":
+            return f"{self.name or '(root)'}{call} (glue, written into argument {record.path})"
+        if record.role is Role.ARGUMENT_UPDATE:
+            return f"{self.name or '(root)'}{call} (written into argument {record.path})"
+        if record.role is not Role.BUFFER_UPDATE:
+            return f"{buffer_of(record)} ({_CHANGED[record.role]})"
+        by = "" if owner_of(record) == self.name else f" by {self.name or '(root)'}"
+        return f"{buffer_of(record)}{call} (buffer update{by})"
 
     @property
     def _place_in_training(self) -> str:
