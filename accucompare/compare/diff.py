@@ -13,7 +13,7 @@ import msgspec
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
-from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, Key, Record, Role
+from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, WRITTEN_ROLES, Key, Record, Role
 from accucompare.compare import unsteady
 from accucompare.compare.acceptance import accept
 from accucompare.compare.align import Pair, Renaming, align, unused
@@ -201,7 +201,9 @@ def _origins(records: list[Record], golden: Bundle, candidate: Bundle, pairs: li
     steps = {(rank, entry.step) for rank, entry in golden.steps()} & {(rank, entry.step) for rank, entry in candidate.steps()}
     if not candidate.manifest.fed:
         return Origins(steps)
-    recorded = {record.name for record in records if record.role is Role.OUTPUT}  # a root that was left out still has inputs
+    recorded = {
+        record.name for record in records if record.role in (Role.OUTPUT, *WRITTEN_ROLES)
+    }  # a root that was left out still has inputs
     both = [(pair.candidate.key, pair.golden.key) for pair in pairs if pair.golden is not None and pair.candidate is not None]
     places = {_place(theirs): _place(ours) for theirs, ours in both if theirs != ours}  # its manifest has the candidate's names
     names = {theirs.name: ours.name for theirs, ours in both}

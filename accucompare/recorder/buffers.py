@@ -1,9 +1,9 @@
 """Recording what is written into buffers, and giving them golden's values.
 
-PyTorch counts the writes into a tensor (``_version``), so a look at the counts tells which buffers a call has written into: a call is looked
-at when it ends, and when it calls a child, for then its own code has written what changed since the last look. Some writes are not counted:
-those of ``batch_norm`` into running statistics, and those through ``.data``. So with a buffer that a call has written into, the floating ones
-beside it are recorded too; and between calls and at a step's end, digests tell of modules in train mode what nothing has counted.
+PyTorch counts the writes into a tensor (``_version``), so a look at the counts tells which buffers a call has written into: a call is
+looked at when it ends, and when it calls a child, for then its own code has written what changed since the last look. Some writes are not
+counted: those of ``batch_norm`` into running statistics, and those through ``.data``. So with a buffer that a call has written into, the
+floating ones beside it are recorded too; and before a step and at its end, digests tell of modules in train mode what nothing has counted.
 """
 
 from __future__ import annotations
@@ -171,12 +171,10 @@ class Buffers:
             self._one(call, place, path if times == 1 else f"{path}#{times}", slot)
         for path in self._golden_paths(place) if ends else ():
             own, _, number = path.partition("#")
-            slot = self._at(call.name, own)
-            if slot is not None and self._times[call.name, call.index, own] < int(
-                number or 1
-            ):  # golden has written there, this call has not
+            times, unwritten = self._times[call.name, call.index, own], self._at(call.name, own)
+            if unwritten is not None and times < int(number or 1):  # golden has written there, and this call has not
                 self._times[call.name, call.index, own] += 1
-                self._one(call, place, path, slot)
+                self._one(call, place, path, unwritten)
         for slot in (*changed, *beside):
             self._know(slot)
 
@@ -199,9 +197,10 @@ class Buffers:
         for slot in self._slots:
             if every or slot.changed or (slot.module.training and not counted):
                 before, slot.digest = slot.digest, _digest_of(slot.now)
-                slot.looked_at()
                 if (every or slot.digest != before) and slot.digest is not None:
                     changed.append(slot)
+                else:
+                    slot.looked_at()
         found = {(slot.owner, slot.own): slot for slot in _once(changed)}
         for slot in self._slots if self._feed is not None else ():
             if slot.own in self._golden_paths(Place(self._step(), slot.owner, number, role)):
@@ -209,6 +208,8 @@ class Buffers:
         for slot in found.values():
             self._one(Call(slot.module, slot.owner, number, None, None), Place(self._step(), slot.owner, number, role), slot.own, slot)
             slot.digest = _digest_of(slot.now)
+        for slot in changed:
+            slot.looked_at()
 
     def _one(self, call: Call, place: Place, path: str, slot: _Slot) -> None:
         """Record what a buffer holds, and let it hold golden's."""
