@@ -60,7 +60,7 @@ def one_sided_writes(rows: Iterable[Row]) -> list[Row]:
         if row.golden is not None and row.candidate is not None:
             calls.add((record.rank, record.step, record.name, record.call))
             modules.add((record.rank, record.step, record.name))
-        elif record.role in WRITTEN_ROLES and row.reason in UNMATCHED:
+        elif record.role in WRITTEN_ROLES and row.reason in UNMATCHED and row.status is Status.FAIL:
             alone.append((row, record))
     by_call = (Role.BUFFER_UPDATE, Role.ARGUMENT_UPDATE)
     return [
