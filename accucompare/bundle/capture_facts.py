@@ -90,6 +90,7 @@ class Options(msgspec.Struct, frozen=True):
         emulate: the format that it rounded operands of products to, if it did.
         dtype: what it was cast to; ``None`` if it was not.
         round_weights: to which type golden's weights were rounded, if they were.
+        written: whether it records what is written into buffers and arguments, as older versions do not.
         round_feed: to which type golden's values were rounded before they were fed, if they were.
         loss: whether its case has a loss.
         backward: whether it holds gradients.
@@ -115,6 +116,7 @@ class Options(msgspec.Struct, frozen=True):
     emulate: str | None = None
     dtype: str | None = None
     round_weights: str | None = None
+    written: bool = False
     round_feed: str | None = None
     loss: bool | None = None
     backward: bool | None = None

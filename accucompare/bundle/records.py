@@ -26,6 +26,12 @@ class Role(str, Enum):
     OUTPUT = "output"
     #: A buffer that the model computes itself, which no checkpoint brings, when the capture begins; its path is the buffer's name.
     COMPUTED_BUFFER = "computed_buffer"
+    # What is left behind where later calls find it. Its path is the argument's, or the buffer's name; after a ``/`` the qualified one, of a
+    # buffer of another module than the one that wrote. Into a buffer, by what is no call: between two steps, and, in a step, after a call.
+    BUFFER_UPDATE = "buffer_update"
+    ARGUMENT_UPDATE = "argument_update"
+    BUFFER_BEFORE = "buffer_before"
+    BUFFER_AFTER = "buffer_after"
     # Of a backward: what arrives at an output; what a call adds to the gradient of an input; and to that of a parameter.
     GRAD_OUTPUT = "grad_output"
     GRAD_INPUT = "grad_input"
@@ -54,6 +60,8 @@ class Role(str, Enum):
     CLIPPED_NORM = "clipped_norm"
 
 
+BUFFER_ROLES = (Role.BUFFER_BEFORE, Role.BUFFER_UPDATE, Role.BUFFER_AFTER)
+WRITTEN_ROLES = (*BUFFER_ROLES, Role.ARGUMENT_UPDATE)
 STATE_ROLES = (Role.PARAM, Role.BUFFER, Role.CASE_INPUT, Role.TRAINING_STATE)
 GRADIENT_ROLES = (Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD)
 UPDATE_ROLES = (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER, Role.PARAM_CHANGED)
@@ -67,7 +75,7 @@ WAYS_OF_UPDATING = ("foreach", "fused", "capturable", "differentiable")
 
 #: What ``--roles`` chooses.
 ROLES_OF = {
-    RoleGroup.FORWARD: (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, Role.OP_INPUT, Role.OP_OUTPUT),
+    RoleGroup.FORWARD: (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, *WRITTEN_ROLES, Role.OP_INPUT, Role.OP_OUTPUT),
     RoleGroup.BACKWARD: (*GRADIENT_ROLES, *NODE_ROLES),
     RoleGroup.GRADS: (Role.PARAM_GRAD,),
     RoleGroup.UPDATE: (Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER, Role.PARAM_CHANGED),

@@ -331,7 +331,12 @@ viewer = click.option("--to", type=_OneOf(Viewer), required=True, help="The view
 # Of show and doctor.
 call = click.option("--call", type=click.IntRange(0), default=0, show_default=True, help="Call index.")
 role = click.option(  # values of Role, which would need NumPy
-    "--role", type=click.Choice(["input", "output", "computed_buffer", "op_input", "op_output"]), default="output", show_default=True
+    "--role",
+    type=click.Choice(
+        ["input", "output", "computed_buffer", "buffer_update", "argument_update", "buffer_before", "buffer_after", "op_input", "op_output"]
+    ),
+    default="output",
+    show_default=True,
 )
 path = click.option("--path", help="Path in a nested value, as the list of records shows it.")
 step = click.option("--step", type=click.IntRange(0), help="Step.  [default: 0; all, without NAME]")

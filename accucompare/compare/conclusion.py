@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from accucompare.bundle.records import GRADIENT_ROLES, SERIES_ROLES, Role
+from accucompare.bundle.records import GRADIENT_ROLES, SERIES_ROLES, WRITTEN_ROLES, Role
 from accucompare.compare.culprits import STRUCTURAL, different_values, is_of_glue
 from accucompare.compare.ladder import JudgedBy, Parting, TrainingResult
 from accucompare.compare.result import Result
-from accucompare.compare.rows import STATUS_OF, About, Finding, Reason, Status
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, Status
 from accucompare.compare.sites import Culprit, Stage
 from accucompare.compare.step_pairs import clipped, number
 from accucompare.compare.step_rows import number_of
@@ -116,6 +116,10 @@ def _not_looked_at(result: Result) -> Iterator[str]:
         yield f"NaN or Inf on both sides from step {bad.step} on"
     if counts[0] != counts[1]:
         yield f"{min(counts)} of {max(counts)} steps"
+    for name, side in (("golden", sides[0]), ("the candidate", sides[1])):
+        if side.options.imported is None and not side.options.written and side.model.get("buffers"):
+            yield f"what calls write into buffers was not compared: {name} was captured by a version that does not record it"
+            break
     if uncompared := result.uncompared:
         first = f"{result.place(uncompared[0])}, {uncompared[0].verdict.detail}"
         yield f"{len(uncompared)} of {len(result.rows)} rows could not be compared, the first {first}"
@@ -297,6 +301,8 @@ def _named(result: Result, culprit: Culprit) -> str:
         return f"{culprit.place}{step}: {culprit.scaled.words}"
     if culprit.buffer and metrics is not None and metrics.max_rel is not None:
         return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
+    if record.role in WRITTEN_ROLES and culprit.reason in UNMATCHED:
+        return f"{culprit.place}{step}: only {'golden' if culprit.row.candidate is None else 'the candidate'} writes there"
     if culprit.row.lost:
         if culprit.stage is Stage.BETWEEN:
             return f"{culprit.place}, in {'golden' if culprit.reason is Reason.MISSING else 'the candidate'} alone"

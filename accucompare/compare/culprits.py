@@ -33,6 +33,7 @@ from accucompare.compare.scaled import find_scaled
 from accucompare.compare.sites import Culprit, Stage
 from accucompare.compare.tolerance import CLEAR
 from accucompare.compare.training import parameter_of
+from accucompare.compare.written import is_buffer, one_sided_writes, owner_of
 from accucompare.numbers.dtypes import DTYPES, Kind, widen
 from accucompare.numbers.sums import Float64
 
@@ -69,13 +70,16 @@ def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool, updated: b
     rows = _with_effect([row for row in all_rows if not is_operator(row.record)])
     children = {caller_of(row.record) for row in rows if row.record is not None and row.record.parent is not None}
     operators = _operators(all_rows) if len(rows) < len(all_rows) else []
+    written = {id(row) for row in one_sided_writes(rows)}
+    own = [row for row in rows if id(row) in written or _own_error(row)]
     if fed:
-        culprits = _ranked([*operators, *(_culprit(row, children) for row in rows if _own_error(row))], _off(rows))
+        culprits = _ranked([*operators, *(_culprit(row, children) for row in own)], _off(rows))
     elif has_baseline:
-        of_series = (row for row in rows if _is_of_series(row) and _own_error(row))
-        culprits = [*(_culprit(row, children) for row in of_series), *_by_jump(rows, children), *operators]
+        of_series = (_culprit(row, children) for row in own if _is_of_series(row))
+        of_writes = (_culprit(row, children) for row in own if id(row) in written)
+        culprits = [*of_series, *_by_jump(rows, children), *operators, *of_writes]
     else:
-        culprits = [*(_culprit(row, children) for row in rows if _own_error(row)), *operators]
+        culprits = [*(_culprit(row, children) for row in own), *operators]
         culprits.sort(key=lambda culprit: culprit.reason in STRUCTURAL and is_of_glue(culprit))  # otherwise in execution order
     culprits = _where_cut(_of_one_update(culprits, rows), rows, children)
     if updated and (fed or has_baseline):
@@ -247,6 +251,8 @@ def _culprit(row: Row, children: set[Call | None], jump: float | None = None) ->
     assert record is not None
     if record.role is Role.COMPUTED_BUFFER:
         return Culprit(record.name, record.call, "buffer", "", row, _excess(row), row.reason, jump=jump)
+    if is_buffer(record):
+        return Culprit(record.name, record.call, "module", "", row, _excess(row), row.reason, jump=jump)
     if record.role is Role.INPUT:
         assert record.parent is not None
         reason = Reason.GLUE if row.reason is Reason.INHERITED else row.reason
@@ -327,6 +333,7 @@ def is_of_glue(culprit: Culprit) -> bool:
 def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
     """The rows over their limit, ranked by their excess as a multiple of that of what went in."""
     incoming: dict[Call, float] = {}  # by call: the largest excess of its inputs, and of its children's outputs
+    buffers: dict[tuple[int, str], float] = {}  # by rank and module: the largest excess of its buffers until now
     culprits = []
     for row in rows:
         record = row.record
@@ -334,9 +341,18 @@ def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
             continue
         if record.role in (*TRAINING_ROLES, *SERIES_ROLES):
             continue
+        if is_buffer(record):
+            place = record.rank, owner_of(record)
+            went_in = max(incoming.get(call_of(record), 0.0), buffers.get(place, 0.0), 1.0)
+            made = _jump(row, went_in) if row.reason is not Reason.INHERITED or record.role is Role.BUFFER_UPDATE else None
+            if _may_be_culprit(row) and made is not None:
+                culprits.append(_culprit(row, children, made))
+            buffers[place] = math.inf if is_choice(row) else max(buffers.get(place, 0.0), _excess(row))
+            continue
         call, parent = call_of(record), caller_of(record)
         source, receiver = (parent, call) if record.role is Role.INPUT else (call, parent)  # whose code made it, and goes on with it
-        jump = _jump(row, 1.0 if source is None else max(incoming.get(source, 0.0), 1.0))
+        went_in = 1.0 if source is None else max(incoming.get(source, 0.0), buffers.get((source[0], source[2]), 0.0), 1.0)
+        jump = _jump(row, went_in)
         if _may_be_culprit(row) and jump is not None:
             culprits.append(_culprit(row, children, jump))
         if receiver is not None and (row.verdict.excess is not None or is_choice(row)):
@@ -464,7 +480,7 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
         for side in values:
             side[masked] = -np.inf  # masks are equal
     shape = describe_error(*values, dtype=theirs.dtype, sample=sample)
-    hints = shape.hints if culprit.stage is Stage.FORWARD else ()  # hints are about a forward
+    hints = shape.hints if culprit.stage is Stage.FORWARD and not is_buffer(ours) else ()  # hints are about what a forward gives
     return replace(culprit, words=shape.words, hints=(*culprit.hints, *hints))
 
 

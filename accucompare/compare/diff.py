@@ -13,7 +13,7 @@ import msgspec
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
-from accucompare.bundle.records import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, Key, Record, Role
+from accucompare.bundle.records import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, WRITTEN_ROLES, Key, Record, Role
 from accucompare.compare import unsteady
 from accucompare.compare.acceptance import accept
 from accucompare.compare.align import Pair, Renaming, align, unused
@@ -130,7 +130,7 @@ def compare(
         if judge.bundle is not None and not fed:
             outcomes = by_envelope(tasks, outcomes, after_updates(golden_bundle.manifests, candidate_bundle.manifests))
         del tasks  # of a million pairs
-        rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
+        rows = _rows(chosen, outcomes, damage, _origins(golden_records, golden_bundle, candidate_bundle, pairs))
         del outcomes
         rows = vouched_for(with_options(rows)) + never_called(golden_bundle, candidate_bundle, selection)
         compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
@@ -225,16 +225,19 @@ def _rules(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tol
     return Tolerances(rules, limits, candidate.manifest.fed, rounding=matmul, conv_rounding=max(matmul, conv), copies=copies)
 
 
-def _origins(golden: list[Record], candidate: Bundle, pairs: list[Pair]) -> Origins | Fed:
+def _origins(records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]) -> Origins | Fed:
+    steps = {(rank, entry.step) for rank, entry in golden.steps()} & {(rank, entry.step) for rank, entry in candidate.steps()}
     if not candidate.manifest.fed:
-        return Origins()
-    recorded = {record.name for record in golden if record.role is Role.OUTPUT}  # a root that was left out still has inputs
+        return Origins(steps)
+    recorded = {
+        record.name for record in records if record.role in (Role.OUTPUT, *WRITTEN_ROLES)
+    }  # a root that was left out still has inputs
     both = [(pair.candidate.key, pair.golden.key) for pair in pairs if pair.golden is not None and pair.candidate is not None]
     places = {_place(theirs): _place(ours) for theirs, ours in both if theirs != ours}  # its manifest has the candidate's names
     names = {theirs.name: ours.name for theirs, ours in both}
     values = {places.get(at, (*at[:2], names.get(at[2], at[2]), *at[3:])) for at in not_fed(candidate.manifests)}
     operators = frozenset((*at[:2], names.get(at[2], at[2]), *at[3:]) for at in operators_not_fed(candidate.manifests))
-    return Fed(values, OperatorOrigins(fed=True, not_fed=operators), recorded)
+    return Fed(values, OperatorOrigins(fed=True, not_fed=operators), recorded, steps)
 
 
 def _place(key: Key) -> NotFed:
@@ -347,6 +350,9 @@ class _Precision:
             update = (*step, golden.call, parameter_of(golden))
             dtypes |= self._parameters.setdefault(update, dtypes)
         tolerance = rules.tolerance_for(golden, candidate, _coarsest_of(before, dtypes))
+        if golden.role in (Role.INPUT, Role.BUFFER_UPDATE):
+            larger = self._terms.larger(golden)
+            return tolerance if golden.role is Role.INPUT else tolerance.scaled(larger)
         if golden.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return tolerance
         return tolerance.scaled(self._terms.larger(golden) * (1.0 if rules.fed else FREE_GRADIENTS))

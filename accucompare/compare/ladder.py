@@ -413,7 +413,8 @@ def _rung_of(row: Row) -> Rung:
         return Rung.WEIGHTS
     if record.role in (*GRADIENT_ROLES, Role.PARAM_GRAD):
         return Rung.GRADIENTS
-    return Rung.UPDATE if record.role in (Role.PARAM_UPDATE, Role.STATE_BEFORE, Role.STATE_AFTER) else Rung.FORWARD
+    updates = (Role.PARAM_UPDATE, Role.STATE_BEFORE, Role.STATE_AFTER, Role.BUFFER_AFTER)
+    return Rung.UPDATE if record.role in updates else Rung.FORWARD
 
 
 def _by_digests(pairs: Iterable[StepPair]) -> Iterator[Parting]:

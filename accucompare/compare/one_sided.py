@@ -15,14 +15,27 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import GRADIENT_ROLES, NODE_ROLES, TRAINING_ROLES, UPDATE_ROLES, WAYS_OF_UPDATING, Layout, Record, Role
+from accucompare.bundle.records import (
+    BUFFER_ROLES,
+    GRADIENT_ROLES,
+    NODE_ROLES,
+    TRAINING_ROLES,
+    UPDATE_ROLES,
+    WAYS_OF_UPDATING,
+    WRITTEN_ROLES,
+    Layout,
+    Record,
+    Role,
+)
 from accucompare.compare.align import Pair
 from accucompare.compare.asked import not_asked
+from accucompare.compare.baseline import is_half
 from accucompare.compare.dumps import of_dumps
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.outcomes import Outcome
 from accucompare.compare.reasons import Call, call_of, caller_of
 from accucompare.compare.rows import Reason, Row, Status, Verdict
+from accucompare.compare.written import buffer_of
 from accucompare.selection import Selection
 
 
@@ -42,6 +55,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
         why = (
             not_asked(pair, *options)
             or dumps.get(place)
+            or _not_written(pair, golden, candidate)
             or _other_state(pair, classes)
             or _no_gradient(pair)
             or _not_trained(pair.record, untrained)
@@ -91,11 +105,11 @@ class _Calls:
             for callers, record in zip(self._callers, (ours, theirs), strict=True):
                 if record is not None and not is_operator(record):
                     callers.setdefault(call_of(record), caller_of(record))
-            if ours is None or theirs is None or is_operator(ours) or ours.role in UPDATE_ROLES:
+            if ours is None or theirs is None or is_operator(ours) or ours.role in (*UPDATE_ROLES, *BUFFER_ROLES):
                 continue
             self._golden[call_of(theirs)] = call_of(ours)
             backward, passes = ours.role in GRADIENT_ROLES, row.status is Status.PASS
-            own = ours.role in (Role.OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD)
+            own = ours.role in (Role.OUTPUT, Role.ARGUMENT_UPDATE, Role.GRAD_INPUT, Role.CALL_GRAD)
             whose = call_of(ours) if own else caller_of(ours)
             if whose is None or row.reason is Reason.NOT_COMPARABLE:
                 continue
@@ -107,7 +121,7 @@ class _Calls:
         """Whether what both sides compute around a row of one side agrees. ``alone``: the values that one side alone has."""
         record = row.record
         assert record is not None
-        if is_operator(record) or record.role not in (Role.INPUT, Role.OUTPUT, *GRADIENT_ROLES):
+        if is_operator(record) or record.role not in (Role.INPUT, Role.OUTPUT, Role.ARGUMENT_UPDATE, *GRADIENT_ROLES):
             return False
         backward, golden = record.role in GRADIENT_ROLES, row.golden is not None
         call: Call | None = call_of(record)
@@ -139,6 +153,20 @@ def _not_run(pair: Pair, steps: Collection[tuple[int, int]] | None) -> str:
     """Why a fed candidate, which ran these steps of these ranks, has no record; ``""`` if it should, or nothing was fed (``None``)."""
     record = pair.golden
     return "" if steps is None or record is None or (record.rank, record.step) in steps else "a step that was not fed"
+
+
+def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> str:
+    """Why one side has no record of what was written into a buffer or an argument; ``""`` if nothing was written there."""
+    role, has = pair.record.role, pair.golden or pair.candidate
+    name, other = ("golden", golden) if pair.golden is None else ("the candidate", candidate)
+    if role not in WRITTEN_ROLES or has is None:
+        return ""
+    if not other.manifest.options.written:
+        return f"{name} was captured by a version that does not record it"
+    buffer = (other.manifest.model.get("buffers") or {}).get(buffer_of(has), {})
+    if role in BUFFER_ROLES and role is not Role.BUFFER_UPDATE and is_half(str(buffer.get("dtype"))):  # seen by other bits alone
+        return f"so small a change may leave {name}'s as it is, in {buffer['dtype']}"
+    return ""
 
 
 def _untrained(golden: Bundle, candidate: Bundle) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from accucompare.bundle.records import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, Role
+from accucompare.bundle.records import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, WRITTEN_ROLES, Record, Role
 from accucompare.compare.rows import Difference, Option, Reason, Row
 from accucompare.compare.scaled import ScaledGradients
+from accucompare.compare.written import buffer_of, owner_of
 from accucompare.markup import line
 
 
@@ -23,6 +24,9 @@ class Stage(str, Enum):
 
 #: What an update's culprit shows, by the role of its row; for all other roles the update itself.
 _UPDATE_WORDS = {Role.PARAM_GRAD: "the sum of the gradients", Role.STATE_BEFORE: "what the update is given"}
+
+#: What changed a buffer that no call of the model has written into.
+_CHANGED = {Role.BUFFER_BEFORE: "changed between steps", Role.BUFFER_AFTER: "changed in the step, outside of the model"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,8 @@ class Culprit:
         record = self.row.record
         if record is not None and record.role in SERIES_ROLES:
             return Stage.LOSS if record.role is Role.LOSS else Stage.UPDATE
+        if record is not None and record.role is Role.BUFFER_AFTER:
+            return Stage.UPDATE
         if record is None or record.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return Stage.FORWARD
         if record.role is Role.PARAM_CHANGED:
@@ -119,6 +125,8 @@ class Culprit:
             return f"{of}{self.name or '(root)'}{call}: {': '.join(parts)}"
         if self.buffer:
             return f"{self.buffer} (computed buffer)"
+        if self.row.record is not None and self.row.record.role in WRITTEN_ROLES:
+            return self._place_written(self.row.record, call)
         if self.whole:
             return "the whole update"
         if self.stage is not Stage.FORWARD and not self.cut:
@@ -128,6 +136,16 @@ class Culprit:
         own += f" call {behind.call}" if own and behind is not None and behind.call else ""
         where = {"module": "", "glue": f" (glue, before {own})" if own else " (glue, at its end)"}[self.site]
         return f"{self.name or '(root)'}{call}{where}"
+
+    def _place_written(self, record: Record, call: str) -> str:
+        if record.role is Role.ARGUMENT_UPDATE and self.site == "glue":
+            return f"{self.name or '(root)'}{call} (glue, written into argument {record.path})"
+        if record.role is Role.ARGUMENT_UPDATE:
+            return f"{self.name or '(root)'}{call} (written into argument {record.path})"
+        if record.role is not Role.BUFFER_UPDATE:
+            return f"{buffer_of(record)} ({_CHANGED[record.role]})"
+        by = "" if owner_of(record) == self.name else f" by {self.name or '(root)'}"
+        return f"{buffer_of(record)}{call} (buffer update{by})"
 
     @property
     def _place_in_training(self) -> str:

@@ -49,7 +49,7 @@ def with_step_rows(
 
     Args:
         rows: of the records.
-        golden, candidate, baseline, proof: the manifests, by rank; no baseline where none judges, and no proof of it where none was captured.
+        golden, candidate, baseline, proof: the manifests, by rank; no baseline where none judges, no proof where none was captured.
         tolerances: the limits in force.
     """
     ours, theirs = _series(golden), _series(candidate)

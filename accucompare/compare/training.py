@@ -250,13 +250,15 @@ class Terms:
     """How much larger than their sum the terms are that a gradient or an update is made of, from golden's statistics, in execution order.
 
     A sum is rounded as its terms are, and they may cancel: the gradient of a key's bias is zero, but for rounding. An update is rounded
-    as the parameter is that it is added to.
+    as the parameter is that it is added to. What a call writes into a buffer may be a mean of what it was given: zero but for rounding,
+    if that comes from a normalisation. Of n terms, the rounding of their mean is that of one, divided by the square root of n.
     """
 
     _arrived: dict[Call, float] = field(default_factory=dict)  # L2 norm of all that arrived at the outputs of a call
     _nodes: dict[tuple[Call, str, int], float] = field(default_factory=dict)  # and at one of its nodes
     _sizes: dict[tuple[int, int, str], float] = field(default_factory=dict)  # of the terms of a parameter's gradient
     _values: dict[tuple[int, int, int, str], float] = field(default_factory=dict)  # L2 norm of a parameter before an update
+    _given: dict[Call, list[tuple[float, int]]] = field(default_factory=dict)  # of this step: L2 norm and size of what calls were given
 
     def larger(self, record: Record) -> float:
         """By what factor the terms of golden's record are larger than it; 1 where they are not, or that is not known."""
@@ -274,6 +276,13 @@ class Terms:
             self._nodes[(call, *record.operator)] = size
         elif record.role is Role.OP_GRAD_INPUT and len(record.shape) == 1:
             terms = max(size, self._nodes.get((call, *record.operator), 0.0))
+        elif record.role is Role.INPUT:
+            if self._given and next(iter(self._given))[:2] != call[:2]:
+                self._given.clear()
+            self._given.setdefault(call, []).append((size, math.prod(record.shape)))
+        elif record.role is Role.BUFFER_UPDATE:
+            own = math.prod(record.shape)
+            terms = max((given * min(own / count, 1.0) for given, count in self._given.get(call, ()) if count), default=size)
         elif record.role is Role.PARAM_GRAD:
             terms = self._sizes.get(part, size)
         elif record.role is Role.PARAM_BEFORE:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, display_name
+from accucompare.bundle.records import OPERATOR_ROLES, WRITTEN_ROLES, Layout, Record, Role, display_name
 from accucompare.compare.align import Renaming, argument_path, counterparts, tupled
 from accucompare.errors import CaptureError
 from accucompare.live import nested
@@ -64,6 +64,7 @@ class GoldenValues:
         self._arguments: dict[tuple[str, int, str], Record] = {}  # of these the inputs, by the argument's name
         self._calls: set[tuple[str, int, Role]] = set()
         self._operators: dict[tuple[str, int], list[Record]] = {}  # of that step, by module call
+        self._written: dict[tuple[str, int, Role], list[str]] = {}  # of that step: the paths of what calls have written into
         self._noted: set[tuple[Place, str]] = set()
         self._before: dict[int, dict[tuple[str, str], dict[int, Record]]] = {}  # by step, see _parameters_before
 
@@ -92,6 +93,7 @@ class GoldenValues:
         self._arguments.clear()
         self._calls.clear()
         self._operators.clear()
+        self._written.clear()
         self._noted.clear()
         self._golden.close()
 
@@ -131,6 +133,11 @@ class GoldenValues:
                 if record.role is Role.PARAM_BEFORE:
                     self._before[step].setdefault((name, record.path), {})[record.call] = record
         return self._before[step]
+
+    def paths(self, place: Place) -> list[str]:
+        """The paths of what golden has written there, of one of ``WRITTEN_ROLES``; errors as ``inputs``."""
+        self.load(place.step)
+        return self._written.get((place.name, place.call, place.role), [])
 
     def has(self, place: Place) -> bool:
         """Whether golden has anything of this role of a call, of the step that was loaded."""
@@ -228,10 +235,13 @@ class GoldenValues:
         self._calls = {(name, record.call, record.role) for name, record in records}
         self._arguments = {}
         self._operators = {}
+        self._written = {}
         ours, theirs = self._signatures
         for name, record in records:
             if record.role in OPERATOR_ROLES:
                 self._operators.setdefault((name, record.call), []).append(record)
+            elif record.role in WRITTEN_ROLES:
+                self._written.setdefault((name, record.call, record.role), []).append(record.path)
             elif record.role is Role.INPUT:
                 path = argument_path(record.path, theirs.get(record.type) or ours.get(record.type) or ())
                 self._arguments[name, record.call, path] = record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,21 +58,23 @@ class Lent:
             ]
         return [self.paths[id(given)] for given in found if id(given) in self.paths]
 
-    def give_back(self, exchanged: Mapping[int, torch.Tensor]) -> None:
+    def give_back(self, exchanged: Mapping[int, torch.Tensor], written: Collection[int] = ()) -> None:
         """Write into what arrived whatever the module wrote into what it was given; gradients of that go on to the module.
 
         Args:
-            exchanged: golden's values by the ids of the outputs that they took the place of.
+            exchanged: golden's values by the ids of the outputs, and of the arguments, that they took the place of.
+            written: the ids of what golden's module wrote into.
         """
         for arrived, given, version in self.tensors:
-            if given._version != version:
+            if given._version != version or id(given) in written:
                 values = exchanged.get(id(given), given)
                 if given.requires_grad and torch.is_grad_enabled():
                     _WrittenInto.apply(arrived, given, [values.detach()])  # type: ignore[no-untyped-call]
                 else:
                     with torch.no_grad(), plainly():
                         arrived.copy_(values)
-        own = {id(given): arrived for arrived, given, *_ in (*self.tensors, *self.containers)}
+        own = {key: exchanged[key] for key in written}
+        own.update((id(given), arrived) for arrived, given, *_ in (*self.tensors, *self.containers))
         for (arrived, given), before in zip(self.containers, self.contents, strict=True):
             now = contents(given)
             if len(now) == len(before) and all(one is other for one, other in zip(now, before, strict=True)):

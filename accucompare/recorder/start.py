@@ -216,6 +216,7 @@ class Start:
                 "grad": None,
                 "backward": False,
                 "no_backward": not options.trains,
+                "written": True,
                 "dtype": None,
                 "round_weights": None,
                 **({"begun": self.begun} if self.begun else {}),
