@@ -212,7 +212,15 @@ def operators_by_hand(setup: Setup, comparison: Comparison) -> tuple[str, str, s
         "--steps": held_steps(golden),
         "--like": comparison.golden.path if golden.state is not None else made.like,
     }
-    ours = ["accucompare", "capture", setup.golden_case or golden.case or setup.case or "CASE", "--level", "op", "--only", glob.escape(name)]
+    ours = [
+        "accucompare",
+        "capture",
+        setup.golden_case or golden.case or setup.case or "CASE",
+        "--level",
+        "op",
+        "--only",
+        glob.escape(name),
+    ]
     ours += [part for option, value in asked.items() if value for part in (option, str(value))]
     theirs = ["accucompare", "capture", *([setup.case] if setup.case else []), "--device", str(setup.device), "--level", "op"]
     theirs += ["--dtype", setup.dtype.value] if setup.dtype else []
