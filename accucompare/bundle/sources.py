@@ -7,16 +7,17 @@ import io
 import os
 import stat
 import threading
-import weakref
 from collections import OrderedDict
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, ClassVar, Protocol
 
 from accucompare.errors import BundleError
 from accucompare.places import Answer, Place, Url, wait
 from accucompare.storage_errors import NoAnswerError
 
+#: How many files stay open that nobody reads: a bundle has one a step and rank, and a process may open 256 (macOS) to 1,024.
+OPEN_FILES = 48
 #: Bytes that are asked for at once.
 WINDOW = 8 << 20
 #: How many windows a bundle keeps, and how many are asked for before they are needed; each thread keeps one more, the one that it reads.
@@ -49,33 +50,77 @@ class Source(Protocol):
 
 
 class LocalFile:
-    """A regular file, read by position."""
+    """A regular file, read by position. It is open while it is read, and until ``OPEN_FILES`` others were read after it."""
+
+    _idle: ClassVar[OrderedDict[LocalFile, None]] = OrderedDict()  # open, and not being read; the one that was read last is last
+    _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, path: Path) -> None:
         """Raises BundleError for what is no regular file."""
         self._path = path
         if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for its writer
             raise BundleError(f"{path}: is not a regular file; refused")
-        self._file = path.open("rb", buffering=0)
-        status = os.fstat(self._file.fileno())
-        weakref.finalize(self, self._file.close)  # without a ResourceWarning when nobody closes the bundle
+        self._descriptor: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        status = os.fstat(self._descriptor)
         self._stamp = _stamp(status)
         self.size = status.st_size
+        self._readers = 1
+        self._rest()
 
     def read(self, count: int, offset: int) -> bytes:
-        return os.pread(self._file.fileno(), count, offset)
+        descriptor = self._wake()
+        try:
+            return os.pread(descriptor, count, offset)
+        finally:
+            self._rest()
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
-        return os.preadv(self._file.fileno(), [buffer], offset)
+        descriptor = self._wake()
+        try:
+            return os.preadv(descriptor, [buffer], offset)
+        finally:
+            self._rest()
 
     def changed(self) -> bool:
         try:
-            return not _stamp(os.fstat(self._file.fileno())) == _stamp(os.stat(self._path)) == self._stamp
+            descriptor = self._wake()
+            try:
+                return not _stamp(os.fstat(descriptor)) == _stamp(os.stat(self._path)) == self._stamp
+            finally:
+                self._rest()
         except OSError:
             return True
 
     def close(self) -> None:
-        self._file.close()
+        with self._lock:
+            if self._idle.pop(self, self) is None and self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def _wake(self) -> int:
+        """Open it, if it is not, and let nobody close it until ``_rest``. OSError if it is gone, or another file is in its place."""
+        with self._lock:
+            if self._descriptor is None:
+                descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                if _stamp(os.fstat(descriptor)) != self._stamp:
+                    os.close(descriptor)
+                    raise OSError(errno.ESTALE, "changed while it was read", str(self._path))
+                self._descriptor = descriptor
+            self._idle.pop(self, None)
+            self._readers += 1
+            return self._descriptor
+
+    def _rest(self) -> None:
+        with self._lock:
+            self._readers -= 1
+            if self._readers:
+                return
+            self._idle[self] = None
+            while len(self._idle) > OPEN_FILES:
+                oldest, _ = self._idle.popitem(last=False)
+                assert oldest._descriptor is not None
+                os.close(oldest._descriptor)
+                oldest._descriptor = None
 
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:

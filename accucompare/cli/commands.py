@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 @option.baseline_tensors
 @option.like
 @option.feed
+@option.round_feed
 @option.backward
 @option.roles
 @option.maps
