@@ -40,7 +40,7 @@ from accucompare.compare.rows import UNMATCHED, About, Finding, Reason, Row, Sta
 from accucompare.compare.sequences import align_operators
 from accucompare.compare.sides import Sides
 from accucompare.compare.suggest import product_formats
-from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolerances
+from accucompare.compare.tolerance import COPIES, EXACT, SUMMED, Rule, Tolerance, Tolerances
 from accucompare.compare.training import FREE_GRADIENTS, Terms, parameter_of
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.dtypes import DTYPES
@@ -210,8 +210,17 @@ def _rules(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tol
     """The limits in force. A fed candidate's default depends on the format that its float32 products were rounded to."""
     matmul, conv = map(roundoff, product_formats(candidate.manifest))
     classes = candidate.manifest.code.classes or {}
-    copies = frozenset(name for name in COPIES if all(home.startswith("torch.nn.modules.") for home in classes.get(name) or [""]))
-    return Tolerances(rules, limits, candidate.manifest.fed, rounding=matmul, conv_rounding=max(matmul, conv), copies=copies)
+
+    def torchs(name: str) -> bool:
+        return all(home.startswith("torch.nn.modules.") for home in classes.get(name) or [""])
+
+    copies, model = frozenset(filter(torchs, COPIES)), candidate.manifest.model
+    other_mode, sums = set(model.get("other_mode") or ()), set(filter(torchs, SUMMED))
+    trains = {name for name in model.get("modules") or () if bool(model.get("training")) is not (name in other_mode)}
+    summing = frozenset(
+        name for name, kind in (model.get("modules") or {}).items() if kind in sums and (name in trains or kind == "GroupNorm")
+    )
+    return Tolerances(rules, limits, candidate.manifest.fed, matmul, max(matmul, conv), copies, summing)
 
 
 def _origins(golden: list[Record], candidate: Bundle, pairs: list[Pair]) -> Origins | Fed:
@@ -333,7 +342,10 @@ class _Precision:
         if golden.role in (Role.PARAM_BEFORE, Role.PARAM_UPDATE):
             update = (*step, golden.call, parameter_of(golden))
             dtypes |= self._parameters.setdefault(update, dtypes)
-        tolerance = rules.tolerance_for(golden, candidate, _coarsest_of(before, dtypes))
+        coarsest = _coarsest_of(before, dtypes)
+        tolerance = rules.tolerance_for(golden, candidate, coarsest)
+        if candidate.name in rules.sums:
+            tolerance = tolerance.of_sums(self._terms.summed(golden), coarsest)
         if golden.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return tolerance
         return tolerance.scaled(self._terms.larger(golden) * (1.0 if rules.fed else FREE_GRADIENTS))
