@@ -479,7 +479,8 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
         masked = is_masked(values[0], DTYPES[ours.dtype]) & is_masked(values[1], DTYPES[theirs.dtype])
         for side in values:
             side[masked] = -np.inf  # masks are equal
-    shape = describe_error(*values, dtype=theirs.dtype, sample=sample)
+    normalised = ours.role is Role.OUTPUT and "Norm" in ours.type
+    shape = describe_error(*values, dtype=theirs.dtype, sample=sample, normalised=normalised)
     hints = shape.hints if culprit.stage is Stage.FORWARD and not is_buffer(ours) else ()  # hints are about what a forward gives
     return replace(culprit, words=shape.words, hints=(*culprit.hints, *hints))
 

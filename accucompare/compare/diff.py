@@ -42,7 +42,7 @@ from accucompare.compare.sequences import align_operators
 from accucompare.compare.sides import Sides
 from accucompare.compare.step_rows import with_clipping, with_step_rows
 from accucompare.compare.suggest import product_formats
-from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolerances
+from accucompare.compare.tolerance import COPIES, EXACT, SUMMED, Rule, Tolerance, Tolerances
 from accucompare.compare.training import FREE_GRADIENTS, Terms, parameter_of
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.dtypes import DTYPES
@@ -221,8 +221,17 @@ def _rules(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tol
     """The limits in force. A fed candidate's default depends on the format that its float32 products were rounded to."""
     matmul, conv = map(roundoff, product_formats(candidate.manifest))
     classes = candidate.manifest.code.classes or {}
-    copies = frozenset(name for name in COPIES if all(home.startswith("torch.nn.modules.") for home in classes.get(name) or [""]))
-    return Tolerances(rules, limits, candidate.manifest.fed, rounding=matmul, conv_rounding=max(matmul, conv), copies=copies)
+
+    def torchs(name: str) -> bool:
+        return all(home.startswith("torch.nn.modules.") for home in classes.get(name) or [""])
+
+    copies, model = frozenset(filter(torchs, COPIES)), candidate.manifest.model
+    other_mode, sums = set(model.get("other_mode") or ()), set(filter(torchs, SUMMED))
+    trains = {name for name in model.get("modules") or () if bool(model.get("training")) is not (name in other_mode)}
+    summing = frozenset(
+        name for name, kind in (model.get("modules") or {}).items() if kind in sums and (name in trains or kind == "GroupNorm")
+    )
+    return Tolerances(rules, limits, candidate.manifest.fed, matmul, max(matmul, conv), copies, summing)
 
 
 def _origins(records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]) -> Origins | Fed:
@@ -349,7 +358,10 @@ class _Precision:
         if golden.role in (Role.PARAM_BEFORE, Role.PARAM_UPDATE):
             update = (*step, golden.call, parameter_of(golden))
             dtypes |= self._parameters.setdefault(update, dtypes)
-        tolerance = rules.tolerance_for(golden, candidate, _coarsest_of(before, dtypes))
+        coarsest = _coarsest_of(before, dtypes)
+        tolerance = rules.tolerance_for(golden, candidate, coarsest)
+        if candidate.name in rules.sums:
+            tolerance = tolerance.of_sums(self._terms.summed(golden), coarsest)
         if golden.role in (Role.INPUT, Role.BUFFER_UPDATE):
             larger = self._terms.larger(golden)
             return tolerance if golden.role is Role.INPUT else tolerance.scaled(larger)

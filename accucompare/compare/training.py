@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from accucompare.bundle.records import GRADIENT_ROLES, UPDATE_ROLES, Record, Role
 from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
+from accucompare.compare.tolerance import SUMMED
 
 #: (rank, step, name, call index).
 Call = tuple[int, int, str, int]
@@ -245,6 +246,10 @@ class Training:
         return verdict.beginning() if begins else verdict
 
 
+#: What a module makes of its sums.
+_OF_SUMS = (Role.OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD, Role.PARAM_GRAD)
+
+
 @dataclass
 class Terms:
     """How much larger than their sum the terms are that a gradient or an update is made of, from golden's statistics, in execution order.
@@ -259,6 +264,14 @@ class Terms:
     _sizes: dict[tuple[int, int, str], float] = field(default_factory=dict)  # of the terms of a parameter's gradient
     _values: dict[tuple[int, int, int, str], float] = field(default_factory=dict)  # L2 norm of a parameter before an update
     _given: dict[Call, list[tuple[float, int]]] = field(default_factory=dict)  # of this step: L2 norm and size of what calls were given
+    _summed: dict[str, int] = field(default_factory=dict)  # how many values each sum of a module has
+
+    def summed(self, record: Record) -> int:
+        """Over how many values of one channel, or one sample, a module in ``SUMMED`` sums; 0 if no output of it was recorded before."""
+        if record.role is Role.OUTPUT and record.type in SUMMED and len(record.shape) > 1:
+            each = record.shape[SUMMED[record.type]]
+            self._summed[record.name] = max(self._summed.get(record.name, 0), math.prod(record.shape) // max(each, 1))
+        return self._summed.get(record.name, 0) if record.role in _OF_SUMS else 0
 
     def larger(self, record: Record) -> float:
         """By what factor the terms of golden's record are larger than it; 1 where they are not, or that is not known."""
