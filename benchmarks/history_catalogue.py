@@ -47,9 +47,13 @@ class Bug:
         in_part = not self.stages or found.stage in self.stages
         return there and in_part and (self.step is None or found.step == self.step)
 
+    @property
+    def case(self) -> Path:
+        return CASES / f"{self.name}.py"
+
     def targets(self) -> tuple[str, str]:
         """Golden's case and the candidate's."""
-        return str(_file(self.name)), str(_file(self.name))
+        return str(self.case), str(self.case)
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,13 @@ class Refactor:
         """Golden's and the candidate's."""
         return self.right, self.other
 
+    @property
+    def case(self) -> Path:
+        return CASES / f"{self.name}.py"
+
     def targets(self) -> tuple[str, str]:
         """Golden's case and the candidate's."""
-        golden, candidate = (f"{_file(self.name)}:{function}" for function in self.functions)
+        golden, candidate = (f"{self.case}:{function}" for function in self.functions)
         return golden, candidate
 
 
@@ -92,10 +100,6 @@ class Found:
 
     def __str__(self) -> str:
         return ", ".join([self.module, *filter(None, [self.stage]), *([] if self.step is None else [f"step {self.step}"])])
-
-
-def _file(name: str) -> Path:
-    return CASES / f"{name}.py"
 
 
 _PEFT = ("accelerate==1.11.0", "psutil==7.2.2")
