@@ -10,7 +10,7 @@ import torch
 
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, display_name
-from accucompare.compare.align import Renaming, argument_path, counterparts
+from accucompare.compare.align import Renaming, argument_path, counterparts, tupled
 from accucompare.errors import CaptureError
 from accucompare.live import nested
 from accucompare.live.names import Modules
@@ -19,7 +19,7 @@ from accucompare.live.tensors import dtype_name, from_bits, layout_of, other_to_
 from accucompare.live.values import Scalar, describe
 from accucompare.numbers.digests import digest
 from accucompare.numbers.dtypes import DTYPES, Kind
-from accucompare.recorder.copies import like
+from accucompare.recorder.copies import like, rounded
 from accucompare.recorder.lending import Exchange
 
 _MOST_NOTES = 5  # of what was not fed
@@ -46,8 +46,12 @@ class GoldenValues:
         not_fed: the values that were passed on as they came, or as copies where the model has one tensor, and why.
     """
 
-    def __init__(self, golden: Bundle, rank: int, modules: Modules, renamings: Sequence[Renaming] = ()) -> None:
-        """``renamings``: of golden's layers, see ``accucompare.compare.align.counterparts``."""
+    def __init__(
+        self, golden: Bundle, rank: int, modules: Modules, renamings: Sequence[Renaming] = (), round_to: str | None = None
+    ) -> None:
+        """``renamings``: of golden's layers, see ``accucompare.compare.align.counterparts``. ``round_to``: to which type golden's floating
+        values are rounded before they are given; they keep their own."""
+        self._rounded: torch.dtype | None = None if round_to is None else getattr(torch, str(round_to))
         self.not_fed: list[dict[str, Any]] = []
         self._golden = golden
         self._rank = rank
@@ -69,8 +73,8 @@ class GoldenValues:
         return [record for record in self._operators.get((name, call), []) if record.role in roles]
 
     def golden_tensor(self, record: Record) -> torch.Tensor | None:
-        """A record of golden's as it is, on the CPU; ``None`` if it holds no tensor."""
-        return None if record.member is None else from_bits(self._golden.raw(record), record.dtype)
+        """A record of golden's as it is to be given, on the CPU; ``None`` if it holds no tensor."""
+        return None if record.member is None else self._read(record)
 
     def notes(self) -> list[str]:
         """What was not fed, in one sentence for each reason."""
@@ -105,7 +109,7 @@ class GoldenValues:
             call = min((call for call in calls if later > step or call >= update), default=None)
             if call is not None:
                 record = calls[call]
-                return None if _misfit(record, tensor) else like(tensor, from_bits(self._golden.raw(record), record.dtype))
+                return None if _misfit(record, tensor) else like(tensor, self._read(record))
             later += 1
         return None
 
@@ -145,6 +149,7 @@ class GoldenValues:
         if not isinstance(value, (torch.Tensor, str, bytes, *Scalar)):
             return f"it is a {describe(value)}, which cannot be looked into"
         record = self._records.get((place.name, place.call, place.role, path)) or self._by_argument(place, path, seen or {})
+        record = record or self._in_a_tuple(place, path)
         if record is None:
             return "golden has no such value" if (place.name, place.call, place.role) in self._calls else "golden has no such call"
         if not isinstance(value, torch.Tensor):
@@ -153,7 +158,7 @@ class GoldenValues:
             return why
         key = (id(value), record.dtype, record.digest)
         if key not in memory:  # of what is one tensor here and in golden, one copy: modules ask whether key is value
-            golden = from_bits(self._golden.raw(record), record.dtype)
+            golden = self._read(record)
             if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(golden.to(value.dtype).to(golden.dtype), golden):
                 return f"golden's {record.dtype} are too large for {dtype_name(value.dtype)}"
             memory[key] = value, like(value, golden, exchange)
@@ -167,6 +172,11 @@ class GoldenValues:
         kind = type(self._modules.named[place.name]).__name__
         record = self._arguments.get((place.name, place.call, argument_path(path, ours.get(kind) or theirs.get(kind) or ())))
         return None if record is None or record.path in seen else record
+
+    def _in_a_tuple(self, place: Place, path: str) -> Record | None:
+        """Golden's record of an output that only one of the two returns in a tuple."""
+        other = tupled(place.role, path)
+        return None if other is None else self._records.get((place.name, place.call, place.role, other))
 
     def _golden_number(self, record: Record, value: Any) -> complex | str | None:
         """Golden's in place of a Python number, of its type; why there is none, also for strings; ``None`` if it is the same."""
@@ -182,6 +192,11 @@ class GoldenValues:
             return None if golden is None else type(value)(golden.item())
         except Exception:  # a class of the user's may refuse in any way
             return f"no {type(value).__name__} can be made of golden's"
+
+    def _read(self, record: Record) -> torch.Tensor:
+        """A record's values; floating ones rounded, if that was asked for."""
+        golden = from_bits(self._golden.raw(record), record.dtype)
+        return golden if self._rounded is None or not golden.is_floating_point() else rounded(golden, self._rounded)
 
     def pass_on(self, place: Place, path: str, why: str, hides: bool = False) -> None:
         """Note that a value was left as it came, once also where its call is run again. ``hides``: as ``Unfed`` has it."""
