@@ -10,7 +10,7 @@ from accucompare.bundle.records import GRADIENT_ROLES, Role
 from accucompare.compare.culprits import STRUCTURAL, different_values, is_of_glue
 from accucompare.compare.ladder import JudgedBy
 from accucompare.compare.result import Result
-from accucompare.compare.rows import STATUS_OF, About, Finding, Reason, Status
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, Status
 from accucompare.compare.sites import Culprit
 
 #: How often the first culprit was the right one among planted faults (`make bench-faults`), as the report says it.
@@ -201,7 +201,9 @@ def _first_over(result: Result) -> Conclusion | None:
     if not result.fed and result.baseline is None and culprit.scaled is None:
         return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)} is the first over tolerance; {TRUST['free']}")
     if culprit.reason in STRUCTURAL and is_of_glue(culprit):
-        return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)}; no value after it shows an error of its own")
+        off = any(row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED) for row in result.rows)
+        after = "values after it are off, and may be for that" if off else "no value after it shows an error of its own"
+        return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)}; {after}")
     return None
 
 

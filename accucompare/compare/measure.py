@@ -13,12 +13,13 @@ import math
 import msgspec
 import numpy as np
 
+from accucompare.bundle.records import Record
 from accucompare.compare.blocks import Blocks, PairOfTensors, Segment
-from accucompare.compare.masks import same_masks
+from accucompare.compare.masks import compare_masks
 from accucompare.compare.norms import Run, Scales, Sums, Totals, one_minus_cosine
 from accucompare.compare.scan import Scan
 from accucompare.numbers import kernel
-from accucompare.numbers.dtypes import DType, Kind
+from accucompare.numbers.dtypes import DTYPES, DType, Kind
 from accucompare.numbers.statistics import Number, Statistics
 
 
@@ -157,22 +158,29 @@ def measure_identical(dtype: DType, shape: tuple[int, ...], statistics: Statisti
     )
 
 
-def measure_masks(golden: Blocks, candidate: Blocks, golden_dtype: DType, candidate_dtype: DType, shape: tuple[int, ...]) -> Metrics | None:
-    """Measure a boolean and a floating mask that say the same; ``None`` if they do not, or one is no mask.
+def measure_masks(golden: Blocks, candidate: Blocks, records: tuple[Record, Record]) -> Metrics | None:
+    """Measure two masks of two kinds by what they let through; ``None`` if one of them is no mask.
 
     Args:
-        golden, candidate, shape: as for ``measure``.
-        golden_dtype, candidate_dtype: their true types, one of them bool, the other floating.
+        golden, candidate: the two tensors' stored bits.
+        records: of both, of which ``are_masks_of_two_kinds`` holds.
+
+    Returns:
+        Metrics in which only the counts of positions, and ``over_tolerance``, the share of those that differ, say something.
     """
-    pair = PairOfTensors(golden, candidate, golden_dtype, candidate_dtype, math.prod(shape))
-    masked = 0
-    for segment in pair.segments():
-        for raw in pair.raw_blocks(segment):
-            count = same_masks(*raw, golden_dtype, candidate_dtype)
-            if count is None:
-                return None
-            masked += count
-    return Metrics(elements=pair.elements, compared=pair.elements - masked, masked=masked)
+    ours, theirs = records
+    sizes = [math.prod(record.shape) for record in records]
+    if ours.shape == theirs.shape:
+        pair = PairOfTensors(golden, candidate, DTYPES[ours.dtype], DTYPES[theirs.dtype], sizes[0])
+        found = compare_masks(ours, theirs, (raw for segment in pair.segments() for raw in pair.raw_blocks(segment)))
+    else:
+        whole = [np.concatenate(list(side(0, size))) for side, size in zip((golden, candidate), sizes, strict=True)]
+        found = compare_masks(ours, theirs, [(whole[0].reshape(ours.shape), whole[1].reshape(theirs.shape))])
+    if found is None:
+        return None
+    compared = found.elements - found.masked
+    share = found.different / compared if found.different else 0.0
+    return Metrics(elements=found.elements, compared=compared, masked=found.masked, over_tolerance=share, max_abs=float(bool(share)))
 
 
 def _measure_segment(pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None) -> tuple[Scan, Sums]:
