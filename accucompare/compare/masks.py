@@ -4,8 +4,8 @@ A value is **masked** if it is -Inf, or at most 0.99 times its type's lowest fin
 a little), or exactly the lowest finite number of another type, as where a mask made for bfloat16 is used in float32. Positions masked on
 both sides are equal. A tensor holds masks only if its smallest value is one, so its statistics tell whether to look.
 
-Masks of two kinds are compared by what they let through. One that is added to scores lets through where it is 0 and not where it is
-masked; one of booleans, or of zeros and ones, where it is true.
+Masks of two kinds are compared by what they let through: a boolean one where it is true, a floating one, which is added to scores, where
+it is not masked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
 
 import numpy as np
@@ -29,13 +28,6 @@ _NEAR = 0.99
 
 #: Masks of different shapes are broadcast, and read whole, up to so many elements.
 MOST_BROADCAST = 16 << 20
-
-
-class Form(str, Enum):
-    """How a mask says what is attended to."""
-
-    TRUE = "true where something is let through"
-    ADDED = "0 where something is let through, and very low elsewhere"
 
 
 def is_masked(values: Array, dtype: DType) -> NDArray[np.bool_]:
@@ -90,24 +82,18 @@ def _smallest_is_mask(dtype: DType, statistics: Statistics) -> bool:
 
 
 def are_masks_of_two_kinds(golden: Record, candidate: Record) -> bool:
-    """Whether two records are masks of two kinds, such as a boolean and a floating one, whose shapes are those of one mask."""
+    """Whether two records are a boolean and a floating mask, whose shapes are those of one mask."""
     sides = (golden, candidate)
     if any(record.dtype not in DTYPES or not record.shape or record.member is None for record in sides):
         return False
-    kinds = {DTYPES[record.dtype].kind for record in sides}
-    return len(kinds) == 2 and all(_form(record) is not None for record in sides) and _common_shape(golden, candidate) is not None
+    kinds = {DTYPES[record.dtype].kind: record for record in sides}
+    return kinds.keys() == {Kind.BOOL, Kind.FLOAT} and _is_added(kinds[Kind.FLOAT]) and _common_shape(golden, candidate) is not None
 
 
-def _form(record: Record) -> Form | None:
-    """How a mask of this record would say what is attended to; ``None`` if it is none."""
-    dtype, found = DTYPES[record.dtype], record.statistics
-    if dtype.kind is Kind.BOOL:
-        return Form.TRUE
-    if found is None or dtype.kind not in (Kind.FLOAT, Kind.INT):
-        return None
-    if may_hold_masks(dtype, found) or (dtype.kind is Kind.FLOAT and (found.min, found.max) == (0, 0)):
-        return Form.ADDED
-    return Form.TRUE if (found.min, found.max) in ((0, 1), (1, 1)) else None
+def _is_added(record: Record) -> bool:
+    """Whether a floating tensor may be a mask that is added to scores: very low somewhere, or zero everywhere."""
+    found = record.statistics
+    return may_hold_masks(DTYPES[record.dtype], found) or (found is not None and not found.nan and (found.min, found.max) == (0, 0))
 
 
 def _common_shape(golden: Record, candidate: Record) -> tuple[int, ...] | None:
@@ -128,7 +114,7 @@ class MaskDifference:
     Attributes:
         elements: the positions of both, broadcast to one shape.
         masked: those that neither lets through.
-        different: those that one alone lets through, or to which a floating mask adds a number of its own.
+        different: those that one alone lets through, or to which the floating one adds a number.
     """
 
     elements: int
@@ -136,34 +122,22 @@ class MaskDifference:
     different: int
 
 
-def compare_masks(golden: Record, candidate: Record, blocks: Iterable[tuple[Array, Array]]) -> MaskDifference | None:
-    """Compare what two masks of two kinds let through; ``None`` if one of them turns out to be no mask.
+def compare_masks(golden_dtype: DType, candidate_dtype: DType, blocks: Iterable[tuple[Array, Array]]) -> MaskDifference:
+    """Compare what a boolean and a floating mask let through.
 
     Args:
-        golden, candidate: of which ``are_masks_of_two_kinds`` holds.
+        golden_dtype, candidate_dtype: their true types.
         blocks: of the stored bits of both; of masks of different shapes one block, in these shapes.
     """
     elements = masked = different = 0
-    forms = _form(golden), _form(candidate)
-    dtypes = DTYPES[golden.dtype], DTYPES[candidate.dtype]
-    for raw in blocks:
-        sides = [_let_through(each, dtype, form) for each, dtype, form in zip(raw, dtypes, forms, strict=True)]
-        if sides[0] is None or sides[1] is None:
-            return None
-        through, added = zip(*sides, strict=True)
-        apart = np.logical_xor(*through) | (through[0] & through[1] & np.logical_or(*added))
+    for golden, candidate in blocks:
+        of_booleans, numbers, dtype = (
+            (golden, candidate, candidate_dtype) if golden_dtype.kind is Kind.BOOL else (candidate, golden, golden_dtype)
+        )
+        values = widen(numbers, dtype)
+        through = ~is_masked(values, dtype)
+        apart = (of_booleans != through) | (through & (values != 0))  # what it adds to what it lets through is a difference, too
         elements += apart.size
-        masked += int(np.count_nonzero(~(through[0] | through[1])))
+        masked += int(np.count_nonzero(~(of_booleans | through)))
         different += int(np.count_nonzero(apart))
     return MaskDifference(elements, masked, different)
-
-
-def _let_through(raw: Array, dtype: DType, form: Form | None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
-    """Where a mask lets something through, and where it adds a number to it; ``None`` if it is no mask."""
-    values = widen(raw, dtype)
-    if form is Form.ADDED:
-        through = ~is_masked(values, dtype)
-        return through, through & (values != 0)
-    if dtype.kind is not Kind.BOOL and not ((values == 0) | (values == 1)).all():
-        return None
-    return values != 0, np.zeros(values.shape, np.bool_)

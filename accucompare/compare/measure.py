@@ -158,8 +158,8 @@ def measure_identical(dtype: DType, shape: tuple[int, ...], statistics: Statisti
     )
 
 
-def measure_masks(golden: Blocks, candidate: Blocks, records: tuple[Record, Record]) -> Metrics | None:
-    """Measure two masks of two kinds by what they let through; ``None`` if one of them is no mask.
+def measure_masks(golden: Blocks, candidate: Blocks, records: tuple[Record, Record]) -> Metrics:
+    """Measure a boolean and a floating mask by what they let through.
 
     Args:
         golden, candidate: the two tensors' stored bits.
@@ -168,16 +168,16 @@ def measure_masks(golden: Blocks, candidate: Blocks, records: tuple[Record, Reco
     Returns:
         Metrics in which only the counts of positions, and ``over_tolerance``, the share of those that differ, say something.
     """
-    ours, theirs = records
-    sizes = [math.prod(record.shape) for record in records]
-    if ours.shape == theirs.shape:
-        pair = PairOfTensors(golden, candidate, DTYPES[ours.dtype], DTYPES[theirs.dtype], sizes[0])
-        found = compare_masks(ours, theirs, (raw for segment in pair.segments() for raw in pair.raw_blocks(segment)))
+    dtypes, sizes = (DTYPES[records[0].dtype], DTYPES[records[1].dtype]), [math.prod(record.shape) for record in records]
+    if records[0].shape == records[1].shape:
+        pair = PairOfTensors(golden, candidate, dtypes[0], dtypes[1], sizes[0])
+        found = compare_masks(*dtypes, (raw for segment in pair.segments() for raw in pair.raw_blocks(segment)))
     else:
-        whole = [np.concatenate(list(side(0, size))) for side, size in zip((golden, candidate), sizes, strict=True)]
-        found = compare_masks(ours, theirs, [(whole[0].reshape(ours.shape), whole[1].reshape(theirs.shape))])
-    if found is None:
-        return None
+        ours, theirs = (
+            np.concatenate(list(side(0, size))).reshape(record.shape)
+            for side, size, record in zip((golden, candidate), sizes, records, strict=True)
+        )
+        found = compare_masks(*dtypes, [(ours, theirs)])
     compared = found.elements - found.masked
     share = found.different / compared if found.different else 0.0
     return Metrics(elements=found.elements, compared=compared, masked=found.masked, over_tolerance=share, max_abs=float(bool(share)))

@@ -5,7 +5,8 @@ Such a value matters by what is computed of it. What goes into a call is vouched
 a call that one side alone makes, by the call around it, whose code goes on with it. A call vouches if all of its outputs that both sides
 have are within their limits, and so is all that it hands to the calls inside it. The value is then listed, and fails nothing.
 
-- A value of *one side* alone becomes ``ONE_SIDED``, and so does its gradient, if the gradients around it agree too.
+- A value of *one side* alone becomes ``ONE_SIDED``, and so does its gradient, if the gradients around it agree too. So it is with the
+  values of a module that one side alone calls, but not if both call it, and one of them more often.
 - An input of another *form* (kind of number, shape, a flag) becomes ``NOT_COMPARABLE``. If it is a mask that lets through other
   positions, something else has to make up for that: the outputs must be bit for bit golden's.
 
@@ -28,6 +29,9 @@ from accucompare.compare.rows import Reason, Row, Status
 
 #: What a gradient is the gradient of.
 _FORWARD = {Role.GRAD_OUTPUT: Role.OUTPUT, Role.GRAD_INPUT: Role.INPUT}
+
+#: (rank, step, name).
+_Module = tuple[int, int, str]
 
 #: A value of a module call: the call, its role, and its path.
 _Value = tuple[Call, Role, str]
@@ -89,6 +93,7 @@ class _Calls:
     def __init__(self, rows: Iterable[Row]) -> None:
         self._callers: tuple[dict[Call, Call | None], dict[Call, Call | None]] = ({}, {})  # golden's, the candidate's
         self._golden: dict[Call, Call] = {}  # by the candidate's call
+        self._called: tuple[set[_Module], set[_Module]] = (set(), set())  # by both sides, by golden's names and by the candidate's
         self._agree: dict[tuple[Call, bool], bool] = {}  # by golden's call, and whether its backward
         self._returns: set[Call] = set()  # calls of golden with a tensor that both return
         self._others: set[Call] = set()  # and with an output of other bits
@@ -99,6 +104,8 @@ class _Calls:
                     callers.setdefault(call_of(record), caller_of(record))
             if ours is not None and theirs is not None and not is_operator(ours) and ours.role not in UPDATE_ROLES:
                 self._golden[call_of(theirs)] = call_of(ours)
+                for called, record in zip(self._called, (ours, theirs), strict=True):
+                    called.add(call_of(record)[:3])
                 if row.reason is not Reason.NOT_COMPARABLE and not _is_of_another_form(row):
                     self._note(row, ours)
 
@@ -126,6 +133,8 @@ class _Calls:
         call: Call | None = call_of(record)
         if backward and self._shared(call, golden) is not None and (call, _FORWARD.get(record.role), record.path) not in alone:
             return False  # of a value that both have
+        if self._shared(call, golden) is None and call_of(record)[:3] in self._called[not golden]:
+            return False  # one call more of what both call
         if record.role not in (Role.INPUT, Role.GRAD_OUTPUT):
             call = caller_of(record)
         while call is not None and self._shared(call, golden) is None:
