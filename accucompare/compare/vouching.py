@@ -8,7 +8,7 @@ have are within their limits, and so is all that it hands to the calls inside it
 - A value of *one side* alone becomes ``ONE_SIDED``, and so does its gradient, if the gradients around it agree too. So it is with the
   values of a module that one side alone calls, but not if both call it, and one of them more often.
 - An input of another *form* (kind of number, shape, a flag) becomes ``NOT_COMPARABLE``. If it is a mask that lets through other
-  positions, something else has to make up for that: the outputs must be bit for bit golden's.
+  positions, something else has to make up for that: what is computed of it must be bit for bit golden's.
 
 A tensor that is handed on is vouched for by all calls that are given it, or by none. Nothing vouches for what the model itself returns or
 is given, for a gradient of what both sides have, or for what an update leaves behind.
@@ -96,7 +96,7 @@ class _Calls:
         self._called: tuple[set[_Module], set[_Module]] = (set(), set())  # by both sides, by golden's names and by the candidate's
         self._agree: dict[tuple[Call, bool], bool] = {}  # by golden's call, and whether its backward
         self._returns: set[Call] = set()  # calls of golden with a tensor that both return
-        self._others: set[Call] = set()  # and with an output of other bits
+        self._others: set[Call] = set()  # and whose code made other bits
         for row in rows:
             ours, theirs = row.golden, row.candidate
             for callers, record in zip(self._callers, (ours, theirs), strict=True):
@@ -115,11 +115,10 @@ class _Calls:
         call = call_of(record) if made_by_call else caller_of(record)
         if call is None:
             return
-        if record.role is Role.OUTPUT:
-            if record.layout is Layout.STRIDED:
-                self._returns.add(call)
-            if row.reason is not Reason.IDENTICAL:
-                self._others.add(call)
+        if record.role is Role.OUTPUT and record.layout is Layout.STRIDED:
+            self._returns.add(call)
+        if row.reason is not Reason.IDENTICAL:
+            self._others.add(call)
         part = call, record.role in GRADIENT_ROLES
         self._agree[part] = row.status is Status.PASS and self._agree.get(part, True)
 
@@ -142,13 +141,9 @@ class _Calls:
         shared = self._shared(call, golden)
         if shared is None or shared not in self._returns:
             return False
-        if (
-            row.golden is not None
-            and row.candidate is not None
-            and row.metrics is not None
-            and are_masks_of_two_kinds(row.golden, row.candidate)
-        ):
-            return shared not in self._others
+        both = (row.golden, row.candidate) if row.metrics is not None else (None, None)
+        if both[0] is not None and both[1] is not None and are_masks_of_two_kinds(both[0], both[1]) and shared in self._others:
+            return False  # masks that let through other positions
         return self._agree.get((shared, False), False) and (not backward or self._agree.get((shared, True), False))
 
     def _shared(self, call: Call | None, golden: bool) -> Call | None:
