@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accucompare.api import Comparison, diff
-from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.manifest import CONDITIONED, PROOF, Manifest
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.records import display_name
 from accucompare.case import is_here
@@ -103,6 +103,7 @@ def locate(
         raise UsageError("--map: needs --golden BUNDLE; without it golden is made from the same case and has the same names")
     trusted = _Trusted(setup.golden_python, setup.golden_case if golden is not None else setup.golden_case or setup.case)
     trusted.check()
+    made_here = golden is None
     if golden is not None:
         _check(place_of(golden), setup.out)
     else:
@@ -128,7 +129,8 @@ def locate(
         setup.announce(f"{golden}: was captured without gradients, so only the forward is judged; capture it anew for the training")
     of_golden = CaptureOptions(feed=golden, seed=seed, steps=steps, backward=backward, force=setup.force, overwrite=setup.overwrite)
     of_candidate = replace(of_golden, map=maps)
-    return _capture_and_compare(setup, trusted, setup.out, of_golden, of_candidate, repeat, only=only, skip=skip)
+    comparison = _capture_and_compare(setup, trusted, setup.out, of_golden, of_candidate, repeat, made_here, only=only, skip=skip)
+    return replace(comparison, golden_made_here=made_here)
 
 
 def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
@@ -193,7 +195,43 @@ def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
     pairs = ((row.golden, row.candidate) for row in comparison.rows)
     theirs = next((theirs.name for ours, theirs in pairs if ours is not None and theirs is not None and ours.name == name), name)
     of_candidate = replace(of_golden, map=comparison.maps, only=glob.escape(theirs))
-    return _capture_and_compare(setup, trusted, folder, of_golden, of_candidate)
+    return _capture_and_compare(setup, trusted, folder, of_golden, of_candidate, made_here=True)
+
+
+def operators_by_hand(setup: Setup, comparison: Comparison) -> tuple[str, str, str]:
+    """What to type where ``locate_operators`` raised: the captures of golden, where that was made, and of the candidate, and their diff.
+
+    Args:
+        setup: as it was for ``locate``.
+        comparison: what that returned, with a culprit.
+    """
+    golden = comparison.golden.manifest
+    made, name = golden.options, comparison.culprits[0].name
+    asked = {
+        "--dtype": made.dtype,
+        "--round-weights": made.round_weights,
+        "--seed": made.seed,
+        "--steps": held_steps(golden),
+        "--like": comparison.golden.path if golden.state is not None else made.like,
+    }
+    ours = [
+        "accucompare",
+        "capture",
+        setup.golden_case or golden.case or setup.case or "CASE",
+        "--level",
+        "op",
+        "--only",
+        glob.escape(name),
+    ]
+    ours += [part for option, value in asked.items() if value for part in (option, str(value))]
+    theirs = ["accucompare", "capture", *([setup.case] if setup.case else []), "--device", str(setup.device), "--level", "op"]
+    theirs += ["--dtype", setup.dtype.value] if setup.dtype else []
+    theirs += [part for each in comparison.maps for part in ("--map", each)]
+    return (
+        without_credentials(shlex.join([*ours, "--out", "golden-ops"])),
+        shlex.join([*theirs, "--feed", "golden-ops", "--out", "candidate-ops"]),
+        "accucompare diff golden-ops candidate-ops",
+    )
 
 
 @dataclass(frozen=True)
@@ -269,9 +307,10 @@ def _capture_and_compare(
     of_golden: CaptureOptions,
     of_candidate: CaptureOptions,
     repeat: int = 1,
+    made_here: bool = False,
     **compared: Any,
 ) -> Comparison:
-    """Capture the candidate, fed with golden, find its baseline, and compare.
+    """Capture the candidate, fed with golden, find its baseline, prove that, and compare.
 
     Args:
         setup: the candidate's case, device and numerics.
@@ -279,6 +318,7 @@ def _capture_and_compare(
         folder: for the bundles that are made.
         of_golden, of_candidate: options of the fed capture: with golden's layer names, for the baseline; with the candidate's.
         repeat: how often to run the candidate.
+        made_here: whether golden was made by this process, too, so that a proof is due only where something is wrong.
         compared: of ``diff``.
     """
     from accucompare.recorder.capture_case import capture_case
@@ -296,7 +336,7 @@ def _capture_and_compare(
         cure = baseline_command(ours, theirs)
     maps = candidate.capture["map"]  # in which auto is resolved
     other = _other_versions(manifest, candidate)
-    baseline, refused = None, None
+    baseline, beside, refused = None, None, None
     if brought is not None:
         setup.announce(f"baseline: golden's own, {brought}")
     elif other and trusted.python is None:
@@ -312,9 +352,72 @@ def _capture_and_compare(
         baseline = _baseline(case, trusted, manifest, candidate, folder / "baseline", of_baseline, setup.announce)
         if baseline is None and other:
             refused = RefusedBaseline(None, other, cure)
-    setup.announce("comparing")
-    comparison = diff(golden, made, baseline=baseline, map=maps, **compared)
+        if baseline is not None:
+            beside = _Beside(case, trusted, manifest, baseline, of_baseline, setup.announce)
+    if beside is not None and not made_here:
+        beside.prove()
+
+    def compare() -> Comparison:
+        setup.announce("comparing")
+        return diff(golden, made, baseline=baseline, map=maps, **compared)
+
+    comparison = compare()
+    if beside is not None and what == "module":
+        if made_here and not comparison.passed and beside.prove():
+            comparison = compare()
+        if beside.look_again(comparison, candidate):
+            comparison = compare()
+        comparison = replace(comparison, not_proved=beside.failed)
     return comparison if refused is None else replace(comparison, refused=refused)
+
+
+@dataclass
+class _Beside:
+    """Golden's own case in golden's precision, run beside a baseline: ``compare.proof`` says what that tells.
+
+    Attributes:
+        case, trusted: what is run, and what runs it.
+        golden: its manifest.
+        baseline: its directory.
+        options: of the baseline's capture.
+        failed: why it could not be run; ``""`` if it could.
+    """
+
+    case: str | None
+    trusted: _Trusted
+    golden: Manifest
+    baseline: Place
+    options: CaptureOptions
+    announce: Announce
+    failed: str = ""
+
+    def prove(self) -> bool:
+        """Run it on golden's values; whether that worked."""
+        self.announce(f"proof: does {self.case} give golden's own values here?")
+        return self._capture(self.baseline / PROOF, self.options)
+
+    def look_again(self, comparison: Comparison, candidate: Manifest) -> bool:
+        """Run what a first comparison asks for: the proof again, or golden's code on rounded values; whether there is anything new."""
+        again = conditioned = False
+        if comparison.unproved:
+            self.announce("proof: again, since golden's values were not reproduced everywhere")
+            again = self._capture(self.baseline / PROOF / "repeat1", self.options)
+        dtype = float_dtype(candidate)
+        if any(row.verdict.beyond for row in comparison.rows) and dtype in list(RoundedType):
+            self.announce(f"far beyond rounding: does golden's own code on values rounded to {dtype} do the same?")
+            conditioned = self._capture(self.baseline / CONDITIONED, replace(self.options, round_feed=dtype))
+        return again or conditioned
+
+    def _capture(self, out: Place, options: CaptureOptions) -> bool:
+        made = self.golden.options
+        deterministic = self.golden.flags.get("deterministic_algorithms") is True
+        options = replace(options, emulate=made.emulate, deterministic=deterministic)
+        try:
+            self.trusted.capture(self.case, out, options, FloatType(made.dtype) if made.dtype else None)
+        except (CaptureError, UsageError) as error:
+            self.failed = str(error)
+            self.announce(f"that could not be run: {error}")
+        return not self.failed
 
 
 def _baseline(

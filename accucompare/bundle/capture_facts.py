@@ -85,10 +85,12 @@ class Options(msgspec.Struct, frozen=True):
         sketch: how its sketches were made, if it holds some.
         level: ``op`` if it holds operators.
         seed, steps, only, skip: as given.
+        case_steps: how many steps its case was to run, if those were not chosen one by one; not in older bundles.
         like: the bundle that it took weights and inputs from, if it did.
         emulate: the format that it rounded operands of products to, if it did.
         dtype: what it was cast to; ``None`` if it was not.
         round_weights: to which type golden's weights were rounded, if they were.
+        round_feed: to which type golden's values were rounded before they were fed, if they were.
         loss: whether its case has a loss.
         backward: whether it holds gradients.
         no_backward: whether it was asked to hold none.
@@ -105,12 +107,14 @@ class Options(msgspec.Struct, frozen=True):
     level: str | None = None
     seed: Any = None
     steps: int | None = None
+    case_steps: Count | None = None
     only: tuple[str, ...] | None = None
     skip: tuple[str, ...] | None = None
     like: str | None = None
     emulate: str | None = None
     dtype: str | None = None
     round_weights: str | None = None
+    round_feed: str | None = None
     loss: bool | None = None
     backward: bool | None = None
     no_backward: bool | None = None

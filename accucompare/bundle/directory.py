@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from accucompare.bundle.manifest import BASELINES, PREVIOUS, holds_bundle
+from accucompare.bundle.manifest import BASELINES, CONDITIONED, PREVIOUS, PROOF, holds_bundle
 from accucompare.errors import CaptureError
 from accucompare.places import Place, Url
 from accucompare.storage_errors import NoBucketError
@@ -177,11 +177,12 @@ def _remove_empty(folder: Path, directory: Path) -> None:
 #: The files that a capture writes into its directory and into those of ranks; nothing else is ever moved or removed.
 _MANIFEST = re.compile(r"manifest\.json(\.part)?")
 _OF_RANK = re.compile(rf"(step\d+|state)\.(npz|jsonl)(\.part)?|{_MANIFEST.pattern}")
-_OWN = re.compile(rf"(repeat\d+/|{BASELINES}/[^/]+/)*({_MANIFEST.pattern}|rank\d+/({_OF_RANK.pattern}))")
+_BESIDE = re.compile(rf"repeat\d+|{PROOF}|{CONDITIONED}")
+_OWN = re.compile(rf"(({_BESIDE.pattern})/|{BASELINES}/[^/]+/)*({_MANIFEST.pattern}|rank\d+/({_OF_RANK.pattern}))")
 
 
 def _own_files(directory: Path) -> list[Path]:
-    """The files of the bundle in a directory, and of its ``repeat1``, …; the manifest first."""
+    """The files of the bundle in a directory, and of those that were captured beside it; the manifest first."""
     if not directory.is_dir():
         return []
     files, folders = [], []
@@ -190,7 +191,7 @@ def _own_files(directory: Path) -> list[Path]:
             files += [path] if _MANIFEST.fullmatch(path.name) else []
         elif re.fullmatch(r"rank\d+", path.name):
             folders += [each for each in sorted(path.iterdir()) if _OF_RANK.fullmatch(each.name)]
-        elif re.fullmatch(r"repeat\d+", path.name) and holds_bundle(path):
+        elif _BESIDE.fullmatch(path.name) and holds_bundle(path):
             folders += _own_files(path)
         elif path.name == BASELINES:
             folders += [file for each in sorted(path.iterdir()) if holds_bundle(each) for file in _own_files(each)]

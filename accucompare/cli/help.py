@@ -21,7 +21,21 @@ PREFIX = "ACCUCOMPARE"
 #: Groups of options, in the order of help, by the names of the commands' parameters. What is in none of them comes last.
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "What to run": (
-        *("device", "dtype", "round_weights", "emulate", "seed", "steps", "repeat", "like", "feed", "deterministic", "hf32", "tf32"),
+        *(
+            "device",
+            "dtype",
+            "round_weights",
+            "emulate",
+            "seed",
+            "steps",
+            "repeat",
+            "like",
+            "feed",
+            "round_feed",
+            "deterministic",
+            "hf32",
+            "tf32",
+        ),
         *("golden_case", "golden_python", "model", "arm", "lists", "force"),
     ),
     "What to read": ("format_name", "name_pattern"),

@@ -234,6 +234,11 @@ feed = click.option(
     metavar="GOLDEN",
     help="Give every layer golden's inputs, and its caller golden's outputs. The records then show each layer's own error.",
 )
+round_feed = click.option(
+    "--round-feed",
+    type=_OneOf(RoundedType),
+    help="With --feed: first round golden's values to this type, to see how far that alone drives each layer's result.",
+)
 queue = click.option("--queue", type=_Size(), default="1GiB", show_default=True, help="Most bytes of tensors that may wait to be written.")
 
 # Of scripts.

@@ -239,6 +239,8 @@ def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
         raise UsageError(
             f"{baseline.path}: holds no values (--mode {mode}) to tell an error by; capture the baseline with --mode tensors or sketch"
         )
+    if baseline.manifest.options.round_feed is not None:
+        raise UsageError(f"{baseline.path}: was fed with golden's values rounded (--round-feed), so it is no baseline; capture one without")
     if not baseline.complete:
         raise UsageError(f"{baseline.path}: is incomplete, so it is no baseline; capture it again")
     if candidate.manifest.fed is not baseline.manifest.fed:
@@ -250,6 +252,29 @@ def check_baseline(golden: Bundle, candidate: Bundle, baseline: Bundle) -> None:
         raise UsageError(
             f"{baseline.path}: was fed with another bundle than {golden.path} ({_fed_by(baseline)}); capture it with --feed {golden.path}"
         )
+
+
+def check_beside(golden: Bundle, run: Bundle, rounded: bool) -> None:
+    """Refuse what was captured beside a baseline if it is no run of golden's own precision on golden's values.
+
+    Args:
+        golden: that it should have been fed with.
+        run: the bundle.
+        rounded: whether golden's values were to be rounded before they were fed.
+
+    Raises:
+        UsageError: if it is not.
+    """
+    options = run.manifest.options
+    if not run.complete:
+        raise UsageError(f"{run.path}: is incomplete, so it proves nothing; capture it again, or remove it")
+    if not run.manifest.fed or not _fed_with(golden, run):
+        raise UsageError(f"{run.path}: was not fed with {golden.path}, so it proves nothing; capture it with --feed {golden.path}")
+    if (options.dtype, options.emulate) != (golden.manifest.options.dtype, golden.manifest.options.emulate):
+        raise UsageError(f"{run.path}: is of another precision than {golden.path}, so it proves nothing; capture it with golden's")
+    if (options.round_feed is not None) is not rounded:
+        how = "with --round-feed" if rounded else "without --round-feed"
+        raise UsageError(f"{run.path}: must be captured {how}; capture it again, or remove it")
 
 
 def check_dtypes(pairs: Iterable[Pair], baselines: dict[Key, Record], path: Place) -> None:

@@ -84,7 +84,7 @@ class ChosenBaseline:
 
     def has_none_of(self, row: Row) -> bool:
         """Whether a compared row was judged without this baseline, which has no such record, or none with an error."""
-        if self.records is None or row.golden is None or row.reason is Reason.IDENTICAL:  # that needs no baseline
+        if self.records is None or row.golden is None or row.reason is Reason.IDENTICAL or row.verdict.unproved:  # which is told apart
             return False
         if row.golden.key not in self.records:
             return True

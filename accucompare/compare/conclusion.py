@@ -122,6 +122,12 @@ def _not_looked_at(result: Result) -> Iterator[str]:
         yield f"{_rows(result.by_sketch)} judged by sketches"
     if result.without_baseline:
         yield f"{_rows(result.without_baseline)} judged without the baseline"
+    if result.not_proved:
+        yield f"the baseline is not proved: {result.not_proved}"
+    if result.golden_made_here:
+        yield "golden was made here, in the candidate's environment, whose own faults are not seen"
+    if driven := sum(row.verdict.conditioned for row in result.rows):
+        yield f"{_rows(driven)} far off, as golden's own code is on rounded values"
     if result.by_digests and result.by_digests == result.compared:
         yield "by digests alone, no values were read"
 
@@ -198,7 +204,7 @@ def _first_over(result: Result) -> Conclusion | None:
         reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if STATUS_OF[reason] is Status.FAIL)
         return Conclusion(Answer.DIFFERENT, f"no place shows an error of its own ({reasons})")
     culprit = result.culprits[0]
-    if not result.fed and result.baseline is None and culprit.scaled is None:
+    if not result.fed and result.baseline is None and culprit.scaled is None and not culprit.row.lost:
         return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)} is the first over tolerance; {TRUST['free']}")
     if culprit.reason in STRUCTURAL and is_of_glue(culprit):
         off = any(row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED) for row in result.rows)
@@ -211,6 +217,7 @@ def _bug(result: Result) -> Conclusion:
     named = "; and ".join(_named(result, culprit) for culprit in result.culprits[: 2 if result.fed else 1])
     more = len(result.culprits) - 2
     words = named + (f"; and {more} more" if result.fed and more > 0 else "")
+    words += f"; {result.unproved_words}" if result.unproved else ""
     return Conclusion(Answer.BUG, words + (f"; by fixed limits, since {result.refused}" if result.refused is not None else ""))
 
 
@@ -259,6 +266,10 @@ def _named(result: Result, culprit: Culprit) -> str:
         return f"{culprit.place}{step}: {culprit.scaled.words}"
     if culprit.buffer and metrics is not None and metrics.max_rel is not None:
         return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
+    if culprit.row.lost:
+        has, lacks = ("golden", "the candidate") if culprit.reason is Reason.MISSING else ("the candidate", "golden")
+        what = "makes it" if record.role is Role.PARAM_UPDATE or culprit.whole else "has a gradient there"
+        return f"{culprit.place}{step}: {has} {what}, {lacks} {'does not' if what == 'makes it' else 'has none'}"
     if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):
         return f"{culprit.place}{step}, {culprit.reason.value}"
     if different := different_values(culprit.row):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from accucompare.compare.one_sided import explained, never_called
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Outcome, Task, same_bits, with_parameters
 from accucompare.compare.preflight import preflight
+from accucompare.compare.proof import open_beside, with_proofs
 from accucompare.compare.proposals import propose
 from accucompare.compare.provenance import OtherCode, other_optimizer
 from accucompare.compare.reasons import Fed, NotFed, Origins, not_fed, operators_not_fed
@@ -105,11 +106,25 @@ def compare(
         wanders = judge.bundle
         of_all = golden_records, candidate_records, [] if judge.bundle is None else _records(judge.bundle, keep_going, damage)
         judge, tasks = judge.judging(tasks, pairs, of_all, models[0], renamings, fed)
+        beside = open_beside(stack, golden_bundle, judge.bundle)
+        of_golden, own = _Precision(), replace(_rules((), Tolerance(), golden_bundle), fed=True)
+        tasks = with_proofs(tasks, beside, golden_records, renamings, lambda pair: of_golden.tolerance_for(pair, own))
         again, golden_again = (_by_key(run, keep_going, damage) for run in (repeat_bundle, golden_repeat))
         tasks = with_parameters(tasks) if fed else tasks
         tasks = with_given(tasks) if limits.given or rules else tasks
         tasks = _with_second_runs(tasks, again, unsteady.begins(golden_records, golden_again) if fed else golden_again)
-        sides = Sides(golden_bundle, candidate_bundle, judge.bundle, repeat_bundle, verify, keep_going, golden_repeat)
+        sides = Sides(
+            golden_bundle,
+            candidate_bundle,
+            judge.bundle,
+            repeat_bundle,
+            verify,
+            keep_going,
+            golden_repeat,
+            beside.proof,
+            beside.again,
+            beside.conditioned,
+        )
         outcomes = _outcomes(sides, tasks, workers, progress or (lambda done, total: None), cluster)
         if judge.bundle is not None and not fed:
             outcomes = by_envelope(tasks, outcomes, after_updates(golden_bundle.manifests, candidate_bundle.manifests))

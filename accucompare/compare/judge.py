@@ -209,12 +209,12 @@ def settle_unsteady(verdict: Verdict, tolerance: Tolerance, metrics: Metrics | N
 _UNSTEADY = 0.1
 
 #: An error up to this many times the distance of two runs counts as noise.
-_RUNS = 2.0
+RUNS = 2.0
 
 
 def is_noise(metrics: Metrics, noise: float | None) -> bool:
     """Whether an error is about as large as the distance of two runs, or smaller; both are relative to golden's norm."""
-    return bool(noise and math.isfinite(noise)) and not metrics.nonfinite_mismatch and metrics.rel_l2 <= _RUNS * (noise or 0.0)
+    return bool(noise and math.isfinite(noise)) and not metrics.nonfinite_mismatch and metrics.rel_l2 <= RUNS * (noise or 0.0)
 
 
 #: Whether a limit is kept, how much of it is used, and the smallest limit that would pass.

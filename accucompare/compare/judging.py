@@ -19,9 +19,10 @@ from accucompare.compare.measure import measure_masks
 from accucompare.compare.norms import Run
 from accucompare.compare.operator_rows import is_operator, is_option, options_differ, without_partner
 from accucompare.compare.outcomes import Outcome, Task, because, same_bits
+from accucompare.compare.proof import conditioned, doubt
 from accucompare.compare.rows import Option, Reason, Status, Verdict
 from accucompare.compare.sides import Sides, metrics_of_identical
-from accucompare.compare.tolerance import EXACT, Tolerance
+from accucompare.compare.tolerance import EXACT, Tolerance, with_ceiling
 from accucompare.errors import BundleError
 from accucompare.numbers.dtypes import DTYPES
 
@@ -74,12 +75,25 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
     expected = sides.expected(golden, candidate, metrics, task.baseline, run)
     if task.baseline is not None and expected is None:
         tolerance = because(tolerance, "the baseline has NaN or Inf where golden has not, or the other way round")
+    doubtful = doubt(sides, task, golden, candidate, expected, run)
+    if doubtful is not None:
+        expected, tolerance = doubtful.expected, because(tolerance, str(doubtful))
+    driven = None
+    if expected is not None and doubtful is None:
+        driven = conditioned(sides, task, golden, candidate, expected, metrics.rel_l2, run)
+    if driven is not None:
+        tolerance = with_ceiling(tolerance, driven)
+        task = msgspec.structs.replace(task, tolerance=tolerance)
     noise = sides.noise(candidate, task.repeat, metrics, run)
     verdict = judge(golden, candidate, metrics, tolerance, expected)
     if expected is not None and tolerance.by_default and golden.role in TRAINING_ROLES:
         verdict = look_closer(sides, task, golden, candidate, metrics, verdict, expected, run)
     if metrics.deviation and metrics.golden_nan + metrics.golden_inf and verdict.status is Status.PASS:
         return Outcome(None, Verdict(Reason.NOT_COMPARABLE, detail="both hold NaN or Inf, and a sketch does not tell in which places"))
+    if driven is not None and verdict.status is Status.PASS:
+        verdict = msgspec.structs.replace(verdict, conditioned=True)
+    if doubtful is not None:
+        verdict = doubtful.settle(verdict)
     if noise is not None:
         verdict = settle_noise(verdict, tolerance, metrics, noise)
     if (

@@ -17,6 +17,22 @@ from accucompare.compare.tolerance import Tolerance
 from accucompare.numbers.dtypes import DTYPES
 
 
+class Proof(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What golden's own code gave beside the baseline, in golden's precision, where that is not bit for bit golden's value.
+
+    Attributes:
+        record: it; ``None`` if there is none.
+        again: of its second run.
+        limit: the largest relative L2 error that a fed capture in golden's precision may have.
+        share: how much of the baseline's error golden's precision explains; 0 where the baseline rounds more finely.
+    """
+
+    record: Record | None
+    again: Record | None
+    limit: float
+    share: float
+
+
 class Task(msgspec.Struct, frozen=True, gc=False):
     """A pair to compare, with its limits, and its records of the baseline and of both sides' second runs."""
 
@@ -28,6 +44,8 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     golden_repeat: Record | None = None
     before: Pair | None = None  # of an update, the parameter that it was given
     given: bool = False  # whether both models were given these values, in a dtype each
+    proof: Proof | None = None  # where the baseline is not known to be proved
+    conditioned: Record | None = None  # of golden's own code on rounded values
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -12,7 +12,7 @@ import msgspec
 
 from accucompare.bundle.records import Record
 from accucompare.compare.align import Pair
-from accucompare.compare.outcomes import Outcome, Task
+from accucompare.compare.outcomes import Outcome, Proof, Task
 from accucompare.compare.tolerance import Tolerance
 from accucompare.errors import BundleError
 
@@ -27,6 +27,9 @@ class _Sent(msgspec.Struct, frozen=True, gc=False, array_like=True):
     chosen: str
     golden_repeat: Record | None
     before: Pair | None
+    given: bool
+    proof: Proof | None
+    conditioned: Record | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,9 @@ def pack_tasks(tasks: list[Task]) -> Parcel:
             task.chosen,
             task.golden_repeat,
             task.before,
+            task.given,
+            task.proof,
+            task.conditioned,
         )
         for task in tasks
     ]
@@ -72,7 +78,18 @@ def pack_tasks(tasks: list[Task]) -> Parcel:
 
 def unpack_tasks(parcel: Parcel) -> list[Task]:
     return [
-        Task(sent.pair, parcel.limits[sent.limits], sent.baseline, sent.repeat, sent.chosen, sent.golden_repeat, sent.before)
+        Task(
+            sent.pair,
+            parcel.limits[sent.limits],
+            sent.baseline,
+            sent.repeat,
+            sent.chosen,
+            sent.golden_repeat,
+            sent.before,
+            sent.given,
+            sent.proof,
+            sent.conditioned,
+        )
         for sent in _TASKS.decode(parcel.tasks)
     ]
 

@@ -16,6 +16,7 @@ from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.provenance import OtherCode
 from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, RefusedBaseline, Row, Status
 from accucompare.compare.sites import Culprit
+from accucompare.compare.suggest import float_dtype
 from accucompare.compare.tolerance import Tolerances
 from accucompare.compare.unseen import unseen, without_output
 from accucompare.places import Place
@@ -46,6 +47,8 @@ class Result:
         culprits: where errors are made, the most certain first.
         without_baseline: how many compared rows the baseline has no record of.
         refused: the baseline that was given or needed, if it may not judge; ``baseline`` is ``None`` then.
+        not_proved: why nothing was run that would prove the baseline, where that matters; ``""`` if it is proved, or golden's own.
+        golden_made_here: whether golden was made beside the candidate, in its environment, by the call that made this result.
         unseen: what differs in the code of the two cases' optimizers, whose updates no record shows.
         maps: the renamings of golden's layers in force, as ``--map`` takes them.
         verified: whether tensors of equal digests were read too.
@@ -66,6 +69,8 @@ class Result:
     culprits: list[Culprit] = field(default_factory=list)
     without_baseline: int = 0
     refused: RefusedBaseline | None = None
+    not_proved: str = ""
+    golden_made_here: bool = False
     unseen: OtherCode = field(default_factory=OtherCode)
     maps: list[str] = field(default_factory=list)
     verified: bool = False
@@ -171,6 +176,8 @@ class Result:
             return self.poor_baseline
         if self.training is not None and self.training.unclear:
             return self.training.unclear
+        if self.unproved and not self.by_user:
+            return f"everything is within fixed limits, which miss small faults, and {self.unproved_words}"
         if self.judged_by_few and not self.by_user:
             return self.judged_by_few
         if self.far_beyond:
@@ -184,6 +191,22 @@ class Result:
         if self.unseen:
             return f"what was compared agrees, but the optimizer's code differs ({self.unseen}), and no update was compared"
         return ""
+
+    @cached_property
+    def unproved(self) -> list[Row]:
+        """The rows that the baseline may not judge, for golden's own code does not give golden's values where that was made."""
+        return [row for row in self.rows if row.verdict.unproved]
+
+    @property
+    def unproved_words(self) -> str:
+        """Where the candidate's environment does not compute golden's own values; ``""`` if it does, as far as that was tried."""
+        if not self.unproved:
+            return ""
+        places = list(dict.fromkeys(self.place(row) for row in self.unproved))
+        more = f", and {len(places) - 1} more" if len(places) > 1 else ""
+        precision = float_dtype(self.golden.manifest)
+        also = f", also in {precision}" if precision else ""
+        return f"the candidate's environment does not compute golden's own values{also}: {places[0]}{more}"
 
     @property
     def judged_by_few(self) -> str:

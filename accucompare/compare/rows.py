@@ -156,8 +156,11 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
         option: for a number or a string given to an operator, the two sides' values, if they differ.
         chosen: whether rounding alone changes the shape or the number of calls here, as the baseline shows, so that nothing judges it.
         alike: for values that cannot be compared, whether both sides hold the same kind of value.
-        begins: whether values that are not finite begin here: nothing that went in has any.
+        begins: whether what it shows begins here: values that are not finite, and nothing that went in has any; a gradient or an update
+            that only one side has, and both have what it is made of.
         not_all_fed: for a fed row, whether something that went into its call was not fed and is not proven right.
+        unproved: whether its baseline may not judge it, for golden's own code does not give golden's value where that was made.
+        conditioned: whether it is over the ceiling, and passes since golden's own code on rounded values is off as far.
     """
 
     reason: Reason
@@ -175,6 +178,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
     alike: bool = False
     begins: bool = False
     not_all_fed: bool = False
+    unproved: bool = False
+    conditioned: bool = False
 
     @property
     def status(self) -> Status:
@@ -241,6 +246,11 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     @property
     def reason(self) -> Reason:
         return self.verdict.reason
+
+    @property
+    def lost(self) -> bool:
+        """Whether a gradient or an update that only one side has begins here."""
+        return self.reason in UNMATCHED and self.verdict.begins
 
     @property
     def by_statistics(self) -> bool:

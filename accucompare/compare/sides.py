@@ -31,6 +31,9 @@ class Sides:
     verify: bool
     keep_going: bool
     golden_repeat: Bundle | None = None
+    proof: Bundle | None = None
+    proof_again: Bundle | None = None
+    conditioned: Bundle | None = None
     estimates: Estimates = field(default_factory=Estimates, compare=False)
 
     def bundles(self) -> dict[str, Bundle]:
@@ -41,6 +44,9 @@ class Sides:
             "baseline": self.baseline,
             "repeat": self.repeat,
             "golden_repeat": self.golden_repeat,
+            "proof": self.proof,
+            "proof_again": self.proof_again,
+            "conditioned": self.conditioned,
         }
         return {name: bundle for name, bundle in named.items() if bundle is not None}
 
@@ -81,7 +87,11 @@ class Sides:
 
     def unsteadiness(self, golden: Record, repeat: Record | None, run: Run) -> float | None:
         """The distance of golden's two captures, relative to the first's norm; ``None`` if it cannot be measured."""
-        apart = self._apart(self.golden, golden, self.golden_repeat, repeat, run)
+        return self.apart(self.golden, golden, self.golden_repeat, repeat, run)
+
+    def apart(self, bundle: Bundle, record: Record, second: Bundle | None, repeat: Record | None, run: Run) -> float | None:
+        """The distance of two runs, relative to the first's norm; ``None`` if it cannot be measured."""
+        apart = self._apart(bundle, record, second, repeat, run)
         if apart is None or apart.nonfinite_mismatch:
             return None if apart is None else math.inf
         return apart.rel_l2

@@ -221,6 +221,11 @@ def _scaled(tolerance: Tolerance, factor: float) -> Tolerance:
     return replace(tolerance, rel_l2=rel_l2, ceiling=ceiling)
 
 
+def with_ceiling(tolerance: Tolerance, least: float) -> Tolerance:
+    """The same with a ceiling of at least so much."""
+    return replace(tolerance, ceiling=max(tolerance.ceiling or 0.0, least))
+
+
 @cache
 def _default(coarsest: str, own: bool, ceiling: float) -> Tolerance:
     passed_through = "" if own else ", which values before have passed through"

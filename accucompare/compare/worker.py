@@ -135,6 +135,9 @@ def _opened(job: Job) -> Sides:
                 job.verify,
                 job.keep_going,
                 opened.get("golden_repeat"),
+                opened.get("proof"),
+                opened.get("proof_again"),
+                opened.get("conditioned"),
             )
         return _sides[job.token]
 

@@ -87,6 +87,11 @@ def _apart(shape: Iterable[int], strides: Iterable[int]) -> bool:
     return True
 
 
+def rounded(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Golden's values rounded to a type, in their own; what is finite stays finite."""
+    return _cast(golden, dtype).to(golden.dtype)
+
+
 def _cast(golden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Golden's values in another type of the same kind; what is finite stays finite, as a mask of float32's lowest numbers has to."""
     ours, theirs = DTYPES[dtype_name(dtype)], DTYPES[dtype_name(golden.dtype)]

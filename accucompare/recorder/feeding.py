@@ -39,9 +39,11 @@ class Feed(GoldenValues):
         updates: whether it has what updates were given.
     """
 
-    def __init__(self, golden: Bundle, rank: int, modules: Modules, renamings: Sequence[Renaming] = ()) -> None:
-        """``renamings``: of golden's layers, see ``accucompare.compare.align.counterparts``."""
-        super().__init__(golden, rank, modules, renamings)
+    def __init__(
+        self, golden: Bundle, rank: int, modules: Modules, renamings: Sequence[Renaming] = (), round_to: str | None = None
+    ) -> None:
+        """As ``GoldenValues``."""
+        super().__init__(golden, rank, modules, renamings, round_to)
         self.fed = 0
         self.backward, self.updates = map(golden.manifests[rank].options.holds, (RoleGroup.BACKWARD, RoleGroup.UPDATE))
         self._backwards: Counter[tuple[Place, str]] = Counter()  # in that step, through each value

@@ -19,7 +19,7 @@ from accucompare.live.tensors import dtype_name, from_bits, layout_of, other_to_
 from accucompare.live.values import Scalar, describe
 from accucompare.numbers.digests import digest
 from accucompare.numbers.dtypes import DTYPES, Kind
-from accucompare.recorder.copies import like
+from accucompare.recorder.copies import like, rounded
 from accucompare.recorder.lending import Exchange
 
 _MOST_NOTES = 5  # of what was not fed
@@ -46,8 +46,12 @@ class GoldenValues:
         not_fed: the values that were passed on as they came, or as copies where the model has one tensor, and why.
     """
 
-    def __init__(self, golden: Bundle, rank: int, modules: Modules, renamings: Sequence[Renaming] = ()) -> None:
-        """``renamings``: of golden's layers, see ``accucompare.compare.align.counterparts``."""
+    def __init__(
+        self, golden: Bundle, rank: int, modules: Modules, renamings: Sequence[Renaming] = (), round_to: str | None = None
+    ) -> None:
+        """``renamings``: of golden's layers, see ``accucompare.compare.align.counterparts``. ``round_to``: to which type golden's floating
+        values are rounded before they are given; they keep their own."""
+        self._rounded: torch.dtype | None = None if round_to is None else getattr(torch, str(round_to))
         self.not_fed: list[dict[str, Any]] = []
         self._golden = golden
         self._rank = rank
@@ -69,8 +73,8 @@ class GoldenValues:
         return [record for record in self._operators.get((name, call), []) if record.role in roles]
 
     def golden_tensor(self, record: Record) -> torch.Tensor | None:
-        """A record of golden's as it is, on the CPU; ``None`` if it holds no tensor."""
-        return None if record.member is None else from_bits(self._golden.raw(record), record.dtype)
+        """A record of golden's as it is to be given, on the CPU; ``None`` if it holds no tensor."""
+        return None if record.member is None else self._read(record)
 
     def notes(self) -> list[str]:
         """What was not fed, in one sentence for each reason."""
@@ -105,7 +109,7 @@ class GoldenValues:
             call = min((call for call in calls if later > step or call >= update), default=None)
             if call is not None:
                 record = calls[call]
-                return None if _misfit(record, tensor) else like(tensor, from_bits(self._golden.raw(record), record.dtype))
+                return None if _misfit(record, tensor) else like(tensor, self._read(record))
             later += 1
         return None
 
@@ -154,7 +158,7 @@ class GoldenValues:
             return why
         key = (id(value), record.dtype, record.digest)
         if key not in memory:  # of what is one tensor here and in golden, one copy: modules ask whether key is value
-            golden = from_bits(self._golden.raw(record), record.dtype)
+            golden = self._read(record)
             if DTYPES[record.dtype].kind is Kind.INT and not torch.equal(golden.to(value.dtype).to(golden.dtype), golden):
                 return f"golden's {record.dtype} are too large for {dtype_name(value.dtype)}"
             memory[key] = value, like(value, golden, exchange)
@@ -188,6 +192,11 @@ class GoldenValues:
             return None if golden is None else type(value)(golden.item())
         except Exception:  # a class of the user's may refuse in any way
             return f"no {type(value).__name__} can be made of golden's"
+
+    def _read(self, record: Record) -> torch.Tensor:
+        """A record's values; floating ones rounded, if that was asked for."""
+        golden = from_bits(self._golden.raw(record), record.dtype)
+        return golden if self._rounded is None or not golden.is_floating_point() else rounded(golden, self._rounded)
 
     def pass_on(self, place: Place, path: str, why: str, hides: bool = False) -> None:
         """Note that a value was left as it came, once also where its call is run again. ``hides``: as ``Unfed`` has it."""

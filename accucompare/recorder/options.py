@@ -10,7 +10,7 @@ from accucompare.bundle.writer import QUEUE_BYTES
 from accucompare.compare.renames import read_maps
 from accucompare.errors import UsageError
 from accucompare.places import Place, is_url, place_of
-from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE, SKETCH_SIZE, Level, Mode, RoleGroup, Selection, Steps
+from accucompare.selection import LEAST_SKETCH_SIZE, MOST_SKETCH_SIZE, SKETCH_SIZE, Level, Mode, RoleGroup, RoundedType, Selection, Steps
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class CaptureOptions:
     save_state: bool = False
     like: str | Place | None = None
     feed: str | Place | None = None
+    round_feed: str | None = None
     map: str | Iterable[str] = ()
     force: bool = False
     backward: bool = True
@@ -65,6 +66,10 @@ class CaptureOptions:
             raise UsageError(f"--sketch-size: --mode {Mode(self.mode)} makes no sketches; give --mode sketch, too")
         if self.level not in list(Level):
             raise UsageError(f"level must be 'module' or 'op', but is {self.level!r}")
+        if self.round_feed is not None and self.round_feed not in list(RoundedType):
+            raise UsageError(f"round_feed must be one of {', '.join(map(repr, map(str, RoundedType)))}, but is {self.round_feed!r}")
+        if self.round_feed is not None and self.feed is None:
+            raise UsageError("--round-feed: rounds golden's values before layers are given them; name golden (--feed)")
         renamings, auto = read_maps(self.map)
         if (renamings or auto) and self.like is None and self.feed is None:
             raise UsageError("--map: renames the layers of the bundle that --like or --feed names; give one of them, or --map to diff")

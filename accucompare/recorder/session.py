@@ -49,6 +49,7 @@ def capture(
     scaler: Any = None,
     like: str | Place | None = None,
     feed: str | Place | None = None,
+    round_feed: str | None = None,
     map: str | Iterable[str] = (),
     force: bool = False,
     backward: bool = True,
@@ -103,6 +104,8 @@ def capture(
             (``autograd.grad``): leave out backward and optimizer then. Golden's seed, number of steps
             and selection are taken over where not given. What golden lacks, and objects that cannot be looked into, are passed on as they
             come and listed in the manifest.
+        round_feed: ``"bfloat16"`` or ``"float16"``: round golden's floating values to this type before they are given; they keep their own.
+            Golden's own code shows so how far an error of that size in what goes into a layer drives what comes out.
         map: ``OLD=NEW`` renamings of the layers of ``like`` and ``feed``, see ``accucompare.compare.align.Renaming``: what is saved for,
             or recorded of, the layer OLD goes to the model's NEW. ``"auto"`` finds them, and notes what it took.
         backward: record gradients and updates, too, where there are such; and with ``feed``, feed golden's, if it has them.
@@ -147,6 +150,7 @@ def capture(
         save_state=save_state,
         like=like,
         feed=feed,
+        round_feed=round_feed,
         map=map,
         force=force,
         backward=backward,
@@ -215,9 +219,9 @@ def recording(
             session = Session(directory, recorder, writer, draws, start.steps, numerics, modules, start, saver, unknown)
             stack.callback(session.rest)
             session.wake()
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(CaptureError):
-                writer.close()
+                writer.close({"error": f"{type(error).__name__}: {error}"})
             raise
         try:
             with numerics.emulation():

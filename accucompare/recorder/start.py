@@ -118,7 +118,7 @@ class Start:
             check_model(golden, ranks[0], start.model, options.force, renamings, options.like, start.step)
             start._take_over(golden.manifest, modules)
             start.steps = start.steps or held_steps(golden.manifests[ranks[0]])
-            start.feed = Feed(golden, ranks[0], modules, renamings)
+            start.feed = Feed(golden, ranks[0], modules, renamings, options.round_feed)
             start.feed.backward = start.feed.backward and options.trains
             start.feed.updates = start.feed.updates and start.feed.backward
             held = golden.manifest.options
@@ -182,10 +182,10 @@ class Start:
         return () if self.golden is None else self.golden.manifest.model.get("sources") or ()
 
     def manifest(self, options: CaptureOptions, ranks: int) -> Manifest:
-        """Every key is there from the start: the writer's thread reads these tables while they are filled in."""
+        """What the capture says of itself when it begins."""
         fed = None
         if self.golden is not None and self.feed is not None:
-            fed = {"golden": str(options.feed), "identity": self.golden.identity(), "not_fed": self.feed.not_fed}
+            fed = {"golden": str(options.feed), "identity": self.golden.identity(), "not_fed": []}
         return Manifest(
             ranks=ranks,
             capture={
@@ -205,6 +205,7 @@ class Start:
                 "map": [renaming.text for renaming in self.renamings],
                 "inputs": None,
                 "feed": fed,
+                "round_feed": options.round_feed and str(options.round_feed),
                 "grad": None,
                 "backward": False,
                 "no_backward": not options.trains,

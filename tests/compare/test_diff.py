@@ -28,7 +28,7 @@ from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import DTYPES, DType
 from accucompare.report.terminal import print_comparison
-from tests.compare.builder import Item, compare, item, random_bits, set_lines, write
+from tests.compare.builder import Item, compare, edit_manifest, item, random_bits, set_lines, write
 
 ONES = np.ones(3, np.float32)
 
@@ -571,9 +571,7 @@ def without_values(bundle: Path) -> Path:
     """Make it a bundle as ``capture --mode stats`` writes it."""
     lines = [json.loads(text) for text in (bundle / "rank0/step0.jsonl").read_bytes().splitlines()]
     set_lines(bundle, b"".join(json.dumps({**line, "member": None}).encode() + b"\n" for line in lines))
-    manifest = bundle / "manifest.json"
-    content = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**content, "capture": {"mode": "stats"}}))
+    edit_manifest(bundle, lambda manifest: manifest.update(capture={"mode": "stats"}))
     (bundle / "rank0/step0.npz").unlink()
     return bundle
 
