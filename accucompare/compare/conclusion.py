@@ -225,7 +225,9 @@ def _first_over(result: Result) -> Conclusion | None:
     if not result.fed and result.baseline is None and culprit.scaled is None and not culprit.row.lost:
         return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)} is the first over tolerance; {TRUST['free']}")
     if culprit.reason in STRUCTURAL and is_of_glue(culprit):
-        return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)}; no value after it shows an error of its own")
+        off = any(row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED) for row in result.rows)
+        after = "values after it are off, and may be for that" if off else "no value after it shows an error of its own"
+        return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)}; {after}")
     return None
 
 

@@ -273,6 +273,8 @@ def _excess(row: Row) -> float:
         return math.inf
     if row.reason in (Reason.SHAPE, Reason.DTYPE):
         return 0.0
+    if are_masks(row):
+        return math.inf
     if is_choice(row):
         return math.inf if row.metrics is None or differing(row.metrics) > MANY * row.metrics.compared else 1.0
     if row.verdict.excess is not None:
@@ -281,8 +283,20 @@ def _excess(row: Row) -> float:
 
 
 def is_choice(row: Row) -> bool:
-    """Whether a row is of integers or booleans that differ."""
-    return row.status is Status.FAIL and row.golden is not None and row.golden.dtype in DTYPES and not DTYPES[row.golden.dtype].digits
+    """Whether a row is of integers or booleans that differ, or of masks that let through other positions."""
+    if row.status is not Status.FAIL or row.golden is None or row.golden.dtype not in DTYPES:
+        return False
+    return not DTYPES[row.golden.dtype].digits or are_masks(row)
+
+
+def are_masks(row: Row) -> bool:
+    """Whether a row is of masks of two kinds, which were measured by what they let through."""
+    return row.golden is not None and row.candidate is not None and row.metrics is not None and _of_two_kinds(row.golden, row.candidate)
+
+
+def _of_two_kinds(golden: Record, candidate: Record) -> bool:
+    both = golden.dtype in DTYPES and candidate.dtype in DTYPES
+    return both and DTYPES[golden.dtype].kind is not DTYPES[candidate.dtype].kind
 
 
 def _off(rows: Iterable[Row]) -> set[Call]:
@@ -495,6 +509,8 @@ def _values(bundle: Bundle, record: Record, sample: Sample | None) -> Float64:
 
 
 def different_values(row: Row) -> str:
-    """``3 of 1000 differ``, of integers and booleans; else ``""``."""
+    """``3 of 1000 differ``, of integers, booleans and masks; else ``""``."""
     metrics = row.metrics
+    if metrics is not None and differing(metrics) and are_masks(row):
+        return f"a mask that lets through other positions: {differing(metrics)} of {metrics.elements} differ"
     return f"{differing(metrics)} of {metrics.compared} differ" if is_choice(row) and metrics is not None and differing(metrics) else ""

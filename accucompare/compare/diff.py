@@ -27,7 +27,7 @@ from accucompare.compare.given import with_given
 from accucompare.compare.ladder import climb
 from accucompare.compare.later_steps import after_updates, by_envelope
 from accucompare.compare.models import other_model
-from accucompare.compare.one_sided import explained, never_called, vouched_for
+from accucompare.compare.one_sided import explained, never_called
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Outcome, Task, same_bits, with_parameters
 from accucompare.compare.preflight import preflight
@@ -44,6 +44,7 @@ from accucompare.compare.step_rows import with_clipping, with_step_rows
 from accucompare.compare.suggest import product_formats
 from accucompare.compare.tolerance import COPIES, EXACT, SUMMED, Rule, Tolerance, Tolerances
 from accucompare.compare.training import FREE_GRADIENTS, Terms, parameter_of
+from accucompare.compare.vouching import vouched_for
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.places import Place, is_file
