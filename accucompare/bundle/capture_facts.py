@@ -100,6 +100,7 @@ class Options(msgspec.Struct, frozen=True):
         fallback: which modules ran in another type than the capture's.
         imported: of which tool's dump it was made, if it was.
         replaced: the weights that held other values than golden's before those were copied into the model.
+        overruled: what else was not golden's before it was replaced: ``the mode of encoder.drop``, ``the gradient of 0.weight``.
     """
 
     mode: str | None = None
@@ -124,6 +125,7 @@ class Options(msgspec.Struct, frozen=True):
     fallback: Fallback | None = None
     imported: Imported | None = None
     replaced: tuple[str, ...] = ()
+    overruled: tuple[str, ...] = ()
 
     def holds(self, group: RoleGroup) -> bool:
         """Whether it was asked to hold the records of a group, and there were such."""

@@ -36,6 +36,8 @@ class Role(str, Enum):
     STATE_BEFORE = "state_before"
     PARAM_UPDATE = "param_update"
     STATE_AFTER = "state_after"
+    #: A parameter after so many updates of the step, if something other than an update has changed it since the last one.
+    PARAM_CHANGED = "param_changed"
     # In the state of a bundle captured with save_state, never in a step:
     PARAM = "param"
     BUFFER = "buffer"
@@ -54,7 +56,7 @@ class Role(str, Enum):
 
 STATE_ROLES = (Role.PARAM, Role.BUFFER, Role.CASE_INPUT, Role.TRAINING_STATE)
 GRADIENT_ROLES = (Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD)
-UPDATE_ROLES = (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER)
+UPDATE_ROLES = (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER, Role.PARAM_CHANGED)
 TRAINING_ROLES = (*GRADIENT_ROLES, *UPDATE_ROLES)
 NODE_ROLES = (Role.OP_GRAD_OUTPUT, Role.OP_GRAD_INPUT)
 SERIES_ROLES = (Role.LOSS, Role.CLIPPED_NORM)
@@ -68,7 +70,7 @@ ROLES_OF = {
     RoleGroup.FORWARD: (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, Role.OP_INPUT, Role.OP_OUTPUT),
     RoleGroup.BACKWARD: (*GRADIENT_ROLES, *NODE_ROLES),
     RoleGroup.GRADS: (Role.PARAM_GRAD,),
-    RoleGroup.UPDATE: (Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER),
+    RoleGroup.UPDATE: (Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER, Role.PARAM_CHANGED),
     RoleGroup.SERIES: (),
 }
 GROUP_OF = {role: group for group, roles in ROLES_OF.items() for role in roles}

@@ -245,7 +245,7 @@ queue = click.option("--queue", type=_Size(), default="1GiB", show_default=True,
 model = click.option(
     "--model", metavar="NAME", help="Of a script: which model, as `accucompare run --list` names it.  [default: the one that is trained]"
 )
-lists = click.option("--list", "lists", is_flag=True, required=True, help="Print each process with its models, and who trains them.")
+lists = click.option("--list", "lists", is_flag=True, help="Print each process with its models, and who trains them; done without it, too.")
 arm = click.option("--arm", type=_PATH, metavar="FILE", help="Of a script: begin when this file appears; --steps count from there.")
 
 # Which layers, and what is compared with what.

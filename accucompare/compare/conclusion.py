@@ -14,6 +14,7 @@ from accucompare.compare.rows import STATUS_OF, About, Finding, Reason, Status
 from accucompare.compare.sites import Culprit, Stage
 from accucompare.compare.step_pairs import clipped, number
 from accucompare.compare.step_rows import number_of
+from accucompare.text import counted
 
 #: How often the first culprit was the right one among planted faults (`make bench-faults`), as the report says it.
 TRUST = {
@@ -107,6 +108,9 @@ def _not_looked_at(result: Result) -> Iterator[str]:
     if replaced := result.candidate.manifest.options.replaced:
         more = ", …" if len(replaced) > 1 else ""
         yield f"{len(replaced)} of the case's own weights were not golden's, and were replaced by them ({replaced[0]}{more})"
+    if overruled := result.candidate.manifest.options.overruled:
+        more = f", and {len(overruled) - 2} more" if len(overruled) > 2 else ""
+        yield f"not golden's in the case, and replaced by golden's: {', '.join(overruled[:2])}{more}"
     counts = [len(manifest.series if result.series_only else manifest.steps) for manifest in sides]
     if result.training is not None and (bad := result.training.not_finite) is not None:
         yield f"NaN or Inf on both sides from step {bad.step} on"
@@ -117,25 +121,21 @@ def _not_looked_at(result: Result) -> Iterator[str]:
         yield f"{len(uncompared)} of {len(result.rows)} rows could not be compared, the first {first}"
     if alone := result.unmatched():
         first = result.place(alone[0])
-        yield f"{_rows(len(alone))} on one side only, the first {first}, and all that both compute around it agrees"
+        yield f"{counted(len(alone), 'row')} on one side only, the first {first}, and all that both compute around it agrees"
     if result.by_statistics and result.baseline is not None:
-        yield f"{_rows(result.by_statistics)} judged by statistics alone"
+        yield f"{counted(result.by_statistics, 'row')} judged by statistics alone"
     if result.by_sketch:
-        yield f"{_rows(result.by_sketch)} judged by sketches"
+        yield f"{counted(result.by_sketch, 'row')} judged by sketches"
     if result.without_baseline:
-        yield f"{_rows(result.without_baseline)} judged without the baseline"
+        yield f"{counted(result.without_baseline, 'row')} judged without the baseline"
     if result.not_proved:
         yield f"the baseline is not proved: {result.not_proved}"
     if result.golden_made_here:
         yield "golden was made here, in the candidate's environment, whose own faults are not seen"
     if driven := sum(row.verdict.conditioned for row in result.rows):
-        yield f"{_rows(driven)} far off, as golden's own code is on rounded values"
+        yield f"{counted(driven, 'row')} far off, as golden's own code is on rounded values"
     if result.by_digests and result.by_digests == result.compared:
         yield "by digests alone, no values were read"
-
-
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _by_standard(result: Result) -> Conclusion | None:
@@ -289,7 +289,7 @@ def _named(result: Result, culprit: Culprit) -> str:
     record = culprit.row.record
     assert record is not None
     several = any(len(side.manifest.steps) > 1 for side in (result.golden, result.candidate))
-    step = f" in step {record.step}" if several else ""
+    step = f" in step {record.step}" if several and culprit.stage is not Stage.BETWEEN else ""
     metrics = culprit.row.metrics
     if record.role in SERIES_ROLES:
         return _number_named(culprit, record.step if several else None)
@@ -298,6 +298,8 @@ def _named(result: Result, culprit: Culprit) -> str:
     if culprit.buffer and metrics is not None and metrics.max_rel is not None:
         return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
     if culprit.row.lost:
+        if culprit.stage is Stage.BETWEEN:
+            return f"{culprit.place}, in {'golden' if culprit.reason is Reason.MISSING else 'the candidate'} alone"
         has, lacks = ("golden", "the candidate") if culprit.reason is Reason.MISSING else ("the candidate", "golden")
         what = "makes it" if record.role is Role.PARAM_UPDATE or culprit.whole else "has a gradient there"
         return f"{culprit.place}{step}: {has} {what}, {lacks} {'does not' if what == 'makes it' else 'has none'}"

@@ -84,7 +84,7 @@ def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool, updated: b
 
 
 def _of_one_update(culprits: list[Culprit], rows: Iterable[Row]) -> list[Culprit]:
-    """The culprits, but one for each update that only one side has made; of one parameter's, what the update has made of it."""
+    """The culprits, but one for an update that only one side has made; of one parameter's alone, what the update has made of it."""
     kept: dict[tuple[int, int, int], set[str]] = {}  # by update: the parameters that both sides, or one alone, have updated
     alone: dict[tuple[int, int, int], set[str]] = {}
     for row in rows:
@@ -95,7 +95,7 @@ def _of_one_update(culprits: list[Culprit], rows: Iterable[Row]) -> list[Culprit
     left = []
     for culprit in culprits:
         record = culprit.row.record
-        if record is None or not culprit.row.lost or record.role not in UPDATE_ROLES:
+        if record is None or not culprit.row.lost or record.role not in (Role.PARAM_GRAD, Role.PARAM_UPDATE):
             left.append(culprit)
             continue
         update = _update_of(record)
@@ -304,7 +304,7 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[Call]) -> list[Culprit]
         harmless = record is not None and record.role is Role.INPUT and call_of(record) not in off
         structure = (culprit.reason in STRUCTURAL) * (1 + harmless) or culprit.row.verdict.beyond
         depth = culprit.name.count(".") + bool(culprit.name)
-        late = (Stage.FORWARD, Stage.LOSS, Stage.BACKWARD, Stage.UPDATE).index(culprit.stage)
+        late = (Stage.BETWEEN, Stage.FORWARD, Stage.LOSS, Stage.BACKWARD, Stage.UPDATE).index(culprit.stage)
         return int(structure), not_all_fed, culprit.site != "buffer", late, apart, is_of_glue(culprit), -depth, -culprit.size
 
     last: dict[str, tuple[int, bool, bool, int, float, bool, int, float]] = {}
@@ -346,7 +346,9 @@ def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
     backward = sorted(_by_jump_backwards(rows, children), key=lambda culprit: (_step(culprit), -(culprit.jump or 0.0), _behind(culprit)))
     begun = _step(backward[0]) if backward else math.inf
     # a step after that has weights which wrong gradients made
-    return [culprit for culprit in culprits if _step(culprit) <= begun] or backward
+    kept = [culprit for culprit in culprits if _step(culprit) <= begun]
+    changed = [culprit for culprit in backward if culprit.stage is Stage.BETWEEN and _step(culprit) <= begun]
+    return [*changed, *kept] or backward
 
 
 def _step(culprit: Culprit) -> int:

@@ -19,6 +19,7 @@ from accucompare.compare.acceptance import accept
 from accucompare.compare.align import Pair, Renaming, align, unused
 from accucompare.compare.baseline import check_feed
 from accucompare.compare.batches import Progress, outcomes_of
+from accucompare.compare.between import small_changes
 from accucompare.compare.chosen_baseline import choose_baseline
 from accucompare.compare.culprits import described, find_culprits, scaled_first
 from accucompare.compare.dumps import with_paths_of
@@ -245,8 +246,10 @@ def _outcomes(
 ) -> list[Outcome | BundleError]:
     """The outcome of each pair, also of those that one side did not run or capture."""
     outcomes = outcomes_of(sides, tasks, workers, progress) if cluster is None else cluster.outcomes(sides, tasks, progress)
-    for place, outcome in explained(sides.golden, sides.candidate, [task.pair for task in tasks]).items():
-        outcomes[place] = outcome
+    pairs = [task.pair for task in tasks]
+    for explain in (explained, small_changes):
+        for place, outcome in explain(sides.golden, sides.candidate, pairs).items():
+            outcomes[place] = outcome
     return outcomes
 
 

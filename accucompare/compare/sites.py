@@ -14,6 +14,7 @@ from accucompare.markup import line
 class Stage(str, Enum):
     """The part of a step that an error is made in."""
 
+    BETWEEN = "between"  # after an update, before the next
     FORWARD = "forward"
     LOSS = "loss"  # what comes after the model: its value, or its backward
     BACKWARD = "backward"
@@ -94,6 +95,8 @@ class Culprit:
             return Stage.LOSS if record.role is Role.LOSS else Stage.UPDATE
         if record is None or record.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return Stage.FORWARD
+        if record.role is Role.PARAM_CHANGED:
+            return Stage.BETWEEN
         if record.role in UPDATE_ROLES:
             return Stage.UPDATE
         return Stage.LOSS if record.role is Role.GRAD_OUTPUT and record.parent is None else Stage.BACKWARD
@@ -138,8 +141,12 @@ class Culprit:
         if self.stage is Stage.LOSS:
             return f"the backward of the loss, gradient of {record.path or 'the output'}"
         call = f" call {self.call}" if self.call else ""
+        owner = f"{self.name}." if self.name else ""
+        if self.stage is Stage.BETWEEN:  # the call is the number of updates of the step before
+            update = "the update" if self.call == 1 else f"update {self.call}"
+            when = f"after {update} of step {record.step}" if self.call else f"between step {record.step - 1} and {record.step}"
+            return f"{when} something else changed {owner}{record.path}"
         if self.stage is Stage.UPDATE:
-            owner = f"{self.name}." if self.name else ""
             what = _UPDATE_WORDS.get(record.role, "the update")
             if record.role is Role.STATE_AFTER:
                 parameter, _, state = record.path.partition(".")

@@ -76,6 +76,7 @@ class Training:
     _wrote: dict[int, int] = field(default_factory=dict)  # by rank: the first step whose update has made an error of its own
     _groups: set[tuple[int, int]] = field(default_factory=set)  # steps with another number in an optimizer's parameter groups
     _states: set[tuple[int, str]] = field(default_factory=set)  # by rank: state that an update has made over its limit
+    _wrong_updates: set[tuple[int, str]] = field(default_factory=set)  # by rank: parameters with an update over its limit
     _updated: set[tuple[int, int]] = field(default_factory=set)  # steps of which the update was recorded
 
     def forward(self, record: Record, verdict: Verdict) -> None:
@@ -177,6 +178,8 @@ class Training:
         other_state = record.role is Role.STATE_BEFORE and verdict.reason in (*UNMATCHED, Reason.NOT_COMPARABLE)
         if given and verdict.reason is not Reason.IDENTICAL and (own or not (self.fed or other_state)):
             self._other.add(step)  # what only one of two optimizers keeps is the optimizer's own
+        if record.role is Role.PARAM_CHANGED:
+            return self._changed(record, verdict)
         if record.role is Role.PARAM_GRAD and verdict.reason is Reason.DTYPE:  # one side says that there is none
             verdict = replace(verdict, reason=Reason.MISSING if record.dtype else Reason.EXTRA)
         if verdict.reason in UNMATCHED:
@@ -192,8 +195,8 @@ class Training:
                 or state in self._states
                 or parameter[::2] in self._not_updated
                 or (record.shape != () and self._after_wrong_steps(record)),
-                Role.PARAM_UPDATE: step in self._groups or parameter in self._without,
-                Role.STATE_AFTER: step in self._groups or parameter in self._without,
+                Role.PARAM_UPDATE: step in self._groups or parameter in self._without or parameter[::2] in self._not_updated,
+                Role.STATE_AFTER: step in self._groups or parameter in self._without or parameter[::2] in self._not_updated,
             }[record.role]
             verdict = replace(verdict, reason=Reason.INHERITED if inherited else Reason.INTRODUCED)
         elif verdict.reason is Reason.NON_FINITE and parameter not in self._parameters:
@@ -202,11 +205,30 @@ class Training:
             self._over.add(step)
             if of_group:
                 self._groups.add(step)
+            if record.role is Role.PARAM_UPDATE:
+                self._wrong_updates.add(state)
             if record.role is Role.STATE_AFTER:
                 self._states.add(state)
             if not given and verdict.reason is not Reason.INHERITED:
                 self._wrote.setdefault(record.rank, record.step)
         return verdict
+
+    def _changed(self, record: Record, verdict: Verdict) -> Verdict:
+        """The verdict on a parameter that something other than an update has changed, on one side or on both.
+
+        Of a parameter whose update was wrong before, that is no error of its own: clamping may do more there.
+        """
+        parameter = record.rank, parameter_of(record)
+        before = parameter in self._wrong_updates or parameter in self._not_updated
+        if verdict.reason is Reason.OVER:
+            if not self.fed and {(record.rank, record.step - 1), (record.rank, record.step)} & self._other:
+                return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_FED)
+            verdict = replace(verdict, reason=Reason.INHERITED if before else Reason.INTRODUCED)
+        if verdict.status is Status.FAIL:
+            self._over.add((record.rank, record.step))
+            if not self.fed:  # golden's is fed to what comes next
+                self.modules.add((record.rank, record.name))
+        return verdict.beginning() if verdict.reason in UNMATCHED and not before else verdict
 
     def _update_alone(self, record: Record, verdict: Verdict, parameter: tuple[int, int, str]) -> Verdict:
         """The verdict on what only one side has of an update. It begins there unless a part of the parameter's gradient was alone, too."""

@@ -96,13 +96,20 @@ class GoldenValues:
         self._golden.close()
 
     def parameter(self, step: int, name: str, update: int, path: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What golden's parameter was when the first update of it began that is not before this one; ``None`` if no more came.
+        """Golden's parameter after so many updates of the step: what something else made of it, or what the next update began with.
+
+        ``None`` if no more came.
 
         Args:
             step, update: the number of the update in the step.
             name, path: of the module, and of the parameter in it.
             tensor: that the value is to fit.
         """
+        self.load(step)
+        if (
+            changed := self._records.get((name, update, Role.PARAM_CHANGED, path))
+        ) is not None:  # as an average that is swapped in for a call
+            return None if _misfit(changed, tensor) else like(tensor, from_bits(self._golden.raw(changed), changed.dtype))
         later = step
         while (before := self._parameters_before(later)) is not None:  # of steps that golden lacks, nothing is known
             calls = before.get((name, path), {})
@@ -128,6 +135,10 @@ class GoldenValues:
     def has(self, place: Place) -> bool:
         """Whether golden has anything of this role of a call, of the step that was loaded."""
         return (place.name, place.call, place.role) in self._calls
+
+    def has_value(self, place: Place, path: str) -> bool:
+        """The same of one value of it."""
+        return (place.name, place.call, place.role, path) in self._records
 
     def golden_value(
         self,

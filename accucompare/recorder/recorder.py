@@ -208,7 +208,7 @@ class Recorder(Listener[_Call]):
             self._started()
             if not self._computed_recorded:
                 self._record_computed()
-            self._updates.start_from_golden()
+            self._updates.model_begins()
             if call.name not in self._outermost:
                 self._outermost.add(call.name)
                 self._functions.start()
