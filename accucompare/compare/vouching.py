@@ -21,7 +21,7 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
-from accucompare.bundle.records import GRADIENT_ROLES, UPDATE_ROLES, Layout, Record, Role
+from accucompare.bundle.records import BUFFER_ROLES, GRADIENT_ROLES, UPDATE_ROLES, Layout, Record, Role
 from accucompare.compare.masks import are_masks_of_two_kinds
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.reasons import Call, call_of, caller_of
@@ -102,7 +102,7 @@ class _Calls:
             for callers, record in zip(self._callers, (ours, theirs), strict=True):
                 if record is not None and not is_operator(record):
                     callers.setdefault(call_of(record), caller_of(record))
-            if ours is not None and theirs is not None and not is_operator(ours) and ours.role not in UPDATE_ROLES:
+            if ours is not None and theirs is not None and not is_operator(ours) and ours.role not in (*UPDATE_ROLES, *BUFFER_ROLES):
                 self._golden[call_of(theirs)] = call_of(ours)
                 for called, record in zip(self._called, (ours, theirs), strict=True):
                     called.add(call_of(record)[:3])
@@ -111,7 +111,7 @@ class _Calls:
 
     def _note(self, row: Row, record: Record) -> None:
         """Note whether a value agrees, for the call whose code made it."""
-        made_by_call = record.role in (Role.OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD)
+        made_by_call = record.role in (Role.OUTPUT, Role.ARGUMENT_UPDATE, Role.GRAD_INPUT, Role.CALL_GRAD)
         call = call_of(record) if made_by_call else caller_of(record)
         if call is None:
             return
@@ -126,7 +126,7 @@ class _Calls:
         """Whether what both sides compute of a row agrees. ``alone``: the values of one side, and of another form."""
         record = row.record
         assert record is not None
-        if is_operator(record) or record.role not in (Role.INPUT, Role.OUTPUT, *GRADIENT_ROLES):
+        if is_operator(record) or record.role not in (Role.INPUT, Role.OUTPUT, Role.ARGUMENT_UPDATE, *GRADIENT_ROLES):
             return False
         backward, golden = record.role in GRADIENT_ROLES, row.golden is not None
         call: Call | None = call_of(record)
