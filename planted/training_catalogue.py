@@ -43,14 +43,15 @@ _RESIDUALS = {
 _KINDS = ("x 1.01", "one channel x 1.5", "noise of 2 %")
 
 _STATE = (Role.STATE_AFTER, Role.PARAM_UPDATE)
+_LOSS = (Role.GRAD_OUTPUT, Role.LOSS)
 
 #: Faults of the loop around the model, planted where micro-batches are accumulated, losses scaled and gradients clipped.
 OF_LOOP = [
-    TrainingFault("", "loss", "accumulation not divided", roles=(Role.GRAD_OUTPUT,), loop={"divided_by": 1}),
-    TrainingFault("", "loss", "last sample left out of the loss", roles=(Role.GRAD_OUTPUT,), loop={"left_out": 1}),
+    TrainingFault("", "loss", "accumulation not divided", roles=_LOSS, loop={"divided_by": 1}),
+    TrainingFault("", "loss", "last sample left out of the loss", roles=_LOSS, loop={"left_out": 1}),
     TrainingFault("", "update", "loss scale not undone", roles=(Role.PARAM_GRAD,), loop={"undone": 1.0}),
-    TrainingFault("", "update", "clipped at 1.1 x the norm", roles=_STATE, loop={"clip": 0.11}),
-    TrainingFault("", "loss", "0.5 added to the loss", roles=("loss",), loop={"added": 0.5}, certain=True),
+    TrainingFault("", "update", "clipped at 1.1 x the norm", roles=(*_STATE, Role.CLIPPED_NORM), loop={"clip": 0.11}),
+    TrainingFault("", "loss", "0.5 added to the loss", roles=(Role.LOSS,), loop={"added": 0.5}, certain=True),
     TrainingFault("", "update", "second update skipped", roles=_STATE, loop={"skipped": 1}),
 ]
 

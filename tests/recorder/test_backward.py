@@ -316,7 +316,7 @@ def test_an_update_without_a_gradient_is_not_the_culprit(tmp_path: Path) -> None
     assert not comparison.passed
     updates = [row for row in comparison.rows if row.record is not None and row.record.role is Role.PARAM_UPDATE]
     assert {row.reason for row in updates} == {Reason.INHERITED}
-    assert {culprit.row.record.role for culprit in comparison.culprits if culprit.row.record is not None} == {Role.PARAM_GRAD}
+    assert {culprit.row.record.role for culprit in comparison.culprits if culprit.row.record is not None} == {Role.LOSS, Role.PARAM_GRAD}
 
 
 class _Adds(nn.Module):
