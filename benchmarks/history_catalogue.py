@@ -416,10 +416,4 @@ REFACTORS = [
         Environment("lightning-2.5.4", ("lightning==2.5.4",)),
         "a training under autocast, which keeps the weights that it has cast, and which does not",
     ),
-    Refactor(
-        "refactor_dice",
-        beside("segmentation-models-pytorch", "0.3.4", _timm("1.0.30")),
-        beside("segmentation-models-pytorch", "0.4.0", _timm("1.0.30")),
-        "the Dice loss, written as a Tversky loss",
-    ),
 ]

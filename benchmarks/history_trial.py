@@ -16,6 +16,7 @@ from typing import Any
 from accucompare.bundle.records import display_name
 from benchmarks.history_catalogue import Bug, Found, Refactor
 from benchmarks.history_environments import HOME, Environment
+from benchmarks.history_plain import first_difference
 from benchmarks.timing import BenchError, process
 
 DIFF, LOCATE, OTHER_PYTHON = "diff", "locate", "locate --golden-python"
@@ -58,6 +59,8 @@ def run(pair: Bug | Refactor, say: Callable[[str], None]) -> Trial:
     """Run golden, the plain diff and ``locate``; for a bug also with golden's Python, and the same release against itself."""
     try:
         bench = _Bench(pair)
+        say(f"{pair.name}: plain torch")
+        bench.prove()
         say(f"{pair.name}: golden")
         bench.golden()
         said = {}
@@ -78,6 +81,21 @@ class _Bench:
         self.folder = HOME / "runs" / pair.name
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
+
+    def prove(self) -> None:
+        """Compute both sides by plain torch: a bug must make a difference, first in its step, and a refactor none."""
+        for environment, target, out, known in (
+            (self.pair.environments[0], self.golden_target, "golden.pt", ()),
+            (self.pair.environments[1], self.candidate_target, "candidate.pt", ("golden.pt",)),
+        ):
+            code, _, err = self._python(environment, "benchmarks.history_plain", target, out, *known)
+            if code:
+                raise BenchError(f"plain torch: ended with {code}\n{err[-3000:]}")
+        found = first_difference(self.folder / "golden.pt", self.folder / "candidate.pt")
+        if isinstance(self.pair, Refactor) and found:
+            raise BenchError(f"no refactor: by plain torch, step {found[0]} differs in {found[1]}")
+        if isinstance(self.pair, Bug) and self.pair.step is not None and (found or (None,))[0] != self.pair.step:
+            raise BenchError(f"by plain torch the first difference is {found}, not in step {self.pair.step}")
 
     def golden(self) -> None:
         baselines = ["--with-baseline", "float32"] if _knows("capture", "--with-baseline") else []
@@ -125,7 +143,10 @@ class _Bench:
 
     def _run(self, environment: Environment, *words: str | Path) -> tuple[int, str, str]:
         """Exit code, standard output and standard error of a command of our CLI, which are kept in ``log.txt``, too."""
-        command = [str(word) for word in (environment.python, "-m", "accucompare", *words)]
+        return self._python(environment, "accucompare", *words)
+
+    def _python(self, environment: Environment, module: str, *words: str | Path) -> tuple[int, str, str]:
+        command = [str(word) for word in (environment.python, "-m", module, *words)]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "400", "PYTHONWARNINGS": "ignore"}
         variables.pop("PYTHONPATH", None)  # the environment itself says what is imported
         try:

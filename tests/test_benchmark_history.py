@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from accucompare import Case
 from benchmarks.history_catalogue import BUGS, REFACTORS, Bug, Found, Refactor
 from benchmarks.history_environments import Environment, transformers
+from benchmarks.history_plain import first_difference, save
 from benchmarks.history_report import missed, sums, table, wrong
 from benchmarks.history_trial import CLEAN_DIFF, CLEAN_LOCATE, DIFF, LOCATE, Said, Trial, first_named
 
@@ -132,6 +138,38 @@ def test_every_refactor_has_two_ways_to_compute_the_same() -> None:
         found = {node.name for node in ast.parse(each.case.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
         assert set(each.functions) <= found
         assert each.right.packages != each.other.packages or len(set(each.functions)) == 2
+
+
+def small(loss: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.mean, **options: Any) -> Case:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, **options)
+    return Case(model, [torch.ones(2, 4)] * 3, loss, optimizer)
+
+
+def frozen() -> Case:
+    case = small()
+    case.model[1].bias.requires_grad_(False)
+    return case
+
+
+@pytest.mark.parametrize(
+    ("candidate", "step"),
+    [
+        (small, None),
+        (lambda: small(foreach=True), None),
+        (lambda: small(lambda output: output.mean() + 0.5), 0),
+        (lambda: small(momentum=0.9, nesterov=False), 1),
+        (frozen, 0),
+    ],
+)
+def test_plain_torch_tells_a_refactor_from_a_bug_and_the_first_step_of_it(
+    candidate: Callable[[], Case], step: int | None, tmp_path: Path
+) -> None:
+    save(small(), tmp_path / "golden.pt")
+    save(candidate(), tmp_path / "candidate.pt")
+    found = first_difference(tmp_path / "golden.pt", tmp_path / "candidate.pt")
+    assert (found and found[0]) == step
 
 
 def test_environments_of_one_name_hold_the_same_packages() -> None:

@@ -17,7 +17,14 @@ def channels_last() -> Case:
 
 
 def _case(layout: torch.memory_format) -> Case:
-    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.BatchNorm2d(32), nn.ReLU()]
+    layers = [
+        nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, 2, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+    ]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)).to(memory_format=layout)  # type: ignore[call-overload]
     draw = torch.Generator().manual_seed(1)
     batches = [torch.randn(8, 3, 24, 24, generator=draw).to(memory_format=layout) for _ in range(2)]

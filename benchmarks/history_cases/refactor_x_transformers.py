@@ -1,4 +1,4 @@
-"""x-transformers' decoder with rotary positions."""
+"""x-transformers' decoder."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from accucompare import Case
 
 
 def case() -> Case:
-    layers = Decoder(dim=64, depth=3, heads=4, attn_dim_head=16, rotary_pos_emb=True)
+    layers = Decoder(dim=64, depth=3, heads=4, attn_dim_head=32)
     return Case(TransformerWrapper(num_tokens=128, max_seq_len=64, attn_layers=layers).eval(), torch.arange(24)[None] * 7 % 128)
