@@ -247,7 +247,7 @@ class Training:
 
 
 #: What a module makes of its sums.
-_OF_SUMS = (Role.OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD, Role.PARAM_GRAD)
+_OF_SUMS = (Role.OUTPUT, Role.BUFFER_UPDATE, Role.GRAD_INPUT, Role.CALL_GRAD, Role.PARAM_GRAD)
 
 
 @dataclass
