@@ -94,6 +94,7 @@ def every_reason() -> list[Row]:
         replace(pair("dtype"), verdict=Verdict(Reason.DTYPE), metrics=None),
         missing("missing", "extra"),
         Row(None, record("extra"), Verdict(Reason.EXTRA), nearest="missing", module="extra"),
+        Row(record("one-sided"), None, Verdict(Reason.ONE_SIDED), module="one-sided"),
         Row(None, None, Verdict(Reason.NOT_CALLED), module="not called"),
         replace(pair("not comparable"), verdict=Verdict(Reason.NOT_COMPARABLE), metrics=None),
         pair("over-precise", reason=Reason.OVER_PRECISE),
