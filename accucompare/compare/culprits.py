@@ -451,9 +451,10 @@ def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
     first: dict[tuple[str, ...], Culprit] = {}
     calls: dict[tuple[str, ...], set[tuple[int, int, int]]] = {}
     for culprit in culprits:
-        site = culprit.name, culprit.site, culprit.before, culprit.operator, str(culprit.difference), culprit.stage.value
         record = culprit.row.record
         assert record is not None
+        number = record.role.value if record.role in SERIES_ROLES else ""  # the loss's value is not its backward
+        site = culprit.name, culprit.site, culprit.before, culprit.operator, str(culprit.difference), culprit.stage.value, number
         first.setdefault(site, culprit)
         calls.setdefault(site, set()).add((record.rank, record.step, culprit.call))
     return [replace(culprit, seen=len(calls[site])) for site, culprit in first.items()]

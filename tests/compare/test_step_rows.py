@@ -66,6 +66,14 @@ def test_a_loss_of_another_value_is_the_culprit_in_its_step(tmp_path: Path, wron
     assert comparison.conclusion == f"bug: the loss in step 1: {wrong:g} in the candidate, 2 in golden"
 
 
+def test_a_loss_of_another_value_and_another_backward_is_named_for_both(tmp_path: Path) -> None:
+    wrong = records()
+    wrong[1] = wrong[1]._replace(array=np.flip(GRADIENT * np.linspace(0, 2, 64, dtype=np.float32)).copy())
+    golden = run(tmp_path / "golden", [(2.0,)])
+    comparison = ac.diff(golden, run(tmp_path / "fed", [(2.5,)], feed=golden, items=wrong))
+    assert {culprit.place for culprit in comparison.culprits} == {"the loss", "the backward of the loss, gradient of the output"}
+
+
 def test_a_loss_that_is_golden_s_is_identical_whether_or_not_values_are_read(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [(2.0,)], [(2.0,)], verify=True)
     assert (comparison.answer, comparison.by_digests, reasons(comparison)) == (Answer.IDENTICAL, 0, [Reason.IDENTICAL])
