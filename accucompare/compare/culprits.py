@@ -59,7 +59,7 @@ OPERATOR = "operator"
 
 
 def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool, updated: bool = False) -> list[Culprit]:
-    """Where errors are made, the most certain first; each site once, with its largest error.
+    """Where errors are made, the most certain first; each site once, with its largest error, or where steps train its first step's.
 
     Args:
         all_rows: of the comparison, in execution order.

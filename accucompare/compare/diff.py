@@ -147,7 +147,7 @@ def compare(
         training = climb(*series, baseline=judges[0], repeat=judges[1], given=limits, rows=rows, weights=weights)
         if any(bundle.manifest.options.imported for bundle in (golden_bundle, candidate_bundle)):
             training = None  # dumps of other tools have no series
-        if fed:
+        if fed and selection.allows(""):  # a loss is no layer's
             rows = with_step_rows(rows, *series, _manifests(judge.bundle), _manifests(beside.proof), tolerances)
         elif training is not None and training.parting is not None and training.parting.clips_otherwise:
             rows = with_clipping(rows, training.parting, *series, tolerances)

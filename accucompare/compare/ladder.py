@@ -227,7 +227,7 @@ def climb(
     ours, theirs, expected, again = map(_series, (golden, candidate, baseline, repeat))
     if not ours and not theirs:
         return None
-    ours, theirs = _asked_of(candidate, ours), _asked_of(golden, theirs)
+    ours, theirs = asked_of(candidate, ours), asked_of(golden, theirs)
     dtype = coarsest(*golden.values(), *candidate.values())
     fed = any(manifest.fed for manifest in candidate.values())
     judges = [run for run in (expected, again) if _tells(ours, run)]
@@ -273,7 +273,7 @@ def _wander(golden: Mapping[Place, StepSeries], other: Mapping[Place, StepSeries
     return wander((value_of(golden.get(place), quantity), value_of(other.get(place), quantity)) for place in sorted(golden))
 
 
-def _asked_of(other: Manifests, series: dict[Place, StepSeries]) -> dict[Place, StepSeries]:
+def asked_of(other: Manifests, series: dict[Place, StepSeries]) -> dict[Place, StepSeries]:
     """The steps that the other side was asked to record as well: ``--steps`` may have chosen some."""
     chosen = {rank: manifest.options.chosen_steps for rank, manifest in other.items()}
     return {(rank, step): entry for (rank, step), entry in series.items() if step in (chosen.get(rank) or (step,))}

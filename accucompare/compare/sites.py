@@ -44,7 +44,8 @@ class Culprit:
         jump: free-running, the excess as a multiple of that of what went in; ``None`` if there is no baseline.
         operator: for an operator: ``aten.bmm call 1 (bert/modeling_bert.py:187)``; of a backward ``BmmBackward0 (…)``.
         difference: what the two sides run or give differently there, if that explains the error.
-        seen: the number of calls, in all steps and ranks, in which the site shows an error; ``row`` is of the largest.
+        seen: the number of calls, in all steps and ranks, in which the site shows an error; ``row`` is of the largest, and
+            where steps train, of the first step's largest.
         words: the shape of its error, one statement each: "concentrated in channels 17 and 700 of dimension -1".
         hints: what such an error often comes from.
         configured: the module's own numbers and strings that differ from golden's, such as ``approximate``.

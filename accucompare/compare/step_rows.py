@@ -25,7 +25,7 @@ from accucompare.bundle.records import TRAINING_ROLES, Layout, Record, Role
 from accucompare.compare.baseline import floor, precision_of, ratio_limit
 from accucompare.compare.blocks import Blocks
 from accucompare.compare.judge import judge
-from accucompare.compare.ladder import Manifests, Parting, coarsest
+from accucompare.compare.ladder import Manifests, Parting, asked_of, coarsest
 from accucompare.compare.measure import Metrics, measure
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.reasons import not_fed
@@ -49,10 +49,10 @@ def with_step_rows(
 
     Args:
         rows: of the records.
-        golden, candidate, baseline, proof: the manifests, by rank; no baseline where none judges, no proof where none was captured.
+        golden, candidate, baseline, proof: the manifests, by rank; none of a baseline that does not judge, or of a proof that it lacks.
         tolerances: the limits in force.
     """
-    ours, theirs = _series(golden), _series(candidate)
+    ours, theirs = asked_of(candidate, _series(golden)), asked_of(golden, _series(candidate))
     places = [place for place in sorted(ours.keys() & theirs.keys()) if ours[place].losses or _clip(ours[place], theirs[place])]
     if not places:
         return rows
