@@ -233,9 +233,9 @@ def is_right(culprit: Culprit, fault: TrainingFault) -> bool:
         return False
     if fault.site == "loss":
         return culprit.stage is Stage.LOSS
-    if fault.site in ("update", "between"):
+    if fault.site == "update":
         return culprit.stage is Stage.UPDATE and (not fault.name or culprit.name == fault.name)
-    if fault.site == "buffer":
+    if fault.site in ("buffer", "between"):  # its role tells
         return culprit.name == fault.name
     return culprit.stage is Stage.BACKWARD and (culprit.name, culprit.site) == (fault.name, fault.site)
 

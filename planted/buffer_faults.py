@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from accucompare.bundle.records import Role
 from planted.training_faults import TrainingFault, wrap
 
 #: What may happen to what a forward leaves in a buffer: of what was there before it, and of what is there after it.
@@ -50,4 +51,4 @@ def _of_buffer(name: str, own: str, kind: str, wrong: _Wrong) -> TrainingFault:
 
         wrap(module, around)
 
-    return TrainingFault(name, "buffer", kind, plant, ("buffer_update",), own, certain=True)
+    return TrainingFault(name, "buffer", kind, plant, (Role.BUFFER_UPDATE,), own, certain=True)

@@ -98,7 +98,7 @@ class TrainingFault:
     site: str
     kind: str
     plant: Callable[[nn.Module], None] = lambda model: None
-    roles: tuple[str, ...] = ()
+    roles: tuple[Role, ...] = ()
     path: str = ""
     update: str = ""
     loop: Mapping[str, Any] = field(default_factory=dict)
@@ -218,7 +218,7 @@ def of_frozen(name: str, own: str) -> TrainingFault:
 
 def of_halved(name: str, own: str) -> TrainingFault:
     """A weight that is halved between an update and the next step."""
-    roles = ("param_changed", Role.PARAM_BEFORE)
+    roles = (Role.PARAM_CHANGED, Role.PARAM_BEFORE)
     return TrainingFault(name, "between", "weight x 0.5", roles=roles, loop={"halved": _full(name, own)}, certain=True)
 
 
