@@ -16,7 +16,7 @@ from typing import Any
 from accucompare.bundle.records import display_name
 from benchmarks.history_catalogue import Bug, Found, Refactor
 from benchmarks.history_environments import HOME, Environment
-from benchmarks.history_plain import first_difference
+from benchmarks.history_plain import OF_A_BUG, OF_A_REFACTOR, first_difference
 from benchmarks.timing import BenchError, process
 
 DIFF, LOCATE, OTHER_PYTHON = "diff", "locate", "locate --golden-python"
@@ -91,7 +91,8 @@ class _Bench:
             code, _, err = self._python(environment, "benchmarks.history_plain", target, out, *known)
             if code:
                 raise BenchError(f"plain torch: ended with {code}\n{err[-3000:]}")
-        found = first_difference(self.folder / "golden.pt", self.folder / "candidate.pt")
+        apart = OF_A_REFACTOR if isinstance(self.pair, Refactor) else OF_A_BUG
+        found = first_difference(self.folder / "golden.pt", self.folder / "candidate.pt", apart)
         if isinstance(self.pair, Refactor) and found:
             raise BenchError(f"no refactor: by plain torch, step {found[0]} differs in {found[1]}")
         if isinstance(self.pair, Bug) and self.pair.step is not None and (found or (None,))[0] != self.pair.step:

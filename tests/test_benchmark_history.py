@@ -14,7 +14,7 @@ from torch import nn
 from accucompare import Case
 from benchmarks.history_catalogue import BUGS, REFACTORS, Bug, Found, Refactor
 from benchmarks.history_environments import Environment, transformers
-from benchmarks.history_plain import first_difference, save
+from benchmarks.history_plain import OF_A_BUG, first_difference, save
 from benchmarks.history_report import missed, sums, table, wrong
 from benchmarks.history_trial import CLEAN_DIFF, CLEAN_LOCATE, DIFF, LOCATE, Said, Trial, first_named
 
@@ -168,7 +168,7 @@ def test_plain_torch_tells_a_refactor_from_a_bug_and_the_first_step_of_it(
 ) -> None:
     save(small(), tmp_path / "golden.pt")
     save(candidate(), tmp_path / "candidate.pt")
-    found = first_difference(tmp_path / "golden.pt", tmp_path / "candidate.pt")
+    found = first_difference(tmp_path / "golden.pt", tmp_path / "candidate.pt", OF_A_BUG)
     assert (found and found[0]) == step
 
 

@@ -9,35 +9,28 @@ from torch.nn import functional
 from accucompare import Case
 
 
-class _Model(nn.Module):
-    def __init__(self) -> None:
+class Model(nn.Module):
+    def __init__(self, two_names: bool) -> None:
         super().__init__()
         self.embed = nn.Embedding(128, 32)
         self.body = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
-
-
-class OneName(_Model):
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return functional.linear(self.body(self.embed(tokens)), self.embed.weight)
-
-
-class TwoNames(_Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(32, 128, bias=False, device="meta")  # draws no random numbers
-        self.head.weight = self.embed.weight
+        self.head: nn.Linear | None = None
+        if two_names:
+            self.head = nn.Linear(32, 128, bias=False, device="meta")  # draws no random numbers
+            self.head.weight = self.embed.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.head(self.body(self.embed(tokens)))
+        found = self.body(self.embed(tokens))
+        output: torch.Tensor = functional.linear(found, self.embed.weight) if self.head is None else self.head(found)
         return output
 
 
 def one() -> Case:
-    return _case(OneName())
+    return _case(Model(False))
 
 
 def two() -> Case:
-    return _case(TwoNames())
+    return _case(Model(True))
 
 
 def _case(model: nn.Module) -> Case:
