@@ -10,6 +10,8 @@ have are within their limits, and so is all that it hands to the calls inside it
 - An input of another *form* (kind of number, shape, a flag) becomes ``NOT_COMPARABLE``. If it is a mask that lets through other
   positions, something else has to make up for that: what is computed of it must be bit for bit golden's.
 
+- A *number of a parameter group* that one version of an optimizer has and the other lacks is vouched for by the updates of its step.
+
 A tensor that is handed on is vouched for by all calls that are given it, or by none. Nothing vouches for what the model itself returns or
 is given, for a gradient of what both sides have, or for what an update leaves behind.
 """
@@ -51,7 +53,8 @@ def vouched_for(rows: list[Row]) -> list[Row]:
         return rows
     calls = _Calls(rows)
     alone = {_value(row.record) for row in asked if row.record is not None and row.record.role in (Role.INPUT, Role.OUTPUT)}
-    doubtful = {_content(row) for row in asked if not calls.vouch_for(row, alone)}
+    updates = _agreeing_updates(rows)
+    doubtful = {_content(row) for row in asked if not (calls.vouch_for(row, alone) or _step_of_setting(row) in updates)}
     listed = {id(row) for row in asked if _content(row) not in doubtful}
     return [_listed(row) if id(row) in listed else row for row in rows]
 
@@ -62,6 +65,23 @@ def _listed(row: Row) -> Row:
         return replace(row, verdict=replace(verdict, reason=Reason.ONE_SIDED))
     detail = f"{verdict.detail}; all that is computed of it agrees"
     return replace(row, metrics=None, verdict=replace(verdict, reason=Reason.NOT_COMPARABLE, detail=detail, used=None))
+
+
+def _agreeing_updates(rows: Iterable[Row]) -> set[tuple[int, int]]:
+    """(rank, step) of updates of which every parameter's agrees."""
+    agree: dict[tuple[int, int], bool] = {}
+    for row in rows:
+        if row.record is not None and row.record.role is Role.PARAM_UPDATE:
+            place = row.record.rank, row.record.step
+            agree[place] = row.status is Status.PASS and agree.get(place, True)
+    return {place for place, all_of_them in agree.items() if all_of_them}
+
+
+def _step_of_setting(row: Row) -> tuple[int, int] | None:
+    """(rank, step) of a number of a parameter group that one side alone has; ``None`` of any other row."""
+    record = row.record
+    alone = row.golden is None or row.candidate is None
+    return (record.rank, record.step) if alone and record is not None and record.role is Role.STATE_BEFORE and not record.name else None
 
 
 def _content(row: Row) -> tuple[str | None, str | None] | int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -210,3 +211,28 @@ def test_an_argument_of_another_shape_is_listed_if_all_that_is_computed_of_it_ag
     found = compared(tmp_path / "same", Positions(False), Positions(True), False)
     assert found.conclusion.startswith("identical in what was compared; 1 of 5 rows could not be compared, the first inner input.1")
     assert compared(tmp_path / "other", Positions(False), Positions(True, 1), False).exit_code == 1
+
+
+class Own(torch.optim.SGD):
+    """``newer`` has one option more, that changes nothing."""
+
+    def __init__(self, parameters: Any, lr: float, newer: bool) -> None:
+        super().__init__(parameters, lr)
+        for group in self.param_groups if newer else ():
+            group["clipping"] = 0.5
+
+
+@pytest.mark.parametrize(("lr", "reason", "passed"), [(0.1, Reason.ONE_SIDED, True), (0.11, Reason.EXTRA, False)])
+def test_an_option_that_one_version_of_an_optimizer_lacks_is_vouched_for_by_its_updates(
+    tmp_path: Path, lr: float, reason: Reason, passed: bool
+) -> None:
+    for newer in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(16, 4)
+        optimizer = Own(model.parameters(), lr if newer else 0.1, newer)
+        with ac.capture(model, tmp_path / str(newer)):
+            model(X).square().sum().backward()
+            optimizer.step()
+    comparison = ac.diff(tmp_path / "False", tmp_path / "True")
+    (row,) = (row for row in comparison.rows if row.record is not None and row.record.path.endswith(".clipping"))
+    assert (row.reason, comparison.passed) == (reason, passed)
