@@ -37,6 +37,9 @@ PRECISIONS = {
 }
 DEFAULT = ("float32", "bfloat16")
 
+#: The mode of such a bundle.
+ERRORS = "errors"
+
 
 def parse_precisions(text: str) -> tuple[str, ...]:
     """Read ``float32,bfloat16``.
@@ -83,7 +86,7 @@ def keep_errors(golden: Place, baseline: Place, out: Place) -> Place:
         partners = {record.key: record for record in trusted.records()}
         for rank, manifest in fed.manifests.items():
             steps = [entry for number, entry in fed.steps() if number == rank]
-            kept = replace(manifest, complete=False, steps=[], inputs={}, capture={**manifest.capture, "mode": "errors"})
+            kept = replace(manifest, complete=False, steps=[], inputs={}, capture={**manifest.capture, "mode": ERRORS})
             writer = BundleWriter(out, kept, rank, mode=Mode.STATS)
             try:
                 for entry in steps:

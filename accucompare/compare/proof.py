@@ -35,15 +35,18 @@ from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Record
 from accucompare.compare.align import Pair, Renaming
 from accucompare.compare.baseline import Expected, check_beside, differing, floor, limit, partners
+from accucompare.compare.brought import ERRORS
 from accucompare.compare.choices import most_changed
 from accucompare.compare.judge import RUNS, UNSTEADY
 from accucompare.compare.measure import Metrics
 from accucompare.compare.norms import Run
 from accucompare.compare.outcomes import Proof, Task, same_bits
+from accucompare.compare.provenance import other_surroundings
 from accucompare.compare.rows import Reason, Status, Verdict
 from accucompare.compare.sides import Sides
 from accucompare.compare.suggest import float_dtype, product_formats
 from accucompare.compare.tolerance import EXACT, FED_ROUNDINGS_OF_SUMS, Tolerance
+from accucompare.devices.settings import is_a_librarys
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.places import Place, is_file
 
@@ -92,6 +95,17 @@ def open_beside(stack: contextlib.ExitStack, golden: Bundle, baseline: Bundle | 
     ours, theirs = rounding_of(golden.manifest), rounding_of(baseline.manifest)
     share = min(FED_ROUNDINGS_OF_SUMS * ours / theirs, MOST_SHARE) if theirs > ours else 0.0
     return Beside(proof, again, found(baseline.path / CONDITIONED, True), share)
+
+
+def why_not_proved(golden: Bundle, baseline: Bundle | None, beside: Beside) -> str:
+    """What makes a proof due that a baseline has not: its own code was told something else than golden's, or found another library.
+
+    Variables of libraries such as ``OMP_NUM_THREADS`` differ between machines whenever two runs are compared, and make none due.
+    """
+    if baseline is None or not baseline.manifest.fed or beside.proof is not None or baseline.manifest.options.mode == ERRORS:
+        return ""
+    around = other_surroundings(golden.manifest, baseline.manifest)
+    return "; ".join(each.told("baseline") for each in around if each.library or not is_a_librarys(each.name))
 
 
 def rounding_of(manifest: Manifest) -> float:
