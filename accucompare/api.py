@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accucompare.compare.batches import Progress
-from accucompare.compare.conclusion import Answer, conclude
+from accucompare.compare.conclusion import Answer, Conclusion, conclude, exit_code
 from accucompare.compare.diff import compare
 from accucompare.compare.renames import read_maps
 from accucompare.compare.result import Result
@@ -32,15 +32,38 @@ _LOGGER = logging.getLogger(__name__)
 class Comparison(Result):
     """Two bundles compared. Made by ``accucompare.diff``."""
 
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count} {reason.value}" for reason, count in self.counts().items())
+        return f"<{type(self).__name__} of {self.candidate.path} with {self.golden.path}: {self.answer.value}; {counts}>"
+
+    @cached_property
+    def _concluded(self) -> Conclusion:
+        return conclude(self)
+
     @property
     def answer(self) -> Answer:
-        """The conclusion in one word, to decide by."""
-        return conclude(self).answer
+        """The conclusion in one word, to decide by; ``exit_code`` and ``passed`` follow from it."""
+        return self._concluded.answer
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong: the answer is ``identical``, ``rounding`` or ``within tolerance``."""
+        return self._concluded.passed
+
+    @property
+    def trouble(self) -> str:
+        """Why the answer is ``not sure``, in a few words; ``""`` if it is another."""
+        return self._concluded.trouble
+
+    @property
+    def exit_code(self) -> int:
+        """The commands' exit code: 0 if it passed, 1 for a difference that fails, 2 if the answer is ``not sure``."""
+        return exit_code(self.answer)
 
     @property
     def conclusion(self) -> str:
-        """Rounding or a bug, and where, in one line that begins with ``rounding``, ``bug``, ``not sure`` or ``identical``."""
-        return str(conclude(self))
+        """Rounding or a bug, and where, in one line that begins with the answer."""
+        return str(self._concluded)
 
     @cached_property
     def reports(self) -> list[Path]:

@@ -198,6 +198,42 @@ def locate_operators(setup: Setup, comparison: Comparison) -> Comparison | None:
     return _capture_and_compare(setup, trusted, folder, of_golden, of_candidate, made_here=True)
 
 
+def operators_by_hand(setup: Setup, comparison: Comparison) -> tuple[str, str, str]:
+    """What to type where ``locate_operators`` raised: the captures of golden, where that was made, and of the candidate, and their diff.
+
+    Args:
+        setup: as it was for ``locate``.
+        comparison: what that returned, with a culprit.
+    """
+    golden = comparison.golden.manifest
+    made, name = golden.options, comparison.culprits[0].name
+    asked = {
+        "--dtype": made.dtype,
+        "--round-weights": made.round_weights,
+        "--seed": made.seed,
+        "--steps": held_steps(golden),
+        "--like": comparison.golden.path if golden.state is not None else made.like,
+    }
+    ours = [
+        "accucompare",
+        "capture",
+        setup.golden_case or golden.case or setup.case or "CASE",
+        "--level",
+        "op",
+        "--only",
+        glob.escape(name),
+    ]
+    ours += [part for option, value in asked.items() if value for part in (option, str(value))]
+    theirs = ["accucompare", "capture", *([setup.case] if setup.case else []), "--device", str(setup.device), "--level", "op"]
+    theirs += ["--dtype", setup.dtype.value] if setup.dtype else []
+    theirs += [part for each in comparison.maps for part in ("--map", each)]
+    return (
+        without_credentials(shlex.join([*ours, "--out", "golden-ops"])),
+        shlex.join([*theirs, "--feed", "golden-ops", "--out", "candidate-ops"]),
+        "accucompare diff golden-ops candidate-ops",
+    )
+
+
 @dataclass(frozen=True)
 class _Trusted:
     """What runs golden's code.

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.compare.builder import item, set_fields, set_lines, write
+from tests.compare.builder import edit_manifest, item, set_fields, set_lines, write
 from tests.forkserver import CLI, without_torch
 
 #: Address space a process may take, in KiB: less than any of these bundles claims to need.
@@ -86,8 +86,7 @@ def npy_header(shape: str) -> bytes:
 
 
 def set_manifest(here: Path, **fields: Any) -> None:
-    path = here / "candidate/manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    edit_manifest(here / "candidate", lambda manifest: manifest.update(fields))
 
 
 def flip_bit(here: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import pytest
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.writer import BundleWriter
 from accucompare.selection import Mode
-from tests.compare.builder import item, set_fields
+from tests.compare.builder import edit_manifest, item, set_fields
 from tests.test_cli_bad_bundles import NPZ, RECORD, refused, run
 
 SIDE = "candidate"
@@ -49,10 +48,7 @@ def facts(side: str = SIDE, **changed: Any) -> Callable[[Path], None]:
     """Say something else of how a side's sketches were made."""
 
     def change(here: Path) -> None:
-        path = here / side / "manifest.json"
-        manifest = json.loads(path.read_text())
-        manifest["capture"]["sketch"].update(changed)
-        path.write_text(json.dumps(manifest))
+        edit_manifest(here / side, lambda manifest: manifest["capture"]["sketch"].update(changed))
 
     return change
 
@@ -109,10 +105,7 @@ def of_another_size(here: Path) -> None:
 
 
 def without_facts(here: Path) -> None:
-    path = here / SIDE / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["capture"]["sketch"]
-    path.write_text(json.dumps(manifest))
+    edit_manifest(here / SIDE, lambda manifest: manifest["capture"].pop("sketch"))
 
 
 BAD: dict[str, tuple[Callable[[Path], None], str]] = {

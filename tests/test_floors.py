@@ -6,17 +6,20 @@ The lists below are the architecture. A room is a package or a file of ``accucom
 from __future__ import annotations
 
 import ast
+import pkgutil
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+import accucompare as ac
 
 PACKAGE = Path(__file__).parent.parent / "accucompare"
 
 FLOORS = [
     ["__main__"],
     ["cli"],
-    ["__init__", "locate", "watch", "scripts"],
+    ["__init__", "locate", "scripts"],
     ["testing"],
     ["api", "watcher"],
     ["report", "recorder", "reproduce"],
@@ -75,6 +78,11 @@ def test_an_import_points_down_or_stays_in_its_room(file: Path) -> None:
     own = room_of(NAMES[file]) if NAMES[file] != "accucompare" else "__init__"
     up = [f"{module} ({name})" for module, name, _ in imports(file) if (to := room_of(module, name)) != own and FLOOR[to] >= FLOOR[own]]
     assert not up, f"{NAMES[file]}, of floor {FLOOR[own]}, imports of its own floor or above"
+
+
+def test_no_module_takes_the_place_of_a_public_name() -> None:
+    """An import of ``accucompare.NAME``, as by doctest or ``pkgutil.walk_packages``, makes ``ac.NAME`` that module."""
+    assert not {module.name for module in pkgutil.iter_modules(ac.__path__)} & set(ac.__all__)
 
 
 def test_there_is_no_import_circle() -> None:

@@ -192,6 +192,21 @@ def test_a_golden_python_that_cannot_capture_is_told_at_once(cli: Run, folder: P
     )
 
 
+def test_where_operators_cannot_be_had_the_answer_stands_and_what_to_type_is_told(cli: Run, folder: Path) -> None:
+    """Golden's own code is gone; the candidate's gives other values in its place, and cannot stand for golden."""
+    golden(cli, folder)
+    (folder / "other.py").write_text(NET)
+    (folder / "net.py").unlink()
+    found = located(cli, folder, "other.py:unscaled", "--golden", "golden", "--ops", "--quiet")
+    assert (found["code"], found["conclusion"].partition(",")[0]) == (1, "bug: blocks.1 (glue")
+    assert "blocks.1 gives other values than it holds; capture it with --save-state" in found["stderr"]
+    commands = [line.partition("#")[0].split() for line in found["stderr"].splitlines() if line.startswith("  accucompare ")]
+    (folder / "net.py").write_text(NET)
+    codes = [cli(*command[1:], cwd=folder, OMP_NUM_THREADS="1") for command in commands]
+    assert [done.returncode for done in codes] == [0, 0, 1]
+    assert "blocks.1: aten.mul" in codes[-1].stdout
+
+
 def test_layers_can_be_left_out(cli: Run, folder: Path) -> None:
     golden(cli, folder)
     found = located(cli, folder, "net.py:two_faults", "--golden", "golden", "--skip", "blocks.0*")

@@ -85,6 +85,7 @@ class Options(msgspec.Struct, frozen=True):
         sketch: how its sketches were made, if it holds some.
         level: ``op`` if it holds operators.
         seed, steps, only, skip: as given.
+        case_steps: how many steps its case was to run, if those were not chosen one by one; not in older bundles.
         like: the bundle that it took weights and inputs from, if it did.
         emulate: the format that it rounded operands of products to, if it did.
         dtype: what it was cast to; ``None`` if it was not.
@@ -106,6 +107,7 @@ class Options(msgspec.Struct, frozen=True):
     level: str | None = None
     seed: Any = None
     steps: int | None = None
+    case_steps: Count | None = None
     only: tuple[str, ...] | None = None
     skip: tuple[str, ...] | None = None
     like: str | None = None

@@ -10,11 +10,12 @@ import json
 import stat
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import xxhash
 
 from accucompare.bundle.capture_facts import Code, Feed, Options
 from accucompare.bundle.records import NODE_ROLES, count
@@ -23,6 +24,7 @@ from accucompare.errors import BundleError
 from accucompare.files import replace_whole
 from accucompare.numbers.statistics import Count
 from accucompare.places import Answer, Place, Url, is_file
+from accucompare.selection import RoleGroup, Steps
 from accucompare.version import __version__
 
 FORMAT = "accucompare bundle"
@@ -50,10 +52,31 @@ PROOF, CONDITIONED = "proof", "conditioned"
 def holds_bundle(directory: Place) -> bool:
     """Whether a directory's ``manifest.json`` is accucompare's, of whatever version; False if it cannot be read."""
     try:
-        content = _content(directory / "manifest.json")
+        content = json.loads(_bytes_of(directory / "manifest.json"))
     except (BundleError, OSError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and content.get("format") == FORMAT
+
+
+def sealed(content: dict[str, Any]) -> bytes:
+    """A manifest as it is on disk. Its last line is a digest of all bytes before, and ``sealed`` says that there is one."""
+    fields = {"sealed": True, **{name: value for name, value in content.items() if name != "digest"}, "digest": ""}
+    text = json.dumps(fields, indent=1, ensure_ascii=False, default=str)
+    body = text[: -len(_seal(""))].encode("utf-8", "backslashreplace")  # lone surrogates, as of file names, become JSON's \udc80
+    return body + _seal(xxhash.xxh3_128_hexdigest(body)).encode()
+
+
+def _seal(digest: str) -> str:
+    """How a manifest ends."""
+    return f'"digest": "{digest}"\n}}'
+
+
+def _is_as_written(raw: bytes, content: dict[str, Any]) -> bool:
+    """Whether a manifest has the digest of its bytes; older ones have none."""
+    if "sealed" not in content and "digest" not in content:
+        return True
+    body = raw[: -len(_seal("0" * 32))]
+    return raw == body + _seal(xxhash.xxh3_128_hexdigest(body)).encode()
 
 
 def manifests_of(path: Place, ranks: int) -> dict[int, Manifest]:
@@ -74,15 +97,15 @@ class _MissingError(BundleError):
     """There is no manifest."""
 
 
-def _content(path: Place, asked: Future[Answer] | None = None) -> Any:
+def _bytes_of(path: Place, asked: Future[Answer] | None = None) -> bytes:
     if isinstance(path, Url):
-        return json.loads(path.read(_SIZE_LIMIT) if asked is None else path.content_of(asked, _SIZE_LIMIT))
+        return path.read(_SIZE_LIMIT) if asked is None else path.content_of(asked, _SIZE_LIMIT)
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for its writer
         raise BundleError(f"{path}: is not a regular file; refused")
     if status.st_size > _SIZE_LIMIT:
         raise BundleError(f"{path}: too large for a manifest; refused")
-    return json.loads(path.read_text(encoding="utf-8"))
+    return path.read_bytes()
 
 
 @dataclass(frozen=True)
@@ -150,7 +173,7 @@ class Manifest:
 
     Attributes:
         format_version: the oldest format that has what the bundle holds.
-        complete: whether the capture ran to its end and every record could be kept.
+        complete: whether the capture ran to its end, and all that it set out to record is there. Only ``BundleWriter.close`` says so.
         stopped: where and why it ended early: ``{"step", "module", "error"}``; ``None`` if it did not.
         ranks: how many processes captured together.
         steps: this rank's finished steps.
@@ -234,8 +257,44 @@ class Manifest:
         """Digests of shared libraries that were loaded, by name. Errors as ``check``."""
         return _typed(self.environment, _Settings).libraries or {}
 
+    @property
+    def asked(self) -> Steps | None:
+        """The steps that it set out to record: those of ``--steps``, or as many as its case has; ``None`` if all that would come.
+
+        Errors as ``check``.
+        """
+        options = self.options
+        if options.chosen_steps and not options.case_steps:
+            return Steps.of(options.chosen_steps)
+        count = options.case_steps or options.steps
+        return Steps(count) if count else None
+
+    @property
+    def lacking(self) -> str:
+        """What it does not hold of the steps that it set out to record, in words; ``""`` if it holds them all. Errors as ``check``."""
+        if partial := [entry.step for entry in self.steps if entry.partial]:
+            return f"the run ended inside of step {partial[0]}"
+        asked = self.asked
+        if asked is None:
+            return ""
+        entries = self.series if self.options.roles == (RoleGroup.SERIES,) else self.steps
+        held = {entry.step for entry in entries}
+        if asked.chosen is None:
+            return f"the run ended after {len(held)} of {asked.count} step(s)" if len(held) < asked.count else ""
+        late = [number for number in asked.chosen if number not in held]
+        return f"the run ended before step(s) {Steps.of(late)} of --steps {asked}, which are not recorded" if late else ""
+
+    def copy(self) -> Manifest:
+        """One that stays as it is when entries of this one's tables are replaced, or added."""
+        tables = {name: {**getattr(self, name)} for name in ("capture", "environment", "model")}
+        return replace(self, **tables, notes=[*self.notes])  # type: ignore[arg-type]
+
     def write(self, path: Path) -> None:
-        """Replace the file whole, so that a reader never sees half of it."""
+        """Replace the file whole, so that a reader never sees half of it.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
         content = {
             "format": FORMAT,
             "format_version": self.format_version,
@@ -244,9 +303,7 @@ class Manifest:
             "steps": [asdict(entry) for entry in self.steps],
             "series": msgspec.to_builtins(self.series),
         }
-        text = json.dumps(content, indent=1, ensure_ascii=False, default=str)
-        encoded = text.encode("utf-8", "backslashreplace")  # lone surrogates, as of file names, become JSON's \udc80
-        replace_whole(path, path.with_name(path.name + ".part"), lambda temporary: temporary.write_bytes(encoded))
+        replace_whole(path, path.with_name(path.name + ".part"), lambda temporary: temporary.write_bytes(sealed(content)))
 
     @classmethod
     def read(cls, path: Place, asked: Future[Answer] | None = None) -> Manifest:
@@ -260,7 +317,8 @@ class Manifest:
             BundleError: if it is missing, no manifest, damaged, or of a newer format.
         """
         try:
-            content = _content(path, asked)
+            raw = _bytes_of(path, asked)
+            content = json.loads(raw)
         except (FileNotFoundError, NotADirectoryError) as error:
             if isinstance(path, Url):
                 raise _MissingError(f"{path.parent}: not a bundle (its {path.name}: {error.strerror})") from None
@@ -284,6 +342,8 @@ class Manifest:
                 f"{path}: bundle format version {str(version)[:20]}, but this accucompare {__version__} reads version "
                 f"{NEWEST_FORMAT} and older; install the accucompare that wrote it ({writer}) or a newer one"
             )
+        if not _is_as_written(raw, content):
+            raise BundleError(f"{path}: is corrupt (its digest does not match); capture it again")
         known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
         try:
             _expect(known.get("steps", []), list, "steps")
@@ -291,6 +351,8 @@ class Manifest:
             known["series"] = _typed(known.get("series", []), list[StepSeries])
             manifest = cls(**known)
             manifest.check()
+            if manifest.complete and (lacking := manifest.lacking):  # older versions said so before the last step was there
+                manifest.complete, manifest.stopped = False, {"error": lacking}
         except (TypeError, ValueError, KeyError, RecursionError) as error:
             raise BundleError(f"{path}: damaged; a field is malformed ({str(error)[:200]})") from None
         return manifest
@@ -301,6 +363,8 @@ class Manifest:
             _expect(getattr(self, name), kind, name)
         if not 1 <= self.ranks <= _MOST_RANKS:
             raise ValueError(f"ranks is {self.ranks}")
+        if self.complete and self.stopped is not None:
+            raise ValueError("it says both that the capture ran to its end and why it did not")
         for entry in self.steps:
             count(entry.step)
             count(entry.records)

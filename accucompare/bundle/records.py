@@ -175,6 +175,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
         detail: what an opaque value was, or why a tensor could not be read.
         sketch: of a record without a member: which of the step's sketches is its own, from 0; ``None`` if it has none.
         shard: of a rank's part of a tensor: where it lies in the whole, by which its sketch was made; ``None`` of a whole tensor.
+        requires_grad: of what a call took or gave: whether autograd followed it; False also in older bundles.
         source_line: of an operator's record: where it was called, or of a node the operator that made it, such as
             ``bert/modeling_bert.py:187``; older bundles name no folder.
     """
@@ -199,6 +200,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
     components: tuple[tuple[int, ...], ...] | None = None
     sketch: int | None = None
     shard: Shard | None = None
+    requires_grad: bool = False
     source_line: str = ""
 
     @property
@@ -254,6 +256,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
             **({} if self.components is None else {"components": self.components}),
             **({} if self.sketch is None else {"sketch": self.sketch}),
             **({} if self.shard is None else {"shard": {"shape": self.shard.shape, "start": self.shard.start}}),
+            **({"requires_grad": True} if self.requires_grad else {}),
         }
 
     @classmethod
@@ -306,6 +309,7 @@ class _Line(msgspec.Struct):
     components: tuple[tuple[Count, ...], ...] | None = None
     sketch: Count | None = None
     shard: Shard | None = None
+    requires_grad: bool = False
 
 
 _DECODER = msgspec.json.Decoder(_Line)

@@ -11,12 +11,14 @@ import weakref
 from collections import OrderedDict
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, ClassVar, Protocol
 
 from accucompare.errors import BundleError
 from accucompare.places import Answer, Place, Url, wait
 from accucompare.storage_errors import NoAnswerError
 
+#: How many files stay open that nobody reads: a bundle has one a step and rank, and a process may open 256 (macOS) to 1,024.
+OPEN_FILES = 48
 #: Bytes that are asked for at once.
 WINDOW = 8 << 20
 #: How many windows a bundle keeps, and how many are asked for before they are needed; each thread keeps one more, the one that it reads.
@@ -48,34 +50,87 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
+class _Descriptor:
+    """A file that is open while it is read, and until ``OPEN_FILES`` others were read after it."""
+
+    _idle: ClassVar[OrderedDict[_Descriptor, None]] = OrderedDict()  # open, and not being read; the one that was read last is last
+    _lock: ClassVar[threading.RLock] = threading.RLock()  # a collection of garbage may close one inside
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._number: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._number).st_size
+        self.stamp = _stamp(os.fstat(self._number))
+        self._readers = 1
+        self.rest()
+
+    def wake(self) -> int:
+        """Open it, if it is not, and let nobody close it until ``rest``. OSError if it is gone, or another file is in its place."""
+        with self._lock:
+            if self._number is None:
+                number = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                if _stamp(os.fstat(number)) != self.stamp:
+                    os.close(number)
+                    raise OSError(errno.ESTALE, "changed while it was read", str(self.path))
+                self._number = number
+            self._idle.pop(self, None)
+            self._readers += 1
+            return self._number
+
+    def rest(self) -> None:
+        with self._lock:
+            self._readers -= 1
+            if not self._readers:
+                self._idle[self] = None
+            while len(self._idle) > OPEN_FILES:
+                next(iter(self._idle)).close()
+
+    def close(self) -> None:
+        """Close it, unless it is being read."""
+        with self._lock:
+            if self in self._idle and self._number is not None:
+                del self._idle[self]
+                os.close(self._number)
+                self._number = None
+
+
 class LocalFile:
     """A regular file, read by position."""
 
     def __init__(self, path: Path) -> None:
         """Raises BundleError for what is no regular file."""
-        self._path = path
         if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for its writer
             raise BundleError(f"{path}: is not a regular file; refused")
-        self._file = path.open("rb", buffering=0)
-        status = os.fstat(self._file.fileno())
-        weakref.finalize(self, self._file.close)  # without a ResourceWarning when nobody closes the bundle
-        self._stamp = _stamp(status)
-        self.size = status.st_size
+        self._descriptor = _Descriptor(path)
+        weakref.finalize(self, self._descriptor.close)  # where nobody closes the bundle
+        self.size = self._descriptor.size
 
     def read(self, count: int, offset: int) -> bytes:
-        return os.pread(self._file.fileno(), count, offset)
+        number = self._descriptor.wake()
+        try:
+            return os.pread(number, count, offset)
+        finally:
+            self._descriptor.rest()
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
-        return os.preadv(self._file.fileno(), [buffer], offset)
+        number = self._descriptor.wake()
+        try:
+            return os.preadv(number, [buffer], offset)
+        finally:
+            self._descriptor.rest()
 
     def changed(self) -> bool:
         try:
-            return not _stamp(os.fstat(self._file.fileno())) == _stamp(os.stat(self._path)) == self._stamp
+            number = self._descriptor.wake()
+            try:
+                return not _stamp(os.fstat(number)) == _stamp(os.stat(self._descriptor.path)) == self._descriptor.stamp
+            finally:
+                self._descriptor.rest()
         except OSError:
             return True
 
     def close(self) -> None:
-        self._file.close()
+        self._descriptor.close()
 
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:

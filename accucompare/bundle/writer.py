@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from accucompare.bundle.manifest import FORMAT_VERSION, NEEDS, SHARDS_NEED, Manifest, StepEntry, StepSeries
@@ -47,6 +51,7 @@ class _EndStep(NamedTuple):
     partial: bool
     series: Callable[[], StepSeries] | None
     holds_records: bool
+    manifest: Manifest  # as it was when the step ended
 
 
 class BundleWriter:
@@ -54,6 +59,14 @@ class BundleWriter:
 
     ``take`` and ``add`` return at once while fewer than ``queue_bytes`` of tensors wait, and otherwise block until the disk has
     caught up. After a failure (a full disk) nothing is queued any more, and ``failure`` says what happened.
+
+    A manifest is published after each step, and says that the bundle is incomplete; only that of ``close``, after the last file, can say
+    that it is complete. As a context manager it closes at the end, and an error that leaves the context is why the bundle is incomplete.
+
+    Attributes:
+        manifest: what the capture says of itself, beside what is written; only the thread that captures changes it.
+        published: the manifest that was written last. It is never changed.
+        failure: why nothing is written any more; ``None`` while all is well.
     """
 
     def __init__(
@@ -72,6 +85,7 @@ class BundleWriter:
         """
         self.directory = directory
         self.manifest = manifest
+        self.published = manifest
         self.failure: CaptureError | None = None
         self._rank = rank
         name = f"rank{rank}/manifest.json" if rank else "manifest.json"
@@ -85,8 +99,14 @@ class BundleWriter:
         self._manifest_path = local / name
         self.mode = mode
         self._sketch_size = sketch_size
+        self._process = os.getpid()
+        self._closed = False
         self._queue: deque[_Tensor | _EndStep | None] = deque()
-        self._listed = 0  # steps in the manifest that is on disk
+        # what the thread that writes adds to the manifest
+        self._format = manifest.format_version
+        self._steps = [*manifest.steps]
+        self._series = [*manifest.series]
+        self._inputs = {**manifest.inputs}
         self._manifest_due = 0.0  # when it may be written again, if nothing else is
         self._changed = threading.Condition()
         self._due = False  # whether what is queued is to be written now
@@ -97,7 +117,7 @@ class BundleWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._uploads is not None:
             manifest.environment["upload"] = uuid4().hex  # no other capture has the same manifest
-        manifest.write(self._manifest_path)
+        self._publish(self._with_steps(manifest.copy()))
         if self._uploads is not None:
             self._uploads.begin()
         self._thread = threading.Thread(target=self._run, name="accucompare-writer", daemon=True)
@@ -176,7 +196,7 @@ class BundleWriter:
         """
         with self._changed:
             self._announced.clear()
-            self._queue.append(_EndStep(step, partial, series, holds_records))
+            self._queue.append(_EndStep(step, partial, series, holds_records, self.manifest.copy()))
             self._write_now()
 
     def write_state(self, records: list[tuple[Record, Callable[[], Array]]]) -> None:
@@ -199,15 +219,24 @@ class BundleWriter:
         if self._uploads is not None:
             self._uploads.put(*self._files("state"))
 
-    def close(self, hurry: bool = False) -> None:
-        """Wait until everything is on disk, or at the URL, and write the manifest.
+    def close(self, stopped: dict[str, Any] | None = None, hurry: bool = False) -> None:
+        """Wait until everything is on disk, or at the URL, and write the manifest that says whether the bundle is complete.
+
+        It says so once: closing again does nothing.
 
         Args:
+            stopped: where and why the capture ended early: ``{"step", "module", "error"}``; ``None`` if it ran to its end. It has not if
+                steps are missing that it set out to record.
             hurry: do not wait for uploads, since the user wants to go; what is not there stays here.
 
         Raises:
             CaptureError: if anything could not be written.
         """
+        if os.getpid() != self._process:  # the bundle is that of the process that was forked
+            raise self._without_thread()
+        if self._closed:
+            return
+        self._closed = True
         with self._changed:
             self._queue.append(None)
             self._write_now()
@@ -216,11 +245,11 @@ class BundleWriter:
         self.memory.leave()
         if self._queue:
             self.failure = self.failure or self._without_thread()
-        if self.failure is not None:
-            self.manifest.complete = False
-            self.manifest.stopped = self.manifest.stopped or {"error": str(self.failure)}
+        last = self._with_steps(self.manifest.copy())
+        reason = last.lacking if self.failure is None else str(self.failure)
+        stopped = stopped or ({"error": reason} if reason else None)
         try:
-            self.manifest.write(self._manifest_path)
+            self._publish(replace(last, complete=stopped is None, stopped=stopped))
         except OSError as error:
             self.failure = self.failure or self._cannot_write(error)
         if self._uploads is not None:
@@ -228,12 +257,32 @@ class BundleWriter:
         if self.failure is not None:
             raise self.failure
 
+    def __enter__(self) -> BundleWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+            return
+        with contextlib.suppress(CaptureError):  # what ended the context matters more
+            self.close({"error": f"{type(error).__name__}: {error}"})
+
+    def _with_steps(self, manifest: Manifest) -> Manifest:
+        """What the capture says of itself, with the steps that are written so far; incomplete."""
+        steps, series, inputs = [*self._steps], [*self._series], {**self._inputs}
+        return replace(manifest, format_version=self._format, steps=steps, series=series, inputs=inputs, complete=False, stopped=None)
+
+    def _publish(self, manifest: Manifest) -> None:
+        """Put a manifest in the place of the last one, whole. Raises OSError."""
+        manifest.write(self._manifest_path)
+        self.published = manifest
+
     def _finish_uploads(self, uploads: Uploads, hurry: bool) -> None:
         try:
             uploads.put()
             uploads.finish(hurry)
         except CaptureError as error:
-            if self.manifest.stopped is not None:  # then what stopped the capture is what is raised
+            if self.published.stopped is not None:  # then what stopped the capture is what is raised
                 _LOGGER.warning("%s", error)
             self.failure = self.failure or error
 
@@ -260,7 +309,7 @@ class BundleWriter:
             item.ready()
         record = self._file.add(item.record, item.array, None if item.sketched is None else item.sketched())
         needs = NEEDS.get(record.role, FORMAT_VERSION) if record.shard is None else SHARDS_NEED
-        self.manifest.format_version = max(self.manifest.format_version, needs)
+        self._format = max(self._format, needs)
         if item.case_input:
             self._note_input(record, item.array)
         if item.written is not None:
@@ -290,13 +339,12 @@ class BundleWriter:
 
     def _finish_step(self, end: _EndStep) -> None:
         if end.series is not None:
-            self.manifest.series.append(end.series())
+            self._series.append(end.series())
         if end.holds_records:
             self._finish_file(end)
         elif time.monotonic() < self._manifest_due:
             return
-        self.manifest.write(self._manifest_path)
-        self._listed = len(self.manifest.steps)
+        self._publish(self._with_steps(end.manifest))
         if self._uploads is not None:
             self._uploads.put(*(self._files(f"step{end.step}") if end.holds_records else []))
         self._manifest_due = time.monotonic() + _BETWEEN_MANIFESTS
@@ -310,7 +358,7 @@ class BundleWriter:
         except Exception:
             file.discard()
             raise
-        self.manifest.steps.append(StepEntry(end.step, file.records, checksum, end.partial))
+        self._steps.append(StepEntry(end.step, file.records, checksum, end.partial))
 
     def _files(self, stem: str) -> list[Path]:
         return [self._folder / f"{stem}{ending}" for ending in (".npz", ".jsonl")]
@@ -321,7 +369,7 @@ class BundleWriter:
             self._fingerprints[content] = fingerprint(array, DTYPES[record.dtype])
         if content in self._fingerprints:
             place = ".".join(part for part in (record.name, record.path) if part)
-            self.manifest.inputs.setdefault(str(record.step), {})[place] = {
+            self._inputs.setdefault(str(record.step), {})[place] = {
                 "dtype": record.dtype,
                 "shape": list(record.shape),
                 "digests": self._fingerprints[content],
@@ -344,5 +392,5 @@ class BundleWriter:
         why = error.strerror or str(error)
         if self._uploads is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
             why += "; files for a URL wait in TMPDIR: set it to a larger disk"
-        readable = f"{self._listed} finished step(s) in {self.directory} stay readable"
+        readable = f"{len(self.published.steps)} finished step(s) in {self.directory} stay readable"
         return CaptureError(f"{error.filename or self._folder}: cannot be written ({why}); {readable}")

@@ -13,14 +13,15 @@ from accucompare.cli.group import PASS, TROUBLE, cli
 from accucompare.cli.options import examples
 from accucompare.cli.outputs import Outputs, conclude, refuse_places, reports_to_write, stem
 from accucompare.cli.scripts import OF_CASES, MayRunScript, capture_script, command_after_dashes, locate_script
-from accucompare.errors import CaptureError, UsageError
+from accucompare.errors import AccucompareError, CaptureError, UsageError
 from accucompare.files import is_stream
 from accucompare.places import Place
 from accucompare.selection import FloatType, Mode, RoleGroup, RoundedType, Steps
-from accucompare.text import printable
+from accucompare.text import printable, printable_lines
 
 if TYPE_CHECKING:
-    pass
+    from accucompare.api import Comparison
+    from accucompare.locate import Setup
 
 
 @cli.command(
@@ -282,17 +283,32 @@ def locate(
         asked = {**options, "model": model, "seed": seed, "steps": steps, "golden": golden, "map": map}
         found = locate_script(command, name.type, asked, _announcer(quiet), only=only, skip=skip)
         return conclude(found, outputs, quiet)
-    from accucompare.locate import Setup, locate_operators
+    from accucompare.locate import Setup
     from accucompare.locate import locate as find
 
     setup = Setup(case, name, announce=_announcer(quiet), **options)
     comparison = find(setup, golden=golden, map=map, seed=seed, steps=steps, repeat=repeat, only=only, skip=skip)
     code = conclude(comparison, outputs, quiet)
     if ops:
-        operators = locate_operators(setup, comparison)
-        if operators is not None:
-            conclude(operators, outputs.each(_of_operators), quiet)
+        _go_on_to_operators(setup, comparison, outputs.each(_of_operators), quiet)
     return code
+
+
+def _go_on_to_operators(setup: Setup, comparison: Comparison, outputs: Outputs, quiet: bool) -> None:
+    """Compare the operators of the first culprit; where they cannot be had say why, and what to type. The answer stands either way."""
+    from accucompare.locate import locate_operators, operators_by_hand
+
+    try:
+        operators = locate_operators(setup, comparison)
+    except (AccucompareError, SystemExit) as error:
+        commands = [printable(each) for each in operators_by_hand(setup, comparison)]
+        click.echo(f"accucompare: --ops: the operators cannot be compared: {printable_lines(str(error))}", err=True)
+        click.echo("the answer above stands; its operators, by hand:", err=True)
+        for command, where in zip(commands, ("  # where golden was captured", "", ""), strict=True):
+            click.echo(f"  {command}{where}", err=True)
+        return
+    if operators is not None:
+        conclude(operators, outputs, quiet)
 
 
 @cli.command(

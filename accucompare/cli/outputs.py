@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from accucompare.cli.group import DIFFERENT, PASS, TROUBLE
 from accucompare.errors import ReportError, UsageError
 from accucompare.files import is_stdout, is_stream, same_place
 from accucompare.places import Place
@@ -147,9 +146,7 @@ def conclude(comparison: Comparison, outputs: Outputs, quiet: bool) -> int:
         print_comparison(comparison, [report for report in outputs.reports if report not in failed], quiet)
     if failures:
         raise ReportError("\n".join(str(failure) for _, failure in failures))
-    if comparison.trouble:
-        return TROUBLE
-    return PASS if comparison.passed else DIFFERENT
+    return comparison.exit_code
 
 
 def _failure(write: Callable[[Path], Path], path: Path) -> ReportError | None:

@@ -109,7 +109,8 @@ def align(
 ) -> list[Pair]:
     """Pair the records of two bundles by rank, step, name, call, role and path.
 
-    An input that one side passes by position and the other by name is paired by its name in the signature.
+    An input that one side passes by position and the other by name is paired by its name in the signature. So is a tensor that one side
+    returns as it is, and the other as the first of a tuple.
 
     Args:
         golden, candidate: their records, in execution order.
@@ -130,6 +131,8 @@ def align(
     left = [record for key, record in by_key.items() if key not in partners] if len(partners) < len(by_key) else []
     for key, argument in by_argument(left, unmatched.values(), renamings, signatures).items():
         partners[key] = unmatched.pop(argument.key)
+    for key, first in _in_a_tuple((record for record in left if record.key not in partners), unmatched, renamings).items():
+        partners[key] = unmatched.pop(first.key)
     extras = _extras_by_predecessor(candidate, unmatched) if unmatched else {}
     nearest = _nearest_names({record.name for record in left if record.key not in partners}, {key.name for key in unmatched})
     pairs = [Pair(None, record, nearest.get(record.name, "")) for record in extras.get(None, ())]
@@ -163,6 +166,28 @@ def by_argument(
             if place in theirs:
                 partners[record.key] = theirs.pop(place)
                 break
+    return partners
+
+
+#: The path of an output in a tuple of its own, and of one that is returned as it is.
+_TUPLED = {"": "0", "0": ""}
+
+
+def tupled(role: Role, path: str) -> str | None:
+    """The other path that an output may have: a refactoring returns ``x`` in place of ``(x,)``; ``None`` for any other value."""
+    return _TUPLED.get(path) if role in (Role.OUTPUT, Role.GRAD_OUTPUT) else None
+
+
+def _in_a_tuple(golden: Iterable[Record], candidate: Mapping[Key, Record], renamings: Sequence[Renaming]) -> dict[Key, Record]:
+    """Pair the outputs that one side returns in a tuple, and the other as they are: the candidate's record by golden's key."""
+    partners: dict[Key, Record] = {}
+    for record in golden:
+        if not candidate or (path := tupled(record.role, record.path)) is None:
+            continue
+        key = record.key._replace(path=path)
+        other = candidate.get(_renamed(key, renamings) or key) or candidate.get(key)
+        if other is not None and other.shape == record.shape:
+            partners[record.key] = other
     return partners
 
 

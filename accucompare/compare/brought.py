@@ -21,7 +21,7 @@ from accucompare.compare.closer import Values, beyond_last_place, common_factor
 from accucompare.compare.masks import may_hold_masks
 from accucompare.compare.measure import measure
 from accucompare.compare.suggest import float_dtype, product_formats
-from accucompare.errors import UsageError
+from accucompare.errors import CaptureError, UsageError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.places import Place, is_file
 from accucompare.selection import Mode
@@ -80,22 +80,21 @@ def keep_errors(golden: Place, baseline: Place, out: Place) -> Place:
 
     Raises:
         BundleError: if one of the two is damaged.
-        CaptureError: if the new one cannot be written.
+        CaptureError: if one of the two is incomplete, or the new one cannot be written.
     """
     with open_bundle(golden) as trusted, open_bundle(baseline) as fed:
+        for bundle in (trusted, fed):
+            if not bundle.complete:
+                raise CaptureError(f"{bundle.path}: is incomplete, so there is no baseline by it; capture it again")
         partners = {record.key: record for record in trusted.records()}
         for rank, manifest in fed.manifests.items():
             steps = [entry for number, entry in fed.steps() if number == rank]
-            kept = replace(manifest, complete=False, steps=[], inputs={}, capture={**manifest.capture, "mode": ERRORS})
-            writer = BundleWriter(out, kept, rank, mode=Mode.STATS)
-            try:
+            kept = replace(manifest, steps=[], inputs={}, capture={**manifest.capture, "mode": ERRORS})
+            with BundleWriter(out, kept, rank, mode=Mode.STATS) as writer:
                 for entry in steps:
                     for record in _with_errors(trusted, fed, list(fed.step_records(rank, entry)), partners):
                         writer.add(record, None)
-                    writer.end_step(entry.step)
-                kept.complete = True
-            finally:  # if this is interrupted, the bundle is marked incomplete, and does not judge
-                writer.close()
+                    writer.end_step(entry.step, entry.partial)
     return out
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
 from accucompare.bundle.records import GRADIENT_ROLES, Role
 from accucompare.compare.culprits import STRUCTURAL, different_values, is_of_glue
-from accucompare.compare.ladder import JudgedBy, Parting, TrainingResult
-from accucompare.compare.operator_rows import is_operator
+from accucompare.compare.ladder import JudgedBy
 from accucompare.compare.result import Result
 from accucompare.compare.rows import STATUS_OF, About, Finding, Reason, Status
 from accucompare.compare.sites import Culprit
@@ -22,16 +21,33 @@ TRUST = {
 
 
 class Answer(str, Enum):
-    """What a comparison concludes."""
+    """What a comparison concludes. It decides the exit code."""
 
     IDENTICAL = "identical"
     ROUNDING = "rounding"
+    WITHIN = "within tolerance"  # the user's own
     BUG = "bug"
+    DIFFERENT = "different"  # over its limits, and nothing tells which error is a bug
     NOT_SURE = "not sure"
 
 
-#: Answers that find no bug. In words they begin with the answer.
-ALL_CLEAR = (Answer.IDENTICAL, Answer.ROUNDING)
+#: 0: nothing is wrong; 1: a difference that fails; 2: nothing to rely on.
+EXIT_CODES = {
+    Answer.IDENTICAL: 0,
+    Answer.ROUNDING: 0,
+    Answer.WITHIN: 0,
+    Answer.BUG: 1,
+    Answer.DIFFERENT: 1,
+    Answer.NOT_SURE: 2,
+}
+
+#: Answers that find nothing wrong. In words they begin with the answer.
+ALL_CLEAR = tuple(answer for answer, code in EXIT_CODES.items() if not code)
+
+
+def exit_code(answer: Answer) -> int:
+    """The exit code of an answer: 0, 1 or 2."""
+    return EXIT_CODES[answer]
 
 
 class Conclusion(NamedTuple):
@@ -45,18 +61,24 @@ class Conclusion(NamedTuple):
     answer: Answer
     words: str
 
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+        return exit_code(self.answer) == 0
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no answer to rely on; ``""`` if there is one."""
+        return self.words if self.answer is Answer.NOT_SURE else ""
+
     def __str__(self) -> str:
-        """One line that begins with ``rounding``, ``bug``, ``not sure`` or ``identical``."""
+        """One line that begins with the answer."""
         return self.words if self.answer in ALL_CLEAR else f"{self.answer.value}: {self.words}"
 
 
 def conclude(result: Result) -> Conclusion:
-    """What is concluded of a result."""
-    if doubt := result.trouble_of_rows or result.poor_baseline or result.judged_by_few:
-        return Conclusion(Answer.NOT_SURE, doubt)
-    answer, words = _by_rows(result)
-    configured = _configured_otherwise(result) if answer is Answer.ROUNDING else []
-    return Conclusion(answer, "; ".join([words, *configured, *_not_looked_at(result)]) if answer in ALL_CLEAR else words)
+    """What is concluded of a result, by the first rule that has an answer."""
+    return next(conclusion for rule in _RULES if (conclusion := rule(result)) is not None)
 
 
 def trust(result: Result) -> str:
@@ -88,9 +110,12 @@ def _not_looked_at(result: Result) -> Iterator[str]:
         yield f"NaN or Inf on both sides from step {bad.step} on"
     if counts[0] != counts[1]:
         yield f"{min(counts)} of {max(counts)} steps"
-    not_compared = (row.reason is Reason.NOT_COMPARABLE and not is_operator(row.record) for row in result.rows)
-    if uncompared := sum(not_compared):
-        yield f"{uncompared} of {len(result.rows)} rows could not be compared"
+    if uncompared := result.uncompared:
+        first = f"{result.place(uncompared[0])}, {uncompared[0].verdict.detail}"
+        yield f"{len(uncompared)} of {len(result.rows)} rows could not be compared, the first {first}"
+    if alone := result.unmatched():
+        first = result.place(alone[0])
+        yield f"{_rows(len(alone))} on one side only, the first {first}, and all that both compute around it agrees"
     if result.by_statistics and result.baseline is not None:
         yield f"{_rows(result.by_statistics)} judged by statistics alone"
     if result.by_sketch:
@@ -111,32 +136,101 @@ def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
 
 
-def _by_rows(result: Result) -> tuple[Answer, str]:
-    """The answer by the rows, or by the steps of a training where no row fails; and its words, without what it does not cover."""
-    counts = result.counts()
-    if not result.counts_by_status()[Status.FAIL]:
-        return _without_failure(result) if result.training is None or result.parting is None else _parted(result.training, result.parting)
+def _by_standard(result: Result) -> Conclusion | None:
+    """A standard that was asked for decides in place of the rows."""
+    accepted = result.acceptance
+    if accepted is None:
+        return None
+    if trouble := accepted.trouble_of(result.training, result.incomplete):
+        return Conclusion(Answer.NOT_SURE, trouble)
+    if accepted.passed:
+        return Conclusion(Answer.WITHIN, f"within tolerance: meets the standard {accepted.standard.value}")
+    return Conclusion(Answer.DIFFERENT, f"does not meet the standard {accepted.standard.value}")
+
+
+def _without_verdict(result: Result) -> Conclusion | None:
+    """Too little was compared, or what was compared proves nothing."""
+    return Conclusion(Answer.NOT_SURE, result.trouble_of_rows) if result.trouble_of_rows else None
+
+
+def _poorly_judged(result: Result) -> Conclusion | None:
+    """Rows fail by a baseline that cannot judge. A limit of the user's needs none."""
+    doubt = result.poor_baseline or result.judged_by_few
+    return Conclusion(Answer.NOT_SURE, doubt) if doubt and not result.by_user else None
+
+
+def _all_clear(result: Result) -> Conclusion | None:
+    if result.failed:
+        return None
+    answer, words = _without_failure(result)
+    configured = _configured_otherwise(result) if answer is not Answer.IDENTICAL else []
+    return Conclusion(answer, "; ".join([words, *configured, *_not_looked_at(result)]))
+
+
+def _parted(result: Result) -> Conclusion | None:
+    """No row fails, but two runs of training part."""
+    training, parting = result.training, result.parting
+    if training is None or parting is None or result.counts_by_status()[Status.FAIL]:
+        return None
+    if parting.quantity is None:
+        return Conclusion(Answer.DIFFERENT, str(parting))
+    if training.judged_by is JudgedBy.DEFAULT:
+        return Conclusion(
+            Answer.DIFFERENT, f"{parting}; by fixed limits: a baseline, or a second golden run, tells how far such runs wander"
+        )
+    return Conclusion(Answer.BUG, str(parting))
+
+
+def _given_other_things(result: Result) -> Conclusion | None:
+    """Another model, other weights or other inputs: then the errors say nothing of the code."""
     if result.other_model is not None:
-        return Answer.NOT_SURE, str(result.other_model)
-    different = _given_differently(result.preflight) or (counts[Reason.INPUTS_DIFFER] and "the two models were given different inputs")
-    if different:
-        return Answer.NOT_SURE, different
+        return Conclusion(Answer.DIFFERENT, str(result.other_model))
+    different = _given_differently(result.preflight)
+    different = different or ("the two models were given different inputs" if result.counts()[Reason.INPUTS_DIFFER] else "")
+    return Conclusion(Answer.DIFFERENT, different) if different else None
+
+
+def _far_beyond(result: Result) -> Conclusion | None:
+    """Only rows fail that the baseline itself has no explanation for."""
     if result.far_beyond and all(culprit.row.verdict.beyond or culprit.reason in STRUCTURAL for culprit in result.culprits):
-        return Answer.NOT_SURE, result.far_beyond
+        return Conclusion(Answer.NOT_SURE, result.far_beyond)
+    return None
+
+
+def _first_over(result: Result) -> Conclusion | None:
+    """Rows fail, but nothing tells which of them shows a bug."""
     if not result.culprits:
+        counts = result.counts()
         reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if STATUS_OF[reason] is Status.FAIL)
-        return Answer.NOT_SURE, f"no place shows an error of its own ({reasons})"
+        return Conclusion(Answer.DIFFERENT, f"no place shows an error of its own ({reasons})")
     culprit = result.culprits[0]
-    first = _named(result, culprit)
-    if not result.fed and result.baseline is None and culprit.scaled is None:
-        return Answer.NOT_SURE, f"{first} is the first over tolerance; {TRUST['free']}"
+    if not result.fed and result.baseline is None and culprit.scaled is None and not culprit.row.lost:
+        return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)} is the first over tolerance; {TRUST['free']}")
     if culprit.reason in STRUCTURAL and is_of_glue(culprit):
-        return Answer.NOT_SURE, f"{first}; no value after it shows an error of its own"
+        return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)}; no value after it shows an error of its own")
+    return None
+
+
+def _bug(result: Result) -> Conclusion:
     named = "; and ".join(_named(result, culprit) for culprit in result.culprits[: 2 if result.fed else 1])
     more = len(result.culprits) - 2
     words = named + (f"; and {more} more" if result.fed and more > 0 else "")
     words += f"; {result.unproved_words}" if result.unproved else ""
-    return Answer.BUG, words + (f"; by fixed limits, since {result.refused}" if result.refused is not None else "")
+    return Conclusion(Answer.BUG, words + (f"; by fixed limits, since {result.refused}" if result.refused is not None else ""))
+
+
+#: In this order; the first that has an answer decides.
+_RULES: tuple[Callable[[Result], Conclusion | None], ...] = (
+    _by_standard,
+    _without_verdict,
+    _all_clear,
+    _poorly_judged,
+    _parted,
+    _given_other_things,
+    _far_beyond,
+    _first_over,
+    _bug,
+)
 
 
 def _without_failure(result: Result) -> tuple[Answer, str]:
@@ -144,18 +238,13 @@ def _without_failure(result: Result) -> tuple[Answer, str]:
     same_steps = training is None or training.other_bits is None or not training.judged
     precise = [row for row in result.rows if row.reason is Reason.OVER_PRECISE]
     if not result.compared - counts[Reason.IDENTICAL] and same_steps and (result.compared or (training is not None and training.identical)):
-        return Answer.IDENTICAL, "identical"
+        return Answer.IDENTICAL, "identical in what was compared" if result.uncompared else "identical"
+    if result.by_user:
+        return Answer.WITHIN, f"within tolerance ({result.tolerances.otherwise})"
     by_run = training is not None and training.judged_by in (JudgedBy.BASELINE, JudgedBy.REPEAT)
     told = result.baseline is not None or (result.series_only and by_run)
     words = "rounding" if told else "rounding, as far as fixed limits tell"
     return Answer.ROUNDING, words + (f"; {len(precise)} over-precise, the first {result.place(precise[0])}" if precise else "")
-
-
-def _parted(training: TrainingResult, parting: Parting) -> tuple[Answer, str]:
-    """The conclusion where no row fails, but the runs part."""
-    if training.judged_by is JudgedBy.DEFAULT and parting.quantity is not None:
-        return Answer.NOT_SURE, f"{parting}; by fixed limits: a baseline, or a second golden run, tells how far such runs wander"
-    return (Answer.BUG if parting.quantity is not None else Answer.NOT_SURE), str(parting)
 
 
 def _given_differently(findings: Iterable[Finding]) -> str:
@@ -175,6 +264,10 @@ def _named(result: Result, culprit: Culprit) -> str:
         return f"{culprit.place}{step}: {culprit.scaled.words}"
     if culprit.buffer and metrics is not None and metrics.max_rel is not None:
         return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
+    if culprit.row.lost:
+        has, lacks = ("golden", "the candidate") if culprit.reason is Reason.MISSING else ("the candidate", "golden")
+        what = "makes it" if record.role is Role.PARAM_UPDATE or culprit.whole else "has a gradient there"
+        return f"{culprit.place}{step}: {has} {what}, {lacks} {'does not' if what == 'makes it' else 'has none'}"
     if culprit.reason in (*STRUCTURAL, Reason.NON_FINITE):
         return f"{culprit.place}{step}, {culprit.reason.value}"
     if different := different_values(culprit.row):

@@ -64,7 +64,7 @@ def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool) -> list[Cu
         fed: whether each module call was given golden's values.
         has_baseline: whether errors were judged by a baseline.
     """
-    rows = [row for row in all_rows if not is_operator(row.record)]
+    rows = _with_effect([row for row in all_rows if not is_operator(row.record)])
     children = {caller_of(row.record) for row in rows if row.record is not None and row.record.parent is not None}
     operators = _operators(all_rows) if len(rows) < len(all_rows) else []
     if fed:
@@ -74,7 +74,93 @@ def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool) -> list[Cu
     else:
         culprits = [*(_culprit(row, children) for row in rows if _own_error(row)), *operators]
         culprits.sort(key=lambda culprit: culprit.reason in STRUCTURAL and is_of_glue(culprit))  # otherwise in execution order
-    return _sites(_differences_first(culprits))
+    return _sites(_differences_first(_where_cut(_of_one_update(culprits, rows), rows, children)))
+
+
+def _of_one_update(culprits: list[Culprit], rows: Iterable[Row]) -> list[Culprit]:
+    """The culprits, but one for each update that only one side has made; of one parameter's, what the update has made of it."""
+    kept: dict[tuple[int, int, int], set[str]] = {}  # by update: the parameters that both sides, or one alone, have updated
+    alone: dict[tuple[int, int, int], set[str]] = {}
+    for row in rows:
+        if row.record is not None and row.record.role is Role.PARAM_UPDATE:
+            found = alone if row.reason in UNMATCHED else kept
+            found.setdefault(_update_of(row.record), set()).add(parameter_of(row.record))
+    told: set[tuple[int, int, int]] = set()
+    left = []
+    for culprit in culprits:
+        record = culprit.row.record
+        if record is None or not culprit.row.lost or record.role not in UPDATE_ROLES:
+            left.append(culprit)
+            continue
+        update = _update_of(record)
+        none_left = update in alone and update not in kept
+        if none_left and update not in told:
+            told.add(update)
+            left.append(replace(culprit, name="", whole=True))
+        elif not none_left and not (record.role is Role.PARAM_GRAD and parameter_of(record) in alone.get(update, ())):
+            left.append(culprit)
+    return left
+
+
+def _update_of(record: Record) -> tuple[int, int, int]:
+    return record.rank, record.step, record.call
+
+
+def _where_cut(culprits: list[Culprit], rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
+    """The culprits; of a gradient that is lost since autograd follows a value of the forward on one side only, where it first does not.
+
+    A step of which autograd follows nothing, as an older bundle's, says nothing of that.
+    """
+    cuts: dict[tuple[int, int], Row] = {}
+    followed: dict[tuple[int, int], list[bool]] = {}
+    for row in rows:
+        if row.golden is None or row.candidate is None or row.golden.role not in (Role.INPUT, Role.OUTPUT):
+            continue
+        step, sides = (row.golden.rank, row.golden.step), (row.golden.requires_grad, row.candidate.requires_grad)
+        followed[step] = [before or now for before, now in zip(followed.get(step, sides), sides, strict=True)]
+        if sides[0] is not sides[1]:
+            cuts.setdefault(step, row)
+    return [_cut(culprit, cuts, followed, children) for culprit in culprits]
+
+
+def _cut(
+    culprit: Culprit, cuts: dict[tuple[int, int], Row], followed: dict[tuple[int, int], list[bool]], children: set[Call | None]
+) -> Culprit:
+    record = culprit.row.record
+    if record is None or not culprit.row.lost or record.role not in (Role.GRAD_OUTPUT, Role.GRAD_INPUT):
+        return culprit
+    cut = cuts.get((record.rank, record.step))
+    if cut is None or cut.record is None or not all(followed[record.rank, record.step]):
+        return culprit
+    if cut.record.role is Role.INPUT and cut.record.parent is None:  # the model's own input
+        return culprit
+    place = _culprit(cut, children)
+    return replace(culprit, name=place.name, call=place.call, site=place.site, before=place.before, cut=True)
+
+
+def _with_effect(rows: list[Row]) -> list[Row]:
+    """The rows without those of gradients that only one side has, where that does no harm: nothing else in their step is off.
+
+    And of a tensor that a call and one inside it both return, the gradient is lost behind the outer one.
+    """
+    harmed: set[tuple[int, int]] = set()
+    alone: set[Call | None] = set()  # calls at whose outputs a gradient arrives on one side only
+    for row in rows:
+        record = row.record
+        if row.status is not Status.FAIL or record is None:
+            continue
+        if row.reason not in UNMATCHED or record.role in UPDATE_ROLES:
+            harmed.add((record.rank, record.step))
+        elif record.role is Role.GRAD_OUTPUT:
+            alone.add(call_of(record))
+
+    def counts(row: Row) -> bool:
+        record = row.record
+        if not row.lost or record is None:
+            return True
+        return (record.rank, record.step) in harmed and not (record.role is Role.GRAD_OUTPUT and caller_of(record) in alone)
+
+    return [row for row in rows if counts(row)]
 
 
 def _differences_first(culprits: list[Culprit]) -> list[Culprit]:
@@ -113,14 +199,14 @@ def _own_error(row: Row) -> bool:
     """Whether a row shows an error that was made there."""
     if not _may_be_culprit(row):
         return False
-    if row.reason is Reason.NON_FINITE:
+    if row.reason is Reason.NON_FINITE or row.lost:
         return row.verdict.begins
     return row.reason in (Reason.INTRODUCED, Reason.GLUE, Reason.SHAPE, Reason.DTYPE)
 
 
 def _may_be_culprit(row: Row) -> bool:
-    """Whether a row fails because of a module or glue: not because of the model's inputs, noise, or a missing partner."""
-    if row.status is not Status.FAIL or row.reason in UNMATCHED or row.record is None:
+    """Whether a row fails because of a module or glue: not because of the model's inputs, noise, or a record that only one side made."""
+    if row.status is not Status.FAIL or (row.reason in UNMATCHED and not row.lost) or row.record is None:
         return False
     if row.record.role is Role.INPUT and row.record.parent is None:
         return False
@@ -148,6 +234,8 @@ def _culprit(row: Row, children: set[Call | None], jump: float | None = None) ->
 
 def _excess(row: Row) -> float:
     """An error as a multiple of the baseline's, or else of its limit. Other shapes come last."""
+    if row.lost:
+        return math.inf
     if row.reason in (Reason.SHAPE, Reason.DTYPE):
         return 0.0
     if is_choice(row):
@@ -248,7 +336,7 @@ def _by_jump_backwards(rows: Iterable[Row], children: set[Call | None]) -> Itera
     parameters: dict[tuple[int, int, str], float] = {}
     for row in rows:
         record = row.record
-        if record is None or record.role not in (*GRADIENT_ROLES, Role.PARAM_GRAD):
+        if record is None or not (record.role in (*GRADIENT_ROLES, Role.PARAM_GRAD) or row.lost):
             continue
         call, parent = call_of(record), caller_of(record)
         arrives, part = record.role is Role.GRAD_OUTPUT, (record.rank, record.step, parameter_of(record))
@@ -268,7 +356,7 @@ def _jump(row: Row, before: float) -> float | None:
     """A row's excess as a multiple of that of what went in; ``None`` if its error was passed on."""
     if row.reason in (Reason.SHAPE, Reason.DTYPE):
         return 0.0
-    if row.reason is Reason.NON_FINITE:
+    if row.reason is Reason.NON_FINITE or row.lost:
         return math.inf if row.verdict.begins else None
     if is_choice(row):
         return None if row.reason is Reason.INHERITED else _excess(row)

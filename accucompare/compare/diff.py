@@ -22,10 +22,11 @@ from accucompare.compare.batches import Progress, outcomes_of
 from accucompare.compare.chosen_baseline import choose_baseline
 from accucompare.compare.culprits import described, find_culprits, scaled_first
 from accucompare.compare.dumps import with_paths_of
+from accucompare.compare.given import with_given
 from accucompare.compare.ladder import climb
 from accucompare.compare.later_steps import after_updates, by_envelope
 from accucompare.compare.models import other_model
-from accucompare.compare.one_sided import explained, never_called
+from accucompare.compare.one_sided import explained, never_called, vouched_for
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Outcome, Task, same_bits, with_parameters
 from accucompare.compare.preflight import preflight
@@ -109,6 +110,7 @@ def compare(
         tasks = with_proofs(tasks, beside, golden_records, renamings, lambda pair: of_golden.tolerance_for(pair, own))
         again, golden_again = (_by_key(run, keep_going, damage) for run in (repeat_bundle, golden_repeat))
         tasks = with_parameters(tasks) if fed else tasks
+        tasks = with_given(tasks) if limits.given or rules else tasks
         tasks = _with_second_runs(tasks, again, unsteady.begins(golden_records, golden_again) if fed else golden_again)
         sides = Sides(
             golden_bundle,
@@ -128,7 +130,7 @@ def compare(
         del tasks  # of a million pairs
         rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
         del outcomes
-        rows = with_options(rows) + never_called(golden_bundle, candidate_bundle, selection)
+        rows = vouched_for(with_options(rows)) + never_called(golden_bundle, candidate_bundle, selection)
         compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
         alone = [row for row in compared if judge.has_none_of(row)]
         different = other_model(*models, rows, renamings)

@@ -9,6 +9,7 @@ from accucompare.bundle.records import TRAINING_ROLES, Layout, Record, Role
 from accucompare.compare.bounds import judge_bounds, lower_bounds
 from accucompare.compare.closer_looks import look_closer
 from accucompare.compare.estimates import can_estimate
+from accucompare.compare.given import is_rounded
 from accucompare.compare.judge import judge, judge_without_data, settle_noise, settle_unsteady
 from accucompare.compare.masks import may_say_the_same
 from accucompare.compare.measure import measure_masks
@@ -92,9 +93,23 @@ def _compare(sides: Sides, golden: Record, candidate: Record, task: Task, run: R
         verdict = doubtful.settle(verdict)
     if noise is not None:
         verdict = settle_noise(verdict, tolerance, metrics, noise)
+    if (
+        verdict.status is Status.FAIL
+        and task.given
+        and not tolerance.by_default
+        and is_rounded(sides.golden, golden, sides.candidate, candidate)
+    ):
+        verdict = msgspec.structs.replace(verdict, reason=Reason.OK, used=0.0, smallest=(), detail=_rounded_to(golden, candidate))
     if verdict.status is Status.FAIL:
         verdict = settle_unsteady(verdict, tolerance, metrics, sides.unsteadiness(golden, task.golden_repeat, run))
     return Outcome(metrics, verdict, None if expected is None else expected.rel_l2, noise)
+
+
+def _rounded_to(golden: Record, candidate: Record) -> str:
+    """What a given value is, in words."""
+    if DTYPES[golden.dtype].digits > DTYPES[candidate.dtype].digits:
+        return f"given to both: the candidate's is golden's, rounded to {candidate.dtype}"
+    return f"given to both: golden's is the candidate's, rounded to {golden.dtype}"
 
 
 def _by_sketch(golden: Record, candidate: Record, tolerance: Tolerance) -> bool:

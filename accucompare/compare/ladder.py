@@ -367,7 +367,7 @@ def _by_rows(rows: Iterable[Row], beginning: int) -> Iterator[Parting]:
     told: set[tuple[int, int, Rung]] = set()
     for row in rows:
         record = row.record
-        if row.status is not Status.FAIL or row.reason in UNMATCHED or record is None:
+        if row.status is not Status.FAIL or (row.reason in UNMATCHED and not row.lost) or record is None:
             continue
         rung = _rung_of(row)
         if rung is Rung.WEIGHTS and record.step != beginning:  # an update before made it

@@ -45,6 +45,7 @@ class Task(msgspec.Struct, frozen=True, gc=False):
     chosen: str = ""  # how rounding changes the shape or the number of calls, as the baseline shows
     golden_repeat: Record | None = None
     before: Pair | None = None  # of an update, the parameter that it was given
+    given: bool = False  # whether both models were given these values, in a dtype each
     proof: Proof | None = None  # where the baseline is not known to be proved
     conditioned: Record | None = None  # of golden's own code on rounded values
 

@@ -27,6 +27,7 @@ class _Sent(msgspec.Struct, frozen=True, gc=False, array_like=True):
     chosen: str
     golden_repeat: Record | None
     before: Pair | None
+    given: bool
     proof: Proof | None
     conditioned: Record | None
 
@@ -66,6 +67,7 @@ def pack_tasks(tasks: list[Task]) -> Parcel:
             task.chosen,
             task.golden_repeat,
             task.before,
+            task.given,
             task.proof,
             task.conditioned,
         )
@@ -84,6 +86,7 @@ def unpack_tasks(parcel: Parcel) -> list[Task]:
             sent.chosen,
             sent.golden_repeat,
             sent.before,
+            sent.given,
             sent.proof,
             sent.conditioned,
         )

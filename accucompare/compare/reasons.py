@@ -53,8 +53,11 @@ class Origins:
     _operators: OperatorOrigins = field(default_factory=lambda: OperatorOrigins(fed=False))
     _steps_over: set[tuple[int, int]] = field(default_factory=set)
     _steps_nonfinite: set[tuple[int, int]] = field(default_factory=set)
-    _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a computed buffer that is over tolerance, by rank
+    _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a computed buffer, or a parameter, that is wrong, by rank
     _training: Training = field(default_factory=lambda: Training(fed=False))
+
+    def __post_init__(self) -> None:
+        self._training.modules = self._buffers
 
     def trace(self, record: Record, verdict: Verdict) -> Verdict:
         """The verdict with ``OVER`` replaced by the reason that says where the error comes from."""
@@ -161,12 +164,12 @@ class Fed:
     _reshaped: set[Call] = field(default_factory=set)  # of these, those that computed with another shape
     _with_children: set[Call] = field(default_factory=set)
     _glue: dict[Call, float] = field(default_factory=dict)  # by call: how far over its limit its code has been until now
-    _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a computed buffer that is over its limit, by rank
+    _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a computed buffer, or a parameter, that is wrong, by rank
     _unknown: dict[Call, set[str]] = field(default_factory=dict)  # paths of inputs that were not fed and are not known to be right
     _erring: set[Call | None] = field(default_factory=set)  # calls whose own code has made an error in the forward
 
     def __post_init__(self) -> None:
-        self._training = Training(fed=True, not_fed=self.not_fed)
+        self._training = Training(fed=True, not_fed=self.not_fed, modules=self._buffers)
         for rank, step, name, call, role, path in self.not_fed:
             if role == Role.INPUT.value:
                 self._unknown.setdefault((rank, step, name, call), set()).add(path)
@@ -185,6 +188,7 @@ class Fed:
             maker = parent if record.role is Role.GRAD_OUTPUT else call
             erring = maker in self._erring or (maker is not None and maker in self._tainted)
             return self._training.trace(record, verdict, erring, call in self._with_children)
+        self._training.forward(record, verdict)
         if parent is not None:
             self._with_children.add(parent)
         source = parent if record.role is Role.INPUT else call  # whose own code made the value

@@ -1,4 +1,4 @@
-"""The result of a diff: its rows, how they add up, and whether it passes. ``compare.conclusion`` says what is concluded of it."""
+"""The result of a diff: its rows, and how they add up. ``compare.conclusion`` says what is concluded of it, and whether it passes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from accucompare.bundle.records import Record, Role
 from accucompare.compare.acceptance import Acceptance
 from accucompare.compare.ladder import Parting, TrainingResult
 from accucompare.compare.models import OtherModel
+from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.provenance import OtherCode
 from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, RefusedBaseline, Row, Status
 from accucompare.compare.sites import Culprit
@@ -89,6 +90,11 @@ class Result:
         return sum(row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED for row in self.rows)
 
     @cached_property
+    def uncompared(self) -> list[Row]:
+        """The rows of modules' values that could not be compared, for whatever reason."""
+        return [row for row in self.rows if row.reason is Reason.NOT_COMPARABLE and not is_operator(row.record)]
+
+    @cached_property
     def by_statistics(self) -> int:
         """How many rows were judged by statistics alone."""
         return sum(row.by_statistics for row in self.rows)
@@ -126,17 +132,6 @@ class Result:
         return [name for name, side in (("golden", self.golden), ("the candidate", self.candidate)) if not side.complete]
 
     @property
-    def passed(self) -> bool:
-        """Whether something was compared, nothing failed, nothing was unreadable, and both captures ran to their end.
-
-        With a standard to meet, whether it is met.
-        """
-        if self.acceptance is not None:
-            return self.acceptance.passed and not self.trouble
-        counts = self.counts_by_status()
-        return bool(counts[Status.PASS] or self.steps_judged) and not self.failed and not self.trouble
-
-    @property
     def failed(self) -> bool:
         """Whether a row fails, or two runs of training part by more than rounding explains."""
         return bool(self.counts_by_status()[Status.FAIL]) or self.parting is not None
@@ -157,13 +152,13 @@ class Result:
         return bool(self.steps_judged) and not self.compared
 
     @property
-    def trouble(self) -> str:
-        """Why there is no verdict to rely on, in a few words; ``""`` if there is one."""
-        return self.trouble_of_rows if self.acceptance is None else self.acceptance.trouble_of(self.training, self.incomplete)
+    def by_user(self) -> bool:
+        """Whether limits that the user gave judge every row, so that no baseline is needed."""
+        return self.tolerances.otherwise.given
 
     @cached_property
     def trouble_of_rows(self) -> str:
-        """The same by the rows and the steps, whatever standard was asked for."""
+        """Why rows and steps give no verdict to rely on, in a few words; ``""`` if they give one."""
         if not self.compared and not self.steps_judged:
             return "nothing could be compared"
         if unverified := [finding.message for finding in self.preflight if finding.about is About.UNVERIFIED]:
@@ -178,13 +173,13 @@ class Result:
             return f"{len(unsteady)} row(s) are not deterministic, the first {self.place(first)} ({first.verdict.detail})"
         if self.failed:
             return ""
-        if self.poor_baseline:
+        if self.poor_baseline and not self.by_user:
             return self.poor_baseline
         if self.training is not None and self.training.unclear:
             return self.training.unclear
-        if self.unproved:
+        if self.unproved and not self.by_user:
             return f"everything is within fixed limits, which miss small faults, and {self.unproved_words}"
-        if self.judged_by_few:
+        if self.judged_by_few and not self.by_user:
             return self.judged_by_few
         if self.far_beyond:
             return f"{self.far_beyond}, or rounding changed a choice before; a fed capture tells"
@@ -192,7 +187,7 @@ class Result:
             return hidden
         if self.holds_outputs and (given := without_output(self.rows)) is not None:
             return f"the model returned nothing for {self.place(given)}, and what it writes into its arguments is not recorded"
-        if self.refused is not None:
+        if self.refused is not None and not self.by_user:
             return f"everything is within fixed limits, which miss small faults, and {self.refused}"
         if self.unseen:
             return f"what was compared agrees, but the optimizer's code differs ({self.unseen}), and no update was compared"
@@ -245,11 +240,6 @@ class Result:
     def poor_baseline(self) -> str:
         """Why the baseline cannot judge: it had other weights or inputs than golden, or another mode; ``""`` if it had the same."""
         return next((finding.message for finding in self.preflight if finding.serious and finding.of_baseline), "")
-
-    def __repr__(self) -> str:
-        counts = ", ".join(f"{count} {reason.value}" for reason, count in self.counts().items())
-        passed = "passed" if self.passed else "not passed"
-        return f"<{type(self).__name__} of {self.candidate.path} with {self.golden.path}: {passed}; {counts}>"
 
     @cached_property
     def first_divergence(self) -> Row | None:

@@ -36,6 +36,7 @@ class Reason(str, Enum):
     DTYPE = "dtype"
     MISSING = "missing"
     EXTRA = "extra"
+    ONE_SIDED = "one-sided"
     NOT_CALLED = "not called"
     NOT_COMPARABLE = "not comparable"
     OVER_PRECISE = "over-precise"
@@ -55,6 +56,7 @@ STATUS_OF = {
     Reason.DTYPE: Status.FAIL,
     Reason.MISSING: Status.FAIL,
     Reason.EXTRA: Status.FAIL,
+    Reason.ONE_SIDED: Status.NOT_COMPARED,
     Reason.NOT_CALLED: Status.NOT_COMPARED,
     Reason.NOT_COMPARABLE: Status.NOT_COMPARED,
     Reason.OVER_PRECISE: Status.PASS,
@@ -63,7 +65,7 @@ STATUS_OF = {
 }
 
 #: Reasons of rows that have only one side.
-UNMATCHED = (Reason.MISSING, Reason.EXTRA)
+UNMATCHED = (Reason.MISSING, Reason.EXTRA, Reason.ONE_SIDED)
 
 #: The meaning of each reason that a row of a result may have.
 MEANING = {
@@ -78,6 +80,7 @@ MEANING = {
     Reason.DTYPE: "different kinds of numbers (float, int, bool)",
     Reason.MISSING: "only golden has it",
     Reason.EXTRA: "only the candidate has it",
+    Reason.ONE_SIDED: "only one side has it, and all that both compute around it agrees",
     Reason.NOT_CALLED: "a registered module that no forward called",
     Reason.NOT_COMPARABLE: "a value without data to compare",
     Reason.OVER_PRECISE: "much closer to golden than the baseline, which computes in the same precision: usually a cast is missing",
@@ -153,7 +156,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False, array_like=True):
         option: for a number or a string given to an operator, the two sides' values, if they differ.
         chosen: whether rounding alone changes the shape or the number of calls here, as the baseline shows, so that nothing judges it.
         alike: for values that cannot be compared, whether both sides hold the same kind of value.
-        begins: whether values that are not finite begin here: nothing that went in has any.
+        begins: whether what it shows begins here: values that are not finite, and nothing that went in has any; a gradient or an update
+            that only one side has, and both have what it is made of.
         not_all_fed: for a fed row, whether something that went into its call was not fed and is not proven right.
         unproved: whether its baseline may not judge it, for golden's own code does not give golden's value where that was made.
         conditioned: whether it is over the ceiling, and passes since golden's own code on rounded values is off as far.
@@ -242,6 +246,11 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     @property
     def reason(self) -> Reason:
         return self.verdict.reason
+
+    @property
+    def lost(self) -> bool:
+        """Whether a gradient or an update that only one side has begins here."""
+        return self.reason in UNMATCHED and self.verdict.begins
 
     @property
     def by_statistics(self) -> bool:

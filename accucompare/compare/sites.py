@@ -44,6 +44,8 @@ class Culprit:
         hints: what such an error often comes from.
         configured: the module's own numbers and strings that differ from golden's, such as ``approximate``.
         scaled: if all gradients are golden's times one number: that number and what is known of it.
+        cut: whether autograd's graph was cut there in the forward, so that only one side has the gradient that ``row`` is of.
+        whole: whether an update is meant as a whole, of which ``row`` is the first parameter's.
     """
 
     name: str
@@ -61,6 +63,8 @@ class Culprit:
     difference: Difference | None = None
     configured: tuple[Option, ...] = ()
     scaled: ScaledGradients | None = None
+    cut: bool = False
+    whole: bool = False
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the place, how large its error is, and what that looks like."""
@@ -110,10 +114,13 @@ class Culprit:
             return f"{of}{self.name or '(root)'}{call}: {': '.join(parts)}"
         if self.buffer:
             return f"{self.buffer} (computed buffer)"
-        if self.stage is not Stage.FORWARD:
+        if self.whole:
+            return "the whole update"
+        if self.stage is not Stage.FORWARD and not self.cut:
             return self._place_in_training
         own = self.before.removeprefix(f"{self.name}.") if self.name else self.before
-        own += f" call {self.row.record.call}" if own and self.row.record is not None and self.row.record.call else ""
+        behind = None if self.cut else self.row.record  # which may be of another call than the one that the cut is before
+        own += f" call {behind.call}" if own and behind is not None and behind.call else ""
         where = {"module": "", "glue": f" (glue, before {own})" if own else " (glue, at its end)"}[self.site]
         return f"{self.name or '(root)'}{call}{where}"
 

@@ -26,6 +26,11 @@ MUCH_FURTHER = 8.0
 #: times that of a value (MiniLM in bfloat16, two steps of training: gradients are off by up to 0.10, values by up to 0.034).
 FREE_GRADIENTS = 4.0
 
+_STATES = (Role.STATE_BEFORE, Role.STATE_AFTER)
+
+#: What a gradient is that of, by its role.
+_VALUE_OF = {Role.GRAD_OUTPUT: Role.OUTPUT, Role.GRAD_INPUT: Role.INPUT}
+
 #: What a row of an update says that was made of other gradients than golden's.
 NOT_FED = "made of other gradients or weights than golden's; a fed capture judges it"
 
@@ -41,6 +46,11 @@ def parameter_of(record: Record) -> str:
     return f"{record.name}.{own}" if record.name else own
 
 
+def updated_parameter(record: Record) -> str:
+    """The qualified name of the parameter that a record of an update is about, also of the optimizer's state of it."""
+    return parameter_of(replace(record, path=record.path.partition(".")[0])) if record.role in _STATES else parameter_of(record)
+
+
 @dataclass
 class Training:
     """Tells where errors of backwards and updates come from, row by row in execution order.
@@ -48,23 +58,30 @@ class Training:
     Attributes:
         fed: whether each call, and each update, was given golden's values.
         not_fed: which were not, as ``accucompare.compare.reasons.NotFed`` has them.
+        modules: by rank, those whose code computes with a value that was wrong before; is added to.
     """
 
     fed: bool
     not_fed: Collection[tuple[int, int, str, int, str, str]] = ()
+    modules: set[tuple[int, str]] = field(default_factory=set)
     _over: set[tuple[int, int]] = field(default_factory=set)  # free-running: steps of which something is over its limit
     _other: set[tuple[int, int]] = field(default_factory=set)  # steps of which an update was made of other values than golden's
     _tainted: set[Call] = field(default_factory=set)  # calls whose backward went on with a wrong gradient
     _glue: dict[Call | None, float] = field(default_factory=dict)  # by call: how far over its limit its code's backward has been
-    _parameters: set[tuple[int, int, str]] = field(default_factory=set)  # with a part of its gradient over its limit
+    _parameters: set[tuple[int, int, str]] = field(default_factory=set)  # with a part of its gradient over its limit, or alone
     _without: set[tuple[int, int, str]] = field(default_factory=set)  # parameters with a gradient on one side only
+    _alone: set[tuple[Call, Role, str]] = field(default_factory=set)  # values of the forward that only one side has
+    _lost: set[Call] = field(default_factory=set)  # calls whose backward goes on without a gradient that only one side has
+    _not_updated: set[tuple[int, str]] = field(default_factory=set)  # by rank: parameters that only one side has updated
     _groups: set[tuple[int, int]] = field(default_factory=set)  # steps with another number in an optimizer's parameter groups
     _states: set[tuple[int, str]] = field(default_factory=set)  # by rank: state that an update has made over its limit
     _updated: set[tuple[int, int]] = field(default_factory=set)  # steps of which the update was recorded
 
     def forward(self, record: Record, verdict: Verdict) -> None:
         """A row of the forward was traced."""
-        if verdict.status is Status.FAIL:
+        if verdict.reason in UNMATCHED:
+            self._alone.add(((record.rank, record.step, record.name, record.call), record.role, record.path))
+        if verdict.status is Status.FAIL and not self.fed:
             self._over.add((record.rank, record.step))
 
     def before_node(self, record: Record) -> bool:
@@ -92,7 +109,9 @@ class Training:
         step = record.rank, record.step
         arrives = record.role is Role.GRAD_OUTPUT
         source = parent if arrives else call
-        before = own_forward or source in self._tainted or (not self.fed and step in self._over)
+        if verdict.reason in UNMATCHED:
+            return self._gradient_alone(record, verdict, call, parent)
+        before = own_forward or source in self._tainted or source in self._lost or (not self.fed and step in self._over)
         if verdict.reason is Reason.OVER:
             reason = Reason.INTRODUCED
             if before:
@@ -109,6 +128,22 @@ class Training:
             elif (*call, record.role.value, record.path) in self.not_fed:
                 self._tainted |= {each for each in (call if arrives else parent,) if each is not None}
         return verdict
+
+    def _gradient_alone(self, record: Record, verdict: Verdict, call: Call, parent: Call | None) -> Verdict:
+        """The verdict on a gradient that only one side has: autograd's graph was cut where it begins, and everything before lacks it.
+
+        So it begins where the code that makes it has all that arrives there, and the value that it is the gradient of is on both sides.
+        """
+        arrives = record.role is Role.GRAD_OUTPUT
+        source, receiver = (parent, call) if arrives else (call, parent)
+        before = source in self._lost
+        if record.role is Role.CALL_GRAD:
+            self._parameters.add((record.rank, record.step, parameter_of(record)))
+        else:
+            self._lost |= {receiver} if receiver is not None else set()
+            before = before or (call, _VALUE_OF[record.role], record.path.partition("#")[0]) in self._alone
+        self._over.add((record.rank, record.step))
+        return verdict if before else verdict.beginning()
 
     def _passed_on(self, source: Call | None, verdict: Verdict) -> bool:
         """Whether the backward of a call's own code was about as wrong before."""
@@ -134,29 +169,33 @@ class Training:
 
     def _update(self, record: Record, verdict: Verdict) -> Verdict:
         step, state = (record.rank, record.step), (record.rank, parameter_of(record))
-        parameter = (*step, parameter_of(record))
+        parameter = (*step, updated_parameter(record))
         self._updated.add(step)
         given = record.role in (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE)
         own = (record.rank, record.step, record.name, record.call, record.role.value, record.path) in self.not_fed
         other_state = record.role is Role.STATE_BEFORE and verdict.reason in (*UNMATCHED, Reason.NOT_COMPARABLE)
         if given and verdict.reason is not Reason.IDENTICAL and (own or not (self.fed or other_state)):
             self._other.add(step)  # what only one of two optimizers keeps is the optimizer's own
+        if record.role is Role.PARAM_GRAD and verdict.reason is Reason.DTYPE:  # one side says that there is none
+            verdict = replace(verdict, reason=Reason.MISSING if record.dtype else Reason.EXTRA)
+        if verdict.reason in UNMATCHED:
+            return self._update_alone(record, verdict, parameter)
         if verdict.reason is Reason.OVER and self._wanders(record, given):
             return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_GIVEN if self.fed else NOT_FED)
         of_group = record.role is Role.STATE_BEFORE and not record.name and record.parent is None and record.shape == ()
         if verdict.reason is Reason.OVER:
             inherited = {
-                Role.PARAM_GRAD: parameter in self._parameters,
+                Role.PARAM_GRAD: parameter in self._parameters or parameter[::2] in self._not_updated,  # nor was it set to zero
                 Role.PARAM_BEFORE: not self.fed and step in self._over,
-                Role.STATE_BEFORE: state in self._states or (record.shape != () and self._after_wrong_steps(record)),
+                Role.STATE_BEFORE: state in self._states
+                or parameter[::2] in self._not_updated
+                or (record.shape != () and self._after_wrong_steps(record)),
                 Role.PARAM_UPDATE: step in self._groups or parameter in self._without,
                 Role.STATE_AFTER: step in self._groups or parameter in self._without,
             }[record.role]
             verdict = replace(verdict, reason=Reason.INHERITED if inherited else Reason.INTRODUCED)
         elif verdict.reason is Reason.NON_FINITE and parameter not in self._parameters:
             verdict = verdict.beginning()
-        elif record.role is Role.PARAM_GRAD and verdict.reason is Reason.DTYPE:
-            self._without.add(parameter)
         if verdict.status is Status.FAIL and verdict.reason not in UNMATCHED:
             self._over.add(step)
             if of_group:
@@ -164,6 +203,20 @@ class Training:
             if record.role is Role.STATE_AFTER:
                 self._states.add(state)
         return verdict
+
+    def _update_alone(self, record: Record, verdict: Verdict, parameter: tuple[int, int, str]) -> Verdict:
+        """The verdict on what only one side has of an update. It begins there unless a part of the parameter's gradient was alone, too."""
+        if record.role in _STATES:  # of two optimizers one may keep what the other does not
+            return verdict
+        self._over.add(parameter[:2])
+        if record.role is Role.PARAM_GRAD:
+            self._without.add(parameter)
+        elif record.role is Role.PARAM_UPDATE:
+            self._not_updated.add(parameter[::2])
+            if not self.fed or verdict.reason is Reason.EXTRA:  # golden's is fed otherwise
+                self.modules.add((record.rank, record.name))
+        begins = parameter not in self._parameters and record.role is not Role.PARAM_BEFORE
+        return verdict.beginning() if begins else verdict
 
 
 @dataclass

@@ -111,8 +111,7 @@ class _Import:
         for rank, parts in ranks:
             notes = list(self._dump.notes) if rank == 0 else []
             manifest = Manifest(ranks=1 + max(rank for rank, _ in ranks), environment=dict(self._dump.environment), notes=notes)
-            writer = BundleWriter(self._out, manifest, rank, _QUEUE_BYTES)
-            try:
+            with BundleWriter(self._out, manifest, rank, _QUEUE_BYTES) as writer:
                 rank_of = _Rank(writer, self._found)
                 for part in parts:
                     left -= 1
@@ -125,9 +124,7 @@ class _Import:
                         rank_of.name_modules(part)
                     done += len(items)
                     progress(done, done + left)
-                rank_of.conclude(self._dump)
-            finally:
-                writer.close()
+                writer.close(rank_of.conclude(self._dump))
         if not self._found.records:
             raise BundleError(f"{self._path}: nothing in it has a counterpart in a bundle{_most_of(self._found.left_out)}")
         return self._found
@@ -228,8 +225,8 @@ class _Rank:
         digests = fingerprint(loaded.array, DTYPES[loaded.dtype])
         self._weights[name] = {"dtype": loaded.dtype, "shape": list(loaded.array.shape), "digests": digests}
 
-    def conclude(self, dump: Dump) -> None:
-        """Put into the manifest what there is, and what there is not."""
+    def conclude(self, dump: Dump) -> dict[str, Any] | None:
+        """Put into the manifest what there is, and what there is not; gives why the bundle is incomplete, if it is."""
         manifest, found = self._writer.manifest, self._found
         trained = not self._roles.isdisjoint(TRAINING_ROLES)
         manifest.capture.update(
@@ -255,10 +252,10 @@ class _Rank:
         found.records += self._with_values + self._without_values
         found.without_values += self._without_values
         found.weights += len(self._weights)
-        if self._unreadable:
-            more = f", and {len(self._unreadable) - 1} more" if len(self._unreadable) > 1 else ""
-            manifest.stopped = {"error": f"values of the dump cannot be read: {self._unreadable[0]}{more}"}
-        manifest.complete = not self._unreadable
+        if not self._unreadable:
+            return None
+        more = f", and {len(self._unreadable) - 1} more" if len(self._unreadable) > 1 else ""
+        return {"error": f"values of the dump cannot be read: {self._unreadable[0]}{more}"}
 
 
 def _checked(item: Item, loaded: Loaded) -> Loaded:

@@ -340,7 +340,7 @@ class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaul
     Attributes:
         steps: how many there were; ``watched`` of them were watched.
         reason: how it ended, in words: ``finished``, ``stopped after step N, as asked``, or the error that ended the loop.
-        ending: how it ended; a log of version 0.1 has the words only, from which ``read_log`` takes it.
+        ending: the same, as a fact.
         weights: the norm of each of ``Setup.parameters`` at last, in that order: by them, a run that goes on from here is known.
         state: of a run that was paused: where the state is saved from which it can go on.
     """
@@ -348,7 +348,7 @@ class End(msgspec.Struct, tag="end", tag_field="event", frozen=True, omit_defaul
     steps: int
     watched: int
     reason: str
-    ending: Ending | None = None
+    ending: Ending
     weights: list[Number | None] = []
     state: str = ""
 

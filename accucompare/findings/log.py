@@ -11,7 +11,7 @@ from typing import IO, Any
 import msgspec
 
 from accucompare.errors import UsageError
-from accucompare.findings.events import End, Ending, Event, Finding, Start
+from accucompare.findings.events import Event, Start
 from accucompare.text import storable
 
 _LOGGER = logging.getLogger(__name__)
@@ -88,27 +88,12 @@ class Log:
             file.truncate(content.rfind(b"\n") + 1)
 
 
-_OF_REPRODUCER = "reproducer: "  # what such notes began with in logs of version 0.1
-
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 def log_path(directory: Path, rank: int) -> Path:
     """Where a rank's log is in the directory of a watch."""
     return directory / f"rank{rank}.jsonl"
-
-
-def _of_version_0_1(event: Event) -> Event:
-    """An event with the fields that logs of version 0.1 have only in words; any other as it is."""
-    if isinstance(event, End) and event.ending is None:
-        known = {each.value: each for each in (Ending.FINISHED, Ending.FINDING, Ending.INTERRUPTED)}
-        stopped = event.reason.startswith("stopped after step")
-        return msgspec.structs.replace(event, ending=known.get(event.reason, Ending.STOPPED if stopped else Ending.FAILED))
-    if isinstance(event, Finding) and any(note.startswith(_OF_REPRODUCER) for note in event.notes):
-        notes = [note for note in event.notes if not note.startswith(_OF_REPRODUCER)]
-        moved = [note.removeprefix(_OF_REPRODUCER) for note in event.notes if note.startswith(_OF_REPRODUCER)]
-        return msgspec.structs.replace(event, notes=notes, reproducer_notes=[*event.reproducer_notes, *moved])
-    return event
 
 
 def _is_start(line: bytes) -> bool:
@@ -133,7 +118,7 @@ def read_log(path: Path) -> list[list[Event]]:
     runs: list[list[Event]] = []
     for index, line in enumerate(lines, start=1):
         try:
-            event = _of_version_0_1(_DECODER.decode(line))
+            event = _DECODER.decode(line)
         except msgspec.DecodeError as error:
             if index == len(lines) and not line.endswith(b"\n"):
                 break

@@ -19,9 +19,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from accucompare.live.graph import ACCUMULATES, ENTRANCE, PASSING_ON, Observer, entered, nodes_outside, observe, observe_no_more
-from accucompare.live.hooks import Hook, Listener, Unsaved
+from accucompare.live.hooks import Hook, Listener
 from accucompare.live.names import Modules
 from accucompare.live.ranks import has_sharded_parameters
+from accucompare.live.unsaved import Unsaved
 
 Grads = tuple[torch.Tensor | None, ...]
 #: How a module call is called; whoever listens chooses.

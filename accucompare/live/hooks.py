@@ -14,7 +14,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
+from accucompare.live import unsaved
 from accucompare.live.names import Modules
+from accucompare.live.unsaved import Unsaved
 from accucompare.live.values import leaves
 
 
@@ -114,6 +116,27 @@ class Listener(Generic[C]):
     def install(self) -> None:
         """Put the hooks on."""
         self.listening = True
+        self._put_on()
+
+    def remove(self) -> None:
+        """Take every hook off again."""
+        self.listening = False
+        self._take_off()
+        self._leave_all()
+
+    @contextlib.contextmanager
+    def without_hooks(self) -> Iterator[None]:
+        """Between two calls: what runs meanwhile runs as it would, also where PyTorch chooses a path by whether there are hooks."""
+        hooked = bool(self._handles)
+        self._take_off()
+        try:
+            yield
+        finally:
+            if hooked:
+                self._put_on()
+
+    def _put_on(self) -> None:
+        unsaved.hide()
         for name, module in self._modules.named.items():
             before = Hook(self, functools.partial(self._before, name), name)
             after = Hook(self, functools.partial(self._after, name), name)
@@ -125,13 +148,12 @@ class Listener(Generic[C]):
                 returned = Hook(self, self._returned, name)
                 self._handles.append(nn.Module.register_forward_hook(module, returned, prepend=True))
 
-    def remove(self) -> None:
-        """Take every hook off again."""
-        self.listening = False
+    def _take_off(self) -> None:
+        if self._handles:
+            unsaved.hide_no_more()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._leave_all()
 
     def next_step(self) -> None:
         """Number calls from 0 again."""
@@ -146,6 +168,10 @@ class Listener(Generic[C]):
         thread = threading.get_ident()
         call = self.running()
         return self._raised.get(thread, call.name if call else None)
+
+    def open_call(self) -> str | None:
+        """The name of the innermost module whose forward has begun and not ended, on whatever thread; ``None`` if there is none."""
+        return next((calls[-1].name for calls in [*self._calls.values()] if calls), None)
 
     def not_called(self) -> list[str]:
         """Registered modules that no forward has called; without those that none can call and that hold nothing (a ``ModuleList``)."""
@@ -270,13 +296,6 @@ class Listener(Generic[C]):
         return self.ended(call, output)
 
 
-class Unsaved:
-    """A hook in whose place a copy or a pickle of the model, made meanwhile, gets one that does nothing."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial, (_nothing,)
-
-
 class Hook(Unsaved):
     """One hook of a listener."""
 
@@ -311,7 +330,3 @@ def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tupl
     yield from leaves(args)
     if kwargs:
         yield from leaves(kwargs)
-
-
-def _nothing(*arguments: Any) -> None:
-    pass

@@ -169,8 +169,8 @@ class Spans(Generic[C]):
         return bool(self._all)
 
     def give(self, span: Span[C], outputs: dict[Edge, list[str]]) -> None:
-        """The call hands on these."""
-        span.outputs = outputs
+        """The call hands on these, beside what it has handed on before."""
+        span.outputs = {**span.outputs, **outputs}
         for edge in outputs:
             self._giving.setdefault(edge, []).append(span)
 

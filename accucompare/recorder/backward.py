@@ -184,6 +184,24 @@ class Backward(Generic[C]):
                 else:
                     hook_arriving(part, arrived)
 
+    def passed_on(self, span: Span[C], pairs: Iterable[tuple[Any, torch.Tensor]]) -> None:
+        """A fed call returned what it was given, and its caller gets its own tensor back: the gradient of that arrives at inner calls, too.
+
+        Without a feed, a tensor that inner calls pass on unchanged is one and the same, so that its gradient is recorded for each of them.
+
+        Args:
+            span: of the call.
+            pairs: (what it returned, the caller's own tensor).
+        """
+        spans = self._again.get(threading.get_ident(), self._spans)
+        for returned, own in pairs:
+            edge = edge_of(returned) if isinstance(returned, torch.Tensor) else None
+            if edge is None:
+                continue
+            for inner in list(spans.giving(edge)):
+                if inner is not span and any(each is span for each in inner.chain()):
+                    self.gave(inner, [(path, own) for path in inner.outputs[edge]], None)
+
     def from_outside(
         self, span: Span[C], path: str, grad: torch.Tensor, exchange: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:

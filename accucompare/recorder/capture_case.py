@@ -19,7 +19,7 @@ from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import CaseError, DeviceError, UsageError
 from accucompare.live.names import name_modules
 from accucompare.places import Place, place_of
-from accucompare.recorder.failures import ModuleFailedError, WantedGradientsError, name_of, naming_the_model
+from accucompare.recorder.failures import ModuleFailedError, WantedGradientsError, name_of, naming_the_model, telling_exits
 from accucompare.recorder.golden_checks import check_golden, held_steps
 from accucompare.recorder.options import DEFAULTS, CaptureOptions
 from accucompare.recorder.session import recording
@@ -108,7 +108,8 @@ def capture_case(
         grad = False
         while True:
             try:
-                _capture_once(target, repeat_of(place_of(out), run), place, casting, again, note_step, narrowed, grad)
+                with telling_exits():
+                    _capture_once(target, repeat_of(place_of(out), run), place, casting, again, note_step, narrowed, grad)
                 break
             except WantedGradientsError:
                 grad = True
@@ -172,6 +173,7 @@ def _capture_once(
         **casting.options,
         "loss": case.loss is not None,
         "optimizer": name_of(type(built.training.optimizers[0])) if built.training.optimizers else None,
+        "case_steps": steps.count - first if steps.chosen is None else None,
     }
     named = name_modules(model).named
     narrow = [name for name, module in named.items() if name_of(type(module)) in narrowed]

@@ -10,7 +10,7 @@ import torch
 
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, display_name
-from accucompare.compare.align import Renaming, argument_path, counterparts
+from accucompare.compare.align import Renaming, argument_path, counterparts, tupled
 from accucompare.errors import CaptureError
 from accucompare.live import nested
 from accucompare.live.names import Modules
@@ -149,6 +149,7 @@ class GoldenValues:
         if not isinstance(value, (torch.Tensor, str, bytes, *Scalar)):
             return f"it is a {describe(value)}, which cannot be looked into"
         record = self._records.get((place.name, place.call, place.role, path)) or self._by_argument(place, path, seen or {})
+        record = record or self._in_a_tuple(place, path)
         if record is None:
             return "golden has no such value" if (place.name, place.call, place.role) in self._calls else "golden has no such call"
         if not isinstance(value, torch.Tensor):
@@ -171,6 +172,11 @@ class GoldenValues:
         kind = type(self._modules.named[place.name]).__name__
         record = self._arguments.get((place.name, place.call, argument_path(path, ours.get(kind) or theirs.get(kind) or ())))
         return None if record is None or record.path in seen else record
+
+    def _in_a_tuple(self, place: Place, path: str) -> Record | None:
+        """Golden's record of an output that only one of the two returns in a tuple."""
+        other = tupled(place.role, path)
+        return None if other is None else self._records.get((place.name, place.call, place.role, other))
 
     def _golden_number(self, record: Record, value: Any) -> complex | str | None:
         """Golden's in place of a Python number, of its type; why there is none, also for strings; ``None`` if it is the same."""

@@ -63,6 +63,7 @@ class RecordMaker:
             statistics=host.statistics,
             detail=how.detail or host.detail,
             components=host.components,
+            requires_grad=role in (Role.INPUT, Role.OUTPUT) and isinstance(value, torch.Tensor) and value.requires_grad,
             source_line=line,
         )
         self.count += 1

@@ -242,6 +242,8 @@ class Recorder(Listener[_Call]):
         exchange = functools.partial(self._feed.gradient, place) if self._feed.backward else None
         handed_on, own = self._feed.outputs(place, output, call.lent, functools.partial(self._from_outside, span, exchange))
         call.lent, call.returned = None, ()  # nothing of a graph is kept longer than it lives
+        if span is not None and self._backward is not None and own:
+            self._backward.passed_on(span, [(part, own[path]) for path, part in leaves(output) if path in own])
         self._gave(call, span, ((path, own.get(path, part)) for path, part in leaves(output)), exchange)
         return handed_on
 

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import torch
@@ -75,7 +76,7 @@ class Session:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the bundle as far as it is written."""
-        manifest = self._writer.manifest
+        manifest = self._writer.published
         return bundle_html(self.path, manifest, manifest.steps, manifest.complete)
 
     @property
@@ -97,6 +98,7 @@ class Session:
         if recorder.listening:
             self._numerics.end_step(recorder.step)
             series = recorder.end_step()
+            self._note_unfed()
             self._writer.end_step(recorder.step, series=series, holds_records=recorder.holds_records)
         recorder.next_step()
         if self._draws is not None:  # also in steps that are not recorded, whose draws are numbered with the others
@@ -125,7 +127,8 @@ class Session:
         """What runs meanwhile is not recorded, such as an evaluation between two steps of training."""
         listening, self._recorder.listening = self._recorder.listening, False
         try:
-            yield
+            with self._recorder.without_hooks():
+                yield
         finally:
             self._recorder.listening = listening
 
@@ -140,6 +143,12 @@ class Session:
                 missing = msgspec.to_builtins(self._unknown.missing(capture[name]["step"]))
                 capture[name] = {**capture[name], "missing": [*capture[name]["missing"], *missing]}
 
+    def _note_unfed(self) -> None:
+        """Bring the manifest up to date with what could not be fed."""
+        if (feed := self._start.feed) is not None:
+            capture = self._writer.manifest.capture
+            capture["feed"] = {**capture["feed"], "not_fed": [*feed.not_fed]}
+
     def check_end(self, feed: Feed | None, golden: str | Place | None) -> None:
         """Raise what the model has caught, and refuse a fed capture in which nothing was fed."""
         recorder = self._recorder
@@ -151,14 +160,6 @@ class Session:
             self._writer.manifest.notes += feed.notes()
             if not feed.fed:
                 raise CaptureError(f"{golden}: nothing of it was fed; {'; '.join(feed.notes()) or 'no module was called'}")
-
-    def _not_reached(self) -> list[str]:
-        """The steps that were to be recorded, and that the run did not come to."""
-        recorder, steps = self._recorder, self._steps
-        if steps is None or steps.chosen is None:
-            return []
-        late = [number for number in steps.chosen if number > recorder.step or (number == recorder.step and not recorder.began_step)]
-        return [f"the run ended before step(s) {Steps.of(late)} of --steps {steps}, which are not recorded"] if late else []
 
     def end(self, error: BaseException | None) -> None:
         """Write the last step and the manifest."""
@@ -178,23 +179,29 @@ class Session:
         if self._draws is not None:
             manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]
         self._note_unknown_optimizers()
+        self._note_unfed()
         manifest.notes += self._numerics.notes()
         manifest.notes += recorder.training_notes()
         manifest.notes += notes_on_what_ran(self._modules, self._eager and recorder.called_compiled)
-        if error is not None:
-            reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
-            manifest.stopped = {"step": recorder.step, "module": recorder.failing_call(), "error": reason}
         if recorder.errors:
             manifest.notes += [f"recording failed: {failure}" for failure in recorder.errors[:100]]
-            manifest.stopped = manifest.stopped or {
-                "error": f"{len(recorder.errors)} module call(s) could not be recorded; the first: {recorder.errors[0]}"
-            }
-        manifest.complete = manifest.stopped is None
-        manifest.notes += self._not_reached()
         if recorder.records or series is not None:
-            self._writer.end_step(recorder.step, error is not None, series, recorder.holds_records)
-        self._writer.close(hurry=isinstance(error, KeyboardInterrupt))
+            partial = error is not None or recorder.open_call() is not None
+            self._writer.end_step(recorder.step, partial, series, recorder.holds_records)
+        self._writer.close(self._stopped(error), hurry=isinstance(error, KeyboardInterrupt))
         if recorder.errors:
             count, first = len(recorder.errors), recorder.errors[0]
             _LOGGER.warning("could not record %d module call(s), so %s is incomplete; the first: %s", count, self.path, first)
-        _LOGGER.debug("captured %d step(s) in %s", len(manifest.steps), self.path)
+        _LOGGER.debug("captured %d step(s) in %s", len(self._writer.published.steps), self.path)
+
+    def _stopped(self, error: BaseException | None) -> dict[str, Any] | None:
+        """Where and why the capture ended early; ``None`` if it did not."""
+        recorder = self._recorder
+        if error is not None:
+            reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+            return {"step": recorder.step, "module": recorder.failing_call(), "error": reason}
+        if (module := recorder.open_call()) is not None:
+            return {"step": recorder.step, "module": module, "error": "the process ended inside of the forward"}
+        if recorder.errors:
+            return {"error": f"{len(recorder.errors)} module call(s) could not be recorded; the first: {recorder.errors[0]}"}
+        return None

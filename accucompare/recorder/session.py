@@ -219,9 +219,9 @@ def recording(
             session = Session(directory, recorder, writer, draws, start.steps, numerics, modules, start, saver, unknown)
             stack.callback(session.rest)
             session.wake()
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(CaptureError):
-                writer.close()
+                writer.close({"error": f"{type(error).__name__}: {error}"})
             raise
         try:
             with numerics.emulation():

@@ -182,10 +182,10 @@ class Start:
         return () if self.golden is None else self.golden.manifest.model.get("sources") or ()
 
     def manifest(self, options: CaptureOptions, ranks: int) -> Manifest:
-        """Every key is there from the start: the writer's thread reads these tables while they are filled in."""
+        """What the capture says of itself when it begins."""
         fed = None
         if self.golden is not None and self.feed is not None:
-            fed = {"golden": str(options.feed), "identity": self.golden.identity(), "not_fed": self.feed.not_fed}
+            fed = {"golden": str(options.feed), "identity": self.golden.identity(), "not_fed": []}
         return Manifest(
             ranks=ranks,
             capture={

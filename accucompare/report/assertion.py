@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from accucompare.bundle.records import Record
+from accucompare.compare.conclusion import conclude
 from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Reason, Row, Status
@@ -42,8 +43,8 @@ def _holds_nan(record: Record | None) -> bool:
 def _lines(comparison: Result) -> Iterator[str]:
     failing = [row for row in comparison.rows if row.status is Status.FAIL]
     total = len(comparison.rows)
-    if comparison.trouble:
-        yield f"Layers could not be shown to be close! {comparison.trouble}"
+    if trouble := conclude(comparison).trouble:
+        yield f"Layers could not be shown to be close! {trouble}"
     else:
         yield f"Layers are not close! First: {_first(comparison, failing)}; {len(failing)} of {total} rows fail"
     yield ""

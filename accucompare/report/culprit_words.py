@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from accucompare.compare.baseline import differing
-from accucompare.compare.conclusion import Answer, conclude, trust
+from accucompare.compare.conclusion import Answer, conclude, exit_code, trust
 from accucompare.compare.culprits import is_choice
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
@@ -21,11 +21,10 @@ _OVER_LIMIT = "x limit: the error as a multiple of its limit"
 
 def verdict(comparison: Result) -> str:
     """The verdict in one word: IDENTICAL, PASS, FAIL or TROUBLE."""
-    if comparison.trouble:
-        return "TROUBLE"
-    if not comparison.passed:
-        return "FAIL"
-    return "IDENTICAL" if conclude(comparison).answer is Answer.IDENTICAL else "PASS"
+    answer = conclude(comparison).answer
+    if answer is Answer.IDENTICAL:
+        return "PASS" if comparison.uncompared else "IDENTICAL"
+    return ("PASS", "FAIL", "TROUBLE")[exit_code(answer)]
 
 
 def agreement(comparison: Result) -> str:
@@ -41,11 +40,6 @@ def agreement(comparison: Result) -> str:
 def mark(row: Row) -> str:
     """What stands before an error that was not measured: a lower bound, or an estimate."""
     return "≥" if row.by_statistics else "≈" if row.by_sketch else ""
-
-
-def judged(comparison: Result) -> bool:
-    """Whether something tells rounding from a bug, so that the conclusion says more than the verdict."""
-    return comparison.fed or comparison.baseline is not None
 
 
 def tolerance(comparison: Result) -> str:

@@ -37,18 +37,17 @@ _ALARM = Look(bold=True, line=looks.LINE, color=looks.DARK_RED, fill=looks.PALE_
 def summary(comparison: Result, layers: Table, found: Overview) -> Page:
     """The sheet; its links lead to rows of *Layers*."""
     widths = _WIDTHS if comparison.baseline is None else _WIDTHS_OF_THREE
-    return Page("Summary", widths, list(_lines(comparison, layers, found)), tab=looks.GREEN if comparison.passed else looks.RED)
+    return Page("Summary", widths, list(_lines(comparison, layers, found)), tab=looks.GREEN if conclude(comparison).passed else looks.RED)
 
 
 def _lines(comparison: Result, layers: Table, found: Overview) -> Iterator[Line]:
     def link(place: int | None) -> str:
         return found.link(layers, place)
 
+    concluded = conclude(comparison)
     yield Line([], height=8)
-    yield _wide(culprits.verdict(comparison), looks.verdict_look(comparison.passed), height=52)
-    if culprits.judged(comparison):
-        conclusion = str(conclude(comparison))
-        yield _wide(conclusion, looks.BOLD._replace(size=14, wrap=True), height=max(24, 18 * (1 + len(conclusion) // 115)))
+    yield _wide(culprits.verdict(comparison), looks.verdict_look(concluded.passed), height=52)
+    yield _wide(str(concluded), looks.BOLD._replace(size=14, wrap=True), height=max(24, 18 * (1 + len(str(concluded)) // 115)))
     yield _wide(meaning(comparison), looks.BOLD._replace(size=12, wrap=True), height=36)
     yield _fact("golden", str(comparison.golden.path))
     yield _fact("candidate", str(comparison.candidate.path))

@@ -14,7 +14,7 @@ import msgspec
 
 from accucompare.bundle.records import Record
 from accucompare.compare.acceptance import Acceptance
-from accucompare.compare.conclusion import conclude
+from accucompare.compare.conclusion import conclude, exit_code
 from accucompare.compare.ladder import Parting, TrainingResult
 from accucompare.compare.measure import Metrics
 from accucompare.compare.producers import with_producers
@@ -58,7 +58,8 @@ def head(comparison: Result) -> dict[str, Any]:
         "refused_baseline": comparison.refused and str(comparison.refused),
         "fed": comparison.fed,
         "verdict": verdict(comparison),
-        "passed": comparison.passed,
+        "passed": conclusion.passed,
+        "exit_code": exit_code(conclusion.answer),
         "answer": conclusion.answer.value,
         "conclusion": str(conclusion),
         "compared": comparison.compared,

@@ -33,7 +33,7 @@ GROUPS = {
     "judgement": "FF33475B",
 }
 
-UNMATCHED = (Reason.MISSING, Reason.EXTRA, Reason.NOT_CALLED, Reason.NOT_COMPARABLE)
+UNMATCHED = (Reason.MISSING, Reason.EXTRA, Reason.ONE_SIDED, Reason.NOT_CALLED, Reason.NOT_COMPARABLE)
 
 
 class Look(NamedTuple):

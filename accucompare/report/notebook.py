@@ -24,17 +24,13 @@ def comparison_html(comparison: Result, reports: Sequence[Path]) -> str:
         reports: that were written of it.
     """
     sides = f"{comparison.candidate.path} against {comparison.golden.path}"
-    parts = [line(f"{sides}: {_sentence(comparison)}", strong=culprits.verdict(comparison)), line(_counts(comparison))]
+    parts = [line(f"{sides}: {conclude(comparison)}", strong=culprits.verdict(comparison)), line(_counts(comparison))]
     parts += [line(finding.message, strong="!") for finding in comparison.preflight if finding.serious]
     parts.append(_culprits(comparison))
     worst = [row for row in comparison.worst(_WORST_SHOWN) if row.metrics is not None]
     parts.append(table(_TITLES, [_cells(comparison, row) for row in worst], "Furthest from golden"))
     parts += [f"<div>{link(path)}</div>" for path in reports]
     return f"<div>{''.join(parts)}</div>"
-
-
-def _sentence(comparison: Result) -> str:
-    return comparison.trouble or str(conclude(comparison))
 
 
 def _counts(comparison: Result) -> str:

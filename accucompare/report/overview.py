@@ -19,7 +19,7 @@ import numpy as np
 from accucompare.bundle.records import Record, Role
 from accucompare.compare.measure import Metrics
 from accucompare.compare.result import Result
-from accucompare.compare.rows import STATUS_OF, Reason, Row, Status
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, Reason, Row, Status
 from accucompare.numbers.dtypes import Array
 from accucompare.report.columns import layer
 from accucompare.report.sheets import Table, thinned
@@ -42,7 +42,7 @@ def _mask(*reasons: Reason) -> Array:
 _FAILS, _NOT_COMPARED = (
     _mask(*(reason for reason, of_it in STATUS_OF.items() if of_it is status)) for status in (Status.FAIL, Status.NOT_COMPARED)
 )
-_ONE_SIDE, _GLUE, _TOO_PRECISE = _mask(Reason.MISSING, Reason.EXTRA, Reason.NOT_CALLED), _mask(Reason.GLUE), _mask(Reason.OVER_PRECISE)
+_ONE_SIDE, _GLUE, _TOO_PRECISE = _mask(*UNMATCHED, Reason.NOT_CALLED), _mask(Reason.GLUE), _mask(Reason.OVER_PRECISE)
 
 
 class Chosen(Sequence[Row]):

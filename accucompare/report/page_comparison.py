@@ -165,7 +165,7 @@ def anchor(row: Row) -> str:
 
 def _content(comparison: Result, found: Overview) -> dict[str, Any]:
     """What the template is filled with: words only, made by what every report says."""
-    sentence = str(conclude(comparison)) if culprits.judged(comparison) or comparison.series_only else ""
+    concluded = conclude(comparison)
     third = comparison.baseline
     listed = entries(comparison.golden.manifest, comparison.candidate.manifest, None if third is None else third.manifest)
     paths = [str(side.path) for side in (comparison.golden, comparison.candidate, *([third] if third else []))]
@@ -174,9 +174,9 @@ def _content(comparison: Result, found: Overview) -> dict[str, Any]:
     return {
         "title": f"{comparison.golden.path.name} and {comparison.candidate.path.name} compared",
         "verdict": culprits.verdict(comparison),
-        "passed": comparison.passed,
-        "sentence": sentence or meaning(comparison),
-        "meaning": [comparison.trouble, meaning(comparison) if sentence else ""],
+        "passed": concluded.passed,
+        "sentence": str(concluded),
+        "meaning": [meaning(comparison)],
         "facts": list(_facts(comparison)),
         "until": culprits.identical_until(comparison),
         "until_anchor": anchor(comparison.identical_until) if comparison.identical_until is not None else "",

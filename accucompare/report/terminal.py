@@ -11,9 +11,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from accucompare.compare.conclusion import conclude
+from accucompare.compare.conclusion import Conclusion, conclude
 from accucompare.compare.result import Result
-from accucompare.compare.rows import BY_SKETCH, BY_STATISTICS, MEANING, Reason, Row, Status
+from accucompare.compare.rows import BY_STATISTICS, MEANING, Reason, Row, Status
 from accucompare.compare.sites import Culprit
 from accucompare.report import culprit_words as culprits
 from accucompare.report import training_words as training
@@ -60,31 +60,34 @@ def print_comparison(comparison: Result, reports: Sequence[Path], quiet: bool) -
 
 
 def _verdict_line(comparison: Result) -> Text:
-    sides = f"{comparison.candidate.path} against {comparison.golden.path}"
-    if comparison.trouble:
-        return Text.assemble(("TROUBLE", "bold red"), safe_text(f"  {sides}: {comparison.trouble}"))
-    if comparison.acceptance is not None:
-        failed = comparison.counts_by_status()[Status.FAIL]
-        rows = f"; {failed} of {len(comparison.rows)} rows fail, which does not decide" if comparison.compared else ""
-        word, style = ("PASS", "bold green") if comparison.passed else ("FAIL", "bold red")
-        return Text.assemble((word, style), safe_text(f"  {sides}: {training.acceptance_sentence(comparison.acceptance)}{rows}"))
-    if comparison.series_only or (comparison.parting is not None and not comparison.counts_by_status()[Status.FAIL]):
-        verdict = (culprits.verdict(comparison), "bold green" if comparison.passed else "bold red")
-        return Text.assemble(verdict, safe_text(f"  {sides}: {conclude(comparison)}"))
-    conclusion = f"{conclude(comparison)}; " if culprits.judged(comparison) else ""
-    if comparison.passed:
-        uncompared = comparison.counts()[Reason.NOT_COMPARABLE]
-        but = f"; {uncompared} more without data could not be compared" if uncompared else ""
-        but += f"; {comparison.by_sketch} judged {BY_SKETCH}" if comparison.by_sketch and not conclusion else ""  # which says how many
-        but += f"; {comparison.by_statistics} judged {BY_STATISTICS}" if comparison.by_statistics else ""
-        every = f"all {comparison.compared} compared rows {culprits.agreement(comparison)}"
-        return Text.assemble((culprits.verdict(comparison), "bold green"), safe_text(f"  {sides}: {conclusion}{every}{but}"))
-    failed = comparison.counts_by_status()[Status.FAIL]
-    first = comparison.first_divergence
-    where = f"; first divergence: {comparison.place(first)}" if first is not None else "; all of them are on one side only"
-    where = "" if conclusion and first is not None else where
-    where += f"; the capture of {' and of '.join(comparison.incomplete)} did not run to its end" if comparison.incomplete else ""
-    return Text.assemble(("FAIL", "bold red"), safe_text(f"  {sides}: {conclusion}{failed} of {len(comparison.rows)} rows fail{where}"))
+    sides, concluded = f"{comparison.candidate.path} against {comparison.golden.path}", conclude(comparison)
+    verdict = culprits.verdict(comparison), "bold green" if concluded.passed else "bold red"
+    return Text.assemble(verdict, safe_text(f"  {sides}: {'; '.join(_sentences(comparison, concluded))}"))
+
+
+def _sentences(comparison: Result, concluded: Conclusion) -> Iterator[str]:
+    """What is concluded, and how many rows say so."""
+    failed, total = comparison.counts_by_status()[Status.FAIL], len(comparison.rows)
+    if concluded.trouble:
+        yield concluded.trouble
+    elif comparison.acceptance is not None:
+        yield training.acceptance_sentence(comparison.acceptance)
+        if comparison.compared:
+            yield f"{failed} of {total} rows fail, which does not decide"
+    elif comparison.series_only or not (failed or concluded.passed):
+        yield str(concluded)
+    elif concluded.passed:
+        yield str(concluded)
+        yield f"all {comparison.compared} compared rows {culprits.agreement(comparison)}"
+        if comparison.by_statistics:
+            yield f"{comparison.by_statistics} judged {BY_STATISTICS}"
+    else:
+        yield str(concluded)
+        yield f"{failed} of {total} rows fail"
+        if comparison.first_divergence is None:
+            yield "all of them are on one side only"
+        if comparison.incomplete:
+            yield f"the capture of {' and of '.join(comparison.incomplete)} did not run to its end"
 
 
 def _print_preflight(console: Console, comparison: Result) -> None:

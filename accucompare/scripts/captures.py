@@ -46,7 +46,7 @@ def capture_script(command: Sequence[str], plan: Plan, overwrite: bool, variable
 
     Args:
         command: that runs it.
-        plan: what to record.
+        plan: what to record. One that is fed and has no seed takes golden's: its random numbers are golden's then.
         overwrite: replace an earlier bundle, when there is another.
         variables: of the script's environment, beside this process's.
 
@@ -55,6 +55,9 @@ def capture_script(command: Sequence[str], plan: Plan, overwrite: bool, variable
         UsageError: if the command cannot be run.
     """
     directory = place_of(plan.out)
+    if plan.seed is None and (golden := plan.options.get("feed")):
+        with open_bundle(golden) as bundle:
+            plan = msgspec.structs.replace(plan, seed=bundle.manifest.capture.get("seed"))
     with locked(directory):
         prepare_directory(directory, overwrite)
         try:

@@ -1,4 +1,4 @@
-"""The way into a process: called when torch has been imported, by torch itself or by our ``sitecustomize``."""
+"""The way into a process: our ``sitecustomize`` calls it when torch has been imported."""
 
 from __future__ import annotations
 
@@ -7,28 +7,19 @@ import os
 #: Names the file of the plan. Without it nothing happens. The command sets it; its name stands in boot/sitecustomize.py, too.
 VARIABLE = "ACCUCOMPARE_SCRIPT"
 
-_installed: list[str] = []
+_begun = False
 
 
-def autoload() -> None:
-    """Torch calls this at the end of ``import torch`` (its group of entry points ``torch.backends``); it never raises."""
-    if VARIABLE in os.environ:
-        install("entry point")
-
-
-def install(way: str) -> None:
-    """Set up what the plan says, once in a process, whoever comes first.
-
-    Args:
-        way: who calls, for the handshake.
-    """
-    if _installed or not os.environ.get(VARIABLE):
+def install() -> None:
+    """Set up what the plan says, once in a process; it never raises."""
+    global _begun
+    if _begun or not os.environ.get(VARIABLE):
         return
-    _installed.append(way)
+    _begun = True
     try:
         from accucompare.scripts.script import begin
 
-        begin(os.environ[VARIABLE], way)
+        begin(os.environ[VARIABLE])
     except Exception as error:
         _tell(error)
 

@@ -96,6 +96,7 @@ class _Watching:
         options = WatchOptions(**{**plan.options, "optimizer": optimizers, "scaler": scaler, "quiet": True})
         self._stack = contextlib.ExitStack()
         self._watch = self._stack.enter_context(watching(model, plan.out, options))
+        self._fused = any(isinstance(module, nn.TransformerEncoderLayer) for module in model.modules())
 
     def step(self) -> None:
         self._watch.step()
@@ -106,9 +107,9 @@ class _Watching:
     def wake(self) -> None:
         pass
 
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        yield  # what an evaluation computes must be finite, too
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """What an evaluation computes must be finite, too; but a layer that hooks would keep from its fused path computes other bits."""
+        return self._watch.aside() if self._fused else contextlib.nullcontext()
 
     def close(self, error: BaseException | None) -> None:
         _close(self._stack, error)

@@ -19,9 +19,8 @@ def troubles(plan: Plan, seen: Sequence[Seen]) -> list[str]:
     chosen = [each for each in seen if any(model.chosen for model in each.models)]
     if not seen:
         return [
-            "no process of the command imported torch, as far as could be seen. Python does not let us in with -I or -E unless accucompare "
-            "is installed in the script's own environment; nor do containers or launchers that do not pass on the environment "
-            "(docs/scripts.md says what to do)"
+            "no process of the command imported torch, as far as could be seen. `python -I` and `-E` do not read PYTHONPATH, by which "
+            "accucompare gets in, and some containers and launchers do not pass on the environment (docs/scripts.md says what to do)"
         ]
     if not found and not models:
         found.append(f"no model was called in {len(with_torch)} process{'' if len(with_torch) == 1 else 'es'} that imported torch")

@@ -108,7 +108,6 @@ class Seen(msgspec.Struct, kw_only=True):
         pid, argv, python: which process.
         rank: under a launcher.
         torch: its version; empty if ours did not come as far.
-        way: who let us in.
         models: in the order of their first calls.
         steps: how many steps the chosen model made, as far as they were counted.
         recorded: the numbers of the steps that were captured, or watched.
@@ -123,7 +122,6 @@ class Seen(msgspec.Struct, kw_only=True):
     python: str = msgspec.field(default_factory=lambda: sys.executable)
     rank: int | None = None
     torch: str = ""
-    way: str = ""
     models: list[SeenModel] = []
     steps: int = 0
     recorded: list[int] = []

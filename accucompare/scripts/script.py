@@ -35,18 +35,13 @@ _PATIENCE = 60.0
 _MEANT = (NonFiniteError, WatchEndedError)
 
 
-def begin(path: str, way: str) -> None:
-    """Torch has been imported in this process: do what the plan of this path says, from now on.
-
-    Args:
-        path: of the plan.
-        way: who let us in.
-    """
+def begin(path: str) -> None:
+    """Torch has been imported in this process: do what the plan of this path says, from now on."""
     if not Path(path).exists():  # the command is over, and this process has outlived it
         return
     plan = read_plan(path)
     rank = os.environ.get("RANK", "")
-    seen = Seen(pid=os.getpid(), torch=str(torch.__version__), way=way, rank=int(rank) if rank.isdigit() else None)
+    seen = Seen(pid=os.getpid(), torch=str(torch.__version__), rank=int(rank) if rank.isdigit() else None)
     seen.write(plan.folder)
     _prepare_numbers(plan)
     Script(plan, seen).install()
@@ -361,7 +356,7 @@ class Script:
             self._leave()
             return
         self._is_copy = True
-        self._seen = msgspec.structs.replace(self._seen, pid=os.getpid(), way="fork")
+        self._seen = msgspec.structs.replace(self._seen, pid=os.getpid())
         self._seen.models = self._models.seen
 
     def _leave(self) -> None:

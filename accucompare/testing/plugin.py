@@ -37,9 +37,12 @@ def layers_regression(request: pytest.FixtureRequest, tmp_path: Path) -> LayersR
     folder = None if reports is None else Path(config.invocation_params.dir, reports)
     if folder is None and (chosen := config.getini("accucompare_reports")):
         folder = Path(config.rootpath, chosen)
+    file, _, test = request.node.nodeid.partition("::")
+    if folder is not None:  # two files of one name are in directories of their own
+        folder = folder.joinpath(*(part for part in Path(file).with_suffix("").parts if part not in ("..", "/")))
     return LayersRegression(
         file=request.path,
-        test=request.node.nodeid.partition("::")[2],
+        test=test,
         update=config.getoption("--accucompare-update"),
         scratch=tmp_path,
         reports=folder,

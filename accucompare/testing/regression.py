@@ -33,7 +33,7 @@ class LayersRegression:
         test: the test's name in it.
         update: write bundles instead of comparing.
         scratch: a directory of the test's own.
-        reports: where a failing test writes its report; ``scratch`` if ``None``.
+        reports: where the failing tests of this file write their reports; ``scratch`` if ``None``.
         note_written: called with each bundle that was written.
     """
 
@@ -90,8 +90,7 @@ class LayersRegression:
                 "look at what is written, and commit it"
             )
         tested = captured(model, self.scratch / "accucompare" / own, inputs, "model", options_of(kept))
-        folder = self.scratch if self.reports is None else self.reports / self.file.stem
-        require_close(diff(kept, tested, **limits), folder / f"{own}.xlsx", self.scratch, equal_nan)
+        require_close(diff(kept, tested, **limits), (self.reports or self.scratch) / f"{own}.xlsx", self.scratch, equal_nan)
 
 
 def bundle_name(test: str, name: str = "") -> str:

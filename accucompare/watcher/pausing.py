@@ -140,11 +140,8 @@ class Pausing:
         manifest.environment.update({**describe_environment(self._device, self._case), "autocast": None, "random": None})
         manifest.notes.append(f"the state of a training before step {step}, whose loss was NaN or Inf")
         prepare_directory(directory, overwrite=True)
-        writer = BundleWriter(directory, manifest)
-        with _put_back(begun, self._device, self._around()):
+        with BundleWriter(directory, manifest) as writer, _put_back(begun, self._device, self._around()):
             self._saver.write(writer, step, None, self.inputs if self.inputs is not None else begun.batch)
-        manifest.complete = True
-        writer.close()
         forget_previous(directory)
 
 

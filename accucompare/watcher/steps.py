@@ -205,6 +205,10 @@ class Watch:
         if context is not None and not context.obstacle:
             context.grads[path] = grad.detach()
 
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """What runs meanwhile is not watched, and no module has a hook of ours; between two calls of the model."""
+        return self._watcher.without_hooks()
+
     # a step
 
     def _device_flag(self) -> bool:

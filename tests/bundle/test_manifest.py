@@ -27,7 +27,6 @@ def error_of(path: Path) -> str:
 
 def test_a_manifest_reads_as_it_was_written(tmp_path: Path) -> None:
     manifest = Manifest(
-        complete=True,
         stopped={"step": 1, "module": "层1", "error": "x"},
         ranks=2,
         steps=[StepEntry(0, 3, "ab"), StepEntry(1, 2, "cd", partial=True)],

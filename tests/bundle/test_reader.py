@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import accucompare as ac
+from accucompare.bundle.manifest import sealed
 from accucompare.bundle.reader import Bundle
 from accucompare.errors import AccucompareError, BundleError, RecordError, UsageError
 from accucompare.numbers.dtypes import DTYPES, DType, widen
-from tests.compare.builder import item, set_fields, set_lines, write
+from tests.compare.builder import edit_manifest, item, set_fields, set_lines, write
 
 
 @pytest.fixture
@@ -344,11 +345,9 @@ def test_no_damage_raises_anything_but_our_errors(sound: Path, tmp_path: Path, n
                 content[digits[int(share * (len(digits) - 1))]] = 48 + data[0] % 10
     if name.endswith("jsonl"):  # with the right digest, or nothing behind it would be reached
         (directory / name).write_bytes(content)
-        manifest = directory / ("manifest.json" if name.startswith("rank0") else "rank1/manifest.json")
-        fields = json.loads(manifest.read_text())
-        entry = fields["steps"][int(name[-7])]
-        entry.update(records=content.count(b"\n"), digest=xxhash.xxh3_128_hexdigest(bytes(content)))
-        manifest.write_text(json.dumps(fields))
+        entry = {"records": content.count(b"\n"), "digest": xxhash.xxh3_128_hexdigest(bytes(content))}
+        manifest = "manifest.json" if name.startswith("rank0") else "rank1/manifest.json"
+        edit_manifest(directory, lambda fields: fields["steps"][int(name[-7])].update(entry), manifest)
     else:
         (directory / name).write_bytes(content)
     use(directory, sound)
@@ -382,7 +381,7 @@ def test_no_value_in_any_field_raises_anything_but_our_errors(sound: Path, tmp_p
         target = target[key]
     target[last] = value
     if isinstance(content, dict):
-        (directory / "manifest.json").write_text(json.dumps(content))
+        (directory / "manifest.json").write_bytes(sealed(content))
     else:
         set_lines(directory, b"".join(json.dumps(line).encode() + b"\n" for line in content))
     use(directory, sound)

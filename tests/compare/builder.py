@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 import accucompare as ac
-from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.manifest import Manifest, sealed
 from accucompare.bundle.records import Layout, Record, Role
 from accucompare.bundle.writer import BundleWriter
 from accucompare.numbers.dtypes import DTYPES, DType, round_to
@@ -76,16 +76,19 @@ def write(
     sketched = {"sketch": {"version": 1, "size": 256}} if mode is Mode.SKETCH else {}
     if mode is not Mode.TENSORS:
         manifest["capture"] = {**manifest.get("capture", {}), "mode": mode.value, **sketched}
+    stopped = manifest.pop("stopped", None)
     manifest = {**manifest, "model": {"sources": {}, **manifest.get("model", {})}}
     for rank in range(ranks):
         own = [each for each in items if each.record.rank == rank]
-        writer = BundleWriter(directory, Manifest(complete=complete, ranks=ranks, **manifest), rank, mode=mode)
+        writer = BundleWriter(directory, Manifest(ranks=ranks, **manifest), rank, mode=mode)
         for step in range(max([steps, *(each.record.step + 1 for each in own)])):
             for order, (record, array, ordered) in enumerate(each for each in own if each.record.step == step):
                 fields = {name: getattr(record, name) for name in Record.__slots__}
                 writer.add(Record(**{**fields, "order": record.order if ordered else order}), array)
             writer.end_step(step)
-        writer.close()
+        writer.close(stopped)
+    if not (complete or stopped):  # as a capture that was killed leaves it
+        edit_manifest(directory, lambda manifest: manifest.update(complete=False))
     return directory
 
 
@@ -113,14 +116,23 @@ def random_bits(dtype: DType, count: int, seed: int) -> np.ndarray:
     return np.frombuffer(np.random.default_rng(seed).bytes(count * dtype.storage.itemsize), dtype.storage)
 
 
+def edit_manifest(bundle: Path, change: Callable[[dict[str, Any]], object], name: str = "manifest.json") -> None:
+    """Change what a manifest says, with the digest that it has then, so that only what it says is wrong."""
+    manifest = json.loads((bundle / name).read_bytes())
+    change(manifest)
+    (bundle / name).write_bytes(sealed(manifest))
+
+
 def set_lines(bundle: Path, content: bytes, *, stem: str = "rank0/step0", records: int | None = None) -> None:
     """Replace a step's list of records, and the manifest's digest and count of it, so that only what it says is wrong."""
     (bundle / f"{stem}.jsonl").write_bytes(content)
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    entry = manifest["state"] if stem.endswith("state") else manifest["steps"][int(stem.rpartition("step")[2])]
-    entry["digest"] = xxhash.xxh3_128_hexdigest(content)
-    entry["records"] = content.count(b"\n") if records is None else records
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+    def describe(manifest: dict[str, Any]) -> None:
+        entry = manifest["state"] if stem.endswith("state") else manifest["steps"][int(stem.rpartition("step")[2])]
+        entry["digest"] = xxhash.xxh3_128_hexdigest(content)
+        entry["records"] = content.count(b"\n") if records is None else records
+
+    edit_manifest(bundle, describe)
 
 
 def set_fields(bundle: Path, line: int = 0, *, stem: str = "rank0/step0", **fields: Any) -> None:

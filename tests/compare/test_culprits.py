@@ -130,7 +130,7 @@ def test_of_about_equal_excesses_outputs_come_before_glue_and_what_is_inside_fir
 def test_an_error_of_the_models_inputs_is_no_culprit(compared: Callable[..., Comparison]) -> None:
     comparison = compared({" input": 0.5})
     assert (reasons(comparison), comparison.culprits) == ({"(root) input": "inputs differ"}, [])
-    assert comparison.conclusion == "not sure: the two models were given different inputs"
+    assert comparison.conclusion == "different: the two models were given different inputs"
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_nan_that_was_passed_on_is_no_culprit(compared: Callable[..., Comparison
 def test_without_a_baseline_the_first_over_tolerance_is_named_and_not_trusted(compared: Callable[..., Comparison]) -> None:
     comparison = compared(dict.fromkeys(BEHIND_A_FC, 3e-2), fed=False, baseline=False, usual=1e-6)
     assert places(comparison)[0] == "a.fc"
-    assert comparison.conclusion.startswith("not sure: a.fc, x limit 300 is the first over tolerance; without a baseline")
+    assert comparison.conclusion.startswith("different: a.fc, x limit 300 is the first over tolerance; without a baseline")
 
 
 # Conclusions
@@ -323,7 +323,7 @@ def test_within_fixed_limits_it_is_rounding_as_far_as_those_tell(compared: Calla
 def test_other_weights_explain_everything(compared: Callable[..., Comparison]) -> None:
     models = [{"parameters": {"w": {"dtype": "float32", "shape": [1], "digests": {"float32": digest}}}} for digest in "ab"]
     comparison = compared({"a.fc output": 0.5}, golden_model=models[0], model=models[1])
-    assert comparison.conclusion == "not sure: 1 of 1 parameters differ: w"
+    assert comparison.conclusion == "different: 1 of 1 parameters differ: w"
 
 
 def test_a_shape_comes_last(tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_another_shape_does_not_come_before_another_number(tmp_path: Path) -> No
     comparison = ac.diff(golden, write(tmp_path / "candidate", side(5, 0.5), **feed))
     assert places(comparison) == ["b", "(root) (glue, before b)", "(root) (glue, before a)"]
     alone = ac.diff(golden, write(tmp_path / "alone", side(5, 0.0), **feed))
-    assert alone.conclusion.startswith("not sure: (root) (glue, before a), shape; no value after it")
+    assert alone.conclusion.startswith("different: (root) (glue, before a), shape; no value after it")
 
 
 def test_a_baseline_of_code_that_was_edited_is_none(tmp_path: Path) -> None:

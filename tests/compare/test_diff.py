@@ -28,7 +28,7 @@ from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.numbers import sums
 from accucompare.numbers.dtypes import DTYPES, DType
 from accucompare.report.terminal import print_comparison
-from tests.compare.builder import Item, compare, item, random_bits, set_lines, write
+from tests.compare.builder import Item, compare, edit_manifest, item, random_bits, set_lines, write
 
 ONES = np.ones(3, np.float32)
 
@@ -59,7 +59,7 @@ def test_a_bundle_is_identical_to_itself(tmp_path: Path) -> None:
 def test_a_difference_of_digests_alone_is_concluded_without_a_size(tmp_path: Path) -> None:
     sides = ([item("a", dtype="float32", shape=(2,), digest=word * 32)] for word in "ab")
     comparison = compare(tmp_path, *sides)
-    assert comparison.conclusion.startswith("not sure: a, other bits is the first over tolerance")
+    assert comparison.conclusion.startswith("different: a, other bits is the first over tolerance")
 
 
 def test_identical_by_digests_alone_is_said_for_values_that_were_not_read_may_be_damaged(tmp_path: Path) -> None:
@@ -493,7 +493,7 @@ def test_an_all_zero_golden_is_told_the_absolute_limit_that_would_pass(tmp_path:
 
 def test_a_comparison_and_its_rows_print_in_one_line(tmp_path: Path) -> None:
     comparison = compare(tmp_path, chain("a"), chain("a", values=ONES * 2))
-    assert repr(comparison).endswith(f" with {comparison.golden.path}: not passed; 1 introduced>")
+    assert repr(comparison).endswith(f" with {comparison.golden.path}: different; 1 introduced>")
     assert repr(comparison.rows) == "[<Row a output: introduced, relative L2 1>]"
 
 
@@ -571,9 +571,7 @@ def without_values(bundle: Path) -> Path:
     """Make it a bundle as ``capture --mode stats`` writes it."""
     lines = [json.loads(text) for text in (bundle / "rank0/step0.jsonl").read_bytes().splitlines()]
     set_lines(bundle, b"".join(json.dumps({**line, "member": None}).encode() + b"\n" for line in lines))
-    manifest = bundle / "manifest.json"
-    content = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**content, "capture": {"mode": "stats"}}))
+    edit_manifest(bundle, lambda manifest: manifest.update(capture={"mode": "stats"}))
     (bundle / "rank0/step0.npz").unlink()
     return bundle
 

@@ -14,7 +14,7 @@ from accucompare.bundle.manifest import StepSeries
 from accucompare.compare.rows import About, Finding
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES, round_to
-from tests.compare.builder import item, write
+from tests.compare.builder import edit_manifest, item, write
 
 VALUES = np.random.default_rng(0).normal(size=20)
 
@@ -155,8 +155,7 @@ def test_a_missing_rank_is_named(tmp_path: Path) -> None:
 def test_thousands_of_missing_ranks_are_counted(tmp_path: Path) -> None:
     golden = write(tmp_path / "golden", [item("a", [1.0])])
     candidate = write(tmp_path / "candidate", [item("a", [1.0])])
-    text = (candidate / "manifest.json").read_text()
-    (candidate / "manifest.json").write_text(text.replace('"ranks": 1', '"ranks": 2000'))
+    edit_manifest(candidate, lambda manifest: manifest.update(ranks=2000))
     assert "candidate lacks rank(s) 1, 2, 3, and 1996 more of 2000" in messages(ac.diff(golden, candidate).preflight)
 
 

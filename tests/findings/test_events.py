@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from accucompare.errors import UsageError
-from accucompare.findings.events import Cause, End, Ending, Frames, number
+from accucompare.findings.events import Cause, Frames, number
 from accucompare.findings.log import read_log
 from tests.findings.logs import NASTY, encoded, end, found, passed, seen, start, step, training, write
 
@@ -67,29 +67,6 @@ def test_what_is_no_log_is_said_with_its_line(tmp_path: Path, content: bytes, sa
 def test_names_come_back_as_they_were(tmp_path: Path, name: str) -> None:
     (run,) = read_log(write(tmp_path / "log", start(), found(name), Frames(0, []), passed(name)))
     assert run == [start(), found(name), Frames(0, []), passed(name)]
-
-
-@pytest.mark.parametrize(
-    ("reason", "ending"),
-    [
-        ("finished", Ending.FINISHED),
-        ("a finding", Ending.FINDING),
-        ("stopped after step 3, as asked", Ending.STOPPED),
-        ("interrupted", Ending.INTERRUPTED),
-        ("ValueError: finished", Ending.FAILED),
-    ],
-)
-def test_how_a_run_ended_is_read_from_a_log_of_version_0_1(tmp_path: Path, reason: str, ending: Ending) -> None:
-    log = tmp_path / "log"
-    log.write_bytes(encoded(start()) + f'{{"event":"end","steps":4,"watched":4,"reason":"{reason}"}}\n'.encode())
-    ((_, ended),) = read_log(log)
-    assert ended == End(4, 4, reason, ending)
-
-
-def test_notes_of_the_reproducer_are_read_from_a_log_of_version_0_1(tmp_path: Path) -> None:
-    log = write(tmp_path / "log", start(), found(notes=["a", "reproducer: none, for b", "c"]))
-    ((_, event),) = read_log(log)
-    assert event == found(notes=["a", "c"], reproducer_notes=["none, for b"])
 
 
 def test_a_finding_stays_as_it_was_found() -> None:

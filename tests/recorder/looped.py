@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 import accucompare as ac
+from tests.compare.builder import edit_manifest
 
 
 class Net(nn.Module):
@@ -82,9 +82,7 @@ def run(loop: Loop, out: Path, steps: range, recorded: str | None = None, **opti
 
 def edited(golden: Path, out: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
     shutil.copytree(golden, out)
-    manifest = json.loads((out / "manifest.json").read_text())
-    edit(manifest["capture"])
-    (out / "manifest.json").write_text(json.dumps(manifest))
+    edit_manifest(out, lambda manifest: edit(manifest["capture"]))
     return out
 
 

@@ -317,3 +317,55 @@ def test_an_update_without_a_gradient_is_not_the_culprit(tmp_path: Path) -> None
     updates = [row for row in comparison.rows if row.record is not None and row.record.role is Role.PARAM_UPDATE]
     assert {row.reason for row in updates} == {Reason.INHERITED}
     assert {culprit.row.record.role for culprit in comparison.culprits if culprit.row.record is not None} == {Role.PARAM_GRAD}
+
+
+class _Adds(nn.Module):
+    """As T5's attention: it returns the bias that it was given, and has used, beside what it computes."""
+
+    def __init__(self, uses: bool) -> None:
+        super().__init__()
+        self.linear, self.uses = nn.Linear(4, 4), uses
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.linear(x)
+        return (y + bias if self.uses else y), bias
+
+
+class _Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y, bias = self.inner(x, bias)
+        return torch.tanh(y), bias
+
+
+class _Biased(nn.Module):
+    def __init__(self, uses: bool) -> None:
+        super().__init__()
+        self.bias = nn.Linear(4, 4)
+        self.layers = nn.ModuleList([_Around(_Around(_Adds(uses))) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = self.bias(x)
+        for layer in self.layers:
+            x, bias = layer(x, bias)
+        return x * bias
+
+
+@pytest.mark.parametrize("uses", [True, False])
+def test_a_value_that_nested_modules_pass_on_unchanged_has_its_gradient_at_each_of_them_also_when_fed(uses: bool, tmp_path: Path) -> None:
+    def run(out: Path, feed: Path | None = None) -> Path:
+        torch.manual_seed(0)
+        model = _Biased(uses)
+        with ac.capture(model, out, feed=feed):
+            model(torch.ones(3, 4)).square().mean().backward()
+        return out
+
+    golden = run(tmp_path / "golden")
+    comparison = ac.diff(golden, run(tmp_path / "fed", golden))
+    passed_on = [row.record for row in comparison.rows if row.record is not None and row.place.endswith("inner grad_output.1")]
+    assert len(passed_on) == 6
+    assert not comparison.unmatched()
+    assert comparison.passed

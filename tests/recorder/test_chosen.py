@@ -277,12 +277,26 @@ def test_gradients_are_fed_whatever_is_recorded(target: str, tmp_path: Path) -> 
     assert {row.golden.role for row in both if row.golden} >= {Role.PARAM_GRAD, Role.PARAM_UPDATE, Role.STATE_AFTER}
 
 
-def test_a_run_that_ends_before_a_chosen_step_says_so(tmp_path: Path, opened: Opened) -> None:
-    train("recurrent", tmp_path / "golden", 3, chosen="1,3,7-8")
-    notes = opened(tmp_path / "golden").manifest.notes
-    assert "the run ended before step(s) 3,7-8 of --steps 1,3,7-8, which are not recorded" in notes
-    train("recurrent", tmp_path / "whole", 3, chosen="1-2")
-    assert not any("the run ended" in note for note in opened(tmp_path / "whole").manifest.notes)
+@pytest.mark.parametrize(
+    ("steps", "stopped"),
+    [
+        ("1,3,7-8", "the run ended before step(s) 3,7-8 of --steps 1,3,7-8, which are not recorded"),
+        ("5", "the run ended after 3 of 5 step(s)"),
+        ("1-2", None),
+        ("3", None),
+        ("2", None),
+        (None, None),
+    ],
+)
+@pytest.mark.parametrize("roles", [None, "series"])
+def test_a_run_that_ends_before_a_step_that_was_asked_for_is_incomplete(
+    tmp_path: Path, opened: Opened, steps: str | None, stopped: str | None, roles: str | None
+) -> None:
+    train("recurrent", tmp_path / "golden", 3, chosen=steps, roles=roles)
+    bundle = opened(tmp_path / "golden")
+    assert (bundle.complete, bundle.manifest.stopped) == (stopped is None, stopped and {"error": stopped})
+    comparison = ac.diff(tmp_path / "golden", tmp_path / "golden")
+    assert comparison.passed is (stopped is None)
 
 
 def test_a_baseline_needs_a_forward_to_be_fed_with(target: str, tmp_path: Path, cli: Any) -> None:

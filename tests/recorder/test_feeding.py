@@ -26,6 +26,7 @@ from accucompare.devices import DeviceName
 from accucompare.errors import AccucompareError, CaptureError, RecordError, UsageError
 from accucompare.recorder.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
+from tests.compare.builder import edit_manifest
 from tests.conftest import ROOT, Run, has_lstm_in_bfloat16
 from tests.recorded import Glue, Opened
 
@@ -797,8 +798,7 @@ def test_weights_that_agree_after_rounding_are_the_same(golden: Path, tmp_path: 
 
 
 def test_a_golden_of_several_ranks_is_refused(golden: Path, tmp_path: Path) -> None:
-    manifest = golden / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"ranks": 1', '"ranks": 2'))
+    edit_manifest(golden, lambda manifest: manifest.update(ranks=2))
     refused(saved(golden), tmp_path / "fed", golden, r"captured by 2 rank\(s\) and lacks rank 1, but this capture has 1")
 
 

@@ -16,6 +16,7 @@ from torch import nn
 import accucompare as ac
 from accucompare.bundle.manifest import Manifest, StepSeries
 from accucompare.errors import BundleError, UsageError
+from tests.compare.builder import edit_manifest
 from tests.recorder.trained import MODELS, train
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
@@ -292,8 +293,5 @@ def test_a_damaged_series_is_a_damaged_bundle(damage: Any, tmp_path: Path) -> No
 
 def test_a_manifest_without_a_series_reads(tmp_path: Path) -> None:
     train("recurrent", tmp_path / "golden", 1, roles="series")
-    path = tmp_path / "golden" / "manifest.json"
-    content = json.loads(path.read_text())
-    del content["series"]
-    path.write_text(json.dumps(content))
-    assert Manifest.read(path).series == []
+    edit_manifest(tmp_path / "golden", lambda manifest: manifest.pop("series"))
+    assert Manifest.read(tmp_path / "golden" / "manifest.json").series == []

@@ -18,6 +18,7 @@ from accucompare.recorder.capture_case import capture_case
 from accucompare.recorder.options import CaptureOptions
 from accucompare.recorder.state import put_together, take_apart
 from accucompare.selection import FloatType
+from tests.compare.builder import edit_manifest
 from tests.recorded import Glue, Opened
 
 CPU = DeviceName("cpu")
@@ -241,10 +242,7 @@ def test_weights_that_cannot_be_saved_are_named(tmp_path: Path) -> None:
 
 
 def test_a_damaged_structure_of_inputs_is_an_error_without_traceback(golden: Path, tmp_path: Path) -> None:
-    path = golden / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["capture"]["inputs"] = [{"tensor": "77"}]
-    path.write_text(json.dumps(manifest))
+    edit_manifest(golden, lambda manifest: manifest["capture"].update(inputs=[{"tensor": "77"}]))
     with pytest.raises(CaptureError, match=r"the inputs saved in .* are damaged"):
         capture_case(f"{tmp_path}/net.py:nothing_but_code", tmp_path / "again", CPU, CaptureOptions(like=golden))
 

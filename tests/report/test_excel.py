@@ -373,13 +373,13 @@ def test_passed_comparison_says_pass_in_green(tmp_path: Path) -> None:
 def test_failed_comparison_says_fail_in_red_and_where_first(tmp_path: Path) -> None:
     sheet = opened(tmp_path, comparison(pair("a"), pair("b.c", 1e-2)))["Summary"]
     assert (sheet["B2"].value, sheet["B2"].fill.fgColor.rgb) == ("FAIL", "FFC62828")
-    assert sheet["B3"].value == "1 of 2 rows fails, the first at b.c output."
+    assert sheet["B4"].value == "1 of 2 rows fails, the first at b.c output."
 
 
 def test_nothing_compared_is_no_pass(tmp_path: Path) -> None:
     workbook = opened(tmp_path, comparison())
     assert workbook["Summary"]["B2"].value == "TROUBLE"
-    assert workbook["Summary"]["B3"].value == "Nothing could be compared, which is no pass."
+    assert workbook["Summary"]["B4"].value == "Nothing could be compared, which is no pass."
 
 
 def test_counts_by_reason_add_up_to_the_rows(tmp_path: Path) -> None:

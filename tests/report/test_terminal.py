@@ -26,7 +26,10 @@ def test_verdict_and_json_say_in_which_step_and_rank_of_several(
     golden, candidate = (write(tmp_path / name, items, ranks=ranks) for name, items in zip(("golden", "npu"), sides, strict=True))
     comparison = ac.diff(golden, candidate)
     print_comparison(comparison, [Path("x.xlsx")], quiet=True)
-    assert capsys.readouterr().out.endswith(f" rows fail; first divergence: {place}\n")
+    named = place.replace(" output", f" in step {steps - 1}" if steps > 1 else "").partition(" (")[0]
+    verdict = capsys.readouterr().out
+    assert f"{named}, x limit" in verdict
+    assert verdict.endswith(" rows fail\n")
     assert json.loads(comparison.to_json(tmp_path / "x.json").read_text())["first_divergence"] == place
 
 

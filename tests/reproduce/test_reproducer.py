@@ -15,7 +15,7 @@ from torch import nn
 
 from accucompare.findings.events import Site, TensorRange
 from accucompare.reproduce.reproducer import Reproducer
-from tests.forkserver import with_torch
+from tests.compare.builder import edit_manifest
 from tests.reproduce.reproduced import INF, NAN, Around, PassesOn, poisoned, run_here, save, take
 
 
@@ -43,8 +43,7 @@ def test_a_wrong_device_exits_2(arguments: list[str], message: str, finite: Path
 
 
 def test_a_device_that_is_not_here_gives_way_to_the_cpu(finite: Path) -> None:
-    manifest = finite.with_suffix("") / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"device": "cpu"', '"device": "npu:3"'))
+    edit_manifest(finite.with_suffix(""), lambda manifest: manifest["capture"]["reproducer"].update(device="npu:3"))
     ran = run_here(finite)
     assert ran.returncode == 0, ran.stderr
     assert "it was found on npu:3, which is not here; this is the CPU" in ran.stdout
@@ -199,13 +198,3 @@ def test_only_the_output_that_was_bad_is_judged(tmp_path: Path) -> None:
     taken = take(PassesOn(), "", torch.ones(2), torch.tensor([0.0, -INF]))
     seen = TensorRange("output", "0", "float32", (2,), "nan", "nan", None, 1, 0)
     assert run_here(save(taken, tmp_path / "r", tensors=[seen])[0]).returncode == 0
-
-
-def test_scripts_of_version_0_1_find_what_they_import(tmp_path: Path) -> None:
-    program = (
-        "from accucompare.watch.rerun import Reproducer, module_of_case\n"
-        "from accucompare.watch.importing import import_file\n"
-        "from accucompare.watch.rebuilding import assemble, buffer, parameter\n"
-    )
-    done = with_torch()(program, cwd=tmp_path, variables=os.environ)
-    assert (done.returncode, done.stderr) == (0, "")

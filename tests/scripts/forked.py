@@ -27,7 +27,7 @@ import atexit, gc, runpy, sys, traceback
 plan, *sys.argv = sys.argv[1:]
 if plan:
     from accucompare.scripts.script import begin
-    begin(plan, "test")
+    begin(plan)
 code = 0
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -99,21 +98,17 @@ def test_ctrl_c_ends_the_script_as_in_a_shell(tmp_path: Path) -> None:
     assert running.returncode == 130
 
 
-def test_python_in_isolation_lets_us_in_where_we_are_installed(tmp_path: Path) -> None:
-    """An environment of its own, whose site-packages hold our entry point; PYTHONPATH is not read there."""
-    site = tmp_path / "env" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    python = tmp_path / "env" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(Path(sys.executable).resolve())
-    (tmp_path / "env" / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n")
-    info = site / "accucompare_entry-1.dist-info"
-    info.mkdir(parents=True)
-    (site / "all.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: accucompare-entry\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[torch.backends]\nours = accucompare.scripts.entry:autoload\n")
-    command = [*COMMAND, "capture", "--out", "golden", "--", python, "-I", UNEDITED / "loop.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(TORCH_DEVICE_BACKEND_AUTOLOAD="1"), capture_output=True, text=True)
-    assert (done.returncode, "captured 1 step" in done.stderr) == (0, True), done.stderr
+@pytest.mark.parametrize("flag", ["-I", "-E"])
+def test_python_that_does_not_read_pythonpath_is_told(tmp_path: Path, flag: str) -> None:
+    command = [*COMMAND, "capture", "--out", "golden", "--", sys.executable, flag, "-c", "print('ran')"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "ran\n")
+    assert "`python -I` and `-E` do not read PYTHONPATH" in done.stderr
+
+
+def test_nothing_of_ours_is_loaded_by_an_import_of_torch() -> None:
+    """An entry point of torch's would break every import of torch once the package's folder is moved."""
+    assert "torch.backends" not in (ROOT / "pyproject.toml").read_text()
 
 
 @pytest.mark.skipif(not find_spec("accelerate"), reason="accelerate is not installed")
@@ -171,15 +166,16 @@ def test_torchrun_writes_its_ranks_into_one_bundle(by_torchrun: tuple[subprocess
 
 #: Runs a script as torchrun does, but in two forks of this process; under a plan, if its path is given, too.
 TWO_RANKS = """
-import atexit, os, runpy, socket, sys
-with socket.create_server(("127.0.0.1", 0)) as server:
-    port = str(server.getsockname()[1])
+import atexit, os, runpy, sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # here, so that nobody else takes the port
 for rank in "01":
     if not os.fork():
-        os.environ.update(RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        os.environ.update(RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port))
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         if len(sys.argv) > 2:
             from accucompare.scripts.script import begin
-            begin(sys.argv[2], "test")
+            begin(sys.argv[2])
         runpy.run_path(sys.argv[1], run_name="__main__")
         atexit._run_exitfuncs()
         os._exit(0)
@@ -212,6 +208,18 @@ def test_locate_runs_a_script_without_accelerators_and_again_fed(tmp_path: Path)
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert "bug: (root) (glue, before inner)" in done.stdout
+
+
+def test_a_script_that_is_fed_draws_its_random_numbers_under_goldens_seed(cli: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\nfrom torch import nn\nnet = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 4))\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\nnet(torch.randn(32, 8)).square().mean().backward()\noptimizer.step()\n"
+    )
+    golden = run(tmp_path, script, plan={"seed": 5}).bundle
+    options = ("--device", "cpu", "--golden", str(golden), "--report", "none")
+    done = cli("locate", *options, "--", sys.executable, str(script), PYTHONPATH=str(ROOT))
+    assert (done.returncode, done.stdout.partition(" ")[0]) == (0, "IDENTICAL"), done.stderr
 
 
 def test_a_sharded_model_is_captured_by_all_ranks_and_computes_what_it_does_without(tmp_path: Path) -> None:

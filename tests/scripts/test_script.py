@@ -344,6 +344,29 @@ def test_a_watch_finds_what_a_script_computes_and_lets_it_go_on(tmp_path: Path) 
     assert read(tmp_path / "watch").findings
 
 
+@pytest.mark.parametrize("action", [Action.WATCH, Action.CAPTURE])
+def test_an_evaluation_takes_the_fused_path_that_hooks_would_keep_it_from(tmp_path: Path, action: Action) -> None:
+    script = """
+        import torch
+        from torch import nn
+        torch.manual_seed(0)
+        net = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        x = torch.randn(2, 5, 8)
+        layers = []
+        torch._transformer_encoder_layer_fwd = lambda *args, own=torch._transformer_encoder_layer_fwd: (layers.append(1), own(*args))[1]
+        for step in range(2):
+            net.train()(x).square().sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                print(net.eval()(x).sum().item().hex(), len(layers))
+    """
+    plan = {"action": action, "out": str(tmp_path / "out"), "steps": None, "options": {}}
+    ran, plain = run(tmp_path, script, plan=plan), run(tmp_path, script)
+    assert (ran.out, ran.code) == (plain.out, 0)
+    assert plain.out.split()[-1] == "4"
+
+
 def test_what_is_seen_is_listed_with_its_trainers_and_steps(tmp_path: Path) -> None:
     ran = run(tmp_path, UNEDITED / "loop.py", plan={"action": Action.LIST})
     assert [(model.name, model.trained_by, model.steps, model.calls) for model in ran.seen[0].models] == [

@@ -48,7 +48,7 @@ def _install() -> None:
             _import_this_package()
         from accucompare.scripts.entry import install
 
-        install("sitecustomize")
+        install()
     except Exception as error:  # the package, or one that it needs, is not in this environment, or does not fit
         _tell(f"{type(error).__name__}: {error}")
 

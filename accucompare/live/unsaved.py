@@ -1,0 +1,66 @@
+"""Models are copied and pickled without our hooks: a script that saves its model while it is watched saves the model alone."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import nn
+
+#: A module's tables of hooks, and the tables of what each hook asks for, by the hook's number.
+_HOOKS = {
+    "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
+    "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+}
+
+_hiding = 0
+_original: Any = None
+
+
+def _nothing(*arguments: Any) -> None:
+    """Stands for a hook of ours where a class copies itself by a way of its own."""
+
+
+class Unsaved:
+    """A hook that copies and pickles of the model, made meanwhile, do not have."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (_nothing,)
+
+
+def hide() -> None:
+    """From now on, copies and pickles of modules have no hooks that are ``Unsaved``; undone by as many calls of ``hide_no_more``."""
+    global _hiding, _original
+    _hiding += 1
+    if _hiding == 1:
+        _original = nn.Module.__reduce_ex__
+        nn.Module.__reduce_ex__ = _reduce_ex  # type: ignore[assignment, method-assign]
+
+
+def hide_no_more() -> None:
+    global _hiding
+    _hiding -= 1
+    if _hiding == 0 and nn.Module.__reduce_ex__ is _reduce_ex:
+        if _original is object.__reduce_ex__:
+            del nn.Module.__reduce_ex__
+        else:
+            nn.Module.__reduce_ex__ = _original  # type: ignore[method-assign]
+
+
+def _reduce_ex(module: nn.Module, protocol: Any) -> Any:
+    reduced = _original(module, protocol)
+    return tuple(map(_unhooked, reduced)) if isinstance(reduced, tuple) else reduced
+
+
+def _unhooked(part: Any) -> Any:
+    """A part of what ``__reduce_ex__`` gives: the module's attributes, or its arguments, among which classes of their own may have them."""
+    if type(part) is tuple:
+        return tuple(map(_unhooked, part))
+    if type(part) is not dict:
+        return part
+    changed = {}
+    for table, asked in _HOOKS.items():
+        ours = {number for number, hook in part.get(table, {}).items() if isinstance(hook, Unsaved)}
+        for name in (table, *asked) if ours else ():
+            changed[name] = type(part[name])((number, each) for number, each in part[name].items() if number not in ours)
+    return {**part, **changed} if changed else part

@@ -1,0 +1,178 @@
+"""One answer: the exit code, the verdict, ``passed`` and every report follow from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accucompare.api import Comparison
+from accucompare.bundle.manifest import Manifest
+from accucompare.bundle.records import Layout, Record, Role
+from accucompare.compare.conclusion import EXIT_CODES, Answer, exit_code
+from accucompare.compare.culprits import find_culprits
+from accucompare.compare.models import OtherModel
+from accucompare.compare.provenance import OtherCode
+from accucompare.compare.result import Side
+from accucompare.compare.rows import UNMATCHED, About, Finding, Reason, RefusedBaseline, Row, Status, Verdict
+from accucompare.compare.tolerance import Tolerance, Tolerances
+from accucompare.places import local
+from accucompare.report.culprit_words import verdict
+from accucompare.report.json import head
+from tests.compare.builder import Item, compare, item
+from tests.conftest import Run
+
+RANDOM = np.random.default_rng(0)
+
+
+def record(number: int, role: Role, name: str) -> Record:
+    parent = None if not name else ("", 0)
+    return Record(0, 0, name, 0, role, "", number, "Linear", parent, (3,), "float32", Layout.STRIDED)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> list[Row]:
+    found = []
+    reasons = [reason for reason in Reason if reason is not Reason.OVER]
+    for number, reason in enumerate(draw(st.lists(st.sampled_from(reasons), max_size=6))):
+        own = record(number, draw(st.sampled_from((Role.INPUT, Role.OUTPUT, Role.GRAD_INPUT))), draw(st.sampled_from(("", "a", "b"))))
+        both = own if reason is not Reason.EXTRA else None, own if reason is not Reason.MISSING else None
+        found.append(
+            Row(*both, Verdict(reason, used=2.0, excess=draw(st.sampled_from((None, 9.0))), beyond=draw(st.booleans())), module=own.name)
+        )
+    return found
+
+
+@st.composite
+def comparisons(draw: st.DrawFn) -> Comparison:
+    found, fed = draw(rows()), draw(st.booleans())
+    sides = [
+        Side(local(name), Manifest(complete=True, capture={"feed": {}} if fed and name == "b" else {}), draw(st.booleans()))
+        for name in "ab"
+    ]
+    baseline = Side(local("c"), Manifest(complete=True)) if draw(st.booleans()) else None
+    about = draw(st.lists(st.builds(Finding, st.just("x"), st.just("y"), st.booleans(), st.booleans(), st.sampled_from(About)), max_size=2))
+    return Comparison(
+        *sides,
+        found,
+        preflight=about,
+        tolerances=Tolerances(otherwise=Tolerance(atol=draw(st.sampled_from((None, 1.0))))),
+        damage=draw(st.sampled_from(([], ["x"]))),
+        baseline=baseline,
+        culprits=find_culprits(found, False, baseline is not None),
+        without_baseline=draw(st.integers(0, 4)),
+        refused=RefusedBaseline(None, OtherCode(), "") if draw(st.booleans()) else None,
+        other_model=OtherModel(1, 9) if draw(st.booleans()) else None,
+    )
+
+
+@settings(max_examples=200)
+@given(comparisons())
+def test_the_exit_code_is_a_function_of_the_answer_and_every_report_follows_from_it(found: Comparison) -> None:
+    assert found.exit_code == EXIT_CODES[found.answer] == exit_code(found.answer)
+    assert found.passed is (found.exit_code == 0)
+    assert bool(found.trouble) is (found.exit_code == 2)
+    assert verdict(found) in {0: ("IDENTICAL", "PASS"), 1: ("FAIL",), 2: ("TROUBLE",)}[found.exit_code]
+    assert found.conclusion.startswith(found.answer.value)
+    written = head(found)
+    shown = written["answer"], written["exit_code"], written["passed"], written["verdict"], written["conclusion"]
+    assert shown == (found.answer.value, found.exit_code, found.passed, verdict(found), found.conclusion)
+
+
+@settings(max_examples=200)
+@given(comparisons())
+def test_an_all_clear_has_no_failing_row_and_compared_something(found: Comparison) -> None:
+    if not found.exit_code:
+        assert not found.counts_by_status()[Status.FAIL]
+        assert any(row.status is Status.PASS and row.reason not in UNMATCHED for row in found.rows)
+        assert not found.damage
+        assert found.golden.complete
+        assert found.candidate.complete
+    if found.answer is Answer.IDENTICAL:
+        assert not found.counts()[Reason.OK]
+        assert found.conclusion != "identical" or not found.counts()[Reason.NOT_COMPARABLE]
+
+
+def rounded(factor: float, dtype: str = "bfloat16") -> tuple[list[Item], list[Item]]:
+    """A model in float32 and in another dtype: its input, passed on to its layer, and the layer's output, times ``factor``."""
+    x, y = (RANDOM.standard_normal(500).astype(np.float32) * 3 for _ in range(2))
+    return tuple(
+        [
+            item("", x, own, role="input", path="0", parent=None),
+            item("fc", x, own, role="input", path="0"),
+            item("fc", y * f, own),
+            item("", y * f, own, parent=None),
+        ]
+        for own, f in (("float32", 1.0), (dtype, factor))
+    )  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_inputs_that_are_goldens_in_a_coarser_dtype_do_not_fail_by_a_tolerance(tmp_path: Path, dtype: str) -> None:
+    golden, candidate = rounded(1.0, dtype)
+    candidate[2:] = golden[2:]
+    found = compare(tmp_path, golden, candidate, atol=1e-6)
+    assert (found.answer, found.exit_code) == (Answer.WITHIN, 0)
+    assert found.rows[0].verdict.detail == f"given to both: the candidate's is golden's, rounded to {dtype}"
+
+
+def test_an_output_over_the_tolerance_fails_however_well_it_is_rounded(tmp_path: Path) -> None:
+    found = compare(tmp_path, *rounded(1.0), atol=1e-3)
+    assert (found.answer, found.exit_code) == (Answer.DIFFERENT, 1)
+    assert found.conclusion.startswith("different: fc, x limit ")
+    assert compare(tmp_path, *rounded(1.0), atol=0.1).exit_code == 0
+    assert compare(tmp_path, *rounded(1.1), atol=0.1).exit_code == 1
+
+
+@pytest.mark.parametrize("atol", [1e-3, 1e-6])
+def test_inputs_of_other_values_fail_by_a_tolerance(tmp_path: Path, atol: float) -> None:
+    golden, candidate = rounded(1.0)
+    other = np.array(golden[0].array)
+    other[7] += 0.3
+    candidate[:2] = [
+        item("", other, "bfloat16", role="input", path="0", parent=None),
+        item("fc", other, "bfloat16", role="input", path="0"),
+    ]
+    found = compare(tmp_path, golden, candidate, atol=atol)
+    assert (found.answer, found.exit_code) == (Answer.DIFFERENT, 1)
+    assert found.rows[0].reason is Reason.INPUTS_DIFFER
+
+
+@pytest.mark.parametrize("limit", [None, 1e-6])
+def test_a_plain_diff_over_its_limits_is_a_difference_that_fails(tmp_path: Path, limit: float | None) -> None:
+    found = compare(tmp_path, [item("a", [1.0, 2.0])], [item("a", [1.0, 3.0])], rel_l2=limit)
+    assert (found.answer, found.exit_code) == (Answer.DIFFERENT, 1)
+    assert "without a baseline" in found.conclusion
+
+
+def test_a_tolerance_that_was_given_needs_no_baseline(tmp_path: Path) -> None:
+    sides = rounded(1.0)
+    found = compare(tmp_path, *sides, atol=0.1)
+    poor = [Finding("weights", "the baseline has other weights", of_baseline=True)]
+    changed = Comparison(**{**vars(found), "preflight": poor, "baseline": found.golden, "without_baseline": 4})
+    assert (changed.answer, changed.exit_code) == (Answer.WITHIN, 0)
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (1.5, 1)])
+def test_the_command_exits_with_the_answers_code(tmp_path: Path, cli: Run, factor: float, code: int) -> None:
+    compare(tmp_path, *rounded(factor), atol=0.1)
+    done = cli("diff", tmp_path / "golden0", tmp_path / "candidate0", "--atol", "0.1", "--report", "none", "--json", tmp_path / "x.json")
+    written = json.loads((tmp_path / "x.json").read_text())
+    assert (done.returncode, written["exit_code"], written["passed"]) == (code, code, not code)
+
+
+def test_what_could_not_be_compared_qualifies_identical(tmp_path: Path) -> None:
+    same = [
+        item("a", [1.0]),
+        item("", [2.0], path="0", parent=None),
+        item("", layout="opaque", path="1", parent=None, detail="a packed weight"),
+    ]
+    found = compare(tmp_path, same, same)
+    assert (found.answer, verdict(found)) == (Answer.IDENTICAL, "PASS")
+    assert (
+        "identical in what was compared; 1 of 3 rows could not be compared, the first (root) output.1, a packed weight" in found.conclusion
+    )
