@@ -70,9 +70,10 @@ bench: $(INSTALLED)  ## the speed targets: about 20 minutes, and 9 GB of disk wh
 bench-peers: $(INSTALLED)  ## the same, and msprobe beside it in a virtual environment of its own
 	$(BIN)/python -m benchmarks.speed.bench --peers
 
-bench-faults: $(INSTALLED)  ## plants hundreds of faults of a forward in twelve models, of a training in eight: how often is the right place named first
+bench-faults: $(INSTALLED)  ## plants hundreds of faults of a forward in twelve models, of a training in nine, and of the environment: how often is the right place named first
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.faults --training
+	$(BIN)/python -m benchmarks.faults --environment
 
 bench-origins: $(INSTALLED)  ## plants NaN, Inf and overflow in four models: does the watch name where each begins, and what does its neighbour say
 	$(BIN)/python -m benchmarks.origins
@@ -84,7 +85,7 @@ bench-scale: $(INSTALLED)  ## a diff of a million records; planted faults by ske
 	@missed=0; for part in "scale_rows" "faults --sketches" "scale_storage" "scale_cluster build/scale"; do \
 	  $(BIN)/python -m benchmarks.$$part || missed=1; done; exit $$missed
 
-bench-history: $(INSTALLED)  ## real bugs of public libraries, a release with and one without: is the right module named, and none cleared
+bench-history: $(INSTALLED)  ## real bugs of public libraries, a release with and one without: is the right module named, and none cleared; and is a refactor
 	$(BIN)/python -m benchmarks.history
 
 libreoffice:  # one test converts the report with it

@@ -31,6 +31,11 @@ def storable(text: str) -> str:
     return _SURROGATE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 record``, ``1,200 records``."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def without_credentials(text: str) -> str:
     """A text, such as a command line, in which URLs have neither ``user:password@`` nor what follows their ``?``, such as a signature."""
     return _QUERY.sub(r"\1", _USER.sub(r"\1", text)) if "://" in text else text

@@ -19,14 +19,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import faults_report, faults_trial, sketch_trial, training_report, training_trial
+from benchmarks import environment_trial, faults_report, faults_trial, sketch_trial, training_report, training_trial
 from planted.faults_models import ARCHITECTURES
 from planted.training_models import TRAININGS
 
 _Found = dict[str, list[dict[str, Any]]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Part:
     """One part of the benchmark.
 
@@ -83,6 +83,21 @@ rounding does there: each record of the faulty call beside that of a fed candida
 baseline's error, or half a unit roundoff if that is more. First over tolerance: the first row of the free-running capture that is over
 the limit which its baseline sets. Loss curve: whether loss or gradient norm leave MindFormers' limits (first loss 0.5 %, mean loss
 1 %, mean norm 10 %), which names no place.""",
+)
+
+_ENVIRONMENT = _Part(
+    environment_trial.KINDS,
+    environment_trial.SETUPS,
+    environment_trial.METHODS,
+    environment_trial.METHODS[0],
+    3,
+    environment_trial.run,
+    environment_trial.tables,
+    environment_trial.missed,
+    environment_trial.judge,
+    """An operator whose kernel is chosen by a variable of the environment, by how its library was built, or by a file that it reads.
+Golden was made where the right one is. The files of Python are the same, and the baseline that locate makes beside the candidate has the
+fault, too. Right: the module with the operator is named first and locate ends with 1; without a fault it ends with 0.""",
 )
 
 _SKETCHES = _Part(
@@ -149,19 +164,20 @@ def _tried(part: _Part, tasks: list[tuple[str, str, int, bool]], options: argpar
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.add_argument("--training", action="store_true", help="faults of a backward and of an update, in place of those of a forward")
+    parser.add_argument("--environment", action="store_true", help="faults of the environment, which a baseline made in it has, too")
     parser.add_argument("--sketches", action="store_true", help="the faults of a forward, by tensors and by sketches")
     parser.add_argument("--quick", action="store_true", help="one fault of each kind and model, in bfloat16 and float32")
     parser.add_argument("--models", metavar="MODEL,…", help=f"{', '.join(ARCHITECTURES)}; with --training: {', '.join(TRAININGS)}")
     parser.add_argument("--setups", metavar="SETUP,…", help="; ".join(faults_trial.SETUPS).replace("%", "%%"))
-    parser.add_argument(
-        "--each", type=int, metavar="N", help="faults of each kind, model and setup; default: 2; with --training, --sketches: 1"
-    )
+    most = "faults of each kind, model and setup; default: 2; with --training, --sketches: 1; with --environment: 3"
+    parser.add_argument("--each", type=int, metavar="N", help=most)
     parser.add_argument("--no-pairs", action="store_true", help="leave out the fault-free pairs")
     parser.add_argument("--missed", action="store_true", help="list what each method missed, not only the best one")
     parser.add_argument("--workers", type=int, default=2, help="processes; default: 2")
     parser.add_argument("--json", type=Path, help="save every trial there")
     options = parser.parse_args()
-    part = options.part = _TRAINING if options.training else _SKETCHES if options.sketches else _FORWARD
+    chosen = {_TRAINING: options.training, _SKETCHES: options.sketches, _ENVIRONMENT: options.environment}
+    part = options.part = next((part for part, wanted in chosen.items() if wanted), _FORWARD)
     quick = [setup for setup in part.setups if not options.quick or setup in ("bfloat16", "float32")]
     try:
         options.models = _among(part.models, options.models) if options.models else list(part.models)

@@ -1,6 +1,7 @@
 """The benchmark of historical bugs: ``python -m benchmarks.history``. Real bugs of public libraries, a release with and one without.
 
-Each bug has two virtual environments in ``benchmarks/.history``, made when missing, and a case in ``benchmarks/history_cases``: a tiny
+Beside them are refactors: releases that compute the same otherwise, or two ways to write a model, which must be cleared.
+Each pair has two virtual environments in ``benchmarks/.history``, made when missing, and a case in ``benchmarks/history_cases``: a tiny
 model of the same weights in both. Golden is captured in the right release; then the wrong one is compared with it by README's recipe
 (``capture --like golden`` and ``diff``) and by ``locate``. One case alone: ``python -m benchmarks.history --only mamba2``; all commands
 and what they said are then in ``benchmarks/.history/runs/mamba2/log.txt``, beside the bundles and reports.
@@ -12,17 +13,21 @@ import argparse
 import json
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks.figures import machine
-from benchmarks.history_catalogue import BUGS, Bug
-from benchmarks.history_report import sums, table, wrong
+from benchmarks.history_catalogue import BUGS, REFACTORS, Bug, Refactor
+from benchmarks.history_report import missed, sums, table, wrong
 from benchmarks.history_trial import run
 
-_ABOUT = """Right: the module named first is where the fix was made. The same release on both sides must be cleared, a bug never."""
+_ABOUT = """Right: the module named first is where the fix was made; where a training is compared also the part of the step, and the step
+in which the two releases begin to differ. Refactors, and the same release on both sides, must be cleared, a bug never."""
+
+_PAIRS: list[Bug | Refactor] = [*BUGS, *REFACTORS]
 
 
 def main() -> int:
@@ -33,38 +38,50 @@ def main() -> int:
     def say(doing: str) -> None:
         progress.print(f"{time.monotonic() - began:4.0f} s  {doing}", style="dim", highlight=False)
 
-    trials = [run(bug, say) for bug in options.only]
-    bugs = {bug.name: bug for bug in options.only}
-    console.print(table(trials, bugs))
-    summed, found = sums(trials), wrong(trials)
+    pairs = {pair.name: pair for pair in options.only}
+    for environment in {each.name: each for pair in options.only for each in pair.environments}.values():
+        say(environment.name)
+        environment.make()
+    with ThreadPoolExecutor(options.workers) as pool:
+        trials = list(pool.map(lambda pair: run(pair, say), options.only))
+    console.print(table(trials, pairs))
+    summed = sums(trials, pairs)
     for line in summed:
         console.print(line, highlight=False)
     console.print(_ABOUT, style="dim", highlight=False)
-    for line in found:
+    for line in wrong(trials, pairs):
         console.print(f"Not right: {line}", style="red", highlight=False, markup=False, soft_wrap=True)
+    short = missed(trials, pairs)
+    for line in short:
+        console.print(f"Target missed: {line}", style="red", highlight=False, markup=False)
+    say("done")
     if options.json:
-        content = {"machine": machine(), "sums": summed, "cases": [{**_entry(bugs[trial.bug]), **asdict(trial)} for trial in trials]}
+        content = {"machine": machine(), "sums": summed, "cases": [{**_entry(pairs[trial.name]), **asdict(trial)} for trial in trials]}
         options.json.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return 1 if found else 0
+    return 1 if short else 0
 
 
-def _entry(bug: Bug) -> dict[str, object]:
-    packages = {"right_packages": bug.right.packages, "wrong_packages": bug.wrong.packages}
-    return {"what": bug.what, "fix": bug.fix, "places": bug.places, "maps": bug.maps, **packages}
+def _entry(pair: Bug | Refactor) -> dict[str, object]:
+    right, other = pair.environments
+    entry: dict[str, object] = {"what": pair.what, "maps": pair.maps, "right_packages": right.packages, "other_packages": other.packages}
+    if isinstance(pair, Bug):
+        entry |= {"fix": pair.fix, "places": pair.places, "stages": pair.stages, "step": pair.step}
+    return entry
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.history", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", type=_chosen, default=BUGS, metavar="BUG,…", help=", ".join(bug.name for bug in BUGS))
+    parser.add_argument("--only", type=_chosen, default=_PAIRS, metavar="PAIR,…", help=", ".join(pair.name for pair in _PAIRS))
+    parser.add_argument("--workers", type=int, default=2, help="pairs that are tried at a time; default: 2")
     parser.add_argument("--json", type=Path, help="save every answer there")
     return parser.parse_args()
 
 
-def _chosen(text: str) -> list[Bug]:
+def _chosen(text: str) -> list[Bug | Refactor]:
     names = [name.strip() for name in text.split(",")]
-    if unknown := set(names) - {bug.name for bug in BUGS}:
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(bug.name for bug in BUGS)}")
-    return [bug for bug in BUGS if bug.name in names]
+    if unknown := set(names) - {pair.name for pair in _PAIRS}:
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(pair.name for pair in _PAIRS)}")
+    return [pair for pair in _PAIRS if pair.name in names]
 
 
 if __name__ == "__main__":

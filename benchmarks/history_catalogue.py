@@ -1,4 +1,4 @@
-"""Real bugs of public libraries: the two releases, what was wrong, and where, as the fix has it."""
+"""Real bugs of public libraries: the two releases, what was wrong, and where, as the fix has it; and changes that are none."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class Bug:
         fix: where it was mended.
         places: globs of the modules that may be named, decided from the fix's diff; any of them is right.
         maps: ``--map`` options, golden's name first, where the wrong release has other names.
+        stages: the parts of a step that may be named, as ``Stage`` has them; any if it is empty.
+        step: the first step in which the two releases differ, by plain torch; ``None`` if there is but one.
     """
 
     name: str
@@ -31,19 +33,94 @@ class Bug:
     fix: str
     places: tuple[str, ...]
     maps: tuple[str, ...] = field(default=())
+    stages: tuple[str, ...] = field(default=())
+    step: int | None = None
+
+    @property
+    def environments(self) -> tuple[Environment, Environment]:
+        """Golden's and the candidate's."""
+        return self.right, self.wrong
+
+    def is_at(self, found: Found) -> bool:
+        """Whether what was named is where the bug is, in the right part of the right step."""
+        there = any(fnmatchcase(found.module, place) for place in self.places)
+        in_part = not self.stages or found.stage in self.stages
+        return there and in_part and (self.step is None or found.step == self.step)
 
     @property
     def case(self) -> Path:
         return CASES / f"{self.name}.py"
 
-    def is_at(self, module: str) -> bool:
-        """Whether a module that was named is where the bug is."""
-        return any(fnmatchcase(module, place) for place in self.places)
+    def targets(self) -> tuple[str, str]:
+        """Golden's case and the candidate's."""
+        return str(self.case), str(self.case)
+
+
+@dataclass(frozen=True)
+class Refactor:
+    """Two ways to compute the same: releases without a bug between them, or two models of one release. Both must be cleared.
+
+    Attributes:
+        name: of its case, ``history_cases/NAME.py``.
+        right, other: the environments; golden is made in the first.
+        what: what is written otherwise, in one line.
+        functions: the functions that build the case for golden and for the candidate.
+        maps: as of a ``Bug``.
+    """
+
+    name: str
+    right: Environment
+    other: Environment
+    what: str
+    functions: tuple[str, str] = ("case", "case")
+    maps: tuple[str, ...] = field(default=())
+
+    @property
+    def environments(self) -> tuple[Environment, Environment]:
+        """Golden's and the candidate's."""
+        return self.right, self.other
+
+    @property
+    def case(self) -> Path:
+        return CASES / f"{self.name}.py"
+
+    def targets(self) -> tuple[str, str]:
+        """Golden's case and the candidate's."""
+        golden, candidate = (f"{self.case}:{function}" for function in self.functions)
+        return golden, candidate
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a comparison names first: a module (empty if none), and the part of a step and the step, where it tells them."""
+
+    module: str
+    stage: str = ""
+    step: int | None = None
+
+    def __str__(self) -> str:
+        return ", ".join([self.module, *filter(None, [self.stage]), *([] if self.step is None else [f"step {self.step}"])])
 
 
 _PEFT = ("accelerate==1.11.0", "psutil==7.2.2")
 _DIFFUSERS = ("pillow==13.0.0", "importlib_metadata==10.2.0", "zipp==4.1.2")
 _EINOPS = ("einops==0.8.1", "einx==0.3.0", "frozendict==2.5.1", "loguru==0.7.3", "torch-einops-utils==0.2.0")
+
+#: This environment itself, in a folder as the others.
+_HERE = Environment("this", ())
+
+
+def _vq(version: str) -> Environment:
+    return Environment(f"vector-quantize-pytorch-{version}", (f"vector-quantize-pytorch=={version}", *_EINOPS))
+
+
+def _optimizers(version: str) -> Environment:
+    return Environment(f"pytorch_optimizer-{version}", (f"pytorch_optimizer=={version}",))
+
+
+def _timm(version: str) -> Environment:
+    return Environment(f"timm-{version}", (f"timm=={version}", "pillow==13.0.0"))
+
 
 BUGS = [
     Bug(
@@ -153,10 +230,190 @@ BUGS = [
     ),
     Bug(
         name="optimizer_adopt",
-        right=Environment("pytorch_optimizer-3.4.1", ("pytorch_optimizer==3.4.1",)),
-        wrong=Environment("pytorch_optimizer-3.4.0", ("pytorch_optimizer==3.4.0",)),
+        right=_optimizers("3.4.1"),
+        wrong=_optimizers("3.4.0"),
         what="ADOPT divides by a second moment that the step's own gradient is already in; forward, the modules it trains show it",
         fix="pytorch_optimizer PR 347",
         places=("0", "2"),
+        stages=("update",),
+        step=1,
+    ),
+    Bug(
+        name="vq_codebook",
+        right=_vq("0.10.14"),
+        wrong=_vq("0.10.12"),
+        what="VectorQuantize: the codebook's running sums, of which the codebook is made, are never updated",
+        fix="vector-quantize-pytorch 0.10.14",
+        places=("quantize._codebook",),
+        step=0,
+    ),
+    Bug(
+        name="vq_learnable",
+        right=_vq("1.6.26"),
+        wrong=_vq("1.6.12"),
+        what="VectorQuantize with a codebook that learns: it is detached where its loss is taken, and has no gradient",
+        fix="vector-quantize-pytorch issue 47",
+        places=("quantize", "quantize._codebook"),
+        stages=("loss", "backward", "update"),
+        step=0,
+    ),
+    Bug(
+        name="optimizer_qhadam",
+        right=_optimizers("4.0.0"),
+        wrong=_optimizers("3.11.0"),
+        what="QHAdam: both running averages are weighted wrongly, and the second is one too much",
+        fix="pytorch_optimizer 4.0.0",
+        places=("0", "2"),
+        stages=("update",),
+        step=0,
+    ),
+    Bug(
+        name="optimizer_diffgrad",
+        right=_optimizers("4.0.0"),
+        wrong=_optimizers("3.11.0"),
+        what="diffGrad: the step is not corrected for the second moment's bias, and its friction is computed and not used",
+        fix="pytorch_optimizer 4.0.0",
+        places=("0", "2"),
+        stages=("update",),
+        step=0,
+    ),
+    Bug(
+        name="optimizer_adams",
+        right=_optimizers("4.0.0"),
+        wrong=_optimizers("3.11.0"),
+        what="AdamS: the second moment is corrected for its bias in place, so that the next step starts from the corrected one",
+        fix="pytorch_optimizer 4.0.0",
+        places=("0", "2"),
+        stages=("update",),
+        step=0,
+    ),
+    Bug(
+        name="optimizer_schedulefree_radam",
+        right=_optimizers("3.5.0"),
+        wrong=_optimizers("3.4.2"),
+        what="Schedule-free RAdam: the second moment is corrected by another power than its own, once it is used",
+        fix="pytorch_optimizer PR 354",
+        places=("0", "2"),
+        stages=("update",),
+        step=4,
+    ),
+    Bug(
+        name="optimizer_adamg",
+        right=_optimizers("3.3.1"),
+        wrong=_optimizers("3.3.0"),
+        what="AdamG: one minus beta to the step is taken from one again in both corrections of a bias",
+        fix="pytorch_optimizer PR 308",
+        places=("0", "2"),
+        stages=("update",),
+        step=0,
+    ),
+    Bug(
+        name="optimizer_came",
+        right=Environment("came-pytorch-0.1.3", ("came-pytorch==0.1.3",)),
+        wrong=Environment("came-pytorch-0.1.2", ("came-pytorch==0.1.2",)),
+        what="CAME: the update of a bias is its momentum itself, which the learning rate then is multiplied into",
+        fix="came-pytorch 0.1.3",
+        places=("0", "2"),
+        stages=("update",),
+        step=0,
+    ),
+    Bug(
+        name="schedulefree_adamw",
+        right=Environment("schedulefree-1.3", ("schedulefree==1.3",)),
+        wrong=Environment("schedulefree-1.2.7", ("schedulefree==1.2.7",)),
+        what="schedule-free AdamW: the correction of a bias is part of the rate, and so of decay and of the average's weights",
+        fix="schedulefree 1.3",
+        places=("0", "2"),
+        stages=("update",),
+        step=0,
+    ),
+    Bug(
+        name="timm_adafactor_bv",
+        right=_timm("1.0.30"),
+        wrong=_timm("1.0.29"),
+        what="big vision's Adafactor: updates below the threshold are raised to it, and those above are not clipped",
+        fix="timm 1.0.30",
+        places=("0", "2"),
+        stages=("update",),
+        step=0,
+    ),
+    Bug(
+        name="timm_schedule_noise",
+        right=_timm("1.0.31"),
+        wrong=_timm("1.0.30"),
+        what="timm's schedules: the noise of the rate has a deviation of one, not the one that was asked for",
+        fix="timm 1.0.31",
+        places=("(root)", "0", "2"),
+        stages=("update",),
+        step=2,
+    ),
+    Bug(
+        name="timm_gcvit",
+        right=_timm("1.0.31"),
+        wrong=_timm("1.0.30"),
+        what="GCViT: with several pictures, the windows of one meet the queries that were made of another",
+        fix="timm 1.0.31",
+        places=("stages.*.blocks.1.attn",),
+    ),
+    Bug(
+        name="loss_bi_tempered",
+        right=_optimizers("4.0.0"),
+        wrong=_optimizers("3.11.0"),
+        what="the bi-tempered logistic loss is divided by the number of all labels, also of those to be ignored",
+        fix="pytorch_optimizer 4.0.0",
+        places=("*",),
+        stages=("loss",),
+        step=0,
+    ),
+]
+
+REFACTORS = [
+    Refactor("refactor_bert", transformers("4.57.1"), transformers("5.4.0"), "BERT, its outputs and flags told otherwise"),
+    Refactor("refactor_bert_training", transformers("4.57.1"), transformers("5.4.0"), "BERT's training, the same"),
+    Refactor(
+        "refactor_x_transformers",
+        Environment("x-transformers-1.37.9", ("x-transformers==1.37.9", *_EINOPS)),
+        Environment("x-transformers-1.42.28", ("x-transformers==1.42.28", *_EINOPS)),
+        "x-transformers' decoder, with more that it returns",
+    ),
+    Refactor(
+        "refactor_attention",
+        transformers("5.4.0"),
+        transformers("5.4.0"),
+        "GPT-2's attention, and torch's, which returns no weights",
+        ("eager", "sdpa"),
+    ),
+    Refactor("refactor_sew", transformers("4.57.1"), transformers("5.4.0"), "SEW, its outputs and flags told otherwise"),
+    Refactor("refactor_t5", transformers("4.57.1"), transformers("5.4.0"), "T5, whose modules share one embedding"),
+    Refactor(
+        "refactor_tied",
+        _HERE,
+        _HERE,
+        "a tied weight under one name, and under two",
+        ("one", "two"),
+    ),
+    Refactor("refactor_layer_norm", _HERE, _HERE, "LayerNorm, and one that is written out", ("library", "written")),
+    Refactor("refactor_qkv", _HERE, _HERE, "queries, keys and values of one linear layer, and of three", ("fused", "split")),
+    Refactor(
+        "refactor_channels_last",
+        _HERE,
+        _HERE,
+        "the training of a CNN, its pictures laid out otherwise",
+        ("contiguous", "channels_last"),
+    ),
+    Refactor(
+        "refactor_einops",
+        Environment("einops-0.7.0", ("einops==0.7.0",)),
+        Environment("einops-0.8.1", ("einops==0.8.1",)),
+        "einops' layers of another release",
+    ),
+    Refactor("refactor_lion", _optimizers("3.11.0"), _optimizers("4.0.0"), "Lion, whose averages are made by lerp"),
+    Refactor("refactor_timm_adamw", _timm("1.0.30"), _timm("1.0.31"), "timm's AdamW, whose sums are in another order"),
+    Refactor("refactor_foreach", _HERE, _HERE, "torch's AdamW, one parameter after the other, and all at once", ("each", "at_once")),
+    Refactor(
+        "refactor_lightning",
+        Environment("lightning-2.5.5", ("lightning==2.5.5",)),
+        Environment("lightning-2.5.4", ("lightning==2.5.4",)),
+        "a training under autocast, which keeps the weights that it has cast, and which does not",
     ),
 ]

@@ -47,7 +47,8 @@ class Environment:
             shutil.rmtree(self.folder, ignore_errors=True)
             process([sys.executable, "-m", "venv", "--without-pip", self.folder])
             pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", "--disable-pip-version-check"]
-            process([*pip, "--no-deps", *self.packages])
+            if self.packages:
+                process([*pip, "--no-deps", *self.packages])
             self._admit_numpy_2()
             done.write_text("\n".join(self.packages) + "\n", encoding="utf-8")
         # Lines of a .pth file come last in sys.path, so what was installed here wins. Written each time: the checkout may have moved.

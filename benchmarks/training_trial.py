@@ -135,7 +135,7 @@ class Bench:
             golden, clean = self.golden(loop), self.right(loop, order)
             fed = self._candidate("fed", fault, order, loop, golden.path)
             comparison = ac.diff(golden.path, fed.path, baseline=self.baseline(loop, True).path, workers=1)
-            trial.rise = self.rise(comparison, fault, fed.path, clean.path)
+            trial.rise = math.inf if fault.certain else self.rise(comparison, fault, fed.path, clean.path)
             shows = [row.verdict.used for row in comparison.rows if _shows(row, fault) and row.verdict.used is not None]
             trial.used = max(shows, default=None)
             _note(trial, "fed, baseline", comparison.culprits, fault)
@@ -235,6 +235,8 @@ def is_right(culprit: Culprit, fault: TrainingFault) -> bool:
         return culprit.stage is Stage.LOSS
     if fault.site == "update":
         return culprit.stage is Stage.UPDATE and (not fault.name or culprit.name == fault.name)
+    if fault.site in ("buffer", "between"):  # its role tells
+        return culprit.name == fault.name
     return culprit.stage is Stage.BACKWARD and (culprit.name, culprit.site) == (fault.name, fault.site)
 
 
@@ -250,7 +252,7 @@ def _shows(row: Row, fault: TrainingFault) -> bool:
         return False
     if fault.site == "loss":
         return record.parent is None
-    if fault.site == "update":
+    if fault.site in ("update", "between"):
         return record.role in UPDATE_ROLES and (not fault.name or record.name == fault.name)
     if fault.site == "glue" and record.role is Role.GRAD_OUTPUT:
         return record.parent is not None and record.parent[0] == fault.name

@@ -11,7 +11,19 @@ from torch import nn
 
 from accucompare.bundle.records import Role
 from planted.backward_faults import of_checkpoint, of_embedding, of_norm, of_residual, of_softmax, of_tied, of_token
-from planted.training_faults import CHANGES, UPDATE_FAULTS, TrainingFault, of_glue, of_input, of_parameter
+from planted.buffer_faults import faults_in
+from planted.training_faults import (
+    CHANGES,
+    UPDATE_FAULTS,
+    TrainingFault,
+    of_detached,
+    of_forgotten,
+    of_frozen,
+    of_glue,
+    of_halved,
+    of_input,
+    of_parameter,
+)
 
 #: Where a module's own code adds what it is given: by class, which argument, and the child that is given the same.
 _RESIDUALS = {
@@ -31,13 +43,16 @@ _RESIDUALS = {
 _KINDS = ("x 1.01", "one channel x 1.5", "noise of 2 %")
 
 _STATE = (Role.STATE_AFTER, Role.PARAM_UPDATE)
+_LOSS = (Role.GRAD_OUTPUT, Role.LOSS)
 
 #: Faults of the loop around the model, planted where micro-batches are accumulated, losses scaled and gradients clipped.
 OF_LOOP = [
-    TrainingFault("", "loss", "accumulation not divided", roles=(Role.GRAD_OUTPUT,), loop={"divided_by": 1}),
-    TrainingFault("", "loss", "last sample left out of the loss", roles=(Role.GRAD_OUTPUT,), loop={"left_out": 1}),
+    TrainingFault("", "loss", "accumulation not divided", roles=_LOSS, loop={"divided_by": 1}),
+    TrainingFault("", "loss", "last sample left out of the loss", roles=_LOSS, loop={"left_out": 1}),
     TrainingFault("", "update", "loss scale not undone", roles=(Role.PARAM_GRAD,), loop={"undone": 1.0}),
-    TrainingFault("", "update", "clipped at 1.1 x the norm", roles=_STATE, loop={"clip": 0.11}),
+    TrainingFault("", "update", "clipped at 1.1 x the norm", roles=(*_STATE, Role.CLIPPED_NORM), loop={"clip": 0.11}),
+    TrainingFault("", "loss", "0.5 added to the loss", roles=(Role.LOSS,), loop={"added": 0.5}, certain=True),
+    TrainingFault("", "update", "second update skipped", roles=_STATE, loop={"skipped": 1}),
 ]
 
 #: Faults of the optimizer.
@@ -46,12 +61,13 @@ OF_UPDATE = [TrainingFault("", "update", kind, roles=_STATE, update=kind) for ki
 
 def draw_faults(model: nn.Module, most: int, draw: np.random.Generator) -> list[TrainingFault]:
     """So many faults of each kind at most, in modules drawn at random; then those of the loop and of the update."""
-    kinds: dict[str, list[TrainingFault]] = {}
-    for fault in faults_of(model):
-        kinds.setdefault(fault.kind, []).append(fault)
-    found = []
-    for fitting in kinds.values():
-        found += [fitting[place] for place in draw.permutation(len(fitting))[:most]]
+    found: list[TrainingFault] = []
+    for faults in (faults_of(model), left_by(model)):
+        kinds: dict[str, list[TrainingFault]] = {}
+        for fault in faults:
+            kinds.setdefault(fault.kind, []).append(fault)
+        for fitting in kinds.values():
+            found += [fitting[place] for place in draw.permutation(len(fitting))[:most]]
     return [*found, *OF_LOOP, *OF_UPDATE]
 
 
@@ -73,6 +89,17 @@ def faults_of(model: nn.Module) -> Iterator[TrainingFault]:
             continue
         yield from _of_leaf(name, module)
     yield from _of_tied(model)
+
+
+def left_by(model: nn.Module) -> Iterator[TrainingFault]:
+    """Faults of what a step leaves behind: in buffers, between updates, and gradients and updates that are missing."""
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}  # tied ones by their first names
+    for name, module in model.named_modules():
+        yield from faults_in(name, module)
+        if _is_linear(module):
+            yield of_detached(name)
+            if f"{name}.weight" in trained:
+                yield from (make(name, "weight") for make in (of_frozen, of_halved, of_forgotten))
 
 
 def _of_leaf(name: str, module: nn.Module) -> Iterator[TrainingFault]:

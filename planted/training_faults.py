@@ -1,4 +1,4 @@
-"""Faults of a backward and of an update: the forward stays as it is, and so does its loss."""
+"""Faults of a backward, of an update, of what a step leaves in buffers, and of what a loop does otherwise: the forward's outputs stay."""
 
 from __future__ import annotations
 
@@ -83,13 +83,15 @@ class TrainingFault:
 
     Attributes:
         name: the module that has it.
-        site: ``"module"``, ``"glue"`` (of the module's own code), ``"loss"``, or ``"update"``.
+        site: ``"module"``, ``"glue"`` (of the module's own code), ``"buffer"`` (what the module's forward leaves in one), ``"loss"``,
+            ``"update"``, or ``"between"`` (what something other than an update changes between two of them).
         kind: what is wrong.
         plant: puts it into a model that holds the module.
         roles: the records that can show it.
         path: of these records, where it is only some.
         update: of ``UPDATE_FAULTS``, the fault that the optimizer has.
         loop: what the loop does otherwise, by the attributes of ``planted.training_models.Loop``.
+        certain: whether it changes far more than rounding by what it is: something is missing, or half as large.
     """
 
     name: str
@@ -100,9 +102,13 @@ class TrainingFault:
     path: str = ""
     update: str = ""
     loop: Mapping[str, Any] = field(default_factory=dict)
+    certain: bool = False
 
     def __str__(self) -> str:
-        where = {"module": self.name or "(root)", "glue": f"{self.name or '(root)'} (glue)"}.get(self.site, f"the {self.site}")
+        name = self.name or "(root)"
+        where = {"module": name, "buffer": name, "glue": f"{name} (glue)", "between": f"{name}, between updates"}.get(
+            self.site, f"the {self.site}"
+        )
         return f"{self.kind} in {where}"
 
 
@@ -187,6 +193,43 @@ def of_glue(parent: str, child: str, kind: str, factor: float) -> TrainingFault:
         model.get_submodule(child).register_forward_pre_hook(before, with_kwargs=True)
 
     return TrainingFault(parent, "glue", kind, plant, (Role.GRAD_OUTPUT, Role.GRAD_INPUT))
+
+
+def of_detached(name: str) -> TrainingFault:
+    """A module that is given its input without the graph that made it: no gradient goes further back than to its own parameters."""
+
+    def plant(model: nn.Module) -> None:
+        def around(forward: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda data, *args, **kwargs: forward(data.detach(), *args, **kwargs)
+
+        wrap(model.get_submodule(name), around)
+
+    return TrainingFault(name, "module", "input detached", plant, (Role.GRAD_INPUT,))
+
+
+def of_frozen(name: str, own: str) -> TrainingFault:
+    """A parameter that is not trained."""
+
+    def plant(model: nn.Module) -> None:
+        model.get_submodule(name)._parameters[own].requires_grad_(False)  # type: ignore[union-attr]
+
+    return TrainingFault(name, "module", "parameter frozen", plant, (Role.CALL_GRAD, Role.PARAM_GRAD), own)
+
+
+def of_halved(name: str, own: str) -> TrainingFault:
+    """A weight that is halved between an update and the next step."""
+    roles = (Role.PARAM_CHANGED, Role.PARAM_BEFORE)
+    return TrainingFault(name, "between", "weight x 0.5", roles=roles, loop={"halved": _full(name, own)}, certain=True)
+
+
+def of_forgotten(name: str, own: str) -> TrainingFault:
+    """A weight's first moment that is set to zero between two steps."""
+    roles = (Role.STATE_BEFORE,)
+    return TrainingFault(name, "between", "first moment zeroed", roles=roles, loop={"forgotten": _full(name, own)}, certain=True)
+
+
+def _full(name: str, own: str) -> str:
+    return f"{name}.{own}" if name else own
 
 
 #: Faults of an update that ``torch.optim.AdamW`` is told nothing of: what its kernel is called with in place of what it was given.

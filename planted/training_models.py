@@ -1,4 +1,4 @@
-"""Eight small models to be trained in which faults of the backward and of the update are planted, and the loop that trains them."""
+"""Nine small models to be trained in which faults of the backward and of the update are planted, and the loop that trains them."""
 
 from __future__ import annotations
 
@@ -44,6 +44,10 @@ class Loop:
         clip: the largest norm of all gradients together; not clipped if ``None``.
         from_the_last: the backwards of the micro-batches run from the last to the first.
         left_out: samples at the end of each micro-batch that the loss leaves out.
+        added: a number that is added to each micro-batch's loss.
+        skipped: the step without an update.
+        halved: a parameter that is halved after each update.
+        forgotten: a parameter whose first moment is set to zero between two steps.
         optimizer: options of ``torch.optim.AdamW``.
     """
 
@@ -54,6 +58,10 @@ class Loop:
     clip: float | None = None
     from_the_last: bool = False
     left_out: int = 0
+    added: float = 0.0
+    skipped: int | None = None
+    halved: str = ""
+    forgotten: str = ""
     optimizer: dict[str, Any] = field(default_factory=lambda: {"foreach": False, "fused": False})
 
 
@@ -76,21 +84,27 @@ def train(training: Training, model: nn.Module, loop: Loop, end_step: Callable[[
     dtype = next(model.parameters()).dtype
     optimizer = torch.optim.AdamW(_groups(model), lr=1e-3, **loop.optimizer)
     losses = []
-    for step in training.batches:
+    for number, step in enumerate(training.batches):
         pending = []
         for inputs, target in step[: loop.micro_batches]:
             output = model(**{name: _as(value, dtype) for name, value in inputs.items()})
             kept = len(target) - loop.left_out
             value = training.loss(_first(output)[:kept], target[:kept])
+            if loop.added:
+                value = value + loop.added
             pending.append(value)
             if not loop.from_the_last:
                 _backward(value, loop)
         if loop.from_the_last:
             for value in reversed(pending):
                 _backward(value, loop)
-        _update(model, optimizer, loop)
+        _update(model, optimizer, loop, number == loop.skipped)
         losses.append(sum(value.item() for value in pending) / len(pending))
+        if loop.halved:
+            model.get_parameter(loop.halved).data.mul_(0.5)
         end_step()
+        if loop.forgotten:
+            optimizer.state[model.get_parameter(loop.forgotten)]["exp_avg"].zero_()
     return losses
 
 
@@ -98,14 +112,15 @@ def _backward(value: torch.Tensor, loop: Loop) -> None:
     (value * (loop.scale / loop.divided_by)).backward()  # type: ignore[no-untyped-call]
 
 
-def _update(model: nn.Module, optimizer: torch.optim.Optimizer, loop: Loop) -> None:
+def _update(model: nn.Module, optimizer: torch.optim.Optimizer, loop: Loop, skipped: bool) -> None:
     if loop.undone != 1.0:
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad /= loop.undone
     if loop.clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), loop.clip)
-    optimizer.step()
+    if not skipped:
+        optimizer.step()
     optimizer.zero_grad()
 
 
@@ -190,6 +205,45 @@ class Recurrent(nn.Module):
         return found
 
 
+class Codebook(nn.Module):
+    """A codebook that learns no gradient: a moving average of what was given to it, weighted by how near each code is."""
+
+    embed: torch.Tensor
+    sums: torch.Tensor
+    counts: torch.Tensor
+
+    def __init__(self, codes: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("embed", torch.randn(codes, width))
+        self.register_buffer("sums", self.embed.clone())
+        self.register_buffer("counts", torch.ones(codes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        codes = self.embed.clone()  # the buffer is written before the backward
+        near = torch.softmax(-(x[..., None, :] - codes).square().sum(-1), -1)
+        found = near @ codes
+        if self.training:
+            with torch.no_grad():
+                shares = near.flatten(0, -2)
+                self.sums.lerp_(shares.T @ x.flatten(0, -2), 0.1)
+                self.counts.lerp_(shares.sum(0), 0.1)
+                self.embed.copy_(self.sums / self.counts[:, None])
+        return found
+
+
+class Quantized(nn.Module):
+    """An autoencoder with a codebook in its middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.codebook, self.norm = nn.Linear(24, 16), Codebook(12, 16), nn.LayerNorm(16)
+        self.decoder = nn.Linear(16, 10)
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.decoder(self.norm(self.codebook(self.encoder(data)))).mean(1)
+        return found
+
+
 class _Mix(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -260,6 +314,16 @@ def _convolutions() -> Training:
     return _of_images(model, "images", 16)
 
 
+def _codebook() -> Training:
+    torch.manual_seed(14)
+    model = Quantized()
+
+    def batch() -> tuple[Inputs, torch.Tensor]:
+        return {"data": torch.randn(4, 6, 24)}, torch.randint(10, (4,))
+
+    return Training(model, _batches(batch), _cross_entropy)
+
+
 def _minilm() -> Training:
     """The first layer of MiniLM with its real weights, and the words of its sentences; the other words' embeddings would only take time."""
     found, inputs = build("minilm")
@@ -294,6 +358,7 @@ TRAININGS: dict[str, Callable[[], Training]] = {
     "convolutions": _convolutions,
     "recurrent": _recurrent,
     "vit": lambda: _of_images(made(_TRANSFORMERS["vit"], "vit"), "pixel_values", 32),
+    "codebook": _codebook,  # the last: what is drawn in the others is as it was
 }
 
 

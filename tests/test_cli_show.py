@@ -51,7 +51,7 @@ def test_values_that_were_not_recorded_are_told_with_the_mode_of_the_capture(com
     assert sliced.code == 2
     assert f"has no data (its values were not recorded; captured with --mode {mode.value})" in sliced.err
     assert "strided" not in command("show", tmp_path / "kept").out
-    assert command("verify", tmp_path / "kept").out.endswith("every record is as it was written; 1 records, which keep no tensors\n")
+    assert command("verify", tmp_path / "kept").out.endswith("every record is as it was written; 1 record, which keep no tensors\n")
 
 
 def test_a_name_that_is_there_is_no_glob(command: Command, bundle: Path) -> None:
@@ -115,7 +115,7 @@ def test_verify_names_what_is_damaged(command: Command, bundle: Path, quiet: lis
 def test_verify_does_not_pass_an_incomplete_bundle(command: Command, tmp_path: Path) -> None:
     done = command("verify", write(tmp_path / "b", [item("fc", [1.0])], complete=False))
     assert done.code == 2
-    assert "incomplete; what there is is sound: 1 records, 8 bytes read" in done.out
+    assert "incomplete; what there is is sound: 1 record, 8 bytes read" in done.out
 
 
 def test_verify_of_no_bundle_is_trouble(command: Command, tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ class Options(msgspec.Struct, frozen=True):
         emulate: the format that it rounded operands of products to, if it did.
         dtype: what it was cast to; ``None`` if it was not.
         round_weights: to which type golden's weights were rounded, if they were.
+        written: whether it records what is written into buffers and arguments, as older versions do not.
         round_feed: to which type golden's values were rounded before they were fed, if they were.
         loss: whether its case has a loss.
         backward: whether it holds gradients.
@@ -100,6 +101,7 @@ class Options(msgspec.Struct, frozen=True):
         fallback: which modules ran in another type than the capture's.
         imported: of which tool's dump it was made, if it was.
         replaced: the weights that held other values than golden's before those were copied into the model.
+        overruled: what else was not golden's before it was replaced: ``the mode of encoder.drop``, ``the gradient of 0.weight``.
     """
 
     mode: str | None = None
@@ -114,6 +116,7 @@ class Options(msgspec.Struct, frozen=True):
     emulate: str | None = None
     dtype: str | None = None
     round_weights: str | None = None
+    written: bool = False
     round_feed: str | None = None
     loss: bool | None = None
     backward: bool | None = None
@@ -124,6 +127,7 @@ class Options(msgspec.Struct, frozen=True):
     fallback: Fallback | None = None
     imported: Imported | None = None
     replaced: tuple[str, ...] = ()
+    overruled: tuple[str, ...] = ()
 
     def holds(self, group: RoleGroup) -> bool:
         """Whether it was asked to hold the records of a group, and there were such."""

@@ -18,7 +18,7 @@ import msgspec
 import xxhash
 
 from accucompare.bundle.capture_facts import Code, Feed, Options
-from accucompare.bundle.records import NODE_ROLES, count
+from accucompare.bundle.records import NODE_ROLES, WRITTEN_ROLES, Role, count
 from accucompare.bundle.training_state import SavedAndStarted
 from accucompare.errors import BundleError
 from accucompare.files import replace_whole
@@ -31,7 +31,7 @@ FORMAT = "accucompare bundle"
 #: The oldest format that holds everything a bundle may hold but what ``NEEDS`` names.
 FORMAT_VERSION = 1
 #: The format of a bundle with records of these roles: older versions take them for damage, and refuse a newer format by its number.
-NEEDS = dict.fromkeys(NODE_ROLES, 2)
+NEEDS = {**dict.fromkeys(NODE_ROLES, 2), **dict.fromkeys((*WRITTEN_ROLES, Role.PARAM_CHANGED), 4)}
 #: Likewise of a bundle with parts of tensors, which older versions would compare with any other part.
 SHARDS_NEED = 3
 #: What this version reads.
@@ -282,7 +282,8 @@ class Manifest:
         if asked.chosen is None:
             return f"the run ended after {len(held)} of {asked.count} step(s)" if len(held) < asked.count else ""
         late = [number for number in asked.chosen if number not in held]
-        return f"the run ended before step(s) {Steps.of(late)} of --steps {asked}, which are not recorded" if late else ""
+        missed = late[0] if len(late) == 1 else Steps.of(late or asked.chosen)
+        return f"the run ended before step(s) {missed} of --steps {asked}, which are not recorded" if late else ""
 
     def copy(self) -> Manifest:
         """One that stays as it is when entries of this one's tables are replaced, or added."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from accucompare.bundle.manifest import Manifest, StepEntry
 from accucompare.markup import line, table
 from accucompare.places import Place
+from accucompare.text import counted
 
 _STEPS_SHOWN = 10
 _NOTES_SHOWN = 5
@@ -21,7 +22,7 @@ _FACTS = (
 
 def bundle_html(path: Place, manifest: Manifest, steps: Sequence[StepEntry], complete: bool) -> str:
     """HTML without scripts, in which every name is escaped; ``steps`` are the finished ones of all ranks."""
-    what = f"{len(steps)} step{'' if len(steps) == 1 else 's'}, {sum(step.records for step in steps)} records"
+    what = f"{counted(len(steps), 'step')}, {counted(sum(step.records for step in steps), 'record')}"
     ranks = f" of {manifest.ranks} ranks" if manifest.ranks > 1 else ""
     parts = [line(f"{what}{ranks}{'' if complete else '; incomplete'}", strong=str(path))]
     facts = [(title, _named(getattr(manifest, part).get(name))) for title, part, name in _FACTS]

@@ -17,7 +17,7 @@ from accucompare.bundle.capture_facts import SketchFacts
 from accucompare.bundle.manifest import Manifest, StepEntry, manifests_of
 from accucompare.bundle.notebook import bundle_html
 from accucompare.bundle.record_file import SKETCHES_A_MEMBER, sketches_name
-from accucompare.bundle.records import OPERATOR_ROLES, STATE_ROLES, Key, Record, Role, display_name
+from accucompare.bundle.records import OPERATOR_ROLES, STATE_ROLES, WRITTEN_ROLES, Key, Record, Role, display_name
 from accucompare.bundle.sources import Windows, open_lines
 from accucompare.errors import BundleError, RecordError, UsageError
 from accucompare.numbers import sums
@@ -151,7 +151,7 @@ class Bundle:
 
     def find(self, name: str, *, call: int = 0, role: str = "output", path: str | None = None, step: int = 0, rank: int = 0) -> Record:
         """Find the record that ``load`` would load; arguments and errors as there."""
-        if role not in (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, *OPERATOR_ROLES):
+        if role not in (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, *WRITTEN_ROLES, *OPERATOR_ROLES):
             raise UsageError(f"role must be 'input' or 'output', but is {role!r}")
         name = "" if name == display_name("") else name
         entries = [entry for number, entry in self.steps() if (number, entry.step) == (rank, step)]

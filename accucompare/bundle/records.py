@@ -26,6 +26,12 @@ class Role(str, Enum):
     OUTPUT = "output"
     #: A buffer that the model computes itself, which no checkpoint brings, when the capture begins; its path is the buffer's name.
     COMPUTED_BUFFER = "computed_buffer"
+    # What is left behind where later calls find it. Its path is the argument's, or the buffer's name; after a ``/`` the qualified one, of a
+    # buffer of another module than the one that wrote. Into a buffer, by what is no call: between two steps, and, in a step, after a call.
+    BUFFER_UPDATE = "buffer_update"
+    ARGUMENT_UPDATE = "argument_update"
+    BUFFER_BEFORE = "buffer_before"
+    BUFFER_AFTER = "buffer_after"
     # Of a backward: what arrives at an output; what a call adds to the gradient of an input; and to that of a parameter.
     GRAD_OUTPUT = "grad_output"
     GRAD_INPUT = "grad_input"
@@ -36,6 +42,8 @@ class Role(str, Enum):
     STATE_BEFORE = "state_before"
     PARAM_UPDATE = "param_update"
     STATE_AFTER = "state_after"
+    #: A parameter after so many updates of the step, if something other than an update has changed it since the last one.
+    PARAM_CHANGED = "param_changed"
     # In the state of a bundle captured with save_state, never in a step:
     PARAM = "param"
     BUFFER = "buffer"
@@ -47,13 +55,19 @@ class Role(str, Enum):
     # Of the nodes of its backward: what arrives at one, and what it gives on.
     OP_GRAD_OUTPUT = "op_grad_output"
     OP_GRAD_INPUT = "op_grad_input"
+    # Numbers of a step's series, which a diff makes rows of; never in a bundle's records:
+    LOSS = "loss"
+    CLIPPED_NORM = "clipped_norm"
 
 
+BUFFER_ROLES = (Role.BUFFER_BEFORE, Role.BUFFER_UPDATE, Role.BUFFER_AFTER)
+WRITTEN_ROLES = (*BUFFER_ROLES, Role.ARGUMENT_UPDATE)
 STATE_ROLES = (Role.PARAM, Role.BUFFER, Role.CASE_INPUT, Role.TRAINING_STATE)
 GRADIENT_ROLES = (Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD)
-UPDATE_ROLES = (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER)
+UPDATE_ROLES = (Role.PARAM_GRAD, Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER, Role.PARAM_CHANGED)
 TRAINING_ROLES = (*GRADIENT_ROLES, *UPDATE_ROLES)
 NODE_ROLES = (Role.OP_GRAD_OUTPUT, Role.OP_GRAD_INPUT)
+SERIES_ROLES = (Role.LOSS, Role.CLIPPED_NORM)
 OPERATOR_ROLES = (Role.OP_INPUT, Role.OP_OUTPUT, *NODE_ROLES)
 
 #: What parameter groups say of how an update is computed, and not of what: a device may compute it otherwise. Older bundles hold them.
@@ -61,10 +75,10 @@ WAYS_OF_UPDATING = ("foreach", "fused", "capturable", "differentiable")
 
 #: What ``--roles`` chooses.
 ROLES_OF = {
-    RoleGroup.FORWARD: (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, Role.OP_INPUT, Role.OP_OUTPUT),
+    RoleGroup.FORWARD: (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, *WRITTEN_ROLES, Role.OP_INPUT, Role.OP_OUTPUT),
     RoleGroup.BACKWARD: (*GRADIENT_ROLES, *NODE_ROLES),
     RoleGroup.GRADS: (Role.PARAM_GRAD,),
-    RoleGroup.UPDATE: (Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER),
+    RoleGroup.UPDATE: (Role.PARAM_BEFORE, Role.STATE_BEFORE, Role.PARAM_UPDATE, Role.STATE_AFTER, Role.PARAM_CHANGED),
     RoleGroup.SERIES: (),
 }
 GROUP_OF = {role: group for group, roles in ROLES_OF.items() for role in roles}

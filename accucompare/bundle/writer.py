@@ -308,8 +308,8 @@ class BundleWriter:
         if item.ready is not None:
             item.ready()
         record = self._file.add(item.record, item.array, None if item.sketched is None else item.sketched())
-        needs = NEEDS.get(record.role, FORMAT_VERSION) if record.shard is None else SHARDS_NEED
-        self._format = max(self._format, needs)
+        needs = NEEDS.get(record.role, FORMAT_VERSION), FORMAT_VERSION if record.shard is None else SHARDS_NEED
+        self._format = max(self._format, *needs)
         if item.case_input:
             self._note_input(record, item.array)
         if item.written is not None:

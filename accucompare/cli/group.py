@@ -74,9 +74,11 @@ def main(arguments: list[str] | None = None) -> None:
         _discard_output()
     except Exception as error:
         message = f"internal error: {type(error).__name__}: {error}; please report it with the output of --debug"
-        if isinstance(error, OSError) and error.filename is None:  # of standard output: a file's would be a ReportError
+        if isinstance(error, OSError) and error.filename is not None:
+            message = f"{os.fspath(error.filename)}: cannot be used ({error.strerror}); choose another path"
+        elif isinstance(error, OSError):  # the system does not say which file; where one is known, it is another error
             _discard_output()
-            message = f"standard output cannot be written ({error.strerror})"
+            message = f"standard output, or a temporary file (TMPDIR says where), cannot be written ({error.strerror})"
         _complain(message, debug)
     sys.exit(code)
 

@@ -86,11 +86,11 @@ def code(status: str) -> int:
 
 @cli.command(
     epilog=examples(
-        "accucompare gradcheck model.py                      # every module that the first forward calls",
-        "accucompare gradcheck model.py --only '*.attention' # these alone",
+        "accucompare gradcheck model.py                      # every custom Function that the first forward applies",
+        "accucompare gradcheck model.py --only '*.attention' # those that these modules apply",
         "",
-        "Exit code: 0 no gradient differs, 1 one does, 2 trouble: the case does not run, or no module could be checked.",
-        "A WARN (a kink at the recorded inputs) does not change it.",
+        "Exit code: 0 every custom Function found was checked, and is right; 1 one is wrong; 2 trouble: the case does not run, there is",
+        "none, or one could not be checked. A WARN (a kink at the recorded inputs) does not change it.",
     )
 )
 @option.case
@@ -99,24 +99,21 @@ def code(status: str) -> int:
 @option.seed()
 @option.quiet()
 def gradcheck(case: str | None, only: tuple[str, ...], skip: tuple[str, ...], seed: int | None, quiet: bool) -> int:
-    """Check the backward of each module of CASE against finite differences.
+    """Check the backward of each custom Function of CASE.
 
-    In float64 on the CPU, with the inputs that the first forward gives it (torch.autograd.gradcheck). A custom autograd Function whose
-    backward is wrong is found without any reference. CASE is as for `accucompare watch`; a model in float32 or in half types is copied to
-    float64 module by module.
+    Against finite differences: every custom autograd Function (torch.autograd.Function, or torch.library's) that the first forward and the
+    loss apply is called again on the CPU in float64, with the arguments that it was given there. A wrong backward is found without any
+    reference, argument by argument. CASE is as for `accucompare watch`.
     """
     from accucompare.devices import DeviceName, open_device
 
     open_device(DeviceName.parse("cpu"))  # before anything else imports torch
-    from accucompare.findings.checks import Status
     from accucompare.report.console import progress_bar, reader_may_leave
     from accucompare.report.terminal_gradcheck import print_gradcheck
     from accucompare.watcher.gradcheck import check_gradients
 
-    with progress_bar("checking", "modules", quiet) as progress:
+    with progress_bar("checking", "Functions", quiet) as progress:
         found = check_gradients(case, only=only, skip=skip, seed=seed or 0, progress=progress)
     with reader_may_leave():
         print_gradcheck(found, quiet)
-    if len(found.of(Status.NOT_LOOKED_AT)) == len(found.modules):
-        return TROUBLE
-    return DIFFERENT if found.of(Status.FAIL) else PASS
+    return code(found.status.value)

@@ -245,7 +245,7 @@ queue = click.option("--queue", type=_Size(), default="1GiB", show_default=True,
 model = click.option(
     "--model", metavar="NAME", help="Of a script: which model, as `accucompare run --list` names it.  [default: the one that is trained]"
 )
-lists = click.option("--list", "lists", is_flag=True, required=True, help="Print each process with its models, and who trains them.")
+lists = click.option("--list", "lists", is_flag=True, help="Print each process with its models, and who trains them; done without it, too.")
 arm = click.option("--arm", type=_PATH, metavar="FILE", help="Of a script: begin when this file appears; --steps count from there.")
 
 # Which layers, and what is compared with what.
@@ -331,7 +331,12 @@ viewer = click.option("--to", type=_OneOf(Viewer), required=True, help="The view
 # Of show and doctor.
 call = click.option("--call", type=click.IntRange(0), default=0, show_default=True, help="Call index.")
 role = click.option(  # values of Role, which would need NumPy
-    "--role", type=click.Choice(["input", "output", "computed_buffer", "op_input", "op_output"]), default="output", show_default=True
+    "--role",
+    type=click.Choice(
+        ["input", "output", "computed_buffer", "buffer_update", "argument_update", "buffer_before", "buffer_after", "op_input", "op_output"]
+    ),
+    default="output",
+    show_default=True,
 )
 path = click.option("--path", help="Path in a nested value, as the list of records shows it.")
 step = click.option("--step", type=click.IntRange(0), help="Step.  [default: 0; all, without NAME]")

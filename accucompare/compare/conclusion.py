@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from accucompare.bundle.records import GRADIENT_ROLES, Role
+from accucompare.bundle.records import GRADIENT_ROLES, SERIES_ROLES, WRITTEN_ROLES, Role
 from accucompare.compare.culprits import STRUCTURAL, different_values, is_of_glue
-from accucompare.compare.ladder import JudgedBy
+from accucompare.compare.ladder import JudgedBy, Parting, TrainingResult
 from accucompare.compare.result import Result
-from accucompare.compare.rows import STATUS_OF, About, Finding, Reason, Status
-from accucompare.compare.sites import Culprit
+from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, Status
+from accucompare.compare.sites import Culprit, Stage
+from accucompare.compare.step_pairs import clipped, number
+from accucompare.compare.step_rows import number_of
+from accucompare.text import counted
 
 #: How often the first culprit was the right one among planted faults (`make bench-faults`), as the report says it.
 TRUST = {
@@ -105,35 +108,38 @@ def _not_looked_at(result: Result) -> Iterator[str]:
     if replaced := result.candidate.manifest.options.replaced:
         more = ", …" if len(replaced) > 1 else ""
         yield f"{len(replaced)} of the case's own weights were not golden's, and were replaced by them ({replaced[0]}{more})"
+    if overruled := result.candidate.manifest.options.overruled:
+        more = f", and {len(overruled) - 2} more" if len(overruled) > 2 else ""
+        yield f"not golden's in the case, and replaced by golden's: {', '.join(overruled[:2])}{more}"
     counts = [len(manifest.series if result.series_only else manifest.steps) for manifest in sides]
     if result.training is not None and (bad := result.training.not_finite) is not None:
         yield f"NaN or Inf on both sides from step {bad.step} on"
     if counts[0] != counts[1]:
         yield f"{min(counts)} of {max(counts)} steps"
+    for name, side in (("golden", sides[0]), ("the candidate", sides[1])):
+        if side.options.imported is None and not side.options.written and side.model.get("buffers"):
+            yield f"what calls write into buffers was not compared: {name} was captured by a version that does not record it"
+            break
     if uncompared := result.uncompared:
         first = f"{result.place(uncompared[0])}, {uncompared[0].verdict.detail}"
         yield f"{len(uncompared)} of {len(result.rows)} rows could not be compared, the first {first}"
     if alone := result.unmatched():
         first = result.place(alone[0])
-        yield f"{_rows(len(alone))} on one side only, the first {first}, and all that both compute around it agrees"
+        yield f"{counted(len(alone), 'row')} on one side only, the first {first}, and all that both compute around it agrees"
     if result.by_statistics and result.baseline is not None:
-        yield f"{_rows(result.by_statistics)} judged by statistics alone"
+        yield f"{counted(result.by_statistics, 'row')} judged by statistics alone"
     if result.by_sketch:
-        yield f"{_rows(result.by_sketch)} judged by sketches"
+        yield f"{counted(result.by_sketch, 'row')} judged by sketches"
     if result.without_baseline:
-        yield f"{_rows(result.without_baseline)} judged without the baseline"
+        yield f"{counted(result.without_baseline, 'row')} judged without the baseline"
     if result.not_proved:
         yield f"the baseline is not proved: {result.not_proved}"
     if result.golden_made_here:
         yield "golden was made here, in the candidate's environment, whose own faults are not seen"
     if driven := sum(row.verdict.conditioned for row in result.rows):
-        yield f"{_rows(driven)} far off, as golden's own code is on rounded values"
+        yield f"{counted(driven, 'row')} far off, as golden's own code is on rounded values"
     if result.by_digests and result.by_digests == result.compared:
         yield "by digests alone, no values were read"
-
-
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _by_standard(result: Result) -> Conclusion | None:
@@ -172,9 +178,21 @@ def _parted(result: Result) -> Conclusion | None:
     training, parting = result.training, result.parting
     if training is None or parting is None or result.counts_by_status()[Status.FAIL]:
         return None
+    return _of_parting(training, parting)
+
+
+def _parted_before(result: Result) -> Conclusion | None:
+    """Rows fail, but two runs of training part before any of them does."""
+    training, parting = result.training, result.parting
+    if training is None or parting is None or not _before_culprits(parting, result.culprits):
+        return None
+    return _of_parting(training, parting)
+
+
+def _of_parting(training: TrainingResult, parting: Parting) -> Conclusion:
     if parting.quantity is None:
         return Conclusion(Answer.DIFFERENT, str(parting))
-    if training.judged_by is JudgedBy.DEFAULT:
+    if training.judged_by is JudgedBy.DEFAULT and not parting.clips_otherwise:
         return Conclusion(
             Answer.DIFFERENT, f"{parting}; by fixed limits: a baseline, or a second golden run, tells how far such runs wander"
         )
@@ -207,7 +225,9 @@ def _first_over(result: Result) -> Conclusion | None:
     if not result.fed and result.baseline is None and culprit.scaled is None and not culprit.row.lost:
         return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)} is the first over tolerance; {TRUST['free']}")
     if culprit.reason in STRUCTURAL and is_of_glue(culprit):
-        return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)}; no value after it shows an error of its own")
+        off = any(row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED) for row in result.rows)
+        after = "values after it are off, and may be for that" if off else "no value after it shows an error of its own"
+        return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)}; {after}")
     return None
 
 
@@ -228,6 +248,7 @@ _RULES: tuple[Callable[[Result], Conclusion | None], ...] = (
     _parted,
     _given_other_things,
     _far_beyond,
+    _parted_before,
     _first_over,
     _bug,
 )
@@ -247,6 +268,13 @@ def _without_failure(result: Result) -> tuple[Answer, str]:
     return Answer.ROUNDING, words + (f"; {len(precise)} over-precise, the first {result.place(precise[0])}" if precise else "")
 
 
+def _before_culprits(parting: Parting, culprits: Iterable[Culprit]) -> bool:
+    """Whether numbers of a step, or what it was told to do, show an error before any row does."""
+    found = [(each.row.record.step, each.stage is Stage.UPDATE) for each in culprits if each.row.record is not None]
+    later = [step > parting.step or (step == parting.step and of_update and parting.clips_otherwise) for step, of_update in found]
+    return parting.row is None and all(later)
+
+
 def _given_differently(findings: Iterable[Finding]) -> str:
     """What pre-flight found of weights and inputs, which alone explains any difference."""
     return next(
@@ -254,17 +282,32 @@ def _given_differently(findings: Iterable[Finding]) -> str:
     )
 
 
+def _number_named(culprit: Culprit, step: int | None) -> str:
+    """``the loss in step 2: 0.5464 in the candidate, 0.0464 in golden``."""
+    golden, candidate = (None if record is None else number_of(record) for record in (culprit.row.golden, culprit.row.candidate))
+    if culprit.stage is Stage.UPDATE:
+        return clipped(golden, candidate) + ("" if step is None else f", step {step}")
+    where = culprit.place + ("" if step is None else f" in step {step}")
+    return f"{where}: {number(candidate)} in the candidate, {number(golden)} in golden"
+
+
 def _named(result: Result, culprit: Culprit) -> str:
     record = culprit.row.record
     assert record is not None
     several = any(len(side.manifest.steps) > 1 for side in (result.golden, result.candidate))
-    step = f" in step {record.step}" if several else ""
+    step = f" in step {record.step}" if several and culprit.stage is not Stage.BETWEEN else ""
     metrics = culprit.row.metrics
+    if record.role in SERIES_ROLES:
+        return _number_named(culprit, record.step if several else None)
     if culprit.scaled is not None:
         return f"{culprit.place}{step}: {culprit.scaled.words}"
     if culprit.buffer and metrics is not None and metrics.max_rel is not None:
         return f"the model computes another {culprit.buffer}: max rel diff {metrics.max_rel:.3g}"
+    if record.role in WRITTEN_ROLES and culprit.reason in UNMATCHED:
+        return f"{culprit.place}{step}: only {'golden' if culprit.row.candidate is None else 'the candidate'} writes there"
     if culprit.row.lost:
+        if culprit.stage is Stage.BETWEEN:
+            return f"{culprit.place}, in {'golden' if culprit.reason is Reason.MISSING else 'the candidate'} alone"
         has, lacks = ("golden", "the candidate") if culprit.reason is Reason.MISSING else ("the candidate", "golden")
         what = "makes it" if record.role is Role.PARAM_UPDATE or culprit.whole else "has a gradient there"
         return f"{culprit.place}{step}: {has} {what}, {lacks} {'does not' if what == 'makes it' else 'has none'}"

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import GRADIENT_ROLES, TRAINING_ROLES, UPDATE_ROLES, Record, Role
+from accucompare.bundle.records import GRADIENT_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, Record, Role
 from accucompare.compare.align import Renaming
 from accucompare.compare.baseline import differing
 from accucompare.compare.judge import is_noise
@@ -31,7 +31,9 @@ from accucompare.compare.rows import UNMATCHED, Option, Reason, Row, Status
 from accucompare.compare.sample import Sample
 from accucompare.compare.scaled import find_scaled
 from accucompare.compare.sites import Culprit, Stage
+from accucompare.compare.tolerance import CLEAR
 from accucompare.compare.training import parameter_of
+from accucompare.compare.written import is_buffer, one_sided_writes, owner_of
 from accucompare.numbers.dtypes import DTYPES, Kind, widen
 from accucompare.numbers.sums import Float64
 
@@ -56,29 +58,37 @@ SAMPLED = 4 << 20
 OPERATOR = "operator"
 
 
-def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool) -> list[Culprit]:
-    """Where errors are made, the most certain first; each site once, with its largest error.
+def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool, updated: bool = False) -> list[Culprit]:
+    """Where errors are made, the most certain first; each site once, with its largest error, or where steps train its first step's.
 
     Args:
         all_rows: of the comparison, in execution order.
         fed: whether each module call was given golden's values.
         has_baseline: whether errors were judged by a baseline.
+        updated: whether the steps made updates, so that a step goes on with what the one before it made.
     """
     rows = _with_effect([row for row in all_rows if not is_operator(row.record)])
     children = {caller_of(row.record) for row in rows if row.record is not None and row.record.parent is not None}
     operators = _operators(all_rows) if len(rows) < len(all_rows) else []
+    written = {id(row) for row in one_sided_writes(rows)}
+    own = [row for row in rows if id(row) in written or _own_error(row)]
     if fed:
-        culprits = _ranked([*operators, *(_culprit(row, children) for row in rows if _own_error(row))], _off(rows))
+        culprits = _ranked([*operators, *(_culprit(row, children) for row in own)], _off(rows))
     elif has_baseline:
-        culprits = [*_by_jump(rows, children), *operators]
+        of_series = (_culprit(row, children) for row in own if _is_of_series(row))
+        of_writes = (_culprit(row, children) for row in own if id(row) in written)
+        culprits = [*of_series, *_by_jump(rows, children), *operators, *of_writes]
     else:
-        culprits = [*(_culprit(row, children) for row in rows if _own_error(row)), *operators]
+        culprits = [*(_culprit(row, children) for row in own), *operators]
         culprits.sort(key=lambda culprit: culprit.reason in STRUCTURAL and is_of_glue(culprit))  # otherwise in execution order
-    return _sites(_differences_first(_where_cut(_of_one_update(culprits, rows), rows, children)))
+    culprits = _where_cut(_of_one_update(culprits, rows), rows, children)
+    if updated and (fed or has_baseline):
+        culprits = _first_in_time(culprits)
+    return _sites(_differences_first(culprits))
 
 
 def _of_one_update(culprits: list[Culprit], rows: Iterable[Row]) -> list[Culprit]:
-    """The culprits, but one for each update that only one side has made; of one parameter's, what the update has made of it."""
+    """The culprits, but one for an update that only one side has made; of one parameter's alone, what the update has made of it."""
     kept: dict[tuple[int, int, int], set[str]] = {}  # by update: the parameters that both sides, or one alone, have updated
     alone: dict[tuple[int, int, int], set[str]] = {}
     for row in rows:
@@ -89,7 +99,7 @@ def _of_one_update(culprits: list[Culprit], rows: Iterable[Row]) -> list[Culprit
     left = []
     for culprit in culprits:
         record = culprit.row.record
-        if record is None or not culprit.row.lost or record.role not in UPDATE_ROLES:
+        if record is None or not culprit.row.lost or record.role not in (Role.PARAM_GRAD, Role.PARAM_UPDATE):
             left.append(culprit)
             continue
         update = _update_of(record)
@@ -163,6 +173,25 @@ def _with_effect(rows: list[Row]) -> list[Row]:
     return [row for row in rows if counts(row)]
 
 
+def _first_in_time(culprits: list[Culprit]) -> list[Culprit]:
+    """The same order within each step, but the first step with a clear error comes first, and the later ones after it.
+
+    Errors of the steps before it, none of which is clear, come last.
+    """
+    first = min((_step(culprit) for culprit in culprits if _is_clear(culprit)), default=0)
+    return sorted(culprits, key=lambda culprit: (_step(culprit) < first, _step(culprit)))
+
+
+def _is_clear(culprit: Culprit) -> bool:
+    """Whether nothing but an error that was made there explains it."""
+    verdict = culprit.row.verdict
+    if culprit.reason in STRUCTURAL or verdict.beyond or verdict.not_all_fed:
+        return False
+    if is_choice(culprit.row):
+        return math.isinf(culprit.size)
+    return culprit.over_limit is None or culprit.over_limit >= CLEAR
+
+
 def _differences_first(culprits: list[Culprit]) -> list[Culprit]:
     """The same order, but within each module call the culprits with a difference between the two sides' code come first."""
     differences: dict[Call, list[Culprit]] = {}
@@ -213,11 +242,17 @@ def _may_be_culprit(row: Row) -> bool:
     return row.metrics is None or not is_noise(row.metrics, row.noise)
 
 
+def _is_of_series(row: Row) -> bool:
+    return row.record is not None and row.record.role in SERIES_ROLES
+
+
 def _culprit(row: Row, children: set[Call | None], jump: float | None = None) -> Culprit:
     record = row.record
     assert record is not None
     if record.role is Role.COMPUTED_BUFFER:
         return Culprit(record.name, record.call, "buffer", "", row, _excess(row), row.reason, jump=jump)
+    if is_buffer(record):
+        return Culprit(record.name, record.call, "module", "", row, _excess(row), row.reason, jump=jump)
     if record.role is Role.INPUT:
         assert record.parent is not None
         reason = Reason.GLUE if row.reason is Reason.INHERITED else row.reason
@@ -225,7 +260,7 @@ def _culprit(row: Row, children: set[Call | None], jump: float | None = None) ->
     if record.role is Role.GRAD_OUTPUT:
         site, parent, before = ("glue", record.parent, record.name) if record.parent is not None else ("module", ("", 0), "")
         return Culprit(*parent, site, before, row, _excess(row), row.reason, jump=jump)
-    if record.role in UPDATE_ROLES:
+    if record.role in (*UPDATE_ROLES, *SERIES_ROLES):
         return Culprit(record.name, record.call, "module", "", row, _excess(row), row.reason, jump=jump)
     site = "glue" if call_of(record) in children else "module"
     reason = row.reason if row.reason is not Reason.INHERITED else Reason.GLUE if site == "glue" else Reason.INTRODUCED
@@ -238,6 +273,8 @@ def _excess(row: Row) -> float:
         return math.inf
     if row.reason in (Reason.SHAPE, Reason.DTYPE):
         return 0.0
+    if are_masks(row):
+        return math.inf
     if is_choice(row):
         return math.inf if row.metrics is None or differing(row.metrics) > MANY * row.metrics.compared else 1.0
     if row.verdict.excess is not None:
@@ -246,8 +283,20 @@ def _excess(row: Row) -> float:
 
 
 def is_choice(row: Row) -> bool:
-    """Whether a row is of integers or booleans that differ."""
-    return row.status is Status.FAIL and row.golden is not None and row.golden.dtype in DTYPES and not DTYPES[row.golden.dtype].digits
+    """Whether a row is of integers or booleans that differ, or of masks that let through other positions."""
+    if row.status is not Status.FAIL or row.golden is None or row.golden.dtype not in DTYPES:
+        return False
+    return not DTYPES[row.golden.dtype].digits or are_masks(row)
+
+
+def are_masks(row: Row) -> bool:
+    """Whether a row is of masks of two kinds, which were measured by what they let through."""
+    return row.golden is not None and row.candidate is not None and row.metrics is not None and _of_two_kinds(row.golden, row.candidate)
+
+
+def _of_two_kinds(golden: Record, candidate: Record) -> bool:
+    both = golden.dtype in DTYPES and candidate.dtype in DTYPES
+    return both and DTYPES[golden.dtype].kind is not DTYPES[candidate.dtype].kind
 
 
 def _off(rows: Iterable[Row]) -> set[Call]:
@@ -275,7 +324,7 @@ def _ranked(culprits: Sequence[Culprit], off: Collection[Call]) -> list[Culprit]
         harmless = record is not None and record.role is Role.INPUT and call_of(record) not in off
         structure = (culprit.reason in STRUCTURAL) * (1 + harmless) or culprit.row.verdict.beyond
         depth = culprit.name.count(".") + bool(culprit.name)
-        late = (Stage.FORWARD, Stage.LOSS, Stage.BACKWARD, Stage.UPDATE).index(culprit.stage)
+        late = (Stage.BETWEEN, Stage.FORWARD, Stage.LOSS, Stage.BACKWARD, Stage.UPDATE).index(culprit.stage)
         return int(structure), not_all_fed, culprit.site != "buffer", late, apart, is_of_glue(culprit), -depth, -culprit.size
 
     last: dict[str, tuple[int, bool, bool, int, float, bool, int, float]] = {}
@@ -298,16 +347,26 @@ def is_of_glue(culprit: Culprit) -> bool:
 def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
     """The rows over their limit, ranked by their excess as a multiple of that of what went in."""
     incoming: dict[Call, float] = {}  # by call: the largest excess of its inputs, and of its children's outputs
+    buffers: dict[tuple[int, str], float] = {}  # by rank and module: the largest excess of its buffers until now
     culprits = []
     for row in rows:
         record = row.record
         if record is None:
             continue
-        if record.role in TRAINING_ROLES:
+        if record.role in (*TRAINING_ROLES, *SERIES_ROLES):
+            continue
+        if is_buffer(record):
+            place = record.rank, owner_of(record)
+            went_in = max(incoming.get(call_of(record), 0.0), buffers.get(place, 0.0), 1.0)
+            made = _jump(row, went_in) if row.reason is not Reason.INHERITED or record.role is Role.BUFFER_UPDATE else None
+            if _may_be_culprit(row) and made is not None:
+                culprits.append(_culprit(row, children, made))
+            buffers[place] = math.inf if is_choice(row) else max(buffers.get(place, 0.0), _excess(row))
             continue
         call, parent = call_of(record), caller_of(record)
         source, receiver = (parent, call) if record.role is Role.INPUT else (call, parent)  # whose code made it, and goes on with it
-        jump = _jump(row, 1.0 if source is None else max(incoming.get(source, 0.0), 1.0))
+        went_in = 1.0 if source is None else max(incoming.get(source, 0.0), buffers.get((source[0], source[2]), 0.0), 1.0)
+        jump = _jump(row, went_in)
         if _may_be_culprit(row) and jump is not None:
             culprits.append(_culprit(row, children, jump))
         if receiver is not None and (row.verdict.excess is not None or is_choice(row)):
@@ -317,7 +376,9 @@ def _by_jump(rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
     backward = sorted(_by_jump_backwards(rows, children), key=lambda culprit: (_step(culprit), -(culprit.jump or 0.0), _behind(culprit)))
     begun = _step(backward[0]) if backward else math.inf
     # a step after that has weights which wrong gradients made
-    return [culprit for culprit in culprits if _step(culprit) <= begun] or backward
+    kept = [culprit for culprit in culprits if _step(culprit) <= begun]
+    changed = [culprit for culprit in backward if culprit.stage is Stage.BETWEEN and _step(culprit) <= begun]
+    return [*changed, *kept] or backward
 
 
 def _step(culprit: Culprit) -> int:
@@ -364,10 +425,10 @@ def _jump(row: Row, before: float) -> float | None:
     return jump if jump >= SMALLEST_JUMP else None
 
 
-def scaled_first(culprits: list[Culprit], rows: Iterable[Row], fed: bool) -> list[Culprit]:
+def scaled_first(culprits: list[Culprit], rows: Iterable[Row], fed: bool, updated: bool = False) -> list[Culprit]:
     """The culprits, but if all gradients are golden's times one number, one culprit for that in place of one for each gradient.
 
-    Free-running, what comes after that step has it from there.
+    Free-running, what comes after that step has it from there. ``updated`` as for ``find_culprits``: it comes first in its step only.
     """
     scaled = find_scaled(rows)
     if scaled is None:
@@ -381,7 +442,8 @@ def scaled_first(culprits: list[Culprit], rows: Iterable[Row], fed: bool) -> lis
             return False
         return scaled.holds(culprit.row) or (not fed and record.step >= scaled.step)
 
-    return [first, *(culprit for culprit in culprits if not shows_it(culprit))]
+    found = [first, *(culprit for culprit in culprits if not shows_it(culprit))]
+    return _first_in_time(found) if updated else found
 
 
 def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
@@ -389,9 +451,10 @@ def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
     first: dict[tuple[str, ...], Culprit] = {}
     calls: dict[tuple[str, ...], set[tuple[int, int, int]]] = {}
     for culprit in culprits:
-        site = culprit.name, culprit.site, culprit.before, culprit.operator, str(culprit.difference), culprit.stage.value
         record = culprit.row.record
         assert record is not None
+        number = record.role.value if record.role in SERIES_ROLES else ""  # the loss's value is not its backward
+        site = culprit.name, culprit.site, culprit.before, culprit.operator, str(culprit.difference), culprit.stage.value, number
         first.setdefault(site, culprit)
         calls.setdefault(site, set()).add((record.rank, record.step, culprit.call))
     return [replace(culprit, seen=len(calls[site])) for site, culprit in first.items()]
@@ -431,8 +494,9 @@ def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
         masked = is_masked(values[0], DTYPES[ours.dtype]) & is_masked(values[1], DTYPES[theirs.dtype])
         for side in values:
             side[masked] = -np.inf  # masks are equal
-    shape = describe_error(*values, dtype=theirs.dtype, sample=sample)
-    hints = shape.hints if culprit.stage is Stage.FORWARD else ()  # hints are about a forward
+    normalised = ours.role is Role.OUTPUT and "Norm" in ours.type
+    shape = describe_error(*values, dtype=theirs.dtype, sample=sample, normalised=normalised)
+    hints = shape.hints if culprit.stage is Stage.FORWARD and not is_buffer(ours) else ()  # hints are about what a forward gives
     return replace(culprit, words=shape.words, hints=(*culprit.hints, *hints))
 
 
@@ -446,6 +510,8 @@ def _values(bundle: Bundle, record: Record, sample: Sample | None) -> Float64:
 
 
 def different_values(row: Row) -> str:
-    """``3 of 1000 differ``, of integers and booleans; else ``""``."""
+    """``3 of 1000 differ``, of integers, booleans and masks; else ``""``."""
     metrics = row.metrics
+    if metrics is not None and differing(metrics) and are_masks(row):
+        return f"a mask that lets through other positions: {differing(metrics)} of {metrics.elements} differ"
     return f"{differing(metrics)} of {metrics.compared} differ" if is_choice(row) and metrics is not None and differing(metrics) else ""

@@ -13,12 +13,13 @@ import msgspec
 from accucompare.bundle.flags import roundoff
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
-from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, Key, Record, Role
+from accucompare.bundle.records import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, WRITTEN_ROLES, Key, Record, Role
 from accucompare.compare import unsteady
 from accucompare.compare.acceptance import accept
 from accucompare.compare.align import Pair, Renaming, align, unused
 from accucompare.compare.baseline import check_feed
 from accucompare.compare.batches import Progress, outcomes_of
+from accucompare.compare.between import small_changes
 from accucompare.compare.chosen_baseline import choose_baseline
 from accucompare.compare.culprits import described, find_culprits, scaled_first
 from accucompare.compare.dumps import with_paths_of
@@ -26,7 +27,7 @@ from accucompare.compare.given import with_given
 from accucompare.compare.ladder import climb
 from accucompare.compare.later_steps import after_updates, by_envelope
 from accucompare.compare.models import other_model
-from accucompare.compare.one_sided import explained, never_called, vouched_for
+from accucompare.compare.one_sided import explained, never_called
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Outcome, Task, same_bits, with_parameters
 from accucompare.compare.preflight import preflight
@@ -39,9 +40,11 @@ from accucompare.compare.result import Result, Side
 from accucompare.compare.rows import UNMATCHED, About, Finding, Reason, Row, Status, Verdict
 from accucompare.compare.sequences import align_operators
 from accucompare.compare.sides import Sides
+from accucompare.compare.step_rows import with_clipping, with_step_rows
 from accucompare.compare.suggest import product_formats
-from accucompare.compare.tolerance import COPIES, EXACT, Rule, Tolerance, Tolerances
+from accucompare.compare.tolerance import COPIES, EXACT, SUMMED, Rule, Tolerance, Tolerances
 from accucompare.compare.training import FREE_GRADIENTS, Terms, parameter_of
+from accucompare.compare.vouching import vouched_for
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.places import Place, is_file
@@ -128,23 +131,32 @@ def compare(
         if judge.bundle is not None and not fed:
             outcomes = by_envelope(tasks, outcomes, after_updates(golden_bundle.manifests, candidate_bundle.manifests))
         del tasks  # of a million pairs
-        rows = _rows(chosen, outcomes, damage, _origins(golden_records, candidate_bundle, pairs))
+        rows = _rows(chosen, outcomes, damage, _origins(golden_records, golden_bundle, candidate_bundle, pairs))
         del outcomes
         rows = vouched_for(with_options(rows)) + never_called(golden_bundle, candidate_bundle, selection)
         compared = [row for row in rows if row.status is not Status.NOT_COMPARED and row.reason not in UNMATCHED]
         alone = [row for row in compared if judge.has_none_of(row)]
         different = other_model(*models, rows, renamings)
         findings = preflight(golden_bundle, candidate_bundle, renamings) + _unused_options(renamings, selection, golden_records, models[0])
-        findings += _unused_rules(rules, candidate_records) + _on_maps(renamings, proposed, auto, models)
+        findings += _on_maps(renamings, proposed, auto, models)
         findings += judge.findings(golden_bundle, candidate_bundle, renamings, alone, len(compared))
         findings += [Finding("model", str(different))] if different is not None else []
-        culprits = scaled_first(find_culprits(rows, fed, judge.bundle is not None), rows, fed) if different is None else []
         series = golden_bundle.manifests, candidate_bundle.manifests
         weights = next((finding for finding in findings if finding.about is About.WEIGHTS), None)
         judges = _manifests(wanders), _manifests(golden_repeat)
         training = climb(*series, baseline=judges[0], repeat=judges[1], given=limits, rows=rows, weights=weights)
         if any(bundle.manifest.options.imported for bundle in (golden_bundle, candidate_bundle)):
             training = None  # dumps of other tools have no series
+        if fed and selection.allows(""):  # a loss is no layer's
+            rows = with_step_rows(rows, *series, _manifests(judge.bundle), _manifests(beside.proof), tolerances)
+        elif training is not None and training.parting is not None and training.parting.clips_otherwise:
+            rows = with_clipping(rows, training.parting, *series, tolerances)
+        of_series = (row.candidate for row in rows if row.candidate is not None and row.candidate.role in SERIES_ROLES)
+        findings += _unused_rules(rules, [*candidate_records, *of_series])
+        culprits = []
+        if different is None:
+            updated = training is not None and training.updated
+            culprits = scaled_first(find_culprits(rows, fed, judge.bundle is not None, updated), rows, fed, updated)
         return Result(
             golden=_side(golden_bundle),
             candidate=_side(candidate_bundle),
@@ -211,20 +223,32 @@ def _rules(rules: tuple[Rule, ...], limits: Tolerance, candidate: Bundle) -> Tol
     """The limits in force. A fed candidate's default depends on the format that its float32 products were rounded to."""
     matmul, conv = map(roundoff, product_formats(candidate.manifest))
     classes = candidate.manifest.code.classes or {}
-    copies = frozenset(name for name in COPIES if all(home.startswith("torch.nn.modules.") for home in classes.get(name) or [""]))
-    return Tolerances(rules, limits, candidate.manifest.fed, rounding=matmul, conv_rounding=max(matmul, conv), copies=copies)
+
+    def torchs(name: str) -> bool:
+        return all(home.startswith("torch.nn.modules.") for home in classes.get(name) or [""])
+
+    copies, model = frozenset(filter(torchs, COPIES)), candidate.manifest.model
+    other_mode, sums = set(model.get("other_mode") or ()), set(filter(torchs, SUMMED))
+    trains = {name for name in model.get("modules") or () if bool(model.get("training")) is not (name in other_mode)}
+    summing = frozenset(
+        name for name, kind in (model.get("modules") or {}).items() if kind in sums and (name in trains or kind == "GroupNorm")
+    )
+    return Tolerances(rules, limits, candidate.manifest.fed, matmul, max(matmul, conv), copies, summing)
 
 
-def _origins(golden: list[Record], candidate: Bundle, pairs: list[Pair]) -> Origins | Fed:
+def _origins(records: list[Record], golden: Bundle, candidate: Bundle, pairs: list[Pair]) -> Origins | Fed:
+    steps = {(rank, entry.step) for rank, entry in golden.steps()} & {(rank, entry.step) for rank, entry in candidate.steps()}
     if not candidate.manifest.fed:
-        return Origins()
-    recorded = {record.name for record in golden if record.role is Role.OUTPUT}  # a root that was left out still has inputs
+        return Origins(steps)
+    recorded = {
+        record.name for record in records if record.role in (Role.OUTPUT, *WRITTEN_ROLES)
+    }  # a root that was left out still has inputs
     both = [(pair.candidate.key, pair.golden.key) for pair in pairs if pair.golden is not None and pair.candidate is not None]
     places = {_place(theirs): _place(ours) for theirs, ours in both if theirs != ours}  # its manifest has the candidate's names
     names = {theirs.name: ours.name for theirs, ours in both}
     values = {places.get(at, (*at[:2], names.get(at[2], at[2]), *at[3:])) for at in not_fed(candidate.manifests)}
     operators = frozenset((*at[:2], names.get(at[2], at[2]), *at[3:]) for at in operators_not_fed(candidate.manifests))
-    return Fed(values, OperatorOrigins(fed=True, not_fed=operators), recorded)
+    return Fed(values, OperatorOrigins(fed=True, not_fed=operators), recorded, steps)
 
 
 def _place(key: Key) -> NotFed:
@@ -236,8 +260,10 @@ def _outcomes(
 ) -> list[Outcome | BundleError]:
     """The outcome of each pair, also of those that one side did not run or capture."""
     outcomes = outcomes_of(sides, tasks, workers, progress) if cluster is None else cluster.outcomes(sides, tasks, progress)
-    for place, outcome in explained(sides.golden, sides.candidate, [task.pair for task in tasks]).items():
-        outcomes[place] = outcome
+    pairs = [task.pair for task in tasks]
+    for explain in (explained, small_changes):
+        for place, outcome in explain(sides.golden, sides.candidate, pairs).items():
+            outcomes[place] = outcome
     return outcomes
 
 
@@ -334,7 +360,13 @@ class _Precision:
         if golden.role in (Role.PARAM_BEFORE, Role.PARAM_UPDATE):
             update = (*step, golden.call, parameter_of(golden))
             dtypes |= self._parameters.setdefault(update, dtypes)
-        tolerance = rules.tolerance_for(golden, candidate, _coarsest_of(before, dtypes))
+        coarsest = _coarsest_of(before, dtypes)
+        tolerance = rules.tolerance_for(golden, candidate, coarsest)
+        if candidate.name in rules.sums:
+            tolerance = tolerance.of_sums(self._terms.summed(golden), coarsest)
+        if golden.role in (Role.INPUT, Role.BUFFER_UPDATE):
+            larger = self._terms.larger(golden)
+            return tolerance if golden.role is Role.INPUT else tolerance.scaled(larger)
         if golden.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return tolerance
         return tolerance.scaled(self._terms.larger(golden) * (1.0 if rules.fed else FREE_GRADIENTS))

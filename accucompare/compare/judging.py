@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from accucompare.bundle.reader import Bundle
 from accucompare.bundle.records import TRAINING_ROLES, Layout, Record, Role
+from accucompare.compare.baseline import differing
 from accucompare.compare.bounds import judge_bounds, lower_bounds
 from accucompare.compare.closer_looks import look_closer
 from accucompare.compare.estimates import can_estimate
 from accucompare.compare.given import is_rounded
 from accucompare.compare.judge import judge, judge_without_data, settle_noise, settle_unsteady
-from accucompare.compare.masks import may_say_the_same
+from accucompare.compare.masks import are_masks_of_two_kinds
 from accucompare.compare.measure import measure_masks
 from accucompare.compare.norms import Run
 from accucompare.compare.operator_rows import is_operator, is_option, options_differ, without_partner
@@ -118,18 +121,18 @@ def _by_sketch(golden: Record, candidate: Record, tolerance: Tolerance) -> bool:
 
 
 def _masks_of_two_kinds(sides: Sides, golden: Record, candidate: Record) -> Outcome | None:
-    """The outcome of a boolean and a floating mask that say the same; ``None`` for any other pair."""
-    if not may_say_the_same(golden, candidate):
+    """The outcome of two masks of two kinds, by what they let through; ``None`` for any other pair."""
+    if not are_masks_of_two_kinds(golden, candidate):
         return None
     stored = sides.golden.stored(golden), sides.candidate.stored(candidate)
-    dtypes = DTYPES[golden.dtype], DTYPES[candidate.dtype]
-    metrics = measure_masks(stored[0].blocks, stored[1].blocks, *dtypes, golden.shape)
-    if metrics is None:
-        return None
+    metrics = measure_masks(stored[0].blocks, stored[1].blocks, (golden, candidate))
     for each in stored:
         each.verify()
-    detail = f"{golden.dtype} and {candidate.dtype} masks that say the same"
-    return Outcome(metrics, Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=detail))
+    both = f"{golden.dtype} and {candidate.dtype} masks"
+    if different := differing(metrics):
+        detail = f"{both} that let through other positions: {different} of {metrics.elements} differ"
+        return Outcome(metrics, Verdict(Reason.OVER, str(EXACT), EXACT.source, used=math.inf, detail=detail))
+    return Outcome(metrics, Verdict(Reason.OK, str(EXACT), EXACT.source, used=0.0, detail=f"{both} that say the same"))
 
 
 def _option(sides: Sides, golden: Record | None, candidate: Record | None) -> Option | None:

@@ -4,7 +4,8 @@ The rungs are climbed step by step, and the first is named on which the two are 
 (``compare.wander``): what comes later may be off for that alone. Of each step its numbers are compared (the series of the manifest), and
 what rows there are. What the runs were told to do otherwise (another learning rate, an update left out) is said before any number.
 
-Of a fed candidate each step starts from golden's weights, so there is nothing to climb.
+Of a fed candidate each step starts from golden's weights, so there is nothing to climb: its losses and clipped gradients are rows
+(``compare.step_rows``).
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from enum import Enum
 from accucompare.bundle.manifest import Manifest, StepSeries
 from accucompare.bundle.records import GRADIENT_ROLES, Role
 from accucompare.compare.rows import UNMATCHED, Finding, Reason, Row, Status
-from accucompare.compare.step_pairs import OtherSetting, StepPair, number, percent, settings_of
+from accucompare.compare.step_pairs import OtherSetting, StepPair, clipped, number, percent, settings_of
 from accucompare.compare.suggest import float_dtype
 from accucompare.compare.tolerance import DEFAULT_REL_L2, Tolerance
-from accucompare.compare.wander import Apart, Limits, Place, Quantity, Wander, envelope, value_of, wander
+from accucompare.compare.wander import Apart, Limits, Place, Quantity, Wander, envelope, used_norm, value_of, wander
 from accucompare.numbers.dtypes import DTYPES
 
 #: The manifests of a bundle, by rank.
@@ -60,8 +61,7 @@ class Parting:
     Attributes:
         rung, rank, step: where.
         quantity: the number that shows it; ``None`` if it is no number.
-        golden, candidate: both values; digests, of data and weights.
-        limit: how large the relative difference may be.
+        golden, candidate: both values; digests, of data and weights; ``None`` of a gradient norm after clipping where a side clips none.
         setting: what they were told to do otherwise, if that is it.
         row: the first row that shows it, if rows do.
         optimizers: the classes of both sides' optimizers, if these are all that shows it, by what they make in the next step.
@@ -85,6 +85,16 @@ class Parting:
         return self.step, _ORDER.index(self.rung), self.rank
 
     @property
+    def clips_alone(self) -> bool:
+        """Whether one side clips gradients, and the other does not."""
+        return self.quantity is Quantity.CLIPPED and (self.golden is None) is not (self.candidate is None)
+
+    @property
+    def clips_otherwise(self) -> bool:
+        """Whether gradients that agree are clipped otherwise, which no wandering explains."""
+        return self.clips_alone or (self.quantity is Quantity.CLIPPED and self.apart is not None and self.apart.clearly_over)
+
+    @property
     def evidence(self) -> str:
         """What shows it, in words."""
         if self.setting is not None:
@@ -94,6 +104,8 @@ class Parting:
             return f"the optimizer is {ours} in golden, {theirs} in the candidate, and the next step is the first that parts"
         if self.weights is not None:
             return self.weights.message
+        if self.clips_otherwise:
+            return clipped(*(value if isinstance(value, float) else None for value in (self.golden, self.candidate)))
         if self.quantity is not None and self.apart is not None:
             found = f"{self.quantity.value} {number(self.apart.golden)} in golden, {number(self.apart.candidate)} in the candidate"
             size = abs(self.apart.relative)
@@ -138,6 +150,11 @@ class TrainingResult:
     expected_norm: Wander | None = None
     same_batches: bool | None = None
     several_ranks: bool = False
+
+    @property
+    def updated(self) -> bool:
+        """Whether the steps made updates, so that each goes on with what the one before it made."""
+        return any(side is not None and side.updates for pair in self.pairs for side in (pair.golden, pair.candidate))
 
     @property
     def compared(self) -> int:
@@ -210,8 +227,8 @@ def climb(
     ours, theirs, expected, again = map(_series, (golden, candidate, baseline, repeat))
     if not ours and not theirs:
         return None
-    ours, theirs = _asked_of(candidate, ours), _asked_of(golden, theirs)
-    dtype = _coarsest(*golden.values(), *candidate.values())
+    ours, theirs = asked_of(candidate, ours), asked_of(golden, theirs)
+    dtype = coarsest(*golden.values(), *candidate.values())
     fed = any(manifest.fed for manifest in candidate.values())
     judges = [run for run in (expected, again) if _tells(ours, run)]
     envelopes = {quantity: _widest(ours, judges, quantity, dtype) for quantity in Quantity}
@@ -219,7 +236,7 @@ def climb(
     pairs = []
     for place in sorted(ours.keys() | theirs.keys()):
         both = ours.get(place), theirs.get(place)
-        numbers = [limits.apart(quantity, place, *(value_of(each, quantity) for each in both)) for quantity in Quantity]
+        numbers = [limits.apart(quantity, place, *_values(both, quantity)) for quantity in Quantity]
         pairs.append(StepPair(*place, *both, *numbers))
     settings = settings_of(pairs)
     judged_by = _judged_by(fed, limits, bool(_tells(ours, expected)), bool(judges))
@@ -243,11 +260,20 @@ def climb(
     )
 
 
+def _values(both: tuple[StepSeries | None, StepSeries | None], quantity: Quantity) -> tuple[float | None, float | None]:
+    """A number of a step on both sides. Where one side alone clips gradients, the other's update used them as they were."""
+    ours, theirs = both
+    if quantity is Quantity.CLIPPED and ours is not None and theirs is not None and ours.updates and theirs.updates:
+        clips = ours.clipped_norm is not None or theirs.clipped_norm is not None
+        return (used_norm(ours), used_norm(theirs)) if clips else (None, None)
+    return value_of(ours, quantity), value_of(theirs, quantity)
+
+
 def _wander(golden: Mapping[Place, StepSeries], other: Mapping[Place, StepSeries], quantity: Quantity) -> Wander | None:
     return wander((value_of(golden.get(place), quantity), value_of(other.get(place), quantity)) for place in sorted(golden))
 
 
-def _asked_of(other: Manifests, series: dict[Place, StepSeries]) -> dict[Place, StepSeries]:
+def asked_of(other: Manifests, series: dict[Place, StepSeries]) -> dict[Place, StepSeries]:
     """The steps that the other side was asked to record as well: ``--steps`` may have chosen some."""
     chosen = {rank: manifest.options.chosen_steps for rank, manifest in other.items()}
     return {(rank, step): entry for (rank, step), entry in series.items() if step in (chosen.get(rank) or (step,))}
@@ -291,7 +317,7 @@ def _judged_by(fed: bool, limits: Limits, by_baseline: bool, by_any: bool) -> Ju
     return JudgedBy.REPEAT if by_any else JudgedBy.DEFAULT
 
 
-def _coarsest(*manifests: Manifest) -> str:
+def coarsest(*manifests: Manifest) -> str:
     """The floating type with the fewest digits that one of the runs computes in: of its weights, or of its autocast."""
     found = {float_dtype(manifest) for manifest in manifests}
     autocasts = (manifest.environment.get("autocast") for manifest in manifests)
@@ -352,7 +378,7 @@ def _partings(pairs: Sequence[StepPair], digests: _Digests, settings: Iterable[O
     for pair in pairs:
         for quantity, apart in pair.numbers:
             if apart.over:
-                values = apart.golden, apart.candidate
+                values = (apart.golden, apart.candidate) if quantity is not Quantity.CLIPPED else pair.clipped_to
                 yield Parting(_RUNG_OF[quantity], pair.rank, pair.step, quantity, apart, *values)
     yield from (
         Parting(Rung.UPDATE, each.rank, each.step, golden=each.golden, candidate=each.candidate, setting=each)
@@ -387,7 +413,8 @@ def _rung_of(row: Row) -> Rung:
         return Rung.WEIGHTS
     if record.role in (*GRADIENT_ROLES, Role.PARAM_GRAD):
         return Rung.GRADIENTS
-    return Rung.UPDATE if record.role in (Role.PARAM_UPDATE, Role.STATE_BEFORE, Role.STATE_AFTER) else Rung.FORWARD
+    updates = (Role.PARAM_UPDATE, Role.STATE_BEFORE, Role.STATE_AFTER, Role.BUFFER_AFTER)
+    return Rung.UPDATE if record.role in updates else Rung.FORWARD
 
 
 def _by_digests(pairs: Iterable[StepPair]) -> Iterator[Parting]:

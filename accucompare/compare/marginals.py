@@ -23,6 +23,10 @@ SHARE = 0.9  # of the squared error in the slices named: noise of a tenth of the
 GAP = 4.0  # how many times as bright the faintest slice named is as the brightest other; with less the line between them is arbitrary
 DARKEST = 1e-4  # of the brightest slice: fainter ones count as this bright
 LONGEST = 1 << 20  # the most slices along one dimension that are looked at one by one
+FEWEST_EACH = 4.0  # carriers of each slice: with fewer, a run of bright ones may be chance
+FEWEST_OTHERS = 3  # slices beside a run, that are all darker: one or two may be so by chance
+SHORTEST, EDGE = 8, 4  # slices: a dimension in which a run is looked for; at an end of a run, on each side
+FITS = 8  # of two levels of brightness to a run and the rest; the run stays the same after three or four
 LISTED = 8  # the most slices that are named one by one
 
 #: The name of a slice along each dimension, singular and plural, by the number of dimensions.
@@ -49,6 +53,11 @@ class Slices:
     size: int
     chosen: NDArray[np.intp]
     step: int = 1
+
+    @property
+    def is_run(self) -> bool:
+        """Whether these are several slices that lie side by side, and not all."""
+        return 1 < len(self.chosen) < self.size and int(self.chosen[-1] - self.chosen[0]) == self.step * (len(self.chosen) - 1)
 
     def __str__(self) -> str:
         """``channels 17 and 700 of 768 (dimension 2)``."""
@@ -81,6 +90,12 @@ class Tensors:
         places = tuple(by_dim.get(place.dim, place) for place in self.places)
         index = np.ix_(*(np.searchsorted(own.chosen, place.chosen) for own, place in zip(self.places, places, strict=True)))
         return Tensors(self.golden[index], self.candidate[index], places)
+
+    def rest(self, chosen: Slices) -> Tensors | None:
+        """All but these slices along their dimension; ``None`` if there are no others."""
+        place = next(place for place in self.places if place.dim == chosen.dim)
+        others = np.setdiff1d(place.chosen, chosen.chosen)
+        return self.part([replace(place, chosen=others)]) if len(others) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +161,72 @@ def shares(over: Float64) -> tuple[Float64, Float64]:
 
 
 def locate(pair: Tensors, sums: Sums) -> list[tuple[float, Slices]]:
-    """The slices along each dimension that hold nearly all of the squared error, and their share of it."""
-    located = []
+    """The slices along each dimension that hold nearly all of the squared error, and their share of it.
+
+    Where a dimension has none, a run of them that ends sharply, as a tile does: it may be more than half, or lie in noise.
+    """
+    located, runs = [], []
     for dim, place in enumerate(pair.places):
         over = sums.over((dim,))
         if over is not None and over[1].any():
             share, chosen = _brightest(*shares(over), sums.carriers)
             if len(chosen):
                 located.append((share, replace(place, chosen=place.chosen[chosen])))
-    return located
+            elif (run := _run(*shares(over), sums.carriers)) is not None:
+                share = float(over[1][run].sum() / over[1].sum())
+                runs.append((share, replace(place, chosen=place.chosen[run])))
+    return located or sorted(runs, key=lambda each: -each[0])[:1]
+
+
+def _run(share: Float64, expected: Float64, carriers: float) -> slice | None:
+    """The slices side by side that are ``GAP`` times as bright as all others, with a sharp edge; ``None`` if there are none, or by chance.
+
+    Two levels of brightness are fitted (Kadane's algorithm finds the run of the largest likelihood for two levels, then the levels are
+    those of the run and of the rest).
+    """
+    count, brightness = len(share), np.maximum(share / expected, DARKEST * (share / expected).max())
+    if count < SHORTEST or carriers < FEWEST_EACH * count:
+        return None
+    each = carriers / count / 2  # of the likelihood that a slice has: half its carriers
+    best: tuple[float, int, int] | None = None
+    for low, high in ((np.quantile(brightness, 0.1), np.quantile(brightness, 0.9)), (np.median(brightness), brightness.max())):
+        first, after = 0, count
+        for _ in range(FITS):
+            if not high > low:
+                break
+            first, after = _largest_sum(math.log(low / high) + brightness * (1 / low - 1 / high))
+            inside = np.arange(first, after)
+            outside = np.delete(brightness, inside)
+            if not 1 < len(inside) < count:
+                break
+            low, high = float(outside.mean()), float(brightness[inside].mean())
+        if not 1 < after - first <= count - FEWEST_OTHERS or not high > low:
+            continue
+        mean = float(brightness.mean())
+        size = after - first
+        gained = each * (count * math.log(mean) - size * math.log(high) - (count - size) * math.log(low)) - 2 * math.log(count)
+        if best is None or gained > best[0]:
+            best = gained, first, after
+    if best is None or best[0] < CERTAIN:
+        return None
+    _, first, after = best
+    inside, outside = brightness[first:after], np.delete(brightness, np.arange(first, after))
+    edges = [(brightness[max(at - EDGE, 0) : at], brightness[at : at + EDGE], at == after) for at in (first, after) if 0 < at < count]
+    sharp = all(
+        part.mean() >= GAP * other.mean()
+        for before, behind, ends in edges
+        for part, other in ((before, behind) if ends else (behind, before),)
+    )
+    apart = inside.mean() >= GAP * outside.mean() and np.quantile(inside, 0.05) >= 2 * np.quantile(outside, 0.95)
+    return slice(first, after) if sharp and apart else None
+
+
+def _largest_sum(values: Float64) -> tuple[int, int]:
+    """Where the slices side by side with the largest sum begin, and after which they end."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    lowest = np.minimum.accumulate(sums)
+    after = int((sums - lowest).argmax())
+    return int(sums[: after + 1].argmin()), after
 
 
 def _brightest(share: Float64, expected: Float64, carriers: float) -> tuple[float, NDArray[np.intp]]:

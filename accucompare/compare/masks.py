@@ -4,12 +4,15 @@ A value is **masked** if it is -Inf, or at most 0.99 times its type's lowest fin
 a little), or exactly the lowest finite number of another type, as where a mask made for bfloat16 is used in float32. Positions masked on
 both sides are equal. A tensor holds masks only if its smallest value is one, so its statistics tell whether to look.
 
-A boolean mask says the same as a floating one if it is true where that is 0, and false where that is masked.
+Masks of two kinds are compared by what they let through: a boolean one where it is true, a floating one, which is added to scores, where
+it is not masked.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -22,6 +25,9 @@ from accucompare.numbers.statistics import Statistics
 #: The types whose lowest number is used as a mask. An fp8 type's lowest number is an ordinary value in other types.
 _USED = ("float64", "float32", "bfloat16", "float16")
 _NEAR = 0.99
+
+#: Masks of different shapes are broadcast, and read whole, up to so many elements.
+MOST_BROADCAST = 16 << 20
 
 
 def is_masked(values: Array, dtype: DType) -> NDArray[np.bool_]:
@@ -75,23 +81,63 @@ def _smallest_is_mask(dtype: DType, statistics: Statistics) -> bool:
     return dtype.kind is Kind.FLOAT and statistics.min is not None and (statistics.min <= lowest or statistics.min in others)
 
 
-def may_say_the_same(golden: Record, candidate: Record) -> bool:
-    """Whether two records are a boolean and a floating tensor of one shape, which may be masks that say the same."""
+def are_masks_of_two_kinds(golden: Record, candidate: Record) -> bool:
+    """Whether two records are a boolean and a floating mask, whose shapes are those of one mask."""
     sides = (golden, candidate)
-    if golden.shape != candidate.shape or not golden.shape or any(record.member is None for record in sides):
+    if any(record.dtype not in DTYPES or not record.shape or record.member is None for record in sides):
         return False
-    return {DTYPES[record.dtype].kind for record in sides} == {Kind.BOOL, Kind.FLOAT}
+    kinds = {DTYPES[record.dtype].kind: record for record in sides}
+    return kinds.keys() == {Kind.BOOL, Kind.FLOAT} and _is_added(kinds[Kind.FLOAT]) and _common_shape(golden, candidate) is not None
 
 
-def same_masks(golden: Array, candidate: Array, golden_dtype: DType, candidate_dtype: DType) -> int | None:
-    """How many positions a boolean and a floating mask both mask; ``None`` if they do not say the same, or one is no mask.
+def _is_added(record: Record) -> bool:
+    """Whether a floating tensor may be a mask that is added to scores: very low somewhere, or zero everywhere."""
+    found = record.statistics
+    return may_hold_masks(DTYPES[record.dtype], found) or (found is not None and not found.nan and (found.min, found.max) == (0, 0))
+
+
+def _common_shape(golden: Record, candidate: Record) -> tuple[int, ...] | None:
+    """The shape that both fill when they are broadcast; ``None`` if there is none, or it is too large to be a mask."""
+    if golden.shape == candidate.shape:
+        return golden.shape
+    try:
+        shape = np.broadcast_shapes(golden.shape, candidate.shape)
+    except ValueError:
+        return None
+    return shape if math.prod(shape) <= MOST_BROADCAST else None
+
+
+@dataclass(frozen=True)
+class MaskDifference:
+    """What two masks of two kinds let through.
+
+    Attributes:
+        elements: the positions of both, broadcast to one shape.
+        masked: those that neither lets through.
+        different: those that one alone lets through, or to which the floating one adds a number.
+    """
+
+    elements: int
+    masked: int
+    different: int
+
+
+def compare_masks(golden_dtype: DType, candidate_dtype: DType, blocks: Iterable[tuple[Array, Array]]) -> MaskDifference:
+    """Compare what a boolean and a floating mask let through.
 
     Args:
-        golden, candidate: stored bits of one shape.
-        golden_dtype, candidate_dtype: their true types, one of them bool, the other floating.
+        golden_dtype, candidate_dtype: their true types.
+        blocks: of the stored bits of both; of masks of different shapes one block, in these shapes.
     """
-    attended, numbers, dtype = (golden, candidate, candidate_dtype) if golden_dtype.kind is Kind.BOOL else (candidate, golden, golden_dtype)
-    values = widen(numbers, dtype)
-    masked = is_masked(values, dtype)
-    same = np.array_equal(attended, ~masked) and not values[~masked].any()
-    return int(np.count_nonzero(masked)) if same else None
+    elements = masked = different = 0
+    for golden, candidate in blocks:
+        of_booleans, numbers, dtype = (
+            (golden, candidate, candidate_dtype) if golden_dtype.kind is Kind.BOOL else (candidate, golden, golden_dtype)
+        )
+        values = widen(numbers, dtype)
+        through = ~is_masked(values, dtype)
+        apart = (of_booleans != through) | (through & (values != 0))  # what it adds to what it lets through is a difference, too
+        elements += apart.size
+        masked += int(np.count_nonzero(~(of_booleans | through)))
+        different += int(np.count_nonzero(apart))
+    return MaskDifference(elements, masked, different)

@@ -13,12 +13,13 @@ import math
 import msgspec
 import numpy as np
 
+from accucompare.bundle.records import Record
 from accucompare.compare.blocks import Blocks, PairOfTensors, Segment
-from accucompare.compare.masks import same_masks
+from accucompare.compare.masks import compare_masks
 from accucompare.compare.norms import Run, Scales, Sums, Totals, one_minus_cosine
 from accucompare.compare.scan import Scan
 from accucompare.numbers import kernel
-from accucompare.numbers.dtypes import DType, Kind
+from accucompare.numbers.dtypes import DTYPES, DType, Kind
 from accucompare.numbers.statistics import Number, Statistics
 
 
@@ -157,22 +158,29 @@ def measure_identical(dtype: DType, shape: tuple[int, ...], statistics: Statisti
     )
 
 
-def measure_masks(golden: Blocks, candidate: Blocks, golden_dtype: DType, candidate_dtype: DType, shape: tuple[int, ...]) -> Metrics | None:
-    """Measure a boolean and a floating mask that say the same; ``None`` if they do not, or one is no mask.
+def measure_masks(golden: Blocks, candidate: Blocks, records: tuple[Record, Record]) -> Metrics:
+    """Measure a boolean and a floating mask by what they let through.
 
     Args:
-        golden, candidate, shape: as for ``measure``.
-        golden_dtype, candidate_dtype: their true types, one of them bool, the other floating.
+        golden, candidate: the two tensors' stored bits.
+        records: of both, of which ``are_masks_of_two_kinds`` holds.
+
+    Returns:
+        Metrics in which only the counts of positions, and ``over_tolerance``, the share of those that differ, say something.
     """
-    pair = PairOfTensors(golden, candidate, golden_dtype, candidate_dtype, math.prod(shape))
-    masked = 0
-    for segment in pair.segments():
-        for raw in pair.raw_blocks(segment):
-            count = same_masks(*raw, golden_dtype, candidate_dtype)
-            if count is None:
-                return None
-            masked += count
-    return Metrics(elements=pair.elements, compared=pair.elements - masked, masked=masked)
+    dtypes, sizes = (DTYPES[records[0].dtype], DTYPES[records[1].dtype]), [math.prod(record.shape) for record in records]
+    if records[0].shape == records[1].shape:
+        pair = PairOfTensors(golden, candidate, dtypes[0], dtypes[1], sizes[0])
+        found = compare_masks(*dtypes, (raw for segment in pair.segments() for raw in pair.raw_blocks(segment)))
+    else:
+        ours, theirs = (
+            np.concatenate(list(side(0, size))).reshape(record.shape)
+            for side, size, record in zip((golden, candidate), sizes, records, strict=True)
+        )
+        found = compare_masks(*dtypes, [(ours, theirs)])
+    compared = found.elements - found.masked
+    share = found.different / compared if found.different else 0.0
+    return Metrics(elements=found.elements, compared=compared, masked=found.masked, over_tolerance=share, max_abs=float(bool(share)))
 
 
 def _measure_segment(pair: PairOfTensors, segment: Segment, atol: float | None, rtol: float | None) -> tuple[Scan, Sums]:

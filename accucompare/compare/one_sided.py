@@ -1,28 +1,26 @@
-"""Records and modules of one side alone: the other did not run, record or call them, or it is another way to compute the same.
-
-**Vouched for.** Refactorings pass a flag, return attention weights, or call a module that the other side does without. Such a value matters
-by what is computed of it. A value that goes into a call is vouched for by that call; one that comes out of a call, or of a call that
-one side alone makes, by the call around it, whose code goes on with it. That call agrees if all of its outputs that both sides have are
-within their limits, and so is all that it hands to the calls inside it. Then the value is listed, and fails nothing. Nothing vouches for
-what the model itself returns, nor for a gradient of what both sides have, nor for what an update leaves behind.
-"""
+"""Records and modules of one side alone, because the other did not run, record or call them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import cached_property
-
-from msgspec.structs import replace
 
 from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import GRADIENT_ROLES, NODE_ROLES, TRAINING_ROLES, UPDATE_ROLES, WAYS_OF_UPDATING, Layout, Record, Role
+from accucompare.bundle.records import (
+    BUFFER_ROLES,
+    NODE_ROLES,
+    TRAINING_ROLES,
+    WAYS_OF_UPDATING,
+    WRITTEN_ROLES,
+    Record,
+    Role,
+)
 from accucompare.compare.align import Pair
 from accucompare.compare.asked import not_asked
+from accucompare.compare.baseline import is_half
 from accucompare.compare.dumps import of_dumps
-from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.outcomes import Outcome
-from accucompare.compare.reasons import Call, call_of, caller_of
-from accucompare.compare.rows import Reason, Row, Status, Verdict
+from accucompare.compare.rows import Reason, Row, Verdict
+from accucompare.compare.written import buffer_of
 from accucompare.selection import Selection
 
 
@@ -42,6 +40,7 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
         why = (
             not_asked(pair, *options)
             or dumps.get(place)
+            or _not_written(pair, golden, candidate)
             or _other_state(pair, classes)
             or _no_gradient(pair)
             or _not_trained(pair.record, untrained)
@@ -52,93 +51,24 @@ def explained(golden: Bundle, candidate: Bundle, pairs: Sequence[Pair]) -> dict[
     return found
 
 
-def vouched_for(rows: list[Row]) -> list[Row]:
-    """The rows, with those of one side that what both sides compute around them vouches for as ``ONE_SIDED``, which is no failure.
-
-    Args:
-        rows: in execution order, each with its reason.
-    """
-    alone = [row for row in rows if row.reason in (Reason.MISSING, Reason.EXTRA)]
-    if not alone:
-        return rows
-    calls = _Calls(rows)
-    values = {_value(row.record) for row in alone if row.record is not None and row.record.role in (Role.INPUT, Role.OUTPUT)}
-    listed = {id(row) for row in alone if calls.vouch_for(row, values)}
-    return [replace(row, verdict=replace(row.verdict, reason=Reason.ONE_SIDED)) if id(row) in listed else row for row in rows]
-
-
-#: What a gradient is the gradient of.
-_FORWARD = {Role.GRAD_OUTPUT: Role.OUTPUT, Role.GRAD_INPUT: Role.INPUT}
-
-#: A value of a module call: the call, its role, and its path.
-_Value = tuple[Call, Role, str]
-
-
-def _value(record: Record) -> _Value:
-    return call_of(record), record.role, record.path
-
-
-class _Calls:
-    """Which module calls both sides made, and whether what both have of them agrees, forward and backward."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._callers: tuple[dict[Call, Call | None], dict[Call, Call | None]] = ({}, {})  # golden's, the candidate's
-        self._golden: dict[Call, Call] = {}  # by the candidate's call
-        self._agree: dict[tuple[Call, bool], bool] = {}  # by golden's call, and whether its backward
-        self._returns: set[Call] = set()  # calls of golden with an output that both have
-        for row in rows:
-            ours, theirs = row.golden, row.candidate
-            for callers, record in zip(self._callers, (ours, theirs), strict=True):
-                if record is not None and not is_operator(record):
-                    callers.setdefault(call_of(record), caller_of(record))
-            if ours is None or theirs is None or is_operator(ours) or ours.role in UPDATE_ROLES:
-                continue
-            self._golden[call_of(theirs)] = call_of(ours)
-            backward, passes = ours.role in GRADIENT_ROLES, row.status is Status.PASS
-            own = ours.role in (Role.OUTPUT, Role.GRAD_INPUT, Role.CALL_GRAD)
-            whose = call_of(ours) if own else caller_of(ours)
-            if whose is None or row.reason is Reason.NOT_COMPARABLE:
-                continue
-            if own and passes and ours.layout is Layout.STRIDED and (not backward or ours.role is Role.GRAD_INPUT):
-                self._returns.add(whose) if not backward else self._agree.setdefault((whose, True), True)
-            self._agree[whose, backward] = passes and self._agree.get((whose, backward), True)
-
-    def vouch_for(self, row: Row, alone: Collection[_Value]) -> bool:
-        """Whether what both sides compute around a row of one side agrees. ``alone``: the values that one side alone has."""
-        record = row.record
-        assert record is not None
-        if is_operator(record) or record.role not in (Role.INPUT, Role.OUTPUT, *GRADIENT_ROLES):
-            return False
-        backward, golden = record.role in GRADIENT_ROLES, row.golden is not None
-        call: Call | None = call_of(record)
-        if backward and self._known(call, golden) is not None and (call, _FORWARD.get(record.role), record.path) not in alone:
-            return False  # of a value that both have
-        if record.role not in (Role.INPUT, Role.GRAD_OUTPUT) or self._known(call, golden) is None:
-            call = caller_of(record)
-        while call is not None and self._known(call, golden) is None:
-            call = self._callers[not golden].get(call)
-        shared = self._known(call, golden)
-        if shared is None or shared not in self._returns:
-            return False
-        return self._agree.get((shared, False), False) and (not backward or self._agree.get((shared, True), False))
-
-    def _known(self, call: Call | None, golden: bool) -> Call | None:
-        """Golden's call, if both sides made it."""
-        if call is None:
-            return None
-        if golden:
-            return call if call in self._shared else None
-        return self._golden.get(call)
-
-    @cached_property
-    def _shared(self) -> frozenset[Call]:
-        return frozenset(self._golden.values())
-
-
 def _not_run(pair: Pair, steps: Collection[tuple[int, int]] | None) -> str:
     """Why a fed candidate, which ran these steps of these ranks, has no record; ``""`` if it should, or nothing was fed (``None``)."""
     record = pair.golden
     return "" if steps is None or record is None or (record.rank, record.step) in steps else "a step that was not fed"
+
+
+def _not_written(pair: Pair, golden: Bundle, candidate: Bundle) -> str:
+    """Why one side has no record of what was written into a buffer or an argument; ``""`` if nothing was written there."""
+    role, has = pair.record.role, pair.golden or pair.candidate
+    name, other = ("golden", golden) if pair.golden is None else ("the candidate", candidate)
+    if role not in WRITTEN_ROLES or has is None:
+        return ""
+    if not other.manifest.options.written:
+        return f"{name} was captured by a version that does not record it"
+    buffer = (other.manifest.model.get("buffers") or {}).get(buffer_of(has), {})
+    if role in BUFFER_ROLES and role is not Role.BUFFER_UPDATE and is_half(str(buffer.get("dtype"))):  # seen by other bits alone
+        return f"so small a change may leave {name}'s as it is, in {buffer['dtype']}"
+    return ""
 
 
 def _untrained(golden: Bundle, candidate: Bundle) -> str:

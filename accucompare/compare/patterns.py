@@ -39,51 +39,16 @@ SPIKE = 0.1  # of golden's largest magnitude: a single differing element above t
 UNRELATED = 100.0  # with fewer elements that carry the error, correlation is not judged: chance may make 4 / sqrt(100)
 FEWEST = 32.0  # with fewer elements that carry the error, nothing is called noise
 SAMPLE = 1 << 16  # elements from which a share is estimated, to 0.4 %
+RIGHT = 8.0  # roundings of the candidate's type: what has no larger a relative L2 error is right
 BINS = 64  # of golden's values, to see whether they alone decide the error
 #: sqrt(mean d^2 / mean golden^2) of rounding to p bits is this times 2^-p, for mantissas spread evenly in their logarithm.
 ROUNDING = math.sqrt(2 * math.log(2) / 9)
 
-#: Digits of the types that values may be cast to. An error of about such a rounding is reported as a cast.
-CAST_TO = {known.digits for known in DTYPES.values() if known.kind is Kind.FLOAT and 1 < known.digits <= 24}
-
-#: Names (in ``marginals.NAMES``) of slices that one row of a weight computes.
-CHANNELS = ("channels", "channels or heads", "columns or features")
-
+#: What such an error comes from, where nothing else makes the same values: other causes are excluded by the fact itself.
 HINTS = {
-    "nan": "often: 0/0, Inf − Inf, or a softmax over nothing but −Inf",
-    "inf": "often: overflow in a narrow type, or a division by zero",
-    "saturated": "often: overflow in a narrow type, saturated in place of Inf",
-    "zero": "often: a mask, pruning, or a buffer that was never written",
-    "zero channel": "often: a zeroed weight row, or a pruned channel",
-    "token": "often: a dropped token, or an attention mask that is off by one",
-    "part": "often: one attention head, or one shard of a split layer",
-    "eps": "often: a wrong eps in a normalisation",
-    "scale near 1": "often: a wrong eps in a normalisation, or a slightly wrong scale",
-    "scale by group": "often: a wrong scale or weight of a normalisation, or a wrong quantisation scale",
-    "scale": "often: a wrong scaling factor (attention: 1/sqrt(d))",
-    "scale of a channel": "often: a wrong weight or scale of that channel",
-    "sign": "often: a sign error",
-    "offset": "often: a missing or wrong bias",
-    "constant": "often: a zeroed weight row, so that only the bias is left, or an input that is the same everywhere",
-    "clip": "often: a clamp, another activation function, or saturation of a quantised type",
-    "swap": "often: rows of a weight in another order, or indices mixed up",
-    "shift": "often: an index or position off by as much, or other padding",
-    "layout": "often: a transposed weight, or a layout taken for another (NCHW for NHWC)",
-    "side": "often: another activation function, or the tanh approximation of GELU",
-    "function": "often: another activation function, an approximation of it, or a soft cap that one side lacks",
-    "softmax": "often: a softmax in the model and another around it",
-    "steps": "often: quantisation to few bits",
-    "low rank": "often: one wrong column of a weight, or one wrong input",
-    "relative": "often: a cast to a type with fewer bits",
-    "unrelated": "often: another random seed, memory that was never written, or a layout taken for another",
-}
-
-#: By where the error is (one token, a part of the channels, a few channels, elsewhere): which keys of hints replace which.
-HINTS_THERE = {
-    "token": {"zero": "token", "scale": ""},
-    "part": {"zero": "zero channel", "scale": ""},
-    "channel": {"zero": "zero channel", "scale": "scale of a channel", "scale near 1": "scale of a channel"},
-    "": {"scale": ""},
+    "saturated": "overflow in a narrow type, saturated in place of Inf",
+    "softmax": "a softmax in the model and another around it",
+    "eps": "often: a wrong eps in a normalisation",  # of a normalisation's own output only
 }
 
 
@@ -92,7 +57,7 @@ class Fact(NamedTuple):
 
     Attributes:
         words: the statement.
-        hint: the key of a hint, or ``""``.
+        hint: what kind it is; some have a hint, see ``HINTS``.
         of_all: whether it is about all values that were looked at, which may be those of one place.
     """
 
@@ -107,20 +72,23 @@ class Shape:
 
     Attributes:
         words: at most three facts: what is not finite, then where the error is, then what it is. Empty if nothing is certain.
-        hints: at most two: what such an error often comes from.
+        hints: at most two: what such an error comes from.
     """
 
     words: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
 
 
-def describe_error(golden: Float64, candidate: Float64, *, dtype: str = "float32", sample: Sample | None = None) -> Shape:
+def describe_error(
+    golden: Float64, candidate: Float64, *, dtype: str = "float32", sample: Sample | None = None, normalised: bool = False
+) -> Shape:
     """Say what an error looks like. Scaling both arrays by one factor changes only facts about the largest value of the type.
 
     Args:
         golden, candidate: float64 values of one shape, of any rank; NaN and Inf are allowed.
         dtype: the candidate's type (a name in ``DTYPES``): its largest value, and its rounding.
         sample: which part of two larger tensors the arrays are, as the words then say; ``None`` if they are whole.
+        normalised: whether they are what a normalisation has given, so that its eps scales rows.
 
     Raises:
         ValueError: if the shapes differ.
@@ -137,7 +105,7 @@ def describe_error(golden: Float64, candidate: Float64, *, dtype: str = "float32
     if any(fact.hint == "saturated" for fact in facts):
         others = [fact for fact in others if fact.hint != "clip"]  # it says the same
     by_cause = (*facts, *reversed(others))  # what was done shows the cause better than where it was
-    hints = [HINTS[fact.hint] for fact in by_cause if fact.hint in HINTS]
+    hints = [HINTS[fact.hint] for fact in by_cause if fact.hint in HINTS and (normalised or fact.hint != "eps")]
     words = [fact.words for fact in (*facts, *others)][:3]
     if sample is not None:
         words[:1] = [f"in {sample.share()}: {first}" for first in words[:1]]
@@ -184,23 +152,22 @@ def _where_and_what(whole: Tensors, shape: tuple[int, ...], dtype: str, sample: 
     where = locate(whole, sums)
     if not where:
         return _spike(whole, shape, sample) or _what(whole, sums, dtype)
-    chosen, kind = [place for _, place in where], _kind([place for _, place in where])
-    share = percent(min(share for share, _ in where))
-    hint = "" if kind == "token" else kind  # that one token is wrong shows no cause; what is wrong with it may
-    place = Fact(f"{share} of the squared error is in {' of '.join(map(str, reversed(chosen)))}", hint if hint in HINTS else "")
+    chosen = [place for _, place in where]
     part = whole.part(chosen)
     what = _what(part, sums_of(part), dtype)
-    return [place, *(Fact(fact.words + (" there" if fact.of_all else ""), HINTS_THERE[kind].get(fact.hint, fact.hint)) for fact in what)]
+    place = Fact(_place_in_words(whole, where, dtype))
+    return [place, *(Fact(fact.words + (" there" if fact.of_all else ""), fact.hint) for fact in what)]
 
 
-def _kind(places: list[Slices]) -> str:
-    """The key in ``HINTS_THERE``."""
-    if any("token" in place.name and len(place.chosen) == 1 for place in places):
-        return "token"
-    channels = [place.chosen for place in places if place.names in CHANNELS]
-    if any(len(chosen) >= 8 and np.ptp(chosen) == len(chosen) - 1 for chosen in channels):
-        return "part"
-    return "channel" if channels else ""
+def _place_in_words(whole: Tensors, where: list[tuple[float, Slices]], dtype: str) -> str:
+    """Which slices hold the error; of a run of them what the rest is, too."""
+    chosen = [place for _, place in where]
+    if len(chosen) == 1 and chosen[0].is_run and (rest := whole.rest(chosen[0])) is not None:
+        diff, golden = (float(np.linalg.norm(values)) for values in (rest.candidate - rest.golden, rest.golden))
+        if diff <= RIGHT * DTYPES[dtype].rounding * golden:
+            return f"{chosen[0]} are wrong, the rest is {'right' if diff else 'identical'}"
+    share = percent(min(share for share, _ in where))
+    return f"{share} of the squared error is in {' of '.join(map(str, reversed(chosen)))}"
 
 
 def _spike(pair: Tensors, shape: tuple[int, ...], sample: Sample | None) -> list[Fact]:
@@ -311,10 +278,9 @@ def _noise(pair: Tensors, sums: Sums) -> list[Fact]:
     bits = round(math.log2(min(max(ROUNDING / ratio, 1.0), 2.0**53)))
     if abs(slope - 1) < SLOPE:
         size = f"about as large as rounding to {bits} bits" if bits > 1 else f"{ratio:.1g} of it"
-        known = any(abs(bits - digits) <= 1 for digits in CAST_TO)
-        return [Fact(f"no pattern was found, in proportion to |golden|: {size}", "relative" if known else "")]
+        return [Fact(f"no pattern was found, in proportion to |golden|: {size}")]
     alike = ", as large where golden is small" if abs(slope) < SLOPE else ""
-    return [Fact(f"no pattern was found, {ratio:.1e} of golden's RMS{alike}")]  # no hint, since any error looks so after a product
+    return [Fact(f"no pattern was found, {ratio:.1e} of golden's RMS{alike}")]
 
 
 def _explained(pair: Tensors, sums: Sums) -> bool:

@@ -12,7 +12,7 @@ from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle
 from accucompare.compare.align import Renaming
 from accucompare.compare.provenance import other_code, other_configuration, other_surroundings, place
-from accucompare.compare.renames import renamed_table
+from accucompare.compare.renames import renamed_table, same_by_another_name
 from accucompare.compare.rows import About, Finding, RefusedBaseline
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats, suggested
 from accucompare.compare.unverified import unverified
@@ -110,6 +110,11 @@ def _weights(pair: Pairing) -> Iterator[Finding]:
             narrowed = tuple(f"{name}." for name in (() if fallback is None else fallback.modules))  # these have another type on purpose
             computed |= {name for name in others if name.startswith(narrowed)}
             loaded = [{name: entry for name, entry in table.items() if name not in computed} for table in (renamed, others)]
+            aliases = [side.model.get("aliases") or {} for side in (ours, theirs)]
+            loaded = [
+                {name: entry for name, entry in table.items() if name in other or not same_by_another_name(name, table, known)}
+                for table, other, known in zip(loaded, reversed(loaded), reversed(aliases), strict=True)
+            ]
             if ours.options.imported or theirs.options.imported:  # a dump has the weights of the modules that ran, by each of their names
                 loaded = [{name: entry for name, entry in table.items() if all(name in each for each in loaded)} for table in loaded]
             about = About.WEIGHTS if kind == "parameters" else About.GIVEN

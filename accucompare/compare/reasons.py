@@ -13,6 +13,7 @@ from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, Layout, Recor
 from accucompare.compare.operator_rows import Operator, OperatorOrigins, is_operator, not_fed_operators
 from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
 from accucompare.compare.training import Training
+from accucompare.compare.written import is_buffer, is_wrong, owner_of, trace_buffer
 
 #: Fed: a later error in a call's own code counts as another error if it is so many times as far over its limit as the earlier ones.
 MUCH_FURTHER = 8.0
@@ -47,13 +48,16 @@ class Origins:
     limits; it is *glue* if the module called children that were within theirs, since then its own code made the error. An input over its
     limit is *glue* if everything that its parent had before was within limits. All else is *inherited*. An input of an outermost call has
     no parent: it is *inputs differ* if nothing before it in its step was over its limit.
+
+    ``steps``: those recorded on both sides, with their ranks; ``None`` for all.
     """
 
+    steps: Collection[tuple[int, int]] | None = None
     _calls: dict[Call, _CallState] = field(default_factory=dict)
     _operators: OperatorOrigins = field(default_factory=lambda: OperatorOrigins(fed=False))
     _steps_over: set[tuple[int, int]] = field(default_factory=set)
     _steps_nonfinite: set[tuple[int, int]] = field(default_factory=set)
-    _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a computed buffer, or a parameter, that is wrong, by rank
+    _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a buffer, or a parameter, that is wrong, by rank
     _training: Training = field(default_factory=lambda: Training(fed=False))
 
     def __post_init__(self) -> None:
@@ -61,11 +65,26 @@ class Origins:
 
     def trace(self, record: Record, verdict: Verdict) -> Verdict:
         """The verdict with ``OVER`` replaced by the reason that says where the error comes from."""
+        if is_buffer(record):
+            return self._written(record, verdict)
         if record.role in TRAINING_ROLES:
             children = self._state(call_of(record)).has_children
             return self._training.trace(record, verdict, False, children)
         verdict = self._trace(record, verdict)
         self._training.forward(record, verdict)
+        return verdict
+
+    def _written(self, record: Record, verdict: Verdict) -> Verdict:
+        place = record.rank, owner_of(record)
+        if record.role is Role.BUFFER_UPDATE:
+            before = self._state(call_of(record)).over
+        elif record.role is Role.BUFFER_AFTER:
+            before = place in self._buffers or (record.rank, record.step) in self._steps_over
+        else:
+            before = place in self._buffers or any(rank == record.rank and step < record.step for rank, step in self._steps_over)
+        verdict = trace_buffer(record, verdict, before, self.steps)
+        if is_wrong(verdict):
+            self._buffers.add(place)
         return verdict
 
     def _trace(self, record: Record, verdict: Verdict) -> Verdict:
@@ -155,16 +174,18 @@ class Fed:
         not_fed: the values that were not replaced by golden's.
         operators: the same for operators.
         recorded: the modules that golden has, so that they were fed; ``None`` for all.
+        steps: those recorded on both sides, with their ranks; ``None`` for all.
     """
 
     not_fed: Collection[NotFed]
     operators: OperatorOrigins = field(default_factory=lambda: OperatorOrigins(fed=True))
     recorded: Collection[str] | None = None
+    steps: Collection[tuple[int, int]] | None = None
     _tainted: set[Call] = field(default_factory=set)
     _reshaped: set[Call] = field(default_factory=set)  # of these, those that computed with another shape
     _with_children: set[Call] = field(default_factory=set)
     _glue: dict[Call, float] = field(default_factory=dict)  # by call: how far over its limit its code has been until now
-    _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a computed buffer, or a parameter, that is wrong, by rank
+    _buffers: set[tuple[int, str]] = field(default_factory=set)  # modules with a buffer, or a parameter, that stayed wrong, by rank
     _unknown: dict[Call, set[str]] = field(default_factory=dict)  # paths of inputs that were not fed and are not known to be right
     _erring: set[Call | None] = field(default_factory=set)  # calls whose own code has made an error in the forward
 
@@ -178,6 +199,8 @@ class Fed:
         """The verdict with its reason made exact."""
         if record.role is Role.COMPUTED_BUFFER:
             return _of_buffer(record, verdict, self._buffers)
+        if is_buffer(record):
+            return self._written(record, verdict)
         call, parent = call_of(record), caller_of(record)
         if record.role in NODE_ROLES:
             before = self._training.before_node(record) or call in self._erring or call in self._tainted
@@ -197,7 +220,7 @@ class Fed:
         reshaped = verdict.reason is Reason.SHAPE
         if record.role is Role.INPUT and _is_right(record, verdict):
             self._unknown.get(call, set()).discard(record.path)
-        elif record.role is Role.OUTPUT and verdict.status is Status.FAIL and self._unknown.get(call):
+        elif record.role in (Role.OUTPUT, Role.ARGUMENT_UPDATE) and verdict.status is Status.FAIL and self._unknown.get(call):
             verdict = verdict.unfed()
         if reshaped and source in self._reshaped:
             verdict = replace(verdict, reason=Reason.INHERITED)
@@ -217,6 +240,18 @@ class Fed:
                 self._tainted.add(whose)
                 if reshaped:
                     self._reshaped.add(whose)
+        return verdict
+
+    def _written(self, record: Record, verdict: Verdict) -> Verdict:
+        call, place = call_of(record), (record.rank, owner_of(record))
+        before = place in self._buffers or (self.recorded is not None and record.name not in self.recorded)
+        if record.role is Role.BUFFER_UPDATE:
+            before = before or call in self._erring or call in self._tainted
+            if verdict.status is Status.FAIL and self._unknown.get(call):
+                verdict = verdict.unfed()
+        verdict = trace_buffer(record, verdict, before, self.steps)
+        if is_wrong(verdict) and (*call, record.role.value, record.path) in self.not_fed:
+            self._buffers.add(place)
         return verdict
 
     def _passed_on(self, source: Call, verdict: Verdict) -> bool:

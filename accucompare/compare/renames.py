@@ -8,6 +8,7 @@ from typing import Any
 
 from accucompare.compare.align import Rename, Renaming, Signatures, claims, counterparts, rename, rename_parameter
 from accucompare.errors import UsageError
+from accucompare.numbers.digests import same_fingerprint
 
 AUTO = "auto"
 
@@ -55,6 +56,19 @@ def renamed_table(golden: Model, own: Model, renamings: Sequence[Renaming], kind
     names = counterparts(table, own.get(kind) or {}, renamings, _KINDS[kind])
     alone = {name: entry for name, entry in table.items() if name not in names}
     return {**alone, **{new: table[name] for name, new in names.items()}}
+
+
+def same_by_another_name(name: str, table: Mapping[str, Any], aliases: Mapping[str, str]) -> bool:
+    """Whether a parameter that one model lacks is one that it has by another name, since two modules are one there.
+
+    Args:
+        name: of the parameter.
+        table: of the model that has it, with fingerprints.
+        aliases: the other model's: further names of modules, each with its first name.
+    """
+    module, _, own = name.rpartition(".")
+    other = table.get(f"{aliases[module]}.{own}") if module in aliases else None
+    return other is not None and same_fingerprint(table[name], other) is True
 
 
 def check_maps(renamings: Sequence[Renaming], sides: Sequence[tuple[Model, Model]]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from accucompare.bundle.manifest import Manifest
-from accucompare.bundle.records import Record, Role
+from accucompare.bundle.records import SERIES_ROLES, Record, Role
 from accucompare.compare.acceptance import Acceptance
 from accucompare.compare.ladder import Parting, TrainingResult
 from accucompare.compare.models import OtherModel
@@ -108,7 +108,7 @@ class Result:
     def by_digests(self) -> int:
         """How many rows are identical by their digests alone: their values were read when they were captured, and not now."""
         rows = (row for row in self.rows if row.reason is Reason.IDENTICAL and row.golden is not None and row.golden.dtype)
-        return sum(not self.verified or None in (row.golden and row.golden.member, row.candidate and row.candidate.member) for row in rows)
+        return sum(not self.verified or not _values_kept(row) for row in rows)
 
     @property
     def holds_outputs(self) -> bool:
@@ -186,7 +186,7 @@ class Result:
         if hidden := self.unseen_words:
             return hidden
         if self.holds_outputs and (given := without_output(self.rows)) is not None:
-            return f"the model returned nothing for {self.place(given)}, and what it writes into its arguments is not recorded"
+            return f"the model returned nothing for {self.place(given)}, and nothing that it writes into arguments or buffers was recorded"
         if self.refused is not None and not self.by_user:
             return f"everything is within fixed limits, which miss small faults, and {self.refused}"
         if self.unseen:
@@ -298,6 +298,11 @@ class Result:
     def unmatched(self) -> list[Row]:
         """The rows that have only one side."""
         return [row for row in self.rows if row.reason in UNMATCHED]
+
+
+def _values_kept(row: Row) -> bool:
+    """Whether both sides have the values of a row: as a tensor, or in the manifest's series."""
+    return all(each is not None and (each.member is not None or each.role in SERIES_ROLES) for each in (row.golden, row.candidate))
 
 
 def _nonfinite(record: Record | None) -> bool:

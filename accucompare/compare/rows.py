@@ -7,7 +7,7 @@ from enum import Enum
 
 import msgspec
 
-from accucompare.bundle.records import DEVICE_DIGEST, Record
+from accucompare.bundle.records import DEVICE_DIGEST, SERIES_ROLES, Record
 from accucompare.compare.limits import SmallestLimit
 from accucompare.compare.measure import Metrics
 from accucompare.compare.provenance import OtherCode
@@ -255,7 +255,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     @property
     def by_statistics(self) -> bool:
         """Whether it was judged by statistics alone. Then its metrics are lower bounds, and passing proves little."""
-        if self.by_sketch:
+        if self.by_sketch or (self.record is not None and self.record.role in SERIES_ROLES):
             return False
         sides = (self.golden, self.candidate)
         without_values = any(record is not None and record.member is None for record in sides)

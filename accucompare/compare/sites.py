@@ -5,23 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from accucompare.bundle.records import NODE_ROLES, TRAINING_ROLES, UPDATE_ROLES, Role
+from accucompare.bundle.records import NODE_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, WRITTEN_ROLES, Record, Role
 from accucompare.compare.rows import Difference, Option, Reason, Row
 from accucompare.compare.scaled import ScaledGradients
+from accucompare.compare.written import buffer_of, owner_of
 from accucompare.markup import line
 
 
 class Stage(str, Enum):
     """The part of a step that an error is made in."""
 
+    BETWEEN = "between"  # after an update, before the next
     FORWARD = "forward"
-    LOSS = "loss"  # in the backward of what comes after the model
+    LOSS = "loss"  # what comes after the model: its value, or its backward
     BACKWARD = "backward"
     UPDATE = "update"
 
 
 #: What an update's culprit shows, by the role of its row; for all other roles the update itself.
 _UPDATE_WORDS = {Role.PARAM_GRAD: "the sum of the gradients", Role.STATE_BEFORE: "what the update is given"}
+
+#: What changed a buffer that no call of the model has written into.
+_CHANGED = {Role.BUFFER_BEFORE: "changed between steps", Role.BUFFER_AFTER: "changed in the step, outside of the model"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,8 @@ class Culprit:
         jump: free-running, the excess as a multiple of that of what went in; ``None`` if there is no baseline.
         operator: for an operator: ``aten.bmm call 1 (bert/modeling_bert.py:187)``; of a backward ``BmmBackward0 (…)``.
         difference: what the two sides run or give differently there, if that explains the error.
-        seen: the number of calls, in all steps and ranks, in which the site shows an error; ``row`` is of the largest.
+        seen: the number of calls, in all steps and ranks, in which the site shows an error; ``row`` is of the largest, and
+            where steps train, of the first step's largest.
         words: the shape of its error, one statement each: "concentrated in channels 17 and 700 of dimension -1".
         hints: what such an error often comes from.
         configured: the module's own numbers and strings that differ from golden's, such as ``approximate``.
@@ -89,8 +95,14 @@ class Culprit:
         if self.scaled is not None and self.scaled.of_loss is not None:
             return Stage.LOSS if self.scaled.of_loss else Stage.UPDATE
         record = self.row.record
+        if record is not None and record.role in SERIES_ROLES:
+            return Stage.LOSS if record.role is Role.LOSS else Stage.UPDATE
+        if record is not None and record.role is Role.BUFFER_AFTER:
+            return Stage.UPDATE
         if record is None or record.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return Stage.FORWARD
+        if record.role is Role.PARAM_CHANGED:
+            return Stage.BETWEEN
         if record.role in UPDATE_ROLES:
             return Stage.UPDATE
         return Stage.LOSS if record.role is Role.GRAD_OUTPUT and record.parent is None else Stage.BACKWARD
@@ -114,6 +126,8 @@ class Culprit:
             return f"{of}{self.name or '(root)'}{call}: {': '.join(parts)}"
         if self.buffer:
             return f"{self.buffer} (computed buffer)"
+        if self.row.record is not None and self.row.record.role in WRITTEN_ROLES:
+            return self._place_written(self.row.record, call)
         if self.whole:
             return "the whole update"
         if self.stage is not Stage.FORWARD and not self.cut:
@@ -124,15 +138,33 @@ class Culprit:
         where = {"module": "", "glue": f" (glue, before {own})" if own else " (glue, at its end)"}[self.site]
         return f"{self.name or '(root)'}{call}{where}"
 
+    def _place_written(self, record: Record, call: str) -> str:
+        if record.role is Role.ARGUMENT_UPDATE and self.site == "glue":
+            return f"{self.name or '(root)'}{call} (glue, written into argument {record.path})"
+        if record.role is Role.ARGUMENT_UPDATE:
+            return f"{self.name or '(root)'}{call} (written into argument {record.path})"
+        if record.role is not Role.BUFFER_UPDATE:
+            return f"{buffer_of(record)} ({_CHANGED[record.role]})"
+        by = "" if owner_of(record) == self.name else f" by {self.name or '(root)'}"
+        return f"{buffer_of(record)}{call} (buffer update{by})"
+
     @property
     def _place_in_training(self) -> str:
         record = self.row.record
         assert record is not None
+        if record.role is Role.LOSS:
+            return "the loss" + (f" of backward {record.call}" if record.call else "")
+        if record.role is Role.CLIPPED_NORM:
+            return "the clipping of the gradients"
         if self.stage is Stage.LOSS:
             return f"the backward of the loss, gradient of {record.path or 'the output'}"
         call = f" call {self.call}" if self.call else ""
+        owner = f"{self.name}." if self.name else ""
+        if self.stage is Stage.BETWEEN:  # the call is the number of updates of the step before
+            update = "the update" if self.call == 1 else f"update {self.call}"
+            when = f"after {update} of step {record.step}" if self.call else f"between step {record.step - 1} and {record.step}"
+            return f"{when} something else changed {owner}{record.path}"
         if self.stage is Stage.UPDATE:
-            owner = f"{self.name}." if self.name else ""
             what = _UPDATE_WORDS.get(record.role, "the update")
             if record.role is Role.STATE_AFTER:
                 parameter, _, state = record.path.partition(".")

@@ -75,6 +75,12 @@ class StepPair:
                 yield quantity, apart
 
     @property
+    def clipped_to(self) -> tuple[float | None, float | None]:
+        """The norms of both sides' clipped gradients; ``None`` of a side that clips none."""
+        ours, theirs = self.golden, self.candidate
+        return None if ours is None else ours.clipped_norm, None if theirs is None else theirs.clipped_norm
+
+    @property
     def optimizers(self) -> tuple[str, str] | None:
         """The classes of both sides' optimizers that made an update, if they differ."""
         if self.golden is None or self.candidate is None or not (self.golden.updates and self.candidate.updates):
@@ -119,6 +125,15 @@ def _told(pair: StepPair) -> Iterator[tuple[Setting, str, float | None, float | 
         yield Setting.UPDATES, "", ours.updates, theirs.updates
     if len(ours.losses) != len(theirs.losses):
         yield Setting.BACKWARDS, "", len(ours.losses), len(theirs.losses)
+
+
+def clipped(golden: float | None, candidate: float | None) -> str:
+    """To what norms both sides clip gradients; ``None`` for a side that clips none."""
+    if golden is None or candidate is None:
+        clips, other = ("golden", "the candidate") if candidate is None else ("the candidate", "golden")
+        return f"the gradients are clipped to {number(golden if candidate is None else candidate)} in {clips}, not in {other}"
+    factor = f": all updates are given {candidate / golden:.4g} x golden's, the clip factor" if golden else ""
+    return f"the gradients are clipped to {number(golden)} in golden, to {number(candidate)} in the candidate{factor}"
 
 
 def percent(share: float) -> str:

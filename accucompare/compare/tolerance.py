@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -72,6 +73,17 @@ COPIES = (
 )
 ROUNDINGS_OF_COPIES = 4
 
+#: An error that is over its limit by this factor is no chance: the ratio of two root mean squares of four numbers passes its limit once in
+#: a thousand, and twice that once in 15,000. An error that is over it by less does not lead before a clear one of a later step.
+CLEAR = 2.0
+
+#: Classes that sum over a batch or an image while they train, and the dimension of their outputs that they do not sum over. A memory
+#: format (channels last), or a device, sums in another order, and some in one long row: the error of n terms is then about sqrt(n)
+#: roundings of float32 (N. J. Higham & T. Mary, SIAM J. Sci. Comput. 41, 2019). Measured against torch's own two orders, n = 128 to 5e5,
+#: mean up to five times the spread: up to 2.6 x that, in GroupNorm 4.1 x. A variance that is off by 1e-3 has 5e-4.
+SUMMED = {"BatchNorm1d": 1, "BatchNorm2d": 1, "BatchNorm3d": 1, "SyncBatchNorm": 1, "GroupNorm": 0}
+ORDERS_OF_SUMS, MOST_OF_SUMS = 4.0, 1e-4
+
 #: A smaller cosine similarity is refused as a limit, since 1 - cosine was probably meant.
 SMALLEST_COSINE = 0.5
 
@@ -88,6 +100,7 @@ class Tolerance:
         by_default: whether these are defaults, so that a baseline judges instead, if there is one.
         ceiling: the largest relative L2 error that is rounding, whatever the baseline; ``None`` if the user's limits judge.
         fed: whether the candidate was fed, so that an error over the ceiling was made in this record.
+        summing: the relative L2 error that another order of long sums alone makes; a baseline, which has one order, may be closer.
     """
 
     atol: float | None = None
@@ -98,6 +111,7 @@ class Tolerance:
     by_default: bool = False
     ceiling: float | None = None
     fed: bool = False
+    summing: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("atol", "rtol", "rel_l2", "cosine"):
@@ -120,6 +134,13 @@ class Tolerance:
     def scaled(self, factor: float) -> Tolerance:
         """The same with relative limit and ceiling multiplied by a factor; the user's own limits stay as they are."""
         return self if factor == 1.0 or not self.by_default else _scaled(self, factor)
+
+    def of_sums(self, terms: int, dtype: str) -> Tolerance:
+        """The same with room for another order of summing so many terms; the user's own limits stay as they are."""
+        if not terms or not self.by_default or self.rel_l2 is None:
+            return self
+        summing = min(ORDERS_OF_SUMS * math.sqrt(terms) * min(DTYPES[dtype].rounding, DTYPES["float32"].rounding), MOST_OF_SUMS)
+        return replace(self, rel_l2=max(self.rel_l2, summing), summing=summing)
 
     def __str__(self) -> str:
         return self._text
@@ -168,6 +189,7 @@ class Tolerances:
         otherwise: the user's limits for all other layers; the table by dtype if there are none.
         fed: whether the candidate was fed; then a multiple of the rounding takes the table's place.
         copies: the classes in ``COPIES`` that are torch's own in this model.
+        sums: names of the candidate's modules that sum over a batch or an image, see ``SUMMED``.
         rounding, conv_rounding: the unit roundoff of its float32 matrix products and convolutions, if their
             operands are rounded.
     """
@@ -178,6 +200,7 @@ class Tolerances:
     rounding: float = 0.0
     conv_rounding: float = 0.0
     copies: frozenset[str] = frozenset()
+    sums: frozenset[str] = frozenset()
 
     def tolerance_for(self, golden: Record, candidate: Record, coarsest: str = "") -> Tolerance:
         """The limits for a pair of floating or complex records.

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from accucompare.bundle.records import GRADIENT_ROLES, UPDATE_ROLES, Record, Role
 from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
+from accucompare.compare.tolerance import SUMMED
 
 #: (rank, step, name, call index).
 Call = tuple[int, int, str, int]
@@ -73,8 +74,10 @@ class Training:
     _alone: set[tuple[Call, Role, str]] = field(default_factory=set)  # values of the forward that only one side has
     _lost: set[Call] = field(default_factory=set)  # calls whose backward goes on without a gradient that only one side has
     _not_updated: set[tuple[int, str]] = field(default_factory=set)  # by rank: parameters that only one side has updated
+    _wrote: dict[int, int] = field(default_factory=dict)  # by rank: the first step whose update has made an error of its own
     _groups: set[tuple[int, int]] = field(default_factory=set)  # steps with another number in an optimizer's parameter groups
     _states: set[tuple[int, str]] = field(default_factory=set)  # by rank: state that an update has made over its limit
+    _wrong_updates: set[tuple[int, str]] = field(default_factory=set)  # by rank: parameters with an update over its limit
     _updated: set[tuple[int, int]] = field(default_factory=set)  # steps of which the update was recorded
 
     def forward(self, record: Record, verdict: Verdict) -> None:
@@ -176,6 +179,8 @@ class Training:
         other_state = record.role is Role.STATE_BEFORE and verdict.reason in (*UNMATCHED, Reason.NOT_COMPARABLE)
         if given and verdict.reason is not Reason.IDENTICAL and (own or not (self.fed or other_state)):
             self._other.add(step)  # what only one of two optimizers keeps is the optimizer's own
+        if record.role is Role.PARAM_CHANGED:
+            return self._changed(record, verdict)
         if record.role is Role.PARAM_GRAD and verdict.reason is Reason.DTYPE:  # one side says that there is none
             verdict = replace(verdict, reason=Reason.MISSING if record.dtype else Reason.EXTRA)
         if verdict.reason in UNMATCHED:
@@ -187,11 +192,12 @@ class Training:
             inherited = {
                 Role.PARAM_GRAD: parameter in self._parameters or parameter[::2] in self._not_updated,  # nor was it set to zero
                 Role.PARAM_BEFORE: not self.fed and step in self._over,
-                Role.STATE_BEFORE: state in self._states
+                Role.STATE_BEFORE: (of_group and self._wrote.get(record.rank, record.step) < record.step)
+                or state in self._states
                 or parameter[::2] in self._not_updated
                 or (record.shape != () and self._after_wrong_steps(record)),
-                Role.PARAM_UPDATE: step in self._groups or parameter in self._without,
-                Role.STATE_AFTER: step in self._groups or parameter in self._without,
+                Role.PARAM_UPDATE: step in self._groups or parameter in self._without or parameter[::2] in self._not_updated,
+                Role.STATE_AFTER: step in self._groups or parameter in self._without or parameter[::2] in self._not_updated,
             }[record.role]
             verdict = replace(verdict, reason=Reason.INHERITED if inherited else Reason.INTRODUCED)
         elif verdict.reason is Reason.NON_FINITE and parameter not in self._parameters:
@@ -200,9 +206,30 @@ class Training:
             self._over.add(step)
             if of_group:
                 self._groups.add(step)
+            if record.role is Role.PARAM_UPDATE:
+                self._wrong_updates.add(state)
             if record.role is Role.STATE_AFTER:
                 self._states.add(state)
+            if not given and verdict.reason is not Reason.INHERITED:
+                self._wrote.setdefault(record.rank, record.step)
         return verdict
+
+    def _changed(self, record: Record, verdict: Verdict) -> Verdict:
+        """The verdict on a parameter that something other than an update has changed, on one side or on both.
+
+        Of a parameter whose update was wrong before, that is no error of its own: clamping may do more there.
+        """
+        parameter = record.rank, parameter_of(record)
+        before = parameter in self._wrong_updates or parameter in self._not_updated
+        if verdict.reason is Reason.OVER:
+            if not self.fed and {(record.rank, record.step - 1), (record.rank, record.step)} & self._other:
+                return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_FED)
+            verdict = replace(verdict, reason=Reason.INHERITED if before else Reason.INTRODUCED)
+        if verdict.status is Status.FAIL:
+            self._over.add((record.rank, record.step))
+            if not self.fed:  # golden's is fed to what comes next
+                self.modules.add((record.rank, record.name))
+        return verdict.beginning() if verdict.reason in UNMATCHED and not before else verdict
 
     def _update_alone(self, record: Record, verdict: Verdict, parameter: tuple[int, int, str]) -> Verdict:
         """The verdict on what only one side has of an update. It begins there unless a part of the parameter's gradient was alone, too."""
@@ -219,18 +246,32 @@ class Training:
         return verdict.beginning() if begins else verdict
 
 
+#: What a module makes of its sums.
+_OF_SUMS = (Role.OUTPUT, Role.BUFFER_UPDATE, Role.GRAD_INPUT, Role.CALL_GRAD, Role.PARAM_GRAD)
+
+
 @dataclass
 class Terms:
     """How much larger than their sum the terms are that a gradient or an update is made of, from golden's statistics, in execution order.
 
     A sum is rounded as its terms are, and they may cancel: the gradient of a key's bias is zero, but for rounding. An update is rounded
-    as the parameter is that it is added to.
+    as the parameter is that it is added to. What a call writes into a buffer may be a mean of what it was given: zero but for rounding,
+    if that comes from a normalisation. Of n terms, the rounding of their mean is that of one, divided by the square root of n.
     """
 
     _arrived: dict[Call, float] = field(default_factory=dict)  # L2 norm of all that arrived at the outputs of a call
     _nodes: dict[tuple[Call, str, int], float] = field(default_factory=dict)  # and at one of its nodes
     _sizes: dict[tuple[int, int, str], float] = field(default_factory=dict)  # of the terms of a parameter's gradient
     _values: dict[tuple[int, int, int, str], float] = field(default_factory=dict)  # L2 norm of a parameter before an update
+    _given: dict[Call, list[tuple[float, int]]] = field(default_factory=dict)  # of this step: L2 norm and size of what calls were given
+    _summed: dict[str, int] = field(default_factory=dict)  # how many values each sum of a module has
+
+    def summed(self, record: Record) -> int:
+        """Over how many values of one channel, or one sample, a module in ``SUMMED`` sums; 0 if no output of it was recorded before."""
+        if record.role is Role.OUTPUT and record.type in SUMMED and len(record.shape) > 1:
+            each = record.shape[SUMMED[record.type]]
+            self._summed[record.name] = max(self._summed.get(record.name, 0), math.prod(record.shape) // max(each, 1))
+        return self._summed.get(record.name, 0) if record.role in _OF_SUMS else 0
 
     def larger(self, record: Record) -> float:
         """By what factor the terms of golden's record are larger than it; 1 where they are not, or that is not known."""
@@ -248,6 +289,13 @@ class Terms:
             self._nodes[(call, *record.operator)] = size
         elif record.role is Role.OP_GRAD_INPUT and len(record.shape) == 1:
             terms = max(size, self._nodes.get((call, *record.operator), 0.0))
+        elif record.role is Role.INPUT:
+            if self._given and next(iter(self._given))[:2] != call[:2]:
+                self._given.clear()
+            self._given.setdefault(call, []).append((size, math.prod(record.shape)))
+        elif record.role is Role.BUFFER_UPDATE:
+            own = math.prod(record.shape)
+            terms = max((given * min(own / count, 1.0) for given, count in self._given.get(call, ()) if count), default=size)
         elif record.role is Role.PARAM_GRAD:
             terms = self._sizes.get(part, size)
         elif record.role is Role.PARAM_BEFORE:

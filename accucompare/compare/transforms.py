@@ -34,7 +34,7 @@ class Description:
     """One description of what may have turned golden's values into the candidate's.
 
     Attributes:
-        hint: its key in ``patterns.HINTS``.
+        hint: what kind it is; some are keys in ``patterns.HINTS``.
         words: the description.
         left: share of the squared error that it does not explain.
         numbers: how many free numbers it has.

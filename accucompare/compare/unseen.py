@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from accucompare.bundle.records import GRADIENT_ROLES, TRAINING_ROLES, UPDATE_ROLES, Layout, Record, Role
+from accucompare.bundle.records import BUFFER_ROLES, GRADIENT_ROLES, TRAINING_ROLES, UPDATE_ROLES, WRITTEN_ROLES, Layout, Record, Role
 from accucompare.compare.operator_rows import is_operator
 from accucompare.compare.reasons import Call, call_of, caller_of
 from accucompare.compare.rows import Reason, Row, Status
@@ -63,7 +63,7 @@ def unseen(rows: Sequence[Row], fed: bool) -> Unseen | None:
 def without_output(rows: Iterable[Row]) -> Row | None:
     """The first input of the whole model of a step in which it returned nothing on either side, so that no row tells what it computed.
 
-    It may have written that into what it was given (``out=``), of which a capture records what it was before. Gradients tell.
+    What it wrote into its arguments tells (``out=``), and into buffers; so do gradients. ``.data`` is written into unseen.
     """
     given: dict[Call, Row] = {}
     returned: set[Call] = set()
@@ -74,9 +74,9 @@ def without_output(rows: Iterable[Row]) -> Row | None:
             continue
         if not record.name and record.role is Role.INPUT:
             given.setdefault(call_of(record), row)
-        elif not record.name and record.role is Role.OUTPUT:
+        elif not record.name and record.role in (Role.OUTPUT, Role.ARGUMENT_UPDATE):
             returned.add(call_of(record))
-        elif record.role in TRAINING_ROLES and row.status is Status.PASS:
+        elif record.role in (*TRAINING_ROLES, *BUFFER_ROLES) and row.status is Status.PASS:
             trained.add((record.rank, record.step))
     return next((row for call, row in given.items() if call not in returned and call[:2] not in trained), None)
 
@@ -135,7 +135,7 @@ def _on_the_way(suspects: Iterable[Row], rows: Sequence[Row]) -> list[Row]:
             continue
         between = record.order < last.get((record.rank, record.step), -1)
         alone = record.layout is Layout.OPAQUE and between and call_of(record) not in judged
-        if record.role is Role.OUTPUT and (record.layout in _WITHOUT_DATA or alone or _not_finite(row)):
+        if record.role in (Role.OUTPUT, *WRITTEN_ROLES) and (record.layout in _WITHOUT_DATA or alone or _not_finite(row)):
             hiding.append(row)
     return hiding
 

@@ -23,7 +23,7 @@ from itertools import pairwise
 
 from accucompare.bundle.manifest import StepSeries
 from accucompare.compare.baseline import floor, precision_of, ratio_limit
-from accucompare.compare.tolerance import CEILING, DEFAULT_REL_L2, Tolerance
+from accucompare.compare.tolerance import CEILING, CLEAR, DEFAULT_REL_L2, Tolerance
 from accucompare.compare.training import FREE_GRADIENTS
 
 #: (rank, step).
@@ -55,6 +55,11 @@ def value_of(series: StepSeries | None, quantity: Quantity) -> float | None:
     if quantity is Quantity.LOSS:
         return sum(series.losses) if series.losses else None
     return series.grad_norm if quantity is Quantity.NORM else series.clipped_norm
+
+
+def used_norm(series: StepSeries) -> float | None:
+    """The norm of the gradients as the step's updates used them, clipped or not; ``None`` if it is not known."""
+    return series.grad_norm if series.clipped_norm is None else series.clipped_norm
 
 
 def relative(golden: float, candidate: float) -> float:
@@ -94,6 +99,11 @@ class Apart:
     @property
     def over(self) -> bool:
         return not abs(self.relative) <= self.limit
+
+    @property
+    def clearly_over(self) -> bool:
+        """Whether it is so far over its limit that chance does not explain it."""
+        return not abs(self.relative) <= CLEAR * self.limit
 
     @property
     def beyond(self) -> bool:

@@ -316,7 +316,7 @@ def read_npy(file: IO[bytes], size: int, place: str, dtype: str = "") -> Loaded:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, found = read(file, max_header_size=_NPY_HEADER_LIMIT)
         shape = as_shape(shape)
-    except (ValueError, EOFError, OSError, SyntaxError, TypeError, MemoryError) as error:
+    except Exception as error:  # NumPy raises what Python's tokenizer, parser and dtypes do
         raise UnreadableError(
             f"{place}: is truncated, or no .npy ({str(error).splitlines()[0][:200] if str(error) else error!r})"
         ) from None

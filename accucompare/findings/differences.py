@@ -1,4 +1,4 @@
-"""What came of checking gradients against finite differences: a module each. Without torch."""
+"""What came of checking custom backwards against finite differences: a form of a custom Function each. Without torch."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from accucompare.findings.checks import Outcome, Status
 
 
 @dataclass(frozen=True)
-class ModuleGradients:
-    """A module whose gradients were checked, or could not be.
+class FunctionGradients:
+    """A custom Function in one form of its calls: the same shapes, types and other arguments.
 
     Attributes:
-        name: qualified.
-        type: its class.
-        outcome: FAIL where gradients differ from finite differences; WARN where they do at the recorded inputs, and not beside them.
-        functions: custom autograd Functions that its own code calls.
-        inside: the modules in it that fail as well; the fault is then theirs first.
+        name: of the Function, or ``namespace::name`` of a custom operator.
+        modules: qualified names of the modules whose code applies it so.
+        calls: how often they do.
+        given: its tensors: ``float32 [8, 24, 96], float32 [96]``.
+        outcome: FAIL where its backward is not the derivative of its forward; WARN where it is only beside the recorded inputs.
     """
 
     name: str
-    type: str
+    modules: tuple[str, ...]
+    calls: int
+    given: str
     outcome: Outcome
-    functions: tuple[str, ...] = ()
-    inside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class GradientCheck:
-    """All modules, in the order in which their first calls ended: what is inside comes before what holds it."""
+    """All custom Functions that a run applied, in the order of their first calls."""
 
-    modules: Sequence[ModuleGradients]
+    functions: Sequence[FunctionGradients]
 
-    def of(self, status: Status) -> list[ModuleGradients]:
-        return [each for each in self.modules if each.outcome.status is status]
+    def of(self, status: Status) -> list[FunctionGradients]:
+        return [each for each in self.functions if each.outcome.status is status]
 
     @property
-    def origins(self) -> list[ModuleGradients]:
-        """The modules that fail, and in which none fails."""
-        return [each for each in self.of(Status.FAIL) if not each.inside]
+    def status(self) -> Status:
+        """FAIL where one fails; else PASS only where there is one, and all were checked."""
+        if self.of(Status.FAIL):
+            return Status.FAIL
+        return Status.NOT_LOOKED_AT if self.of(Status.NOT_LOOKED_AT) or not self.functions else Status.PASS

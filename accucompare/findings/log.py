@@ -99,7 +99,7 @@ def log_path(directory: Path, rank: int) -> Path:
 def _is_start(line: bytes) -> bool:
     try:
         return isinstance(_DECODER.decode(line), Start)
-    except msgspec.DecodeError:
+    except ValueError:
         return False
 
 
@@ -119,7 +119,7 @@ def read_log(path: Path) -> list[list[Event]]:
     for index, line in enumerate(lines, start=1):
         try:
             event = _DECODER.decode(line)
-        except msgspec.DecodeError as error:
+        except ValueError as error:  # of msgspec's, or of a byte that is not UTF-8
             if index == len(lines) and not line.endswith(b"\n"):
                 break
             if index < len(lines) and runs and _is_start(lines[index]):

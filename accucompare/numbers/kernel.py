@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any, NamedTuple
 
@@ -18,7 +19,9 @@ VERSION = 3
 
 _kernel: Any = None
 _why_not = "switched off by ACCUCOMPARE_KERNEL"
-if os.environ.get("ACCUCOMPARE_KERNEL", "").lower() != "numpy":
+if (_asked := os.environ.get("ACCUCOMPARE_KERNEL", "").lower()) != "numpy":
+    if _asked:
+        logging.getLogger(__name__).warning("ACCUCOMPARE_KERNEL=%s: numpy is its only value; the compiled kernel is used", _asked)
     try:
         from accucompare.numbers import _kernel
     except ImportError as error:

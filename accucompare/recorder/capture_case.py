@@ -55,6 +55,7 @@ def repeat_of(directory: Place, run: int) -> Place:
     return directory / f"repeat{run}" if run else directory
 
 
+@telling_exits()
 def capture_case(
     target: str | None,
     out: str | Place,
@@ -108,8 +109,7 @@ def capture_case(
         grad = False
         while True:
             try:
-                with telling_exits():
-                    _capture_once(target, repeat_of(place_of(out), run), place, casting, again, note_step, narrowed, grad)
+                _capture_once(target, repeat_of(place_of(out), run), place, casting, again, note_step, narrowed, grad)
                 break
             except WantedGradientsError:
                 grad = True

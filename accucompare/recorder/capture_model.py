@@ -38,7 +38,7 @@ def capture_model(case: Case, out: str | Place, options: CaptureOptions = DEFAUL
     if case.optimizer is not None and case.loss is None:
         raise CaseError("the case has an optimizer but no loss to send backward; give Case(…, loss=…)")
     training = Training.of(case.optimizer, case.scheduler, case.scaler)
-    made = {"loss": case.loss is not None}
+    made = {"loss": case.loss is not None, "case_steps": len(steps)}
     with recording(case.model, out, options, training=training, made=made) as session:
         device, as_they_are = device_of(case.model), Casting(None, None)
         for arguments in steps:

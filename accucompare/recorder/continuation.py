@@ -39,6 +39,7 @@ class Continuation:
         step: the step to begin with.
         missing: what the training does not get of it.
         notes: sentences for the manifest.
+        overruled: what held something else before the state of the first step was put in.
         own_rank: whether the state is that of the same rank; it is rank 0's, if the bundle has no such rank.
     """
 
@@ -50,6 +51,7 @@ class Continuation:
     device: torch.device
     missing: list[Missing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    overruled: list[str] = field(default_factory=list)
     own_rank: bool = True
     _records: dict[str, Record] = field(default_factory=dict)
     _dtypes: dict[str, str] = field(default_factory=dict)  # of the saved parameters
@@ -218,9 +220,12 @@ class Continuation:
                 state.update(self._load(part.component, f"{part.place} {OF_NO_PARAMETER}", saved.state[OF_NO_PARAMETER]))
         if not state and not part.live.state:
             return
+        before = Frozen.of(part.live.state_dict().get("state"))
         part.live.load_state_dict({**part.live.state_dict(), "state": state})
         for tensor, key, value in kept_wide:  # load_state_dict casts to the parameter's type what was kept in another
             part.live.state[tensor][key] = value.to(tensor.device)
+        if not self.step and not before.same(Frozen.of(part.live.state_dict().get("state"))):  # later, nobody expects it to be the same
+            self.overruled.append(f"the state of {part.place}")
 
     def _put_options(self, part: Part, saved: SavedObject) -> None:
         """Take what the steps before have changed; of the rest, note what is otherwise here."""
@@ -256,13 +261,18 @@ class Continuation:
         if not isinstance(gradients, dict):
             raise BundleError(f"{self.bundle.path}: the saved state is damaged in {Component.GRADIENTS}")
         names = self._parameter_names(gradients)
-        for name in parameters.keys() - names.values():
+        for name in sorted(parameters.keys() - names.values()):
+            if parameters[name].grad is not None and not self.step:
+                self.overruled.append(f"the gradient of {name}")
             parameters[name].grad = None
         for old, name in names.items():
             gradient, parameter = gradients[old], parameters.get(name)
             if parameter is None or not isinstance(gradient, torch.Tensor) or gradient.shape != parameter.shape:
                 raise BundleError(f"{self.bundle.path}: the saved state is damaged: the gradient of {old!r} fits no parameter")
-            parameter.grad = gradient.to(parameter.device, parameter.dtype)
+            gradient = gradient.to(parameter.device, parameter.dtype)
+            if not self.step and (parameter.grad is None or not Frozen.of(parameter.grad).same(Frozen.of(gradient))):
+                self.overruled.append(f"the gradient of {name}")
+            parameter.grad = gradient
 
     def _put_attributes(self) -> None:
         """Numbers and strings of modules; nothing else of theirs is replaced."""

@@ -57,7 +57,7 @@ def naming_the_model(name: str, out: Place, device: str, model: nn.Module, witho
 
 @contextlib.contextmanager
 def telling_exits() -> Iterator[None]:
-    """Let ``os._exit`` of a case end in what ``sys.exit`` ends in: this process must not end with the case's exit code, which may be 0."""
+    """Let ``os._exit`` of a case end as ``sys.exit`` does: this process must not end with the case's exit code, which may be 0."""
     leave, process = os._exit, os.getpid()
 
     def leave_told(status: int) -> NoReturn:

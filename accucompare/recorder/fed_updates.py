@@ -34,6 +34,11 @@ class FedUpdates:
         if golden is not None and not torch.equal(golden, tensor):
             tensor.data.copy_(golden)
 
+    def has_changed(self, name: str, update: int, path: str) -> bool:
+        """Whether something else had changed golden's parameter after so many updates of the step. Errors as ``Feed.inputs``."""
+        self.feed.load(self.step())
+        return self.feed.has_value(Place(self.step(), name, update, Role.PARAM_CHANGED), path)
+
     def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
         """Write golden's value into a tensor that an update is given; if golden has none, that is noted. Errors as ``Feed.inputs``."""
         place = Place(self.step(), name, update, role)

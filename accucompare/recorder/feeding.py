@@ -30,11 +30,11 @@ _GRADIENT_ROLE = {Role.INPUT: Role.GRAD_INPUT, Role.OUTPUT: Role.GRAD_OUTPUT}
 class Feed(GoldenValues):
     """Golden's values in place of what module calls are given and give, and in place of their gradients.
 
-    A module that writes into what it is given by ``.data``, or that returns nothing, has no output to exchange: its error shows at the
-    next input, as glue.
+    A module that writes into what it is given by ``.data`` has nothing to exchange: its error shows at the next input, as glue.
 
     Attributes:
         fed: how many values were exchanged.
+        written: whether golden has what was written into buffers and arguments.
         backward: whether golden has gradients to feed.
         updates: whether it has what updates were given.
     """
@@ -45,6 +45,7 @@ class Feed(GoldenValues):
         """As ``GoldenValues``."""
         super().__init__(golden, rank, modules, renamings, round_to)
         self.fed = 0
+        self.written = golden.manifests[rank].options.written
         self.backward, self.updates = map(golden.manifests[rank].options.holds, (RoleGroup.BACKWARD, RoleGroup.UPDATE))
         self._backwards: Counter[tuple[Place, str]] = Counter()  # in that step, through each value
 
@@ -63,7 +64,9 @@ class Feed(GoldenValues):
         lent.contents = [contents(given) for _, given in lent.containers]
         return new[0], new[1], lent
 
-    def outputs(self, place: Place, output: Any, lent: Lent | None, arrives: Arrives) -> tuple[Any, dict[str, Any]]:
+    def outputs(
+        self, place: Place, output: Any, lent: Lent | None, given: Mapping[str, Any], arrives: Arrives
+    ) -> tuple[Any, dict[str, Any]]:
         """What a call returns, with golden's values in it; errors as ``inputs``.
 
         Where a module returns what it was given, or a view of it, its caller gets back its own, for it may write into the one and read
@@ -73,6 +76,7 @@ class Feed(GoldenValues):
             place: the call's outputs.
             output: what it returned.
             lent: what it was given; ``None`` if it was not fed.
+            given: the parts of that as they are now, by path.
             arrives: is given an output's path and a gradient of it that arrives from outside of the call, in a backward, and gives what
                 that goes on with.
 
@@ -86,7 +90,9 @@ class Feed(GoldenValues):
                 why = "it is written into, and another argument shares elements with it: each got a copy"
                 self.pass_on(replace(place, role=Role.INPUT), path, why, hides=True)
             computed = dict(leaves(output))
-            lent.give_back({id(each): golden for each, golden in memory.values()})
+            exchanged = {id(each): golden for each, golden in memory.values()}
+            written = self._given_back(replace(place, role=Role.ARGUMENT_UPDATE), given)
+            lent.give_back({**written, **exchanged}, written)
             aliases = lent.aliases(memory.values())
             for path, golden in by_path.items():
                 alias = aliases.get(id(golden), golden)
@@ -132,6 +138,16 @@ class Feed(GoldenValues):
         """Forget the step."""
         super().end_step()
         self._backwards.clear()
+
+    def _given_back(self, place: Place, given: Mapping[str, Any]) -> dict[int, torch.Tensor]:
+        """Golden's values of what a call has written into its arguments, by the ids of these."""
+        found = {}
+        for path in self.paths(place):
+            part = given.get(path)
+            golden = self.value(place, path, part, Memory()) if isinstance(part, torch.Tensor) else None
+            if golden is not None:
+                found[id(part)] = golden
+        return found
 
     def _exchange(self, place: Place, path: str, arrives: Arrives | None) -> Exchange | None:
         """What golden's gradient takes the place of, in the backward of a value that was exchanged."""

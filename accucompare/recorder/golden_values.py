@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import OPERATOR_ROLES, Layout, Record, Role, display_name
+from accucompare.bundle.records import OPERATOR_ROLES, WRITTEN_ROLES, Layout, Record, Role, display_name
 from accucompare.compare.align import Renaming, argument_path, counterparts, tupled
 from accucompare.errors import CaptureError
 from accucompare.live import nested
@@ -64,6 +64,7 @@ class GoldenValues:
         self._arguments: dict[tuple[str, int, str], Record] = {}  # of these the inputs, by the argument's name
         self._calls: set[tuple[str, int, Role]] = set()
         self._operators: dict[tuple[str, int], list[Record]] = {}  # of that step, by module call
+        self._written: dict[tuple[str, int, Role], list[str]] = {}  # of that step: the paths of what calls have written into
         self._noted: set[tuple[Place, str]] = set()
         self._before: dict[int, dict[tuple[str, str], dict[int, Record]]] = {}  # by step, see _parameters_before
 
@@ -92,17 +93,25 @@ class GoldenValues:
         self._arguments.clear()
         self._calls.clear()
         self._operators.clear()
+        self._written.clear()
         self._noted.clear()
         self._golden.close()
 
     def parameter(self, step: int, name: str, update: int, path: str, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What golden's parameter was when the first update of it began that is not before this one; ``None`` if no more came.
+        """Golden's parameter after so many updates of the step: what something else made of it, or what the next update began with.
+
+        ``None`` if no more came.
 
         Args:
             step, update: the number of the update in the step.
             name, path: of the module, and of the parameter in it.
             tensor: that the value is to fit.
         """
+        self.load(step)
+        if (
+            changed := self._records.get((name, update, Role.PARAM_CHANGED, path))
+        ) is not None:  # as an average that is swapped in for a call
+            return None if _misfit(changed, tensor) else like(tensor, from_bits(self._golden.raw(changed), changed.dtype))
         later = step
         while (before := self._parameters_before(later)) is not None:  # of steps that golden lacks, nothing is known
             calls = before.get((name, path), {})
@@ -125,9 +134,18 @@ class GoldenValues:
                     self._before[step].setdefault((name, record.path), {})[record.call] = record
         return self._before[step]
 
+    def paths(self, place: Place) -> list[str]:
+        """The paths of what golden has written there, of one of ``WRITTEN_ROLES``; errors as ``inputs``."""
+        self.load(place.step)
+        return self._written.get((place.name, place.call, place.role), [])
+
     def has(self, place: Place) -> bool:
         """Whether golden has anything of this role of a call, of the step that was loaded."""
         return (place.name, place.call, place.role) in self._calls
+
+    def has_value(self, place: Place, path: str) -> bool:
+        """The same of one value of it."""
+        return (place.name, place.call, place.role, path) in self._records
 
     def golden_value(
         self,
@@ -217,10 +235,13 @@ class GoldenValues:
         self._calls = {(name, record.call, record.role) for name, record in records}
         self._arguments = {}
         self._operators = {}
+        self._written = {}
         ours, theirs = self._signatures
         for name, record in records:
             if record.role in OPERATOR_ROLES:
                 self._operators.setdefault((name, record.call), []).append(record)
+            elif record.role in WRITTEN_ROLES:
+                self._written.setdefault((name, record.call, record.role), []).append(record.path)
             elif record.role is Role.INPUT:
                 path = argument_path(record.path, theirs.get(record.type) or ours.get(record.type) or ())
                 self._arguments[name, record.call, path] = record

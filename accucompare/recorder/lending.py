@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,12 +35,14 @@ class Lent:
     contents: list[list[Any]] = field(default_factory=list)
     paths: dict[int, str] = field(default_factory=dict)
 
-    def goes_through(self, output: torch.Tensor) -> bool:
+    def goes_through(self, output: Any) -> bool:
         """Whether an output lies in the memory of what the module was given, and its gradient goes another way than its caller's own.
 
         So it is with a view where nothing was written. Where the module has written there, the caller's own tensor leads to what it
         wrote, but not through a function with a backward of its own that the output came out of, and not where the output is detached.
         """
+        if not isinstance(output, torch.Tensor):  # a number beside the tensors
+            return False
         same = [(given, version) for _, given, version in self.tensors if _memory(given) == _memory(output)]
         return bool(same) and all(
             given is not output and (given._version == version or not _follows(output, given)) for given, version in same
@@ -56,21 +58,23 @@ class Lent:
             ]
         return [self.paths[id(given)] for given in found if id(given) in self.paths]
 
-    def give_back(self, exchanged: Mapping[int, torch.Tensor]) -> None:
+    def give_back(self, exchanged: Mapping[int, torch.Tensor], written: Collection[int] = ()) -> None:
         """Write into what arrived whatever the module wrote into what it was given; gradients of that go on to the module.
 
         Args:
-            exchanged: golden's values by the ids of the outputs that they took the place of.
+            exchanged: golden's values by the ids of the outputs, and of the arguments, that they took the place of.
+            written: the ids of what golden's module wrote into.
         """
         for arrived, given, version in self.tensors:
-            if given._version != version:
+            if given._version != version or id(given) in written:
                 values = exchanged.get(id(given), given)
                 if given.requires_grad and torch.is_grad_enabled():
                     _WrittenInto.apply(arrived, given, [values.detach()])  # type: ignore[no-untyped-call]
                 else:
                     with torch.no_grad(), plainly():
                         arrived.copy_(values)
-        own = {id(given): arrived for arrived, given, *_ in (*self.tensors, *self.containers)}
+        own = {key: exchanged[key] for key in written}
+        own.update((id(given), arrived) for arrived, given, *_ in (*self.tensors, *self.containers))
         for (arrived, given), before in zip(self.containers, self.contents, strict=True):
             now = contents(given)
             if len(now) == len(before) and all(one is other for one, other in zip(now, before, strict=True)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from accucompare import devices
 from accucompare.bundle.manifest import StepSeries
 from accucompare.bundle.memory import Lease
-from accucompare.bundle.records import ROLES_OF, TRAINING_ROLES, Role
+from accucompare.bundle.records import BUFFER_ROLES, ROLES_OF, TRAINING_ROLES, Role
 from accucompare.bundle.writer import BundleWriter
 from accucompare.errors import AccucompareError, CaptureError
 from accucompare.live.hooks import Call, Listener, Mark, arguments_of, in_backward
@@ -24,7 +24,9 @@ from accucompare.live.recomputation import Again, Witness, witness, witness_no_m
 from accucompare.live.sources import FunctionsRun
 from accucompare.live.spans import Span
 from accucompare.live.values import leaves
+from accucompare.recorder.arguments import Arguments
 from accucompare.recorder.backward import Backward
+from accucompare.recorder.buffers import Buffers
 from accucompare.recorder.fed_updates import FedUpdates
 from accucompare.recorder.feeding import Feed
 from accucompare.recorder.golden_values import Place
@@ -42,6 +44,8 @@ from accucompare.selection import RoleGroup, Selection, Steps
 class _Call(Call):
     # of a fed capture:
     lent: Lent | None = None
+    # of what it is given, where writes into that are recorded:
+    arguments: Arguments | None = None
     returned: tuple[Any, ...] = ()  # what the forward returned, if it has, before any other hook saw it
     operators: Operators | None = None  # of a capture of operators, where they are recorded
     span: Span[_Call] | None = None  # of a capture of the backward: the nodes of autograd's graph that it makes
@@ -100,6 +104,7 @@ class Recorder(Listener[_Call]):
             nodes = Nodes(self, lambda call: self._selection.allows(call.name), self.add_operator, fed)
         self._backward = Backward(modules, self, self._record_gradient, nodes) if follows else None
         self._lines = NodeLines() if nodes is not None else None
+        self._buffers: Buffers | None = None
         self._called = False  # whether an outermost call has begun in this step
         self._computed_recorded = False
         self._outermost: set[str] = set()  # modules whose first outermost call has begun
@@ -169,6 +174,8 @@ class Recorder(Listener[_Call]):
         if self._backward is not None:
             self._backward.install()
         self._updates.install()
+        if self._buffers is None and (self._roles & {*BUFFER_ROLES} or (self._feed is not None and self._feed.written)):
+            self._buffers = Buffers(self._modules, self._record_written, self._feed, lambda: self.step)
 
     def remove(self) -> None:
         super().remove()
@@ -188,6 +195,8 @@ class Recorder(Listener[_Call]):
 
     def end_step(self) -> Callable[[], StepSeries] | None:
         """A step is over. Returns what gives its entry in the series, when all its records are written; ``None`` if it did not train."""
+        if self._buffers is not None and self._called:
+            self.run(self._buffers.end_step, "the end of a step", ())
         entry: Callable[[], StepSeries] | None = self.run(self._updates.end_step, "the end of a step", (self.step,))
         return entry
 
@@ -199,6 +208,8 @@ class Recorder(Listener[_Call]):
         if self._backward is not None:
             self._backward.next_step()
         self._updates.next_step()
+        if self._buffers is not None:
+            self._buffers.next_step()
         if self._feed is not None:
             self._feed.end_step()
 
@@ -208,27 +219,42 @@ class Recorder(Listener[_Call]):
             self._started()
             if not self._computed_recorded:
                 self._record_computed()
-            self._updates.start_from_golden()
+            if self._buffers is not None:
+                self._buffers.model_is_called()
+            self._updates.model_begins()
             if call.name not in self._outermost:
                 self._outermost.add(call.name)
                 self._functions.start()
         if not call.again:
+            caller = self.caller(call) if self._buffers is not None else None
+            if self._buffers is not None and caller is not None:
+                self._buffers.calls(caller, call.name)
             self._record(call, Role.INPUT, arguments_of(args, kwargs))
         self._called = True
         if self._feed is None or (self._operators and call.parent is not None and not self._is_selected(call)):
             self._watch(call, args, kwargs)
+            self._note_arguments(call, args, kwargs)
             return None
         self.come_last(call)
         args, kwargs, call.lent = self._feed.inputs(Place(self.step, call.name, call.index, Role.INPUT), args, kwargs)
         self._watch(call, args, kwargs)
+        self._note_arguments(call, args, kwargs)
         return args, kwargs
 
     def returned(self, call: _Call, output: Any) -> None:
         call.returned = (output,)
 
     def ended(self, call: _Call, output: Any) -> Any:
+        given: dict[str, Any] = {}
+        if call.arguments is not None:
+            given = dict(call.arguments.now())
         if not call.again:
             self._record(call, Role.OUTPUT, leaves(output))
+            if call.arguments is not None:
+                self._record_arguments(call, call.arguments, given, output)
+            if self._buffers is not None:
+                self._buffers.ended(call)
+        call.arguments = None
         span, call.span = call.span, None  # the two would lead to each other, and wait for Python's collection of such, which takes long
         if span is not None and self._backward is not None:
             self._backward.ended(span)
@@ -240,7 +266,7 @@ class Recorder(Listener[_Call]):
             raise CaptureError(f"a forward hook on {name} replaces what the module returns, as --feed does; take the hook off")
         place = Place(self.step, call.name, call.index, Role.OUTPUT)
         exchange = functools.partial(self._feed.gradient, place) if self._feed.backward else None
-        handed_on, own = self._feed.outputs(place, output, call.lent, functools.partial(self._from_outside, span, exchange))
+        handed_on, own = self._feed.outputs(place, output, call.lent, given, functools.partial(self._from_outside, span, exchange))
         call.lent, call.returned = None, ()  # nothing of a graph is kept longer than it lives
         if span is not None and self._backward is not None and own:
             self._backward.passed_on(span, [(part, own[path]) for path, part in leaves(output) if path in own])
@@ -370,6 +396,23 @@ class Recorder(Listener[_Call]):
         for path, value in parts:
             self._record_value(call, role, path, value, False)
 
+    def _note_arguments(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if (Role.ARGUMENT_UPDATE in self._roles and self._is_selected(call)) or (self._feed is not None and self._feed.written):
+            call.arguments = Arguments.of(args, kwargs)
+
+    def _record_arguments(self, call: _Call, arguments: Arguments, given: Mapping[str, Any], output: Any) -> None:
+        """Record what a call has written into its arguments, and what it has where golden's has written."""
+        paths = dict.fromkeys(arguments.written(given.items(), output))
+        if self._feed is not None:
+            paths.update(dict.fromkeys(self._feed.paths(Place(self.step, call.name, call.index, Role.ARGUMENT_UPDATE))))
+        for path in paths:
+            if isinstance(given.get(path), torch.Tensor):
+                self._record_written(call, Role.ARGUMENT_UPDATE, path, given[path])
+
+    def _record_written(self, call: Call, role: Role, path: str, value: torch.Tensor) -> None:
+        if self._writer.failure is None and role in self._roles and self._selection.allows(call.name):
+            self._record_value(call, role, path, value, False)
+
     def _record_given(self, call: _Call, parts: Iterator[tuple[str, Any]]) -> None:
         """Record what the model is called with, and digest it for the series."""
         recorded = Role.INPUT in self._roles
@@ -380,7 +423,7 @@ class Recorder(Listener[_Call]):
                 self._record_value(call, Role.INPUT, path, value, not self._called, how=how)
 
     def _record_value(
-        self, call: _Call, role: Role, path: str, value: Any, given: bool, operator: str = "", line: str = "", how: How = PLAINLY
+        self, call: Call, role: Role, path: str, value: Any, given: bool, operator: str = "", line: str = "", how: How = PLAINLY
     ) -> None:
         self._maker.make(self.step, call, role, path, value, given, operator, line, how)
 

@@ -82,7 +82,8 @@ def capture(
             well; golden must be of this level then.
         seed: of the random operations; 0 if not given, or that of ``like``.
         steps: record this many steps and no more; without it, all. Or the numbers of the steps to record, a list of them or text such as
-            ``"0,10,100-102"`` (``"10-10"`` is step 10 alone): the others run as if there were no capture.
+            ``"0,10,100-102"`` (``"10-10"`` is step 10 alone): the others run as if there were no capture. A run that ends before the last
+            of them leaves an incomplete bundle.
         roles: what to record, of ``"forward"``, ``"backward"`` (gradients at every layer), ``"grads"`` (of parameters) and ``"update"``, as
             a list or as text with commas; instead of ``backward``. ``"series"`` alone makes no record: of training, each step's losses,
             learning rates, gradient norm and digests are in the manifest in any case, kilobytes for 1,000 steps.

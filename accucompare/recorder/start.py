@@ -13,6 +13,7 @@ from torch import nn
 
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle, open_bundle
+from accucompare.bundle.records import display_name
 from accucompare.bundle.training_state import Started
 from accucompare.compare.align import Renaming, counterparts
 from accucompare.errors import UsageError
@@ -58,6 +59,7 @@ class Start:
         renamings: of the layers of ``like`` and ``feed``.
         notes: sentences for the manifest.
         replaced: the weights that held other values before those of ``like`` were copied.
+        overruled: what else was not as in the state of ``like`` before that was put in: ``the mode of encoder.drop``.
         model: described, with its weights as they are now.
         golden, feed: what it is fed with, if it is.
         without_gradients: whether gradients are off, since that golden has none.
@@ -72,6 +74,7 @@ class Start:
     renamings: list[Renaming]
     notes: list[str]
     replaced: list[str] = field(default_factory=list)
+    overruled: list[str] = field(default_factory=list)
     model: dict[str, Any] = field(default_factory=dict)
     golden: Bundle | None = None
     feed: Feed | None = None
@@ -109,7 +112,7 @@ class Start:
             start.continuation = Continuation.of(source, ranks[0], training, modules, renamings, device)
             start.steps = starting(options.asked, start.step, options.like)
             start._take_weights(source, modules)
-            _set_mode(model, modules, source.manifest.model, renamings)
+            start.overruled += [f"the mode of {display_name(name)}" for name in _set_mode(model, modules, source.manifest.model, renamings)]
             start._take_over(source.manifest, modules)
         start.model = describe_model(modules)
         if options.feed is not None:
@@ -164,6 +167,9 @@ class Start:
         if self.continuation is not None:
             self.continuation.apply(draws, self.seed)
             self.notes += self.continuation.notes
+            manifest.capture["overruled"] = self.overruled = [*self.overruled, *self.continuation.overruled]
+        if self.overruled:
+            self.notes.append(f"--like: {len(self.overruled)} of the case's own were not golden's before: {', '.join(self.overruled[:3])}")
         manifest.capture["started"] = msgspec.to_builtins(Started(0) if self.continuation is None else self.continuation.started)
 
     @property
@@ -200,6 +206,7 @@ class Start:
                 "skip": list(self.selection.skip),
                 "like": options.like and str(options.like),
                 "replaced": self.replaced,
+                "overruled": self.overruled,
                 "started": None,
                 "training_state": None,
                 "map": [renaming.text for renaming in self.renamings],
@@ -209,6 +216,7 @@ class Start:
                 "grad": None,
                 "backward": False,
                 "no_backward": not options.trains,
+                "written": True,
                 "dtype": None,
                 "round_weights": None,
                 **({"begun": self.begun} if self.begun else {}),
@@ -253,8 +261,10 @@ def _check_selection(selection: Selection, modules: Modules) -> None:
         raise UsageError(f"{globs}: leaves no module to record; the model has {', '.join(names)}, … ({len(modules.named)} in all)")
 
 
-def _set_mode(model: nn.Module, modules: Modules, saved: dict[str, Any], renamings: Sequence[Renaming]) -> None:
-    """Set train or eval mode as in a saved model, on each module."""
+def _set_mode(model: nn.Module, modules: Modules, saved: dict[str, Any], renamings: Sequence[Renaming]) -> list[str]:
+    """Set train or eval mode as in a saved model, on each module. Gives the names of those that were in the other."""
+    before = {name: getattr(module, "training", None) for name, module in modules.named.items()}
     model.train(bool(saved.get("training")))
     for name in counterparts(saved.get("other_mode") or (), modules.named.keys(), renamings).values():
         modules.named[name].training = not saved.get("training")
+    return [name for name, module in modules.named.items() if getattr(module, "training", None) is not before[name]]

@@ -68,7 +68,10 @@ def restore_weights(
     targets = {(_ROLES[kind], name): tensor for kind, name, tensor in modules.tensors()}
     saved = _under_names_of(targets, [record for record in bundle.state() if record.role in _ROLES.values()], renamings)
     only_saved = [name for role, name in saved.keys() - targets.keys() if role is Role.PARAM]
+    only_saved = [name for name in only_saved if not _is_an_alias(name, saved, modules.aliases)]
     only_model = [name for role, name in targets.keys() - saved.keys() if role is Role.PARAM]
+    shared = {id(targets[key]) for key in targets.keys() & saved.keys()}  # tied: it has its value by another name
+    only_model = [name for name in only_model if id(targets[Role.PARAM, name]) not in shared]
     for names, others, words in (
         (only_saved, only_model, f"{bundle.path} has a parameter that the model lacks"),
         (only_model, only_saved, f"the model has a parameter that {bundle.path} lacks"),
@@ -94,8 +97,16 @@ def restore_weights(
     notes = [
         f"buffer {name!r} is only in {'the saved state' if (role, name) in saved else 'the model'}"
         for role, name in sorted(saved.keys() ^ targets.keys())
+        if role is Role.BUFFER
     ]
     return notes, replaced
+
+
+def _is_an_alias(name: str, saved: Mapping[tuple[Role, str], Record], aliases: Mapping[str, str]) -> bool:
+    """Whether a saved parameter that the model lacks is one that it has by another name: there two modules are one."""
+    module, _, own = name.rpartition(".")
+    other = saved.get((Role.PARAM, f"{aliases[module]}.{own}")) if module in aliases else None
+    return other is not None and (other.digest, other.dtype) == (saved[Role.PARAM, name].digest, saved[Role.PARAM, name].dtype)
 
 
 def _holds_another(target: torch.Tensor, value: torch.Tensor) -> bool:

@@ -22,6 +22,7 @@ from accucompare.live.hooks import in_backward
 from accucompare.live.names import Modules
 from accucompare.live.tensors import Bits, copy_of, difference
 from accucompare.live.values import Scalar, leaves
+from accucompare.recorder.between import Between
 from accucompare.recorder.guard import Guard, guarded
 from accucompare.recorder.series import Series
 from accucompare.recorder.training import Training
@@ -84,6 +85,9 @@ class Golden(Protocol):
     def start(self, name: str, update: int, path: str, tensor: torch.Tensor) -> None:
         """Write what golden's parameter was after so many updates of the step, unless it is there."""
 
+    def has_changed(self, name: str, update: int, path: str) -> bool:
+        """Whether something other than an update had changed golden's parameter after so many updates of the step."""
+
     def put(self, name: str, update: int, role: Role, path: str, tensor: torch.Tensor) -> None:
         """Write golden's value into a tensor; what cannot be is noted."""
 
@@ -104,7 +108,8 @@ class Updates:
         self._series = Series()
         self._parameters = {id(each.tensor): each for each in parameters_of(modules)}
         self._count = 0  # of updates in this step
-        self._started = -1  # after how many of them the model was given golden's weights
+        self._started = -1  # after how many of them the model was called
+        self._between = Between()
         self._recorded: set[int] = set()  # ids of parameters whose gradient was recorded for the next update
         self._times: Counter[int] = Counter()  # how often a parameter's gradient was recorded for the next update
         self._told: set[int] = set()  # ids of parameters whose gradient was recorded in this step
@@ -146,6 +151,7 @@ class Updates:
         return [*notes, f"{len(idle)} trainable parameter(s) are in no optimizer that stepped, such as {idle[0].name}"]
 
     def install(self) -> None:
+        self._between = Between()
         self._versions = self._written()
         self._handles = [
             register_optimizer_step_pre_hook(functools.partial(self._guarded, self._begins)),
@@ -166,6 +172,8 @@ class Updates:
 
     def end_step(self, step: int) -> Callable[[], StepSeries] | None:
         """A step ends: tell the gradients that no update was given. Gives what ``Series.end_step`` does."""
+        if self._count and self._started != self._count:
+            self._note_changed()
         if not self._any_update and self._series.backwards > self._backwards:
             versions = zip(self._versions, self._written(), strict=True)
             self._changed_otherwise = self._changed_otherwise or any(before not in (-1, now) for before, now in versions)
@@ -180,6 +188,7 @@ class Updates:
     def next_step(self) -> None:
         self._count = 0
         self._started = -1
+        self._between.next_step()
         self._any_update = False
         self._versions, self._backwards = self._written(), self._series.backwards
         for each in (self._recorded, self._times, self._told, self._clipped, self._before):
@@ -190,12 +199,24 @@ class Updates:
         tensors = (each.tensor for each in self._parameters.values())
         return [-1 if is_lazy(tensor) or tensor.is_inference() else tensor._version for tensor in tensors]
 
-    def start_from_golden(self) -> None:
-        """The model is called for the first time in a step, or since an update: with golden's weights, where it has recorded them."""
-        if self._golden is not None and self._started != self._count:
-            self._started = self._count
+    def model_begins(self) -> None:
+        """The model is called: for the first time in a step, or since an update, with golden's weights, where it has recorded them."""
+        if self._started == self._count:
+            return
+        self._started = self._count
+        self._note_changed()
+        if self._golden is not None:
             for each in self._parameters.values():
                 self._golden.start(each.owner, self._count, each.own, each.tensor)
+            self._between.leave(each for each in self._parameters.values() if each in self._between)
+
+    def _note_changed(self) -> None:
+        """Record the parameters that something else has changed since the last update, here or in golden."""
+        changed = self._between.changed()
+        for key, each in self._parameters.items():
+            place = each.owner, self._count, each.own
+            if key in changed or (self._golden is not None and each in self._between and self._golden.has_changed(*place)):
+                self._give(each, Role.PARAM_CHANGED, each.own, each.tensor)
 
     def call_begins(self) -> None:
         """The model is called."""
@@ -303,6 +324,7 @@ class Updates:
                 self._give(each, Role.PARAM_UPDATE, each.own, update, How(bits=Bits.OURS, lease=lease))
                 del before
             self._states(optimizer, [each], Role.STATE_AFTER)
+        self._between.leave(each for each in parameters if self._sink.wants(each.owner, Role.PARAM_CHANGED))
         self._series.updated(getattr(optimizer, "found_inf", None))
         for record in (self._recorded, self._times, self._clipped):
             record.clear()

@@ -32,7 +32,7 @@ _STAGE = {
 _MOST_DEPTH = 200  # calls inside calls; real models have some ten
 _Key = tuple[object, ...]  # rank, step, stage, name, call; and the operator
 #: Roles of values that go into a call.
-ENTERS = (Role.INPUT, Role.GRAD_OUTPUT, Role.COMPUTED_BUFFER, Role.OP_INPUT, Role.OP_GRAD_OUTPUT)
+ENTERS = (Role.INPUT, Role.GRAD_OUTPUT, Role.COMPUTED_BUFFER, Role.BUFFER_BEFORE, Role.OP_INPUT, Role.OP_GRAD_OUTPUT)
 
 
 @dataclass

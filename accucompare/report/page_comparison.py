@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from accucompare.bundle.records import GRADIENT_ROLES, NODE_ROLES, UPDATE_ROLES, Role
+from accucompare.bundle.records import GRADIENT_ROLES, NODE_ROLES, ROLES_OF, UPDATE_ROLES, Role
 from accucompare.compare.conclusion import conclude
 from accucompare.compare.result import Result
 from accucompare.compare.rows import MEANING, Reason, Row
@@ -32,6 +32,7 @@ from accucompare.report.page_data import PageData
 from accucompare.report.page_file import write_page
 from accucompare.report.tables import shown
 from accucompare.report.tallies import NONE
+from accucompare.selection import RoleGroup
 from accucompare.text import printable, without_credentials
 
 _MOST_LISTED = 50  # pre-flight findings and damaged records
@@ -62,11 +63,10 @@ class Phase(NamedTuple):
     drawn: tuple[Role, ...]
 
 
-_FORWARD = (Role.INPUT, Role.OUTPUT, Role.COMPUTED_BUFFER, Role.OP_INPUT, Role.OP_OUTPUT)
 PHASES = (
-    Phase("forward", _FORWARD, (Role.OUTPUT, Role.OP_OUTPUT)),
+    Phase("forward", (*ROLES_OF[RoleGroup.FORWARD], Role.LOSS), (Role.OUTPUT, Role.OP_OUTPUT)),
     Phase("backward", (*GRADIENT_ROLES, *NODE_ROLES), (Role.GRAD_INPUT, Role.CALL_GRAD, Role.OP_GRAD_INPUT)),
-    Phase("update", UPDATE_ROLES, (Role.PARAM_GRAD, Role.PARAM_UPDATE, Role.STATE_AFTER)),
+    Phase("update", (*UPDATE_ROLES, Role.CLIPPED_NORM), (Role.PARAM_GRAD, Role.PARAM_UPDATE, Role.STATE_AFTER)),
 )
 
 

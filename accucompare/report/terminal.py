@@ -21,7 +21,7 @@ from accucompare.report.columns import COLUMNS, COUNT, EXCESS, GENERAL, SCIENTIF
 from accucompare.report.console import fitted, open_console, print_heading, print_rest, safe_text, short_number
 from accucompare.report.overview import overview
 from accucompare.report.tables import NAME_WIDTH, print_table
-from accucompare.text import printable
+from accucompare.text import counted, printable
 
 _STYLE = {Status.PASS: "green", Status.FAIL: "red", Status.NOT_COMPARED: "bright_black"}
 _UNMATCHED_SHOWN = 10
@@ -244,5 +244,5 @@ def _fail(count: int) -> str:
 def _counts(comparison: Result) -> str:
     counts = comparison.counts()
     parts = ", ".join(f"{counts[reason]} {reason.value}" for reason in Reason if counts[reason]) or "nothing to compare"
-    left_out = f"; {comparison.left_out} records left out by --only and --skip" if comparison.left_out else ""
-    return f"{len(comparison.rows)} rows: {parts}{left_out}"
+    left_out = f"; {counted(comparison.left_out, 'record')} left out by --only and --skip" if comparison.left_out else ""
+    return f"{counted(len(comparison.rows), 'row')}: {parts}{left_out}"

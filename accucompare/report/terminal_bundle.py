@@ -22,6 +22,7 @@ from accucompare.report.columns import COUNT, EXCESS, GENERAL, Column, Value
 from accucompare.report.console import WIDTH, open_console, safe_text, short_number
 from accucompare.report.tables import NAME_WIDTH, print_table
 from accucompare.selection import Mode
+from accucompare.text import counted
 
 _DAMAGE_SHOWN = 10
 _VALUES_SHOWN = 200  # of a tensor; of a larger one, those at the ends
@@ -35,10 +36,8 @@ def print_capture(path: Place) -> None:
         size = sum(_sizes(path))
         console = open_console()
         series = 0 if steps else len(bundle.manifest.series)
-        plural = "" if len(steps) + series == 1 else "s"
-        what = (
-            f"the series of {series} step{plural}, no records" if series else f"{len(steps)} step{plural}, {records} records, {_size(size)}"
-        )
+        of_steps = f"{counted(len(steps), 'step')}, {counted(records, 'record')}, {_size(size)}"
+        what = f"the series of {counted(series, 'step')}, no records" if series else of_steps
         console.print(safe_text(f"captured {what} in {path}"), soft_wrap=True)
         idle = bundle.manifest.model.get("not_called") or []
         if idle:
@@ -66,7 +65,7 @@ def print_import(path: Place, tool: str, records: int, without_values: int, weig
         notes: sentences, among them what was left out.
     """
     console = open_console()
-    what = f"{records} records" + (f" ({without_values} of them without values)" if without_values else "")
+    what = counted(records, "record") + (f" ({without_values} of them without values)" if without_values else "")
     weighed = f" and the digests of {weights} weights" if weights else ""
     console.print(safe_text(f"imported {what}{weighed} from {tool} into {path}"), soft_wrap=True)
     for note in notes:
@@ -77,7 +76,7 @@ def print_verified(bundle: Bundle, verified: Verified, quiet: bool) -> None:
     """Print whether a bundle is as it was written, and what is damaged."""
     console = open_console()
     of_tensors = f", {_size(verified.nbytes)} read" if verified.nbytes else ", which keep no tensors" if verified.records else ""
-    amount = f"{verified.records} records{of_tensors}"
+    amount = f"{counted(verified.records, 'record')}{of_tensors}"
     if verified.damage:
         verdict = Text.assemble(("TROUBLE", "bold red"), safe_text(f"  {bundle.path}: {len(verified.damage)} damaged; {amount}"))
     elif not bundle.complete:

@@ -1,4 +1,4 @@
-"""What the terminal shows of gradients checked against finite differences."""
+"""What the terminal shows of custom backwards checked against finite differences."""
 
 from __future__ import annotations
 
@@ -6,37 +6,43 @@ from rich.text import Text
 
 from accucompare.bundle.records import display_name
 from accucompare.findings.checks import Status
-from accucompare.findings.differences import GradientCheck, ModuleGradients
+from accucompare.findings.differences import FunctionGradients, GradientCheck
 from accucompare.findings.wording import printable
 from accucompare.report.console import open_console
 
 _STYLES = {Status.FAIL: "bold red", Status.WARN: "yellow", Status.PASS: "green", Status.NOT_LOOKED_AT: "bright_black"}
+_MODULES_SHOWN = 3
+_NONE = "the first forward and the loss apply no custom autograd Function; PyTorch's own derivatives are not checked"
+_ON_PURPOSE = "if that is on purpose, as of a straight-through estimator or a gradient reversal, leave it out: --skip MODULE"
 
 
 def print_gradcheck(found: GradientCheck, quiet: bool = False) -> None:
-    """Print the verdict; then each module that fails, with what is inside of it first, and a line for each of the others.
+    """Print the verdict; then a line for each custom Function in each form of its calls.
 
     ``quiet``: print the verdict line only.
     """
     console = open_console()
     counts = {status: len(found.of(status)) for status in (Status.PASS, Status.WARN, Status.FAIL, Status.NOT_LOOKED_AT)}
-    worst = next((status for status in (Status.FAIL, Status.WARN, Status.PASS) if counts[status]), Status.NOT_LOOKED_AT)
     words = ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
-    console.print(Text.assemble((worst.value, _STYLES[worst]), f"  gradients of {len(found.modules):,} modules: {words}"), soft_wrap=True)
+    names = len({each.name for each in found.functions})
+    forms = f" in {len(found.functions):,} forms of calls" if len(found.functions) > names else ""
+    what = f"{names:,} custom Function{'s' if names > 1 else ''}{forms}: {words}" if found.functions else _NONE
+    console.print(Text.assemble((found.status.value, _STYLES[found.status]), f"  {what}"), soft_wrap=True)
     if quiet:
         return
-    for each in found.modules:
+    for each in found.functions:
         console.print(_line(each), soft_wrap=True)
+    if counts[Status.FAIL]:
+        console.print(Text(_ON_PURPOSE, "bright_black"), soft_wrap=True)
 
 
-def _line(each: ModuleGradients) -> Text:
+def _line(each: FunctionGradients) -> Text:
     status = each.outcome.status
     line = Text(f"  {status.value:<13} ", _STYLES[status])
-    line.append(f"{printable(display_name(each.name))} ({printable(each.type, 60)}): ", "bold" if status is Status.FAIL else "")
-    if each.inside:
-        line.append(f"holds {', '.join(map(printable, each.inside[:3]))}, which fails by itself")
-    else:
-        line.append(printable(each.outcome.measured, 500))
-    if each.functions:
-        line.append(f"; custom Functions: {', '.join(printable(name, 60) for name in each.functions[:5])}")
+    line.append(printable(each.name, 80), "bold" if status is Status.FAIL else "")
+    if each.modules:
+        more = f" and {len(each.modules) - _MODULES_SHOWN} more" if len(each.modules) > _MODULES_SHOWN else ""
+        line.append(f" in {', '.join(printable(display_name(name)) for name in each.modules[:_MODULES_SHOWN])}{more}")
+    line.append(f" ({printable(each.given, 200)})" if each.given else "")
+    line.append(f": {printable(each.outcome.measured, 500)}")
     return line

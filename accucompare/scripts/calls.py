@@ -23,15 +23,15 @@ class OutermostCalls:
     function stands in the place of ``nn.Module.__call__``.
     """
 
-    def __init__(self, before: Callable[[nn.Module], None], after: Callable[[nn.Module], None]) -> None:
+    def __init__(self, before: Callable[[nn.Module], None], after: Callable[[nn.Module, BaseException | None], None]) -> None:
         """
         Args:
             before: called with the module before an outermost call.
-            after: and when that is over, also if it raised.
+            after: and when that is over; also with what it raised, if it did.
         """
         self._before = before
         self._after = after
-        self._inside: set[int] = set()  # threads that are in an outermost call
+        self._inside: dict[int, BaseException | None] = {}  # by thread that is in an outermost call: what was being handled when it began
         self._original: Callable[..., Any] | None = None
         self._ours: Callable[..., Any] | None = None
 
@@ -66,7 +66,7 @@ class OutermostCalls:
         thread = threading.get_ident()
         if thread in self._inside or not _is_real():
             return None
-        self._inside.add(thread)
+        self._inside[thread] = sys.exc_info()[1]
         try:
             self._before(module)
         except BaseException:
@@ -75,8 +75,8 @@ class OutermostCalls:
         return self._end
 
     def _end(self, module: nn.Module) -> None:
-        self._inside.discard(threading.get_ident())
-        self._after(module)
+        handled, raised = self._inside.pop(threading.get_ident(), None), sys.exc_info()[1]
+        self._after(module, None if raised is handled else raised)
 
     def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

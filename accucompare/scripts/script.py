@@ -141,11 +141,13 @@ class Script:
                 self._end_step()
             self._arrange()
 
-    def _after(self, module: nn.Module) -> None:
+    def _after(self, module: nn.Module, raised: BaseException | None) -> None:
         """An outermost call is over."""
         if self._aside is not None:
             self._aside.close()
             self._aside = None
+        elif raised is not None and not isinstance(raised, Exception):
+            return  # as of sys.exit: the step is not over, the script is
         elif self._chosen is not None and not self._chosen.optimizers and contains(self._chosen.model, module) and not self._over:
             self._end_step()
             self._arrange()

@@ -1,41 +1,32 @@
-"""Checks each module's gradients against finite differences, with the inputs that a case gives it: ``accucompare gradcheck``."""
+"""Checks the custom autograd Functions that a case applies against finite differences: ``accucompare gradcheck``."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import inspect
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
-from torch.autograd.gradcheck import GradcheckError
 
 from accucompare.bundle.records import display_name
 from accucompare.devices import DeviceName, explain, open_device
 from accucompare.errors import CaptureError, UsageError
-from accucompare.findings.checks import Outcome, failed, not_looked_at, passed, warned
-from accucompare.findings.checks import Status as Status
-from accucompare.findings.differences import GradientCheck, ModuleGradients
+from accucompare.findings.checks import Outcome, not_looked_at
+from accucompare.findings.differences import FunctionGradients, GradientCheck
+from accucompare.live.eager import eager_stance
+from accucompare.live.functions import function_name, is_torchs, observed_functions
 from accucompare.live.names import Modules, name_modules
 from accucompare.live.values import leaves, replaced
 from accucompare.recorder.capture_case import Casting, build, moved
 from accucompare.selection import Selection
+from accucompare.watcher.derivatives import SECONDS, Applied, check_function
 
 _CPU = torch.device("cpu")
-#: How far inputs are moved for the second look, where gradients differ: beside a kink, a function has a gradient.
-_BESIDE = 1e-3
-#: A module's graph is searched for custom Functions in at most so many nodes.
-_NODES = 10_000
-
-
-@dataclass(frozen=True)
-class RecordedCall:
-    """The first call of a module: its arguments, as they were, and the custom autograd Functions that its own code called."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+#: For all forms of all Functions.
+_SECONDS_IN_ALL = 300.0
 
 
 def check_gradients(
@@ -46,16 +37,13 @@ def check_gradients(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> GradientCheck:
-    """Build a case on the CPU, run its first forward, and check every module that was called.
-
-    ``torch.autograd.gradcheck`` compares the gradients of all floating outputs, to all floating inputs and trainable parameters, with
-    finite differences along random directions (its fast mode), in float64.
+    """Build a case on the CPU, run its first forward and its loss, and check each custom autograd Function that was applied.
 
     Args:
         target: the case, see ``accucompare.case.load_case``.
-        only, skip: globs of qualified names.
+        only, skip: globs of qualified names: of the modules whose code applies a Function.
         seed: of weights and random operations.
-        progress: called with the modules done and the modules to do.
+        progress: called with the forms of Functions done and those to do.
 
     Raises:
         CaseError: if the case cannot be found or built, or lacks inputs.
@@ -66,137 +54,115 @@ def check_gradients(
     built = build(target, _CPU, Casting(None, None), seed)
     modules = name_modules(built.model)
     args, kwargs = moved(built.inputs[0], _CPU, Casting(None, None))
-    calls: dict[str, RecordedCall] = {}
+    seen = _Seen()
     try:
-        with _recording(modules, calls):
-            built.model(*args, **kwargs)
+        with eager_stance(), _watching(modules, seen), torch.enable_grad():
+            output = built.model(*args, **kwargs)
+            values = [output] if built.case.loss is None else [output, built.case.loss(output)]
     except Exception as error:
         raise CaptureError(f"{built.name}: the model raised: {explain('cpu', error)}") from error
     selection = Selection.of(tuple(only), tuple(skip))
-    chosen = [name for name in calls if selection.allows(name) or selection.allows(display_name(name))]
-    if not chosen:
-        raise UsageError(f"{built.name}: no module that is called matches --only and --skip; called are {', '.join(list(calls)[:5])}, …")
-    found: list[ModuleGradients] = []
-    for number, name in enumerate(chosen, 1):
-        module = modules.named[name]
-        outcome, functions = check_module(module, calls[name].args, calls[name].kwargs, seed)
-        inside = [each.name for each in found if each.outcome.status is Status.FAIL and _is_inside(each.name, name)]
-        found.append(ModuleGradients(name, type(module).__name__, outcome, functions, tuple(inside)))
+    if not any(_allowed(name, selection) for name in seen.called):
+        raise UsageError(f"{built.name}: no module that is called matches --only and --skip; called are {', '.join(seen.called[:5])}, …")
+    chosen = [each for each in seen.applied.values() if any(_allowed(name, selection) for name in each.modules)]
+    found, begun = [], time.monotonic()
+    for number, each in enumerate(chosen, 1):
+        left = _SECONDS_IN_ALL - (time.monotonic() - begun)
+        late = not_looked_at(f"{_SECONDS_IN_ALL:g} seconds were over; give a case with smaller inputs, or --only")
+        found.append(_told(each, check_function(each, seed, min(left, SECONDS)) if left > 0 else late))
         if progress is not None:
             progress(number, len(chosen))
-    return GradientCheck(found)
+    return GradientCheck([*found, *_unseen(values, seen)])
 
 
-def check_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int = 0) -> tuple[Outcome, tuple[str, ...]]:
-    """Check one module, a copy of which computes in float64.
-
-    Returns:
-        What came of it, and the names of the custom autograd Functions in its graph.
-    """
-    try:
-        twin = copy.deepcopy(module).double()
-    except Exception as error:  # a module of the user's may refuse in any way
-        return not_looked_at(f"it cannot be copied: {type(error).__name__}: {error}"), ()
-    values = {
-        path: value.double() for path, value in leaves((args, kwargs)) if isinstance(value, torch.Tensor) and value.is_floating_point()
-    }
-    weights = {name: each.detach() for name, each in twin.named_parameters() if each.requires_grad and each.numel()}
-    if not values and not weights:
-        return not_looked_at("it has no floating input, and no trainable parameter"), ()
-    function = _Function(twin, (args, kwargs), list(values), list(weights), seed)
-    points = [*values.values(), *weights.values()]
-    try:
-        outputs = function(*_leaves(points))
-        functions = tuple(dict.fromkeys(_custom(outputs)))
-        if any(output.dtype is not torch.float64 for output in outputs):
-            return not_looked_at(
-                f"it computes in {outputs[0].dtype} whatever it is given, which is too coarse for finite differences"
-            ), functions
-        if not any(output.requires_grad for output in outputs):
-            return not_looked_at("no output of it has a gradient"), functions
-        wrong = _differs(function, points)
-        if not wrong:
-            return passed(f"gradients agree with finite differences ({len(values)} inputs, {len(weights)} parameters)"), functions
-        generator = torch.Generator().manual_seed(seed)
-        beside = [each + _BESIDE * torch.randn(each.shape, generator=generator, dtype=each.dtype) for each in points]
-        if not _differs(function, beside):
-            return warned(f"gradients differ at the recorded inputs and agree beside them, as at a kink: {wrong}"), functions
-        return failed(f"gradients differ from finite differences: {wrong}"), functions
-    except Exception as error:
-        return not_looked_at(f"it does not run in float64: {type(error).__name__}: {str(error).strip()[:200]}"), ()
+def _allowed(name: str, selection: Selection) -> bool:
+    return selection.allows(name) or selection.allows(display_name(name))
 
 
-class _Function:
-    """A module as a function of tensors: its floating inputs, then its parameters. Random numbers are the same in each call."""
-
-    def __init__(self, module: nn.Module, arguments: Any, paths: list[str], names: list[str], seed: int) -> None:
-        self._module, self._arguments, self._paths, self._names, self._seed = module, arguments, paths, names, seed
-
-    def __call__(self, *points: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        inputs = [each.clone() for each in points[: len(self._paths)]]  # which the module may write into
-        args, kwargs = replaced(self._arguments, dict(zip(self._paths, inputs, strict=True)))
-        weights = dict(zip(self._names, points[len(self._paths) :], strict=True))
-        buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(self._seed)
-            output = torch.func.functional_call(self._module, {**weights, **buffers}, args, kwargs)
-        return tuple(value for _, value in leaves(output) if isinstance(value, torch.Tensor) and value.is_floating_point())
+def _told(applied: Applied, outcome: Outcome) -> FunctionGradients:
+    tensors = (value for _, value in leaves((applied.args, applied.kwargs)) if isinstance(value, torch.Tensor))
+    given = ", ".join(f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in tensors)
+    return FunctionGradients(function_name(applied.function), tuple(applied.modules), applied.calls, given, outcome)
 
 
-def _leaves(points: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    return [each.detach().clone().requires_grad_() for each in points]
+@dataclass
+class _Seen:
+    """What a run showed: the modules that were called, those that run now, and the Functions that were applied, by their forms."""
+
+    called: list[str] = field(default_factory=list)
+    running: list[str] = field(default_factory=list)
+    applied: dict[Any, Applied] = field(default_factory=dict)
+
+    def add(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        parts = dict(leaves((args, kwargs)))
+        code = getattr(inspect.unwrap(function.forward), "__code__", None)  # a class may be made anew in each call
+        form = (
+            function_name(function),
+            code,
+            *map(_form_of, (*args, *kwargs.values())),
+            *((path, _form_of(value)) for path, value in parts.items()),
+        )
+        if form not in self.applied:
+            copies = {path: _copied(value) for path, value in parts.items() if isinstance(value, torch.Tensor)}
+            self.applied[form] = Applied(function, *replaced((args, kwargs), copies))
+        found = self.applied[form]
+        found.calls += 1
+        name = self.running[-1] if self.running else ""
+        if name not in found.modules:
+            found.modules.append(name)
 
 
-def _differs(function: _Function, points: Iterable[torch.Tensor]) -> str:
-    """What gradcheck complains of; empty if nothing."""
-    try:
-        torch.autograd.gradcheck(function, _leaves(points), fast_mode=True, check_undefined_grad=False, nondet_tol=1e-9)
-    except GradcheckError as error:
-        return " ".join(str(error).partition("\n\n")[0].split())[:300]  # behind it, torch explains its fast mode
-    return ""
+def _form_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.dtype, value.requires_grad
+    value = getattr(value, "__code__", value)  # a lambda is made anew in each call
+    return value if isinstance(value, Hashable) and not isinstance(value, tuple) else type(value)
 
 
-def _custom(outputs: Iterable[torch.Tensor]) -> Iterator[str]:
-    """The names of the custom autograd Functions in a graph: those whose nodes are classes of Python."""
-    waiting: list[Any] = [output.grad_fn for output in outputs]
-    known: set[Any] = set()
-    while waiting and len(known) < _NODES:
-        node = waiting.pop()
-        if node is None or node in known:
-            continue
-        known.add(node)
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            yield type(node).__name__.removesuffix("Backward")
-        waiting += [following for following, _ in node.next_functions]
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 @contextlib.contextmanager
-def _recording(modules: Modules, calls: dict[str, RecordedCall]) -> Iterator[None]:
-    """Keep the arguments of each module's first call, in the order in which the calls end."""
-    begun: dict[str, RecordedCall] = {}
+def _watching(modules: Modules, seen: _Seen) -> Iterator[None]:
+    """See each custom Function that is applied, with the module whose code does."""
+
+    def begins(name: str) -> None:
+        seen.running.append(name)
+        if name not in seen.called:
+            seen.called.append(name)
+
+    def ends() -> None:
+        seen.running.pop()
+
     handles = []
-
-    def copied(value: torch.Tensor) -> torch.Tensor:
-        return value.detach().clone()
-
-    def before(name: str, args: Any, kwargs: Any) -> None:
-        if name not in begun:
-            found = {path: copied(value) for path, value in leaves((args, kwargs)) if isinstance(value, torch.Tensor)}
-            given = replaced((args, kwargs), found)
-            begun[name] = RecordedCall(*given)
-
-    def after(name: str) -> None:
-        calls.setdefault(name, begun[name])
-
     for name, module in modules.named.items():
-        handles.append(module.register_forward_pre_hook(lambda _, args, kwargs, name=name: before(name, args, kwargs), with_kwargs=True))
-        handles.append(module.register_forward_hook(lambda *_, name=name: after(name)))
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: begins(name)))
+        handles.append(module.register_forward_hook(lambda *_: ends(), always_call=True))
     try:
-        yield
+        with observed_functions(seen.add):
+            yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _is_inside(name: str, outer: str) -> bool:
-    return not outer or name.startswith(f"{outer}.")
+def _unseen(values: Any, seen: _Seen) -> Iterator[FunctionGradients]:
+    """The custom Functions in the graph that were not seen when they were applied: those of C++."""
+    waiting = [value.grad_fn for _, value in leaves(values) if isinstance(value, torch.Tensor)]
+    known: set[Any] = set()
+    named = {function_name(each.function) for each in seen.applied.values()}
+    calls: dict[str, int] = {}
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        waiting += [following for following, _ in node.next_functions]
+        function = getattr(type(node), "_forward_cls", None)
+        if "CppNode" in node.name():
+            calls[node.name()] = calls.get(node.name(), 0) + 1
+        elif function is not None and function_name(function) not in named and not is_torchs(function):
+            calls[function_name(function)] = calls.get(function_name(function), 0) + 1
+    because = "it is in the graph, but was not applied from Python, so that its arguments are not known"
+    yield from (FunctionGradients(name, (), count, "", not_looked_at(because)) for name, count in calls.items())

@@ -13,12 +13,14 @@ from accucompare.findings.events import Finding
 from accucompare.live.hooks import arguments_of
 from accucompare.live.numerics import Numerics
 from accucompare.recorder.capture_case import Casting, build, moved
+from accucompare.recorder.failures import telling_exits
 from accucompare.recorder.training import run_step
 from accucompare.selection import FloatType
 from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.watch import watching
 
 
+@telling_exits()
 def watch_case(
     target: str | None,
     device: DeviceName,

@@ -298,3 +298,26 @@ def test_what_a_capture_left_that_hardly_began_is_not_in_the_way(tmp_path: Path,
     for name in left:
         (tmp_path / "b" / name).mkdir() if name.endswith("/") else (tmp_path / "b" / name).touch()
     prepare_directory(tmp_path / "b", overwrite=False)
+
+
+LONG = "x" * 300
+#: Each names a file that no file system takes.
+TOO_LONG = {
+    "report": ["diff", "golden", "npu", "--report", f"{LONG}.xlsx"],
+    "json": ["diff", "golden", "npu", "--json", f"{LONG}.json"],
+    "tolerances": ["diff", "golden", "npu", "--tolerances", f"{LONG}.toml"],
+    "golden": ["diff", LONG, "npu"],
+    "show": ["show", LONG],
+    "save": ["show", "npu", "fc", "--save", f"{LONG}.npy"],
+    "overflow": ["overflow", LONG],
+    "import": ["import", LONG, "--out", "imported"],
+    "out": ["import", "golden/rank0/step0.npz", "--out", LONG],
+}
+
+
+@pytest.mark.parametrize("arguments", TOO_LONG.values(), ids=TOO_LONG)
+def test_a_name_that_is_too_long_is_told(command: Command, tmp_path: Path, arguments: list[str]) -> None:
+    for name, value in (("golden", 1.0), ("npu", 2.0)):
+        write(tmp_path / name, [item("", [1.0], role="input", path="x", parent=None), item("fc", [value])])
+    done = command(*arguments)
+    assert (done.code, "internal error" in done.err, LONG in done.err, "ile name too long" in done.err) == (2, False, True, True)

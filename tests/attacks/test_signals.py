@@ -146,6 +146,22 @@ def test_an_exit_of_the_users_code_is_trouble(command: Command, tmp_path: Path, 
             assert opened.steps() or place == "of_optimizer"
 
 
+@pytest.mark.parametrize("place", ["module", "forward", "thread"])
+@pytest.mark.parametrize("verb", ["capture", "watch", "locate"])
+def test_os_exit_of_the_users_code_is_trouble(forked: Run, tmp_path: Path, verb: str, place: str) -> None:
+    thread = (
+        "import threading\ndef end():\n    thread = threading.Thread(target=os._exit, args=(0,))\n    thread.start()\n    thread.join()\n"
+    )
+    ends = {"module": "os._exit(0)", "forward": "make = case\ndef case():\n    return make(lambda: os._exit(0))"}
+    ends["thread"] = f"make = case\n{thread}def case():\n    return make(end)"
+    (tmp_path / "leaving.py").write_text(f"{CASE}\n{ends[place]}\n")
+    done = forked(verb, "leaving.py", "--device", "cpu", "--out", "out", "-q")
+    assert done.returncode == 2
+    if verb == "capture" and place != "module":
+        with ac.open_bundle(tmp_path / "out") as bundle:
+            assert not bundle.complete
+
+
 @pytest.mark.parametrize("verb", ["capture", "watch", "locate"])
 def test_an_interrupt_in_the_users_code_stays_130(command: Command, tmp_path: Path, verb: str) -> None:
     (tmp_path / f"{verb}_interrupted.py").write_text(

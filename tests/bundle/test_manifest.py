@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import accucompare as ac
-from accucompare.bundle.manifest import FORMAT, FORMAT_VERSION, NEWEST_FORMAT, Manifest, StepEntry
+from accucompare.bundle.manifest import FORMAT, FORMAT_VERSION, NEWEST_FORMAT, Manifest, StepEntry, sealed
 from accucompare.errors import BundleError
 
 
@@ -166,3 +166,83 @@ def test_a_file_too_large_for_a_manifest_is_refused_unread(tmp_path: Path) -> No
     with (tmp_path / "manifest.json").open("wb") as file:
         file.truncate(1 << 30)
     assert error_of(tmp_path / "manifest.json") == "DIR/manifest.json: too large for a manifest; refused"
+
+
+# Whether it is as it was written, and what it says of completeness
+
+
+def complete(tmp_path: Path, **fields: Any) -> Path:
+    path = tmp_path / "manifest.json"
+    Manifest(complete=True, steps=[StepEntry(0, 3, "ab"), StepEntry(1, 3, "cd")], notes=["层"], **fields).write(path)
+    return path
+
+
+def test_a_byte_that_is_changed_in_a_manifest_is_refused(tmp_path: Path) -> None:
+    path = complete(tmp_path)
+    content = path.read_bytes()
+    for place in range(0, len(content), 3):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 7]) + content[place + 1 :])
+        with pytest.raises(BundleError):
+            Manifest.read(path)
+    path.write_bytes(content)
+    assert Manifest.read(path).complete
+
+
+@pytest.mark.parametrize("kind", ["left out", "twice", "before the next"])
+def test_any_line_that_is_moved_in_a_manifest_is_refused(tmp_path: Path, kind: str) -> None:
+    path = complete(tmp_path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    for place in range(len(lines) - 1):
+        line, following = lines[place : place + 2]
+        if kind == "before the next" and line == following:
+            continue
+        changed = {"left out": [following], "twice": [line, line, following], "before the next": [following, line]}[kind]
+        path.write_bytes(b"".join([*lines[:place], *changed, *lines[place + 2 :]]))
+        with pytest.raises(BundleError):
+            Manifest.read(path)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"complete": False}, {"steps": []}, {"ranks": 1}, {"new": 1}, {"stopped": {"error": "x"}}, {"digest": ""}]
+)
+def test_an_edited_manifest_is_corrupt(tmp_path: Path, fields: dict[str, Any]) -> None:
+    path = complete(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **fields}, indent=1))
+    assert error_of(path) == "DIR/manifest.json: is corrupt (its digest does not match); capture it again"
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_why_a_capture_stopped_beside_that_it_did_not_is_damage(tmp_path: Path, older: bool) -> None:
+    fields = {"complete": True, "stopped": {"error": "x"}}
+    path = written(tmp_path, **fields)
+    if not older:
+        path.write_bytes(sealed(json.loads(path.read_bytes())))
+    assert "damaged; a field is malformed (it says both that the capture ran to its end and why it did not)" in error_of(path)
+
+
+STEP = {"records": 1, "digest": ""}
+
+
+@pytest.mark.parametrize(
+    ("capture", "steps", "lacking"),
+    [
+        ({"steps": 2}, [0], "the run ended after 1 of 2 step(s)"),
+        ({"steps": 2}, [0, 1], ""),
+        ({"steps": 2, "started": {"step": 5}}, [5, 6], ""),
+        ({"case_steps": 2}, [0], "the run ended after 1 of 2 step(s)"),
+        ({"case_steps": 1, "steps": 2}, [0], ""),  # fed with golden's first step, which alone can be
+        ({"chosen_steps": [0, 5, 6]}, [0], "the run ended before step(s) 5-6 of --steps 0,5-6, which are not recorded"),
+        ({"chosen_steps": [0, 5]}, [0], "the run ended before step(s) 5 of --steps 0,5, which are not recorded"),
+        ({"chosen_steps": [0, 5]}, [0, 5], ""),
+        ({}, [], ""),
+    ],
+)
+@pytest.mark.parametrize("older", [True, False])
+def test_a_bundle_without_the_steps_that_were_asked_for_is_incomplete_whatever_it_says(
+    tmp_path: Path, capture: dict[str, Any], steps: list[int], lacking: str, older: bool
+) -> None:
+    path = written(tmp_path, complete=True, capture=capture, steps=[{"step": step, **STEP} for step in steps])
+    if not older:
+        path.write_bytes(sealed(json.loads(path.read_bytes())))
+    manifest = Manifest.read(path)
+    assert (manifest.complete, manifest.stopped) == (not lacking, {"error": lacking} if lacking else None)

@@ -87,8 +87,9 @@ def write(
                 writer.add(Record(**{**fields, "order": record.order if ordered else order}), array)
             writer.end_step(step)
         writer.close(stopped)
-    if not (complete or stopped):  # as a capture that was killed leaves it
-        edit_manifest(directory, lambda manifest: manifest.update(complete=False))
+        if not (complete or stopped):  # as a capture that was killed leaves it
+            name = f"rank{rank}/manifest.json" if rank else "manifest.json"
+            edit_manifest(directory, lambda manifest: manifest.update(complete=False), name)
     return directory
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import accucompare as ac
 from accucompare.api import Comparison
+from accucompare.bundle.manifest import StepSeries
 from accucompare.compare.tolerance import Tolerances
 from tests.compare.builder import Item, item, write
 
@@ -183,6 +185,43 @@ def test_the_same_site_in_several_steps_is_one_culprit_with_its_largest_error(tm
     (culprit,) = comparison.culprits
     assert (culprit.name, culprit.seen, culprit.excess) == ("a.fc", 2, pytest.approx(500.0, rel=1e-3))
     assert comparison.conclusion == "bug: a.fc in step 1, excess 500"
+
+
+def in_steps(tmp_path: Path, errors: list[Places], updated: bool) -> Comparison:
+    """A fed comparison whose steps have these errors, and made updates or did not."""
+    series = [StepSeries(step, updates=int(updated), losses=(1.0,)) for step in range(len(errors))]
+    records = [[*net({}, 0.0, steps=len(errors))], []]
+    for step, each in enumerate(errors):
+        records[1] += [one._replace(record=replace(one.record, step=step)) for one in net(each)]
+    golden = write(tmp_path / "golden", records[0], series=series)
+    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}}
+    baseline = write(tmp_path / "baseline", net({}, 1e-3, 1, len(errors)), series=series, **feed)
+    return ac.diff(golden, write(tmp_path / "candidate", records[1], series=series, **feed), baseline=baseline)
+
+
+@pytest.mark.parametrize(
+    ("first", "updated", "named", "step"),
+    [
+        (0.1, True, "a.fc", 0),  # the first step that fails leads, though a later one is further off
+        (0.1, False, "b.fc", 1),  # several inputs are no training: the strongest evidence leads
+        (8e-3, True, "b.fc", 1),  # what is hardly over its limit may be chance
+    ],
+)
+def test_of_steps_that_train_the_first_with_a_clear_error_leads(tmp_path: Path, first: float, updated: bool, named: str, step: int) -> None:
+    comparison = in_steps(tmp_path, [{"a.fc output": first}, {"b.fc output": 10.0}], updated)
+    culprit = comparison.culprits[0]
+    assert (culprit.name, culprit.row.record.step) == (named, step)
+    assert len(comparison.culprits) == 2
+
+
+def test_a_fault_of_every_step_is_named_in_the_first(tmp_path: Path) -> None:
+    comparison = in_steps(tmp_path, [{}, {"a.fc output": 0.1}, {"a.fc output": 0.5}, {"a.fc output": 5.0}], updated=True)
+    assert [(culprit.row.record.step, culprit.seen) for culprit in comparison.culprits] == [(1, 3)]
+
+
+def test_within_a_step_that_trains_the_ranking_stays(tmp_path: Path) -> None:
+    comparison = in_steps(tmp_path, [{"a.fc output": 0.1, "b.fc output": 1.0}, {"a.fc output": 10.0}], updated=True)
+    assert places(comparison) == ["b.fc", "a.fc"]
 
 
 def test_only_the_faulty_one_of_several_calls_is_named(tmp_path: Path) -> None:
@@ -404,7 +443,7 @@ def test_another_shape_does_not_come_before_another_number(tmp_path: Path) -> No
     comparison = ac.diff(golden, write(tmp_path / "candidate", side(5, 0.5), **feed))
     assert places(comparison) == ["b", "(root) (glue, before b)", "(root) (glue, before a)"]
     alone = ac.diff(golden, write(tmp_path / "alone", side(5, 0.0), **feed))
-    assert alone.conclusion.startswith("different: (root) (glue, before a), shape; no value after it")
+    assert alone.conclusion.startswith("identical in what was compared; 2 of 4 rows could not be compared, the first a input.mask")
 
 
 def test_a_baseline_of_code_that_was_edited_is_none(tmp_path: Path) -> None:

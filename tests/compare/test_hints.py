@@ -39,7 +39,7 @@ def test_gemma_s_soft_cap_left_out_is_called_neither_noise_nor_precision(tmp_pat
         models.append(transformers.Gemma2ForCausalLM(config))
     found = culprit(tmp_path, *models, torch.arange(3, 67).reshape(2, 32))
     assert not any("noise" in words for words in found.words)
-    assert set(found.hints) <= {HINTS["function"]}  # which names a soft cap
+    assert not found.hints
 
 
 class Attention(nn.Module):
@@ -86,7 +86,7 @@ def test_a_whole_row_that_is_wrong_says_where_and_guesses_no_cause() -> None:
     assert "token 40 of 64" in found.words[0]
     assert not found.hints
     candidate[:, 40] = 0
-    assert describe_error(golden, candidate).hints == (HINTS["token"],)
+    assert not describe_error(golden, candidate).hints
 
 
 @pytest.mark.parametrize("size", [0.1, 0.2])
@@ -119,7 +119,7 @@ def test_another_gelu_is_called_neither_noise_nor_precision(tmp_path: Path, alon
     found = culprit(tmp_path, Gelu("none", alone), Gelu("tanh", alone), size * torch.randn(2, 32, 64))
     assert found.place == ("act" if alone else "(root) (glue, before down)")
     assert not any("noise" in words for words in found.words)
-    assert set(found.hints) <= {HINTS["function"], HINTS["side"]}
+    assert not found.hints
 
 
 def test_a_gelu_behind_a_product_has_no_hint() -> None:

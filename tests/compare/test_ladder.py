@@ -203,11 +203,11 @@ def test_limits_that_the_user_gives_judge_losses_too(tmp_path: Path, limits: dic
     assert (comparison.passed, comparison.training.judged_by) == (passes, JudgedBy.GIVEN)
 
 
-def test_the_steps_of_a_fed_candidate_are_goldens_and_judge_nothing(tmp_path: Path) -> None:
+def test_the_steps_of_a_fed_candidate_start_from_goldens_so_they_do_not_part(tmp_path: Path) -> None:
     golden = run(tmp_path / "golden", steps(), item("fc", X))
     with ac.open_bundle(golden) as opened:
         feed = {"feed": {"identity": opened.identity(), "not_fed": [], "golden": ""}}
-    comparison = ac.diff(golden, run(tmp_path / "npu", changed(steps(), 3, losses=(9.0,)), item("fc", X), capture=feed))
+    comparison = ac.diff(golden, run(tmp_path / "npu", changed(steps(), 3, grad_norm=9.0), item("fc", X), capture=feed))
     assert (comparison.passed, comparison.training.judged_by, comparison.training.parting) == (True, JudgedBy.NOTHING, None)
 
 

@@ -349,7 +349,7 @@ def test_the_blocks_of_a_large_mask_are_all_looked_at(tmp_path: Path) -> None:
     attended = np.ones((3, sums.BLOCK), bool)
     numbers = np.zeros(attended.shape, np.float32)
     numbers[2, -1] = -math.inf
-    assert compare(tmp_path, [item("a", attended)], [item("a", numbers)]).rows[0].reason is Reason.DTYPE
+    assert compare(tmp_path, [item("a", attended)], [item("a", numbers)]).rows[0].reason is Reason.INTRODUCED
     attended[2, -1] = False
     assert compare(tmp_path, [item("a", attended)], [item("a", numbers)]).rows[0].reason is Reason.OK
 
@@ -357,14 +357,10 @@ def test_the_blocks_of_a_large_mask_are_all_looked_at(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "numbers",
     [
-        np.where(ATTENDED, F32, 0.0),  # the other way round
-        np.where(ATTENDED, 1.0, F32),
         np.where(ATTENDED, 0.0, 1.0),
         np.where(ATTENDED, 0.0, -1e9),
         np.where(ATTENDED, 0.0, math.nan),
-        np.where(ATTENDED, 0.0, math.inf),
-        np.where(np.roll(ATTENDED, 1, -1), 0.0, F32),
-        np.where(ATTENDED, 0.0, F32)[:, 0],
+        np.where(ATTENDED, 0.0, F32)[..., :-1],  # of no shape that the other could have
     ],
 )
 def test_other_floating_tensors_are_of_another_kind_than_a_boolean_one(tmp_path: Path, numbers: np.ndarray) -> None:
@@ -375,3 +371,30 @@ def test_other_floating_tensors_are_of_another_kind_than_a_boolean_one(tmp_path:
 def test_a_scalar_is_no_mask(tmp_path: Path) -> None:
     sides = [item("a", np.array(True), layout="scalar")], [item("a", np.array(0.0), layout="scalar")]
     assert compare(tmp_path, *sides).rows[0].reason is Reason.DTYPE
+
+
+@pytest.mark.parametrize(
+    ("numbers", "different"),
+    [
+        (np.where(ATTENDED, F32, 0.0), ATTENDED.size),  # the other way round
+        (np.where(ATTENDED, 1.0, F32), int(ATTENDED.sum())),  # adds to what it lets through
+        (np.where(ATTENDED, 0.0, math.inf), int((~ATTENDED).sum())),
+        (np.where(np.roll(ATTENDED, 1, -1), 0.0, F32), int((np.roll(ATTENDED, 1, -1) != ATTENDED).sum())),
+        (np.zeros(ATTENDED.shape), int((~ATTENDED).sum())),  # lets everything through
+    ],
+)
+def test_masks_of_two_kinds_differ_where_one_alone_lets_through(tmp_path: Path, numbers: np.ndarray, different: int) -> None:
+    for golden, candidate in itertools.permutations([item("a", ATTENDED), item("a", numbers.astype(np.float32))]):
+        found = compare(tmp_path, [golden], [candidate])
+        assert found.exit_code == 1
+        assert f"let through other positions: {different} of {ATTENDED.size} differ" in found.rows[0].verdict.detail
+        assert found.culprits[0].words == (f"a mask that lets through other positions: {different} of {ATTENDED.size} differ",)
+
+
+def test_masks_of_two_kinds_are_compared_in_the_shape_that_both_fill(tmp_path: Path) -> None:
+    padding = np.array([[True, True, False], [True, False, False]])[:, None, None, :]
+    numbers = np.where(np.broadcast_to(padding, (2, 1, 3, 3)), 0.0, F32).astype(np.float32)
+    row = compare(tmp_path, [item("a", padding)], [item("a", numbers)]).rows[0]
+    assert (row.reason, metrics_of(row).masked, metrics_of(row).elements) == (Reason.OK, 9, 18)
+    numbers[1, 0, 2, 1] = 0.0
+    assert compare(tmp_path, [item("a", padding)], [item("a", numbers)]).rows[0].reason is Reason.INTRODUCED

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import accucompare as ac
+from accucompare.bundle.records import Role
 from accucompare.compare.rows import Reason
 from accucompare.compare.sites import Stage
 from tests.compare.builder import Item, compare, item, write
@@ -191,6 +192,23 @@ def test_a_number_of_a_parameter_group_is_told_by_its_two_values(tmp_path: Path)
         feed = {"feed": {"identity": opened.identity(), "not_fed": [], "golden": ""}}
     comparison = ac.diff(golden, write(tmp_path / "npu", sides[1], capture=feed))
     assert comparison.conclusion == "bug: what the update is given of AdamW.0.lr: 0.001 in golden, 0.0001 in the candidate"
+
+
+@pytest.mark.parametrize(("step", "reason"), [(0, "introduced"), (1, "inherited")])
+def test_a_number_of_a_parameter_group_that_an_earlier_wrong_update_wrote_is_inherited(tmp_path: Path, step: int, reason: str) -> None:
+    """It is what the update of step 0 wrote into its group (a sum of weights), unless it is wrong when that begins."""
+
+    def number(value: float) -> Item:
+        return item("", np.array(value), role="state_before", path="Own.0.weight_sum", parent=None, step=step)
+
+    update = pair("a", "param_update", 0.1, path="w", parent=None)
+    rows = [(number(1.0), number(2.0)), update] if step == 0 else [update, (number(1.0), number(2.0))]
+    golden = write(tmp_path / "golden", [ours for ours, _ in rows])
+    with ac.open_bundle(golden) as opened:
+        feed = {"feed": {"identity": opened.identity(), "not_fed": [], "golden": ""}}
+    comparison = ac.diff(golden, write(tmp_path / "npu", [theirs for _, theirs in rows], capture=feed))
+    assert [row.reason.value for row in comparison.rows if row.record.role is Role.STATE_BEFORE] == [reason]
+    assert comparison.culprits[0].row.record.step == 0
 
 
 @pytest.mark.parametrize("older", [True, False], ids=["golden", "candidate"])

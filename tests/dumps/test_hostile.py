@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import pickle
@@ -17,10 +19,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.records import Layout
 from accucompare.dumps import files, importing
+from accucompare.dumps.files import UnreadableError, read_npy
 from accucompare.dumps.importing import import_dump
 from accucompare.errors import AccucompareError, BundleError, CaptureError
 from tests.conftest import Run
@@ -277,7 +282,7 @@ def test_the_command_says_what_it_left_out_and_quiet_says_nothing(dump: Path, cl
     assert (loud.returncode, loud.stdout.splitlines()) == (
         0,
         [
-            "imported 1 records from msprobe into out",
+            "imported 1 record from msprobe into out",
             "note: msprobe does not record the call of the whole model, nor what the optimizer does",
         ],
     )
@@ -298,3 +303,25 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], match: str, dump: 
     failed = cli("import", *arguments, "--out", "out")
     assert failed.returncode == 2
     assert match in failed.stderr
+
+
+@settings(max_examples=100)
+@given(edits=st.lists(st.tuples(st.integers(8, 127), st.integers(0, 255)), min_size=1, max_size=4))
+def test_an_npy_whose_header_is_damaged_is_told_whatever_its_bytes(edits: list[tuple[int, int]]) -> None:
+    stream = io.BytesIO()
+    np.save(stream, np.ones((2, 3), np.float32))
+    content = bytearray(stream.getvalue())
+    for place, byte in edits:
+        content[place] = byte
+    with contextlib.suppress(UnreadableError):  # or it is read, where the edit does no harm
+        read_npy(io.BytesIO(content), len(content), "x.npy")
+
+
+@pytest.mark.parametrize("header", [b"{'descr': (", b"'''", b"(" * 60, b"\xff\xfe", b"{1: 2}", b"{'descr': 0}"])
+def test_an_import_goes_on_after_an_npy_that_no_parser_takes(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "dump").mkdir()
+    np.save(tmp_path / "dump" / "sound.output.npy", np.ones(3, np.float32))
+    text = header.ljust(117) + b"\n"
+    (tmp_path / "dump" / "damaged.output.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
+    imported = import_dump(tmp_path / "dump", tmp_path / "out")
+    assert (imported.records, len(imported.unreadable)) == (2, 1)

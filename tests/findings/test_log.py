@@ -116,3 +116,18 @@ def test_after_the_end_nothing_is_written(tmp_path: Path) -> None:
     log.close()
     log.write(end())
     assert len(read_log(log.path)[0]) == 1
+
+
+@pytest.mark.parametrize("place", range(0, 60, 7))
+def test_a_byte_that_is_not_utf_8_is_damage_of_its_line(tmp_path: Path, place: int) -> None:
+    path = tmp_path / "rank0.jsonl"
+    log = Log(path)
+    for event in (start(), step(0), end()):
+        log.write(event)
+    log.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    place %= len(lines[1]) - 1
+    lines[1] = lines[1][:place] + b"\xff" + lines[1][place + 1 :]
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(UsageError, match="line 2: is no event of a watch"):
+        read_log(path)

@@ -117,6 +117,13 @@ def test_numpy_serves_where_the_kernel_is_switched_off() -> None:
     assert done.stdout == "NumPy (switched off by ACCUCOMPARE_KERNEL)\n"
 
 
+def test_a_kernel_that_does_not_exist_is_told() -> None:
+    program = "from accucompare.numbers import kernel"
+    environment = {**os.environ, "ACCUCOMPARE_KERNEL": "bogus"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == "ACCUCOMPARE_KERNEL=bogus: numpy is its only value; the compiled kernel is used\n"
+
+
 # The compiled form beside NumPy's
 
 

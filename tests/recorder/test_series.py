@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -286,7 +285,7 @@ def test_an_optimizer_that_holds_no_parameter_of_the_model_is_refused(tmp_path: 
 def test_a_damaged_series_is_a_damaged_bundle(damage: Any, tmp_path: Path) -> None:
     train("recurrent", tmp_path / "golden", 1, roles="series")
     path = tmp_path / "golden" / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "series": damage}))
+    edit_manifest(path.parent, lambda manifest: manifest.update(series=damage))
     with pytest.raises(BundleError, match="damaged"):
         Manifest.read(path)
 

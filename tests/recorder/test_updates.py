@@ -90,7 +90,7 @@ def test_a_trainable_parameter_without_a_gradient_is_recorded_as_such(tmp_path: 
     once(tmp_path / "candidate", False)
     comparison = ac.diff(tmp_path / "golden", tmp_path / "candidate")
     failed = {row.place: row.reason for row in comparison.rows if row.status is Status.FAIL}
-    assert failed == {"idle param_grad.weight": Reason.DTYPE}
+    assert failed == {"idle param_grad.weight": Reason.MISSING}
 
 
 def test_parameters_in_no_optimizer_are_told(tmp_path: Path, opened: Opened) -> None:

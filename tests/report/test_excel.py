@@ -94,6 +94,7 @@ def every_reason() -> list[Row]:
         replace(pair("dtype"), verdict=Verdict(Reason.DTYPE), metrics=None),
         missing("missing", "extra"),
         Row(None, record("extra"), Verdict(Reason.EXTRA), nearest="missing", module="extra"),
+        Row(record("one-sided"), None, Verdict(Reason.ONE_SIDED), module="one-sided"),
         Row(None, None, Verdict(Reason.NOT_CALLED), module="not called"),
         replace(pair("not comparable"), verdict=Verdict(Reason.NOT_COMPARABLE), metrics=None),
         pair("over-precise", reason=Reason.OVER_PRECISE),
@@ -274,7 +275,7 @@ def test_rows_are_coloured_by_what_they_mean(tmp_path: Path) -> None:
         "identical": white, "ok": white, "near": amber,
         "introduced": red, "inherited": red, "glue": red, "inputs differ": red, "shape": red, "dtype": red,
         "non-finite": dark,
-        "missing": grey, "extra": grey, "not called": grey, "not comparable": grey,
+        "missing": grey, "extra": grey, "one-sided": grey, "not called": grey, "not comparable": grey,
         "over-precise": amber, "not deterministic": grey_amber,
     }  # fmt: skip
 
@@ -492,9 +493,9 @@ def test_time_and_command_are_never_marked(tmp_path: Path) -> None:
 
 def test_unmatched_lists_the_one_sided_rows_with_their_nearest_names(tmp_path: Path) -> None:
     sheet = opened(tmp_path, comparison(*every_reason()))["Unmatched"]
-    assert values(sheet, "layer") == ["missing", "extra", "not called"]
-    assert values(sheet, "nearest name") == ["extra", "missing", None]
-    assert values(sheet, "#") == [11, 12, 13]
+    assert values(sheet, "layer") == ["missing", "extra", "one-sided", "not called"]
+    assert values(sheet, "nearest name") == ["extra", "missing", None, None]
+    assert values(sheet, "#") == [11, 12, 13, 14]
 
 
 def test_unmatched_says_so_when_there_is_nothing(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_failing_layers_stand_out_and_where_the_error_is_made_most(graphs: dict[
 def test_a_layer_of_one_side_is_shown_in_words_and_nan_as_an_error_without_bound(graphs: dict[str, dict[str, JSON]], folder: Path) -> None:
     results = json.loads((folder / "model-explorer-limit.json").read_text())["rank 0, step 0, forward"]["results"]
     nodes = graphs["rank 0, step 0, forward"]
-    assert results[nodes["|only"]["id"]]["value"] == "missing"
+    assert results[nodes["|only"]["id"]]["value"] == "one-sided"
     assert results[nodes["|nan"]["id"]]["value"] == 20.0
 
 
@@ -152,7 +152,7 @@ def test_an_arrow_joins_each_pair_and_what_one_side_lacks_is_a_gap(trace: list[J
     begins, ends = ({event["id"]: event for event in trace if event["ph"] == kind} for kind in ("s", "f"))
     assert begins.keys() == ends.keys()
     assert all(ends[number]["tid"] == begins[number]["tid"] + 1 and ends[number]["bp"] == "e" for number in begins)
-    assert [event["tid"] % 10 for event in trace if event["name"] == "only [missing]"] == [1]
+    assert [event["tid"] % 10 for event in trace if event["name"] == "only [one-sided]"] == [1]
 
 
 def test_a_failing_slice_says_why_and_how_far(trace: list[JSON]) -> None:

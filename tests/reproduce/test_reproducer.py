@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -70,22 +69,15 @@ def _flip(stem: Path) -> None:
 
 
 def _other(stem: Path) -> None:
-    path = stem / "manifest.json"
-    table = json.loads(path.read_text())
-    del table["capture"]["reproducer"]
-    path.write_text(json.dumps(table))
+    edit_manifest(stem, lambda manifest: manifest["capture"].pop("reproducer"))
 
 
 def _malformed(stem: Path) -> None:
-    path = stem / "manifest.json"
-    path.write_text(path.read_text().replace('"grad_enabled": true', '"grad_enabled": 3'))
+    edit_manifest(stem, lambda manifest: manifest["capture"]["reproducer"].update(grad_enabled=3))
 
 
 def _no_inputs(stem: Path) -> None:
-    path = stem / "manifest.json"
-    table = json.loads(path.read_text())
-    table["capture"]["inputs"] = [{"list": 3}]
-    path.write_text(json.dumps(table))
+    edit_manifest(stem, lambda manifest: manifest["capture"].update(inputs=[{"list": 3}]))
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,42 @@ def test_a_script_that_leaves_by_os_exit_keeps_its_finished_steps_and_its_code(t
     assert (ran.code, list(recorded(ran))) == (5, [2, 3])
 
 
+@pytest.mark.parametrize("end", ["sys.exit(0)", "sys.exit()", "os._exit(0)"])
+@pytest.mark.parametrize("optimizer", [True, False], ids=["trained", "called"])
+def test_a_script_that_ends_inside_of_a_forward_leaves_an_incomplete_bundle(tmp_path: Path, end: str, optimizer: bool) -> None:
+    script = BEGINNING + (
+        f"import os, sys\ndef leave(x):\n    if len(seen) == 2:\n        {end}\n    return x.tanh()\nnet, seen = Net(), []\n"
+        "net[1].forward = leave\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        f"for step in range(5):\n    {'train(net, optimizer)' if optimizer else 'net(x)'}\n    seen.append(step)"
+    )
+    ran = run(
+        tmp_path, script if optimizer else script.replace("optimizer = torch.optim.SGD(net.parameters(), 0.1)", ""), plan={"steps": "3"}
+    )
+    assert ran.code == 0
+    with ac.open_bundle(ran.bundle) as bundle:
+        assert not bundle.complete
+        assert [(entry.step, entry.partial) for _, entry in bundle.steps()] == [(0, False), (1, False), (2, True)]
+        assert bundle.manifest.stopped == {"step": 2, "module": "1", "error": "the process ended inside of the forward"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "stopped"),
+    [
+        ("5", "the run ended after 3 of 5 step(s)"),
+        ("0,2,9", "the run ended before step(s) 9 of --steps 0,2,9, which are not recorded"),
+        ("3", None),
+        ("0-2", None),
+        ("2", None),
+    ],
+)
+def test_a_script_that_ends_before_a_step_that_was_asked_for_leaves_an_incomplete_bundle(
+    tmp_path: Path, steps: str, stopped: str | None
+) -> None:
+    ran = run(tmp_path, BEGINNING + "net = Net()\ntrain(net, torch.optim.SGD(net.parameters(), 0.1), 3)", plan={"steps": steps})
+    with ac.open_bundle(ran.bundle) as bundle:
+        assert (bundle.complete, bundle.manifest.stopped) == (stopped is None, stopped and {"error": stopped})
+
+
 def test_ctrl_c_in_the_middle_keeps_the_finished_steps(tmp_path: Path) -> None:
     script = BEGINNING + (
         "import os, signal\nnet = Net()\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\n"

@@ -1,0 +1,17 @@
+"""Three steps of training with AdamG."""
+
+from __future__ import annotations
+
+import torch
+from pytorch_optimizer import AdamG
+from torch import nn
+
+from accucompare import Case
+
+
+def case() -> Case:
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8))
+    draw = torch.Generator().manual_seed(1)
+    batches = [torch.randn(4, 16, generator=draw) for _ in range(3)]
+    optimizer = AdamG(model.parameters(), lr=1.0, p=0.2)
+    return Case(model, batches, loss=lambda output: output.square().mean(), optimizer=optimizer)

@@ -1,0 +1,212 @@
+"""Refactorings: rows of one side, or in another form, fail nothing if all that both sides compute of them agrees; and hide no fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import accucompare as ac
+from accucompare.compare.conclusion import Answer
+from accucompare.compare.rows import Reason
+
+X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+LOW = torch.finfo(torch.float32).min
+
+
+class Attention(nn.Module):
+    """``eager`` returns its weights too, takes a floating mask and calls a dropout; the other form does none of it."""
+
+    def __init__(self, eager: bool) -> None:
+        super().__init__()
+        self.eager = eager
+        self.q, self.k, self.v, self.out, self.dropout = (*(nn.Linear(16, 16) for _ in range(4)), nn.Dropout(0.1))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, **flags: bool) -> object:
+        added = mask if mask.is_floating_point() else torch.where(mask, 0.0, LOW)
+        weights = (self.q(x) @ self.k(x).mT / 4 + added).softmax(-1)
+        if not self.eager:
+            return self.out(weights @ self.v(x))
+        return self.out(self.dropout(weights) @ self.v(x)), weights
+
+
+class Layer(nn.Module):
+    def __init__(self, eager: bool) -> None:
+        super().__init__()
+        self.eager, self.attention, self.mlp = eager, Attention(eager), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> object:
+        flags = {"output_attentions": False} if self.eager else {}
+        made = self.attention(x, mask, **flags)
+        x = x + (made[0] if isinstance(made, tuple) else made)
+        x = x + self.mlp(x).tanh()
+        return (x,) if self.eager else x
+
+
+class Net(nn.Module):
+    """The same numbers in two forms. ``returned`` is what it returns beside them; ``wrong`` changes the mask."""
+
+    def __init__(self, eager: bool, wrong: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.eager, self.wrong, self.layers = eager, wrong, nn.ModuleList(Layer(eager) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> object:
+        attended = torch.ones(5, 5, dtype=torch.bool).tril()
+        if self.wrong is not None:
+            attended = self.wrong(attended)
+        mask = torch.where(attended, 0.0, LOW)[None] if self.eager else attended
+        for layer in self.layers:
+            made = layer(x, mask)
+            x = made[0] if isinstance(made, tuple) else made
+        return x
+
+
+def compared(tmp_path: Path, golden: nn.Module, candidate: nn.Module, fed: bool, train: bool = False) -> ac.Comparison:
+    for name, model in (("golden", golden.eval()), ("candidate", candidate.eval())):
+        with ac.capture(model, tmp_path / name, feed=tmp_path / "golden" if fed and name == "candidate" else None, backward=train or None):
+            found = model(X)
+            if train:
+                (found[0] if isinstance(found, tuple) else found).square().mean().backward()
+    return ac.diff(tmp_path / "golden", tmp_path / "candidate")
+
+
+def scaled(module: nn.Module, factor: float = 1.05) -> None:
+    right = module.forward
+    module.forward = lambda *args: right(*args) * factor
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_refactoring_is_no_fault(tmp_path: Path, eager: bool, fed: bool, train: bool) -> None:
+    found = compared(tmp_path, Net(eager), Net(not eager), fed, train)
+    assert (found.exit_code, found.culprits) == (0, [])
+    alone = [row for row in found.unmatched() if row.record is not None and row.record.role.value in ("input", "output")]
+    assert {row.reason for row in alone} == {Reason.ONE_SIDED}
+    assert {row.place for row in alone if ".0." in row.place} == {
+        "layers.0.attention input.output_attentions",
+        "layers.0.attention output.1",
+        "layers.0.attention.dropout input.0",
+        "layers.0.attention.dropout output",
+    }
+    assert "rows on one side only, the first layers.0.attention input.output_attentions" in found.conclusion
+
+
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize("name", ["layers.0.attention.q", "layers.0.attention.out", "layers.0.mlp", "layers.1.attention.v", "layers.1.mlp"])
+def test_a_refactoring_hides_no_fault(tmp_path: Path, name: str, fed: bool) -> None:
+    candidate = Net(False)
+    scaled(candidate.get_submodule(name))
+    found = compared(tmp_path, Net(True), candidate, fed)
+    assert (found.exit_code, found.culprits[0].name) == (1, name)
+
+
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(("row", "column", "value"), [(1, 3, True), (4, 0, False)])
+def test_a_mask_of_another_form_with_one_wrong_position_is_named_where_it_is_made(
+    tmp_path: Path, row: int, column: int, value: bool, eager: bool, fed: bool
+) -> None:
+    def wrong(mask: torch.Tensor) -> torch.Tensor:
+        mask[row, column] = value
+        return mask
+
+    found = compared(tmp_path, Net(eager), Net(not eager, wrong), fed)
+    assert found.exit_code == 1
+    assert found.culprits[0].place == "(root) (glue, before layers.0)"
+    assert found.culprits[0].words == ("a mask that lets through other positions: 1 of 25 differ",)
+
+
+def test_a_mask_that_lets_through_more_is_listed_if_the_outputs_are_bit_for_bit_goldens(tmp_path: Path) -> None:
+    class Masked(nn.Module):
+        def __init__(self, boolean: bool, factor: float = 1.0) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.boolean, self.factor, self.inner = boolean, factor, Ignores()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = torch.ones(5, 5, dtype=torch.bool)
+            return self.inner(x, mask if self.boolean else torch.where(mask.tril(), 0.0, LOW), self.factor)
+
+    class Ignores(nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor, factor: float) -> torch.Tensor:
+            return x * factor
+
+    assert compared(tmp_path / "same", Masked(False), Masked(True), False).exit_code == 0
+    for number, factor in enumerate((1 + 1e-6, 1.01)):
+        assert compared(tmp_path / str(number), Masked(False), Masked(True, factor), False).exit_code == 1
+
+
+class Returning(nn.Module):
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.names = nn.Linear(16, 16), nn.Linear(16, 16), names
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = {"logits": self.a(x), "aux": self.b(x)}
+        return {name: found[name] for name in self.names}
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_a_required_output_that_is_dropped_is_no_pass(tmp_path: Path, fed: bool) -> None:
+    for number, sides in enumerate([(("logits", "aux"), ("logits",)), (("logits",), ("logits", "aux"))]):
+        found = compared(tmp_path / str(number), *(Returning(*names) for names in sides), fed)
+        assert (found.answer, found.exit_code) == (Answer.DIFFERENT, 1)
+
+
+class Trained(nn.Module):
+    def __init__(self, cut: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.cut = nn.Linear(16, 16), nn.Linear(16, 16), cut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        return self.b(x.detach() if self.cut else x)
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_a_gradient_that_is_missing_where_both_have_the_value_is_no_pass(tmp_path: Path, fed: bool) -> None:
+    found = compared(tmp_path, Trained(False), Trained(True), fed, train=True)
+    assert found.exit_code == 1
+    assert found.counts()[Reason.MISSING]
+
+
+class Twice(nn.Module):
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.calls, self.same = calls, nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.calls):
+            x = self.same(x)
+        return x + 1
+
+
+def test_one_call_more_of_what_both_sides_call_is_no_pass(tmp_path: Path) -> None:
+    assert compared(tmp_path, Twice(1), Twice(2), False).exit_code == 1
+
+
+def test_an_argument_of_another_shape_is_listed_if_all_that_is_computed_of_it_agrees(tmp_path: Path) -> None:
+    class Positions(nn.Module):
+        def __init__(self, flat: bool, shift: int = 0) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.flat, self.shift, self.inner = flat, shift, Added()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            at = torch.arange(5) + self.shift
+            return self.inner(x, at if self.flat else at[None, :, None])
+
+    class Added(nn.Module):
+        def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+            return x + at.reshape(1, 5, 1)
+
+    found = compared(tmp_path / "same", Positions(False), Positions(True), False)
+    assert found.conclusion.startswith("identical in what was compared; 1 of 5 rows could not be compared, the first inner input.1")
+    assert compared(tmp_path / "other", Positions(False), Positions(True, 1), False).exit_code == 1

@@ -1,0 +1,142 @@
+"""What something other than an update changes between two steps of training, on one side or on both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import accucompare as ac
+from accucompare.bundle.records import Role
+from accucompare.compare.sites import Stage
+
+#: Changes the model at the end of a step, which has this number.
+Change = Callable[[nn.Sequential, list[torch.Tensor], int], object]
+
+
+def _halve(model: nn.Sequential, average: list[torch.Tensor], step: int) -> None:
+    model[1].weight.mul_(0.5)  # type: ignore[union-attr, operator]
+
+
+def _halve_unseen(model: nn.Sequential, average: list[torch.Tensor], step: int) -> None:
+    """As PyTorch does not count it."""
+    model[1].weight.data.mul_(0.5)  # type: ignore[union-attr, operator]
+
+
+def _clamp(model: nn.Sequential, average: list[torch.Tensor], step: int) -> None:
+    for parameter in model.parameters():
+        parameter.clamp_(-0.2, 0.2)
+
+
+def _average(model: nn.Sequential, average: list[torch.Tensor], step: int) -> None:
+    for each, parameter in zip(average, model.parameters(), strict=True):
+        each.lerp_(parameter.to(each.dtype), 0.5)
+        parameter.copy_(each)
+
+
+def _at_the_end(model: nn.Sequential, average: list[torch.Tensor], step: int) -> None:
+    if step == 1:
+        _halve_unseen(model, average, step)
+
+
+def _in_and_out(model: nn.Sequential, average: list[torch.Tensor], step: int) -> None:
+    """What an optimizer does that keeps an average of the weights: to evaluate, and back."""
+    for each, parameter in zip(average, model.parameters(), strict=True):
+        parameter.lerp_(each.to(parameter.dtype), 0.3)
+        parameter.lerp_(each.to(parameter.dtype), 1 - 1 / 0.7)
+
+
+def _nothing(model: nn.Sequential, average: list[torch.Tensor], step: int) -> None:
+    pass
+
+
+def run(
+    out: Path, change: Change = _nothing, feed: Path | None = None, dtype: torch.dtype = torch.float32, after: bool = False, **options: Any
+) -> Path:
+    """Two steps. ``after``: the change comes after the step has ended, and before the next."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4)).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    average = [parameter.detach().float().clone() for parameter in model.parameters()]
+    inputs = torch.randn(2, 5, 8).to(dtype)
+    with ac.capture(model, out, feed=feed, overwrite=True, **options) as session:
+        for step, batch in enumerate(inputs):
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if after:
+                session.step()
+            with torch.no_grad():
+                change(model, average, step)
+            if not after:
+                session.step()
+    return out
+
+
+@pytest.mark.parametrize("fed", [True, False])
+@pytest.mark.parametrize("change", [_halve, _halve_unseen, _clamp, _average, _at_the_end])
+@pytest.mark.parametrize("side", ["golden", "candidate"])
+def test_what_the_loop_changes_on_one_side_alone_is_the_first_culprit(side: str, change: Change, fed: bool, tmp_path: Path) -> None:
+    golden = run(tmp_path / "golden", change if side == "golden" else _nothing)
+    candidate = run(tmp_path / "candidate", change if side == "candidate" else _nothing, golden if fed else None)
+    comparison = ac.diff(golden, candidate)
+    assert str(comparison.conclusion).startswith("bug: ")
+    assert comparison.culprits[0].stage is Stage.BETWEEN
+    step = 1 if change is _at_the_end else 0
+    if not fed or side == "candidate":
+        assert f"after the update of step {step} something else changed" in str(comparison.conclusion)
+
+
+def test_a_change_between_two_steps_is_told_as_such(tmp_path: Path) -> None:
+    golden = run(tmp_path / "golden", after=True)
+    comparison = ac.diff(golden, run(tmp_path / "candidate", _halve, golden, after=True))
+    expected = "bug: between step 0 and 1 something else changed 1.weight, in the candidate alone"
+    assert str(comparison.conclusion) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("change", [_halve, _clamp, _average, _in_and_out])
+@pytest.mark.parametrize("fed", [True, False])
+def test_what_the_loop_changes_alike_on_both_sides_is_no_difference(fed: bool, change: Change, dtype: torch.dtype, tmp_path: Path) -> None:
+    golden = run(tmp_path / "golden", change)
+    comparison = ac.diff(golden, run(tmp_path / "candidate", change, golden if fed else None, dtype))
+    assert comparison.passed, comparison.conclusion
+    assert any(row.record is not None and row.record.role is Role.PARAM_CHANGED for row in comparison.rows)
+
+
+def test_a_change_that_is_no_more_than_rounding_is_none_and_is_told(tmp_path: Path) -> None:
+    golden = run(tmp_path / "golden")
+    comparison = ac.diff(golden, run(tmp_path / "candidate", _in_and_out, golden))
+    assert comparison.passed
+    assert "could not be compared" in str(comparison.conclusion)
+
+
+def test_two_sides_that_change_a_parameter_in_two_ways_differ(tmp_path: Path) -> None:
+    golden = run(tmp_path / "golden", _halve)
+    comparison = ac.diff(golden, run(tmp_path / "candidate", _average, golden))
+    assert {culprit.stage for culprit in comparison.culprits} == {Stage.BETWEEN}
+
+
+def test_without_tensors_a_change_is_seen_too(tmp_path: Path) -> None:
+    golden = run(tmp_path / "golden", mode="digest")
+    comparison = ac.diff(golden, run(tmp_path / "candidate", _halve, mode="digest"))
+    assert comparison.culprits[0].place == "after the update of step 0 something else changed 1.weight"
+
+
+def test_updates_of_steps_that_are_not_recorded_are_no_change(tmp_path: Path) -> None:
+    comparison = ac.diff(run(tmp_path / "golden", steps=[1]), run(tmp_path / "candidate", steps=[1]))
+    assert not any(row.record is not None and row.record.role is Role.PARAM_CHANGED for row in comparison.rows)
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ac.capture(model, tmp_path / "some", steps=[0, 2]) as session:
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            session.step()
+    with ac.open_bundle(tmp_path / "some") as bundle:
+        assert not any(record.role is Role.PARAM_CHANGED for record in bundle.records())

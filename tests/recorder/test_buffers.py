@@ -1,0 +1,358 @@
+"""What calls and steps write into buffers and arguments: recorded where it is written, and each error its writer's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import accucompare as ac
+from accucompare.bundle.records import WRITTEN_ROLES, Record, Role
+from accucompare.compare.conclusion import Answer
+from accucompare.compare.rows import Reason, Status
+from accucompare.live import tensors
+from accucompare.recorder import buffers, making
+from tests.compare.builder import edit_manifest, set_lines
+from tests.recorded import Opened
+
+
+class Writer(nn.Module):
+    """Returns the same whatever it writes, which ``scale`` makes wrong."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.register_buffer("kept", torch.zeros(8))
+
+    def write(self, x: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.write(x)
+        return x * 2
+
+
+class Lerp(Writer):
+    def write(self, x: torch.Tensor) -> None:
+        self.kept.lerp_(x.mean(0), 0.1 * self.scale)
+
+
+class ByData(Writer):
+    """As a codebook does, so that no write is counted."""
+
+    def write(self, x: torch.Tensor) -> None:
+        self.kept.data.lerp_(x.mean(0), 0.1 * self.scale)
+
+
+class Cache(Writer):
+    """As a cache of keys does, which later calls read."""
+
+    def write(self, x: torch.Tensor) -> None:
+        self.kept.index_copy_(0, torch.arange(4), x[0, :4] * self.scale)
+
+
+class Assigned(Writer):
+    def write(self, x: torch.Tensor) -> None:
+        self.kept = x[0] * self.scale
+
+
+class Registered(Writer):
+    def write(self, x: torch.Tensor) -> None:
+        self.register_buffer("late", x[0] * self.scale, persistent=False)
+
+
+class Plain(Writer):
+    """Keeps what it writes in an attribute that is no buffer."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(scale)
+        self.plain = torch.zeros(8)
+
+    def write(self, x: torch.Tensor) -> None:
+        self.plain.copy_(x[0] * self.scale)
+
+
+class Counter(Writer):
+    def __init__(self, scale: float) -> None:
+        super().__init__(scale)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def write(self, x: torch.Tensor) -> None:
+        self.count += int(self.scale)
+
+
+class Norm(nn.BatchNorm1d):
+    """Whose running statistics are written without a count."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(8, momentum=0.1 * scale)
+
+
+class Uncounted(Norm):
+    """The same without the counter beside them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum, self.eps)
+
+
+class Fills(nn.Module):
+    """Writes into what it is given, and returns nothing."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor, found: dict[str, torch.Tensor]) -> None:
+        out.copy_(x * self.scale)
+        found["mean"] = x.mean(0) * self.scale
+
+
+class Caller(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.fills = Fills(scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out, found = torch.zeros_like(x), {"mean": x[0]}
+        self.fills(x, out, found)
+        return out + found["mean"]
+
+
+BUFFERS: dict[str, Callable[[float], nn.Module]] = {
+    kind.__name__.lower(): kind for kind in (Lerp, ByData, Cache, Assigned, Registered, Plain, Counter, Norm, Uncounted)
+}
+
+
+def net(kind: str, scale: float = 1.0) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), {**BUFFERS, "caller": Caller}[kind](scale), nn.Linear(8, 4))
+
+
+def train(
+    model: nn.Module,
+    out: Path,
+    *,
+    loop: Callable[[nn.Module], None] | None = None,
+    between: Callable[[nn.Module], None] | None = None,
+    steps: int = 2,
+    calls: int = 1,
+    **options: Any,
+) -> Path:
+    """Train with plain SGD. ``loop`` is called after each update, ``between`` when the step is over; ``calls`` micro-batches."""
+    dtype = next(model.parameters()).dtype
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ac.capture(model, out, **options) as session:
+        for step in range(steps):
+            for call in range(calls):
+                x = torch.randn(16, 8, generator=torch.Generator().manual_seed(10 * step + call))
+                model(x.to(dtype)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if loop is not None:
+                loop(model)
+            session.step()
+            if between is not None:
+                between(model)
+    return out
+
+
+def failing(comparison: ac.Comparison) -> Iterator[Record]:
+    return (row.record for row in comparison.rows if row.status is Status.FAIL and row.record is not None)
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_a_wrong_write_into_a_buffer_is_its_modules_culprit_and_nothing_elses(kind: str, tmp_path: Path) -> None:
+    golden = train(net(kind), tmp_path / "golden")
+    for options in ({}, {"feed": golden, "force": True}):
+        comparison = ac.diff(golden, train(net(kind, 3.0), tmp_path / "candidate", overwrite=True, **options))
+        assert not comparison.passed
+        assert [culprit.name for culprit in comparison.culprits] == ["1"]
+        assert {record.name for record in failing(comparison)} == {"1"}
+        assert next(failing(comparison)).step == 0
+        if options:  # each step began with golden's
+            assert {row.reason for row in comparison.rows if row.status is Status.FAIL} == {Reason.INTRODUCED}
+
+
+@pytest.mark.parametrize("kind", [*BUFFERS, "caller"])
+def test_the_same_writes_are_identical_and_rounded_ones_pass(kind: str, tmp_path: Path) -> None:
+    golden = train(net(kind), tmp_path / "golden", calls=2)
+    assert any(record.role in WRITTEN_ROLES for record in ac.open_bundle(golden).records())
+    assert ac.diff(golden, train(net(kind), tmp_path / "fed", calls=2, feed=golden)).answer is Answer.IDENTICAL
+    rounded = train(net(kind).bfloat16(), tmp_path / "candidate", calls=2, feed=golden, force=True)
+    assert ac.diff(golden, rounded).answer is Answer.ROUNDING
+
+
+@pytest.mark.parametrize("kind", ["fed", "free"])
+def test_a_wrong_write_into_an_argument_is_its_writers(kind: str, tmp_path: Path) -> None:
+    golden = train(net("caller"), tmp_path / "golden")
+    fed = {"feed": golden, "force": True} if kind == "fed" else {}
+    comparison = ac.diff(golden, train(net("caller", 3.0), tmp_path / "candidate", **fed))
+    first = next(failing(comparison))
+    assert (first.name, first.role, first.path) == ("1.fills", Role.ARGUMENT_UPDATE, "1")
+    assert comparison.culprits[0].place in ("1.fills (written into argument 1)", "1.fills (written into argument 2.mean)")
+    if fed:
+        wrong = {(record.name, record.path) for record in failing(comparison) if record.role is Role.ARGUMENT_UPDATE}
+        assert wrong == {("1.fills", "1"), ("1.fills", "2.mean")}
+        assert not any(record.role in (Role.INPUT, Role.OUTPUT) for record in failing(comparison))
+
+
+def test_a_model_that_returns_nothing_is_judged_by_what_it_writes(tmp_path: Path) -> None:
+    def fill(scale: float, out: Path) -> Path:
+        model = Fills(scale)
+        with torch.no_grad(), ac.capture(model, out):
+            model(torch.ones(2, 3), torch.zeros(2, 3), {})
+        return out
+
+    golden = fill(1.0, tmp_path / "golden")
+    assert ac.diff(golden, fill(1.0, tmp_path / "same")).answer is Answer.IDENTICAL
+    assert not ac.diff(golden, fill(2.0, tmp_path / "other")).passed
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_a_write_that_is_missing_is_told_at_its_module(fed: bool, tmp_path: Path) -> None:
+    golden = train(net("lerp"), tmp_path / "golden")
+    model = net("lerp")
+    model[1].write = lambda x: None  # type: ignore[assignment, method-assign]
+    comparison = ac.diff(golden, train(model, tmp_path / "candidate", **({"feed": golden} if fed else {})))
+    assert not comparison.passed
+    assert comparison.culprits[0].place == "1.kept (buffer update)"
+    assert "1.kept (buffer update)" in comparison.conclusion
+
+
+@pytest.mark.parametrize("when", ["loop", "between"])
+@pytest.mark.parametrize("fed", [False, True])
+def test_what_a_loop_does_to_a_buffer_is_told_with_when_it_did(when: str, fed: bool, tmp_path: Path) -> None:
+    def add(amount: float) -> dict[str, Any]:
+        def act(model: nn.Module) -> None:
+            with torch.no_grad():
+                model[1].kept.add_(amount)  # type: ignore[index]
+
+        return {when: act}
+
+    golden = train(net("cache"), tmp_path / "golden", **add(0.1))
+    feed = {"feed": golden} if fed else {}
+    assert ac.diff(golden, train(net("cache"), tmp_path / "same", **feed, **add(0.1))).answer is Answer.IDENTICAL
+    comparison = ac.diff(golden, train(net("cache"), tmp_path / "candidate", **feed, **add(0.3)))
+    role, words = (Role.BUFFER_AFTER, "changed in the step") if when == "loop" else (Role.BUFFER_BEFORE, "changed between steps")
+    first = next(failing(comparison))
+    assert (first.role, first.name, first.step) == (role, "1", when == "between")
+    assert words in comparison.culprits[0].place
+
+
+def test_a_parent_that_writes_into_its_childs_buffer_is_the_writer(tmp_path: Path, opened: Opened) -> None:
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.child = Lerp(1.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.child.kept.add_(1)
+            return self.child(x)
+
+    model = nn.Sequential(Parent())
+    with ac.capture(model, tmp_path / "golden"):
+        model(torch.ones(2, 8))
+    found = [(record.name, record.path) for record in opened(tmp_path / "golden").records() if record.role is Role.BUFFER_UPDATE]
+    assert found == [("0", "/0.child.kept"), ("0.child", "kept")]
+
+
+def test_a_buffer_of_two_modules_is_recorded_once_for_each_write(tmp_path: Path, opened: Opened) -> None:
+    model = nn.Sequential(Lerp(1.0), Lerp(1.0))
+    model[1].kept = model[0].kept
+    with ac.capture(model, tmp_path / "golden"):
+        model(torch.ones(2, 8))
+    found = [(record.name, record.path) for record in opened(tmp_path / "golden").records() if record.role in WRITTEN_ROLES]
+    assert found == [("0", "kept"), ("1", "kept")]
+
+
+def test_what_checkpointing_writes_again_is_the_steps(tmp_path: Path) -> None:
+    class Checkpointed(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self[2](checkpoint(self[1], self[0](x), use_reentrant=False))
+
+    golden = train(Checkpointed(*net("norm")), tmp_path / "golden")
+    assert [record.call for record in ac.open_bundle(golden).records() if record.role is Role.BUFFER_AFTER and record.step == 0] == [0] * 3
+    assert ac.diff(golden, train(Checkpointed(*net("norm")), tmp_path / "fed", feed=golden)).answer is Answer.IDENTICAL
+    plain = ac.diff(golden, train(net("norm"), tmp_path / "plain", feed=golden, force=True))
+    assert {record.role for record in failing(plain) if record.step == 0} == {Role.BUFFER_AFTER}
+
+
+def test_a_step_that_is_not_recorded_makes_no_alarm_and_hides_none_after_it(tmp_path: Path) -> None:
+    def run(model: nn.Module, out: Path, **options: Any) -> Path:
+        with ac.capture(model, out, steps="1,3", **options) as session:
+            for step in range(4):
+                model(torch.randn(16, 8, generator=torch.Generator().manual_seed(step)))
+                session.step()
+        return out
+
+    golden = run(net("norm"), tmp_path / "golden")
+    comparison = ac.diff(golden, run(net("norm", 3.0), tmp_path / "candidate", feed=golden, force=True))
+    before = {row.reason for row in comparison.rows if row.record is not None and row.record.role is Role.BUFFER_BEFORE}
+    assert before == {Reason.NOT_COMPARABLE, Reason.IDENTICAL}  # what the steps between made of statistics, and of the counter
+    assert {record.role for record in failing(comparison)} == {Role.BUFFER_UPDATE}
+    assert comparison.culprits[0].name == "1"
+
+
+def test_a_statistic_that_is_zero_but_for_rounding_makes_no_alarm(tmp_path: Path) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 4))
+
+    golden = train(model(), tmp_path / "golden", steps=1)
+    rounded = model().double()
+    assert ac.diff(golden, train(rounded, tmp_path / "candidate", steps=1, feed=golden, force=True)).passed
+
+
+def test_an_older_golden_fails_nothing_and_the_verdict_says_so(tmp_path: Path) -> None:
+    golden = train(net("lerp"), tmp_path / "golden", steps=1)
+    lines = (golden / "rank0/step0.jsonl").read_bytes().splitlines(keepends=True)
+    set_lines(golden, b"".join(line for line in lines if b"buffer_update" not in line))
+    edit_manifest(golden, lambda manifest: manifest["capture"].pop("written"))
+    comparison = ac.diff(golden, train(net("lerp", 3.0), tmp_path / "candidate", steps=1))
+    assert not comparison.failed
+    assert (
+        "what calls write into buffers was not compared: golden was captured by a version that does not record it" in comparison.conclusion
+    )
+
+
+@pytest.mark.parametrize("mode", ["sketch", "stats", "digest"])
+def test_every_mode_tells_a_wrong_write(mode: str, tmp_path: Path) -> None:
+    golden = train(net("lerp"), tmp_path / "golden", mode=mode)
+    assert ac.diff(golden, train(net("lerp"), tmp_path / "same", mode=mode)).answer is Answer.IDENTICAL
+    comparison = ac.diff(golden, train(net("lerp", 3.0), tmp_path / "candidate", mode=mode))
+    assert next(failing(comparison)).role is Role.BUFFER_UPDATE
+
+
+def test_only_the_layers_that_were_asked_for(tmp_path: Path, opened: Opened) -> None:
+    model = nn.Sequential(Lerp(1.0), Lerp(1.0))
+    with ac.capture(model, tmp_path / "golden", only="1"):
+        model(torch.ones(2, 8))
+    assert [record.name for record in opened(tmp_path / "golden").records() if record.role in WRITTEN_ROLES] == ["1"]
+
+
+def test_where_nothing_is_written_no_call_reads_a_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net("norm").eval()
+    read: list[Any] = []
+    own = model[1].running_mean
+    to_host = tensors.to_host
+
+    with torch.no_grad(), ac.capture(model, tmp_path / "golden") as session:
+
+        def noted(tensor: torch.Tensor, *more: Any) -> Any:
+            read.append(tensor.data_ptr())
+            return to_host(tensor, *more)
+
+        for room in (buffers, making):
+            monkeypatch.setattr(room, "to_host", noted)
+        for _ in range(3):
+            model(torch.ones(4, 8))
+        session.step()
+    assert own.data_ptr() not in read
+    assert not any(record.role in WRITTEN_ROLES for record in ac.open_bundle(tmp_path / "golden").records())

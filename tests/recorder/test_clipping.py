@@ -1,0 +1,110 @@
+"""Gradients that one side clips otherwise, or not at all, and losses that the loop computes otherwise, from capture to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import accucompare as ac
+from accucompare.api import Comparison
+from accucompare.compare.conclusion import Answer
+
+Clip = Callable[[nn.Module], object]
+
+
+def _by_hand(norm: float) -> Clip:
+    def clip(model: nn.Module) -> None:
+        grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        total = torch.linalg.vector_norm(torch.stack([grad.norm() for grad in grads]))
+        for grad in grads:
+            grad.mul_(norm / total)
+
+    return clip
+
+
+CLIPS: dict[str, Callable[[float], Clip]] = {
+    "clip_grad_norm_": lambda norm: lambda model: nn.utils.clip_grad_norm_(model.parameters(), norm),
+    "clip_grad_value_": lambda norm: lambda model: nn.utils.clip_grad_value_(model.parameters(), norm / 5),
+    "by hand": _by_hand,
+}
+
+
+def mean_square(output: torch.Tensor) -> torch.Tensor:
+    return output.square().mean()
+
+
+def trained(out: Path, clip: Clip = lambda model: None, loss: Callable[[torch.Tensor], torch.Tensor] = mean_square, **options: Any) -> Path:
+    """Two steps of two micro-batches."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    with ac.capture(model, out, backward=True, **options) as session:
+        for step in range(2):
+            optimizer.zero_grad()
+            for part in range(2):
+                loss(model(torch.sin(torch.arange(12.0).reshape(3, 4) + step + 2 * part)) * 10).backward()
+            clip(model)
+            optimizer.step()
+            session.step()
+    return out
+
+
+def compared(tmp_path: Path, golden: dict[str, Any], candidate: dict[str, Any], *, fed: bool = True) -> Comparison:
+    first = trained(tmp_path / "golden", **golden)
+    return ac.diff(first, trained(tmp_path / "candidate", **candidate, **({"feed": first} if fed else {})))
+
+
+@pytest.mark.parametrize("fed", [True, False], ids=["fed", "free"])
+@pytest.mark.parametrize("other", [None, 0.325], ids=["none", "x 1.3"])
+@pytest.mark.parametrize("how", CLIPS)
+def test_clipping_that_the_other_side_does_otherwise_is_named_in_its_step(tmp_path: Path, how: str, other: float | None, fed: bool) -> None:
+    clip = CLIPS[how]
+    comparison = compared(tmp_path, {"clip": clip(0.25)}, {} if other is None else {"clip": clip(other)}, fed=fed)
+    assert comparison.answer is Answer.BUG
+    assert ("clip" in comparison.conclusion, "step 0" in comparison.conclusion) == (True, True)
+    assert comparison.culprits[0].place in ("the clipping of the gradients", "all 4 gradients of parameters")
+
+
+@pytest.mark.parametrize("fed", [True, False], ids=["fed", "free"])
+@pytest.mark.parametrize("how", CLIPS)
+def test_the_same_clipping_is_no_difference(tmp_path: Path, how: str, fed: bool) -> None:
+    clip = CLIPS[how](0.25)
+    assert compared(tmp_path, {"clip": clip}, {"clip": clip}, fed=fed).answer is Answer.IDENTICAL
+
+
+@pytest.mark.parametrize("fed", [True, False], ids=["fed", "free"])
+def test_a_constant_in_the_loss_is_named(tmp_path: Path, fed: bool) -> None:
+    """It changes no gradient, and so no weight."""
+    comparison = compared(tmp_path, {}, {"loss": lambda output: mean_square(output) + 0.5}, fed=fed)
+    assert not comparison.passed
+    assert ("loss" in comparison.conclusion, "step 0" in comparison.conclusion) == (True, True)
+
+
+class WithParts(nn.Module):
+    """Returns its loss beside the parts of it, one of which is a number of Python's."""
+
+    def __init__(self, of_loss: float = 0.0, of_part: float = 0.0) -> None:
+        super().__init__()
+        self.fc, self.more = nn.Linear(4, 2), (of_loss, of_part)
+
+    def forward(self, values: torch.Tensor) -> dict[str, Any]:
+        loss = self.fc(values).square().mean()
+        return {"loss": loss + self.more[0], "parts": (loss * 0.5, float(loss.detach()) + self.more[1])}
+
+
+@pytest.mark.parametrize(("more", "passes"), [((0.0, 0.0), True), ((1e-2, 0.0), False), ((0.0, 1e-2), False)])
+def test_a_loss_that_the_model_returns_is_compared_with_its_parts(tmp_path: Path, more: tuple[float, float], passes: bool) -> None:
+    def once(out: Path, of_loss: float = 0.0, of_part: float = 0.0, **options: Any) -> Path:
+        torch.manual_seed(0)
+        model = WithParts(of_loss, of_part)
+        with ac.capture(model, out, backward=True, **options):
+            model(torch.ones(3, 4))["loss"].backward()
+        return out
+
+    golden = once(tmp_path / "golden")
+    assert ac.diff(golden, once(tmp_path / "fed", *more, feed=golden)).passed is passes
