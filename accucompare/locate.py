@@ -367,7 +367,7 @@ def _capture_and_compare(
             comparison = compare()
         if beside.look_again(comparison, candidate):
             comparison = compare()
-        comparison = replace(comparison, not_proved=beside.failed)
+        comparison = replace(comparison, not_proved=beside.failed or comparison.not_proved)
     return comparison if refused is None else replace(comparison, refused=refused)
 
 

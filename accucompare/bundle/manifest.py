@@ -163,6 +163,8 @@ class _Settings(msgspec.Struct, frozen=True):
     case: str | None = None
     flags: dict[str, Any] | None = None
     versions: dict[str, Any] | None = None
+    variables: dict[str, str] | None = None
+    libraries: dict[str, str] | None = None
 
 
 @dataclass
@@ -244,6 +246,16 @@ class Manifest:
     def versions(self) -> dict[str, Any]:
         """Versions of packages and drivers, by name. Errors as ``check``."""
         return _typed(self.environment, _Settings).versions or {}
+
+    @property
+    def variables(self) -> dict[str, str] | None:
+        """Environment variables that may change numbers, by name; ``None`` of older bundles, and dumps. Errors as ``check``."""
+        return _typed(self.environment, _Settings).variables
+
+    @property
+    def libraries(self) -> dict[str, str]:
+        """Digests of shared libraries that were loaded, by name. Errors as ``check``."""
+        return _typed(self.environment, _Settings).libraries or {}
 
     @property
     def asked(self) -> Steps | None:

@@ -37,6 +37,9 @@ PRECISIONS = {
 }
 DEFAULT = ("float32", "bfloat16")
 
+#: The mode of such a bundle.
+ERRORS = "errors"
+
 
 def parse_precisions(text: str) -> tuple[str, ...]:
     """Read ``float32,bfloat16``.
@@ -86,7 +89,7 @@ def keep_errors(golden: Place, baseline: Place, out: Place) -> Place:
         partners = {record.key: record for record in trusted.records()}
         for rank, manifest in fed.manifests.items():
             steps = [entry for number, entry in fed.steps() if number == rank]
-            kept = replace(manifest, steps=[], inputs={}, capture={**manifest.capture, "mode": "errors"})
+            kept = replace(manifest, steps=[], inputs={}, capture={**manifest.capture, "mode": ERRORS})
             with BundleWriter(out, kept, rank, mode=Mode.STATS) as writer:
                 for entry in steps:
                     for record in _with_errors(trusted, fed, list(fed.step_records(rank, entry)), partners):

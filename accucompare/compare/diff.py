@@ -31,7 +31,7 @@ from accucompare.compare.one_sided import explained, never_called
 from accucompare.compare.operator_rows import OperatorOrigins, with_options
 from accucompare.compare.outcomes import Outcome, Task, same_bits, with_parameters
 from accucompare.compare.preflight import preflight
-from accucompare.compare.proof import open_beside, with_proofs
+from accucompare.compare.proof import open_beside, why_not_proved, with_proofs
 from accucompare.compare.proposals import propose
 from accucompare.compare.provenance import OtherCode, other_optimizer
 from accucompare.compare.reasons import Fed, NotFed, Origins, not_fed, operators_not_fed
@@ -169,6 +169,7 @@ def compare(
             culprits=described(culprits, golden_bundle, candidate_bundle, renamings),
             without_baseline=len(alone),
             refused=judge.refused,
+            not_proved=why_not_proved(golden_bundle, judge.bundle, beside),
             unseen=OtherCode() if _has_updates(compared) else other_optimizer(golden_bundle.manifest, candidate_bundle.manifest),
             maps=[renaming.text for renaming in renamings],
             verified=verify,

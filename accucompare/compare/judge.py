@@ -201,13 +201,13 @@ def settle_unsteady(verdict: Verdict, tolerance: Tolerance, metrics: Metrics | N
     """
     if verdict.status is not Status.FAIL or metrics is None or not apart or not tolerance.by_default:
         return verdict
-    if apart <= _UNSTEADY and not is_noise(metrics, apart):
+    if apart <= UNSTEADY and not is_noise(metrics, apart):
         return verdict
     return replace(verdict, reason=Reason.NOT_DETERMINISTIC, detail=f"two captures of golden differ by {apart:.2e} from each other")
 
 
 #: Relative L2 distance of golden's two captures beyond which golden is not compared with.
-_UNSTEADY = 0.1
+UNSTEADY = 0.1
 
 #: An error up to this many times the distance of two runs counts as noise.
 RUNS = 2.0

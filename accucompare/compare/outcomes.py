@@ -23,13 +23,15 @@ class Proof(msgspec.Struct, frozen=True, gc=False, array_like=True):
     Attributes:
         record: it; ``None`` if there is none.
         again: of its second run.
-        limit: the largest relative L2 error that a fed capture in golden's precision may have.
+        limit: the largest relative L2 error that a fed capture in golden's precision may have by the fixed limits.
+        ceiling: the largest that it may have, whatever the baseline.
         share: how much of the baseline's error golden's precision explains; 0 where the baseline rounds more finely.
     """
 
     record: Record | None
     again: Record | None
     limit: float
+    ceiling: float
     share: float
 
 

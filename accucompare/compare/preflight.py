@@ -11,7 +11,7 @@ from accucompare.bundle.flags import FLAGS
 from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.reader import Bundle
 from accucompare.compare.align import Renaming
-from accucompare.compare.provenance import other_code, other_configuration, place
+from accucompare.compare.provenance import other_code, other_configuration, other_surroundings, place
 from accucompare.compare.renames import renamed_table, same_by_another_name
 from accucompare.compare.rows import About, Finding, RefusedBaseline
 from accucompare.compare.suggest import baseline_command, float_dtype, product_formats, suggested
@@ -205,6 +205,17 @@ def _versions(pair: Pairing) -> Iterator[Finding]:
             yield Finding(name, f"{name}: golden {_shown(ours.get(name))}, {pair.name} {_shown(theirs.get(name))}", serious=False)
 
 
+def _surroundings(pair: Pairing) -> Iterator[Finding]:
+    if found := other_surroundings(pair.golden.manifest, pair.candidate.manifest):
+        more = f"; and {len(found) - _MOST_SURROUNDINGS} more" if len(found) > _MOST_SURROUNDINGS else ""
+        said = "; ".join(each.told(pair.name) for each in found[:_MOST_SURROUNDINGS])
+        yield Finding("environment", f"environment: {said}{more}", serious=False)
+
+
+#: The most environment variables and libraries that are named.
+_MOST_SURROUNDINGS = 5
+
+
 def _configuration(pair: Pairing) -> Iterator[Finding]:
     attributes = list(other_configuration(pair.golden.manifest, pair.candidate.manifest, pair.renamings))
     for name, key, ours, theirs in attributes[:_MOST_CONFIGURED]:
@@ -290,6 +301,7 @@ _CHECKS: tuple[Check, ...] = (
     _settings,
     _versions,
     _flags,
+    _surroundings,
     _scaler,
     _feeding,
     _rounding,

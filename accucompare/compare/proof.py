@@ -10,9 +10,11 @@ its place: the same environment in two precisions. A pair over that limit is a b
 - where the baseline rounds more coarsely than golden: within so much of its error as the ratio of their roundings comes to. What magnifies
   rounding magnifies both; a fault adds the same to both;
 - where it rounds more finely (float64): within the limit of the excess over what the proof is from the baseline, which is the rounding of
-  golden's precision, as it is made here.
+  golden's precision, as it is made here;
 
-What is not explained, while two runs of the proof differ as much from each other, is golden's: its value is no reference.
+and none over the ceiling of golden's precision.
+
+What is not, while two runs of the proof differ as much from each other, is golden's: its value is no reference.
 
 **Conditioned.** A second run of golden's code, in golden's precision too, on golden's values rounded to the candidate's type, tells how far
 that rounding alone drives a result: sin(3500 x 1.001). Where it is as far off as the candidate, the error is rounding, however large.
@@ -33,15 +35,18 @@ from accucompare.bundle.reader import Bundle, open_bundle
 from accucompare.bundle.records import Record
 from accucompare.compare.align import Pair, Renaming
 from accucompare.compare.baseline import Expected, check_beside, differing, floor, limit, partners
+from accucompare.compare.brought import ERRORS
 from accucompare.compare.choices import most_changed
-from accucompare.compare.judge import RUNS
+from accucompare.compare.judge import RUNS, UNSTEADY
 from accucompare.compare.measure import Metrics
 from accucompare.compare.norms import Run
 from accucompare.compare.outcomes import Proof, Task, same_bits
+from accucompare.compare.provenance import other_surroundings
 from accucompare.compare.rows import Reason, Status, Verdict
 from accucompare.compare.sides import Sides
 from accucompare.compare.suggest import float_dtype, product_formats
 from accucompare.compare.tolerance import EXACT, FED_ROUNDINGS_OF_SUMS, Tolerance
+from accucompare.devices.settings import is_a_librarys
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.places import Place, is_file
 
@@ -92,6 +97,17 @@ def open_beside(stack: contextlib.ExitStack, golden: Bundle, baseline: Bundle | 
     return Beside(proof, again, found(baseline.path / CONDITIONED, True), share)
 
 
+def why_not_proved(golden: Bundle, baseline: Bundle | None, beside: Beside) -> str:
+    """What makes a proof due that a baseline has not: its own code was told something else than golden's, or found another library.
+
+    Variables of libraries such as ``OMP_NUM_THREADS`` differ between machines whenever two runs are compared, and make none due.
+    """
+    if baseline is None or not baseline.manifest.fed or beside.proof is not None or baseline.manifest.options.mode == ERRORS:
+        return ""
+    around = other_surroundings(golden.manifest, baseline.manifest)
+    return "; ".join(each.told("baseline") for each in around if each.library or not is_a_librarys(each.name))
+
+
 def rounding_of(manifest: Manifest) -> float:
     """The unit roundoff of the type, or of the products, that a capture computed in; 0 if unknown."""
     dtype = float_dtype(manifest)
@@ -123,7 +139,7 @@ def with_proofs(
         doubtful = beside.proof is not None and not same_bits(ours, found) and (found is not None or task.baseline is not None)
         return replace(
             task,
-            proof=Proof(found, again.get(ours.key), limits.rel_l2 or 0.0, beside.share) if doubtful else None,
+            proof=Proof(found, again.get(ours.key), limits.rel_l2 or 0.0, limits.ceiling or 0.0, beside.share) if doubtful else None,
             conditioned=None if same_bits(ours, other) else other,
         )
 
@@ -184,8 +200,8 @@ def doubt(sides: Sides, task: Task, golden: Record, candidate: Record, expected:
 
 
 def _unsteady(error: float, apart: float) -> bool:
-    """Whether two runs differ from each other about as much as the first does from golden."""
-    return apart > 0.0 and error <= RUNS * apart
+    """Whether two runs are so far apart that nothing is compared with them, or as far as the first is from golden."""
+    return apart > UNSTEADY or (apart > 0.0 and error <= RUNS * apart)
 
 
 def _explained(sides: Sides, task: Task, proof: Proof, metrics: Metrics, candidate: Record, expected: Expected | None, run: Run) -> bool:
@@ -198,7 +214,7 @@ def _explained(sides: Sides, task: Task, proof: Proof, metrics: Metrics, candida
         return differing(metrics) <= most_changed(0)
     if metrics.rel_l2 <= max(proof.limit, OF_FLOOR * floor(candidate.dtype)):
         return True
-    if expected is None or baseline is None:
+    if expected is None or baseline is None or proof.ceiling < metrics.rel_l2 < math.inf:
         return False
     if proof.share:
         return _of(metrics, expected.rel_l2, expected.rmse) <= proof.share

@@ -82,6 +82,42 @@ def other_optimizer(golden: Manifest, other: Manifest) -> OtherCode:
     )
 
 
+@dataclass(frozen=True)
+class Surrounding:
+    """Something around the code that may change what it computes: an environment variable, or a shared library.
+
+    Attributes:
+        name: of it.
+        golden, other: the variable's value in the two captures, ``None`` where it is not set; of a library both are ``None``.
+        library: whether it is a library, of which the two captures loaded different builds.
+    """
+
+    name: str
+    golden: str | None = None
+    other: str | None = None
+    library: bool = False
+
+    def told(self, side: str) -> str:
+        """``KERNEL=fast in the candidate, not set in golden``; ``side`` is the name of the other capture."""
+        if self.library:
+            return f"{self.name} is another build in the {side} than in golden"
+        ours, theirs = ("not set" if each is None else each for each in (self.golden, self.other))
+        if self.other is None:
+            return f"{self.name}={ours} in golden, not set in the {side}"
+        return f"{self.name}={theirs} in the {side}, {ours} in golden"
+
+
+def other_surroundings(golden: Manifest, other: Manifest) -> list[Surrounding]:
+    """The environment variables and the shared libraries of which two captures had others; none where one does not tell."""
+    ours, theirs = golden.variables, other.variables
+    if ours is None or theirs is None:
+        return []
+    variables = [Surrounding(name, ours.get(name), theirs.get(name)) for name in sorted(ours.keys() | theirs.keys())]
+    libraries = ((name, each, other.libraries.get(name)) for name, each in golden.libraries.items())
+    built = [Surrounding(name, library=True) for name, each, built in libraries if built is not None and built != each]
+    return [each for each in variables if each.golden != each.other] + built
+
+
 def other_configuration(golden: Manifest, other: Manifest, renamings: Sequence[Renaming] = ()) -> Iterable[tuple[str, str, Any, Any]]:
     """Attributes of modules with different values in two captures: module, attribute, golden's value, the other's value."""
     ours, theirs = ((manifest.code.configuration or {}) for manifest in (golden, other))

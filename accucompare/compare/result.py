@@ -169,7 +169,8 @@ class Result:
             return f"what there is agrees, but the capture of {' and of '.join(self.incomplete)} did not run to its end"
         unsteady = [row for row in self.rows if row.reason is Reason.NOT_DETERMINISTIC]
         if unsteady and not self.counts_by_status()[Status.FAIL]:
-            return f"{len(unsteady)} row(s) are not deterministic, the first {self.place(unsteady[0])}"
+            first = unsteady[0]
+            return f"{len(unsteady)} row(s) are not deterministic, the first {self.place(first)} ({first.verdict.detail})"
         if self.failed:
             return ""
         if self.poor_baseline and not self.by_user:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
+
+import xxhash
+
+from accucompare.text import without_credentials
+
 #: What each does.
 ENVIRONMENT = {
     "ACCUCOMPARE_KERNEL": "numpy switches the compiled kernel off",
@@ -25,3 +32,36 @@ ENVIRONMENT = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0 keeps `import torch` from importing torch_npu",
     "TORCH_TRANSFER_TO_NPU": "1 turns every cuda into npu",
 }
+
+#: How the names of variables begin by which libraries choose kernels, precisions, devices and the order of sums.
+_OF_LIBRARIES = re.compile(
+    "TORCH_|TORCHINDUCTOR_|PYTORCH_|ATEN_|CUDA_|CUBLAS|CUDNN_|NVIDIA_TF32|NCCL_|NVTE_|ROCM_|HIP_|HSA_|MIOPEN_|ROCBLAS_|HIPBLASLT_|ASCEND_|"
+    "HCCL_|NPU_|ACL_|INF_NAN_MODE_|TASK_QUEUE_ENABLE|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|BLIS_|ONEDNN_|DNNL_|TRITON_|XLA_|JAX_|TRANSFORMERS_|"
+    "DIFFUSERS_|HF_|FLASH_ATTENTION|FLASH_ATTN|XFORMERS_|VLLM_|DEEPSPEED_|DS_|MEGATRON_|BITSANDBYTES_|BNB_|USE_"
+)
+_SECRET = re.compile("TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH", re.IGNORECASE)
+
+
+def variables(environment: Mapping[str, str], named: Iterable[str] = ()) -> dict[str, str]:
+    """The variables that may change what a run computes, with their values.
+
+    Args:
+        environment: all that there are.
+        named: those that the run's own code names.
+
+    Returns:
+        By name. Of one that looks secret the value is a digest; in URLs there are no credentials.
+    """
+    chosen = {name for name in environment if is_a_librarys(name)} | {name for name in named if name in environment}
+    return {name: _shown(name, environment[name]) for name in sorted(chosen)}
+
+
+def is_a_librarys(name: str) -> bool:
+    """Whether a variable is one of a library's, which chooses among its kernels, and not one that the run's own code alone knows."""
+    return name in ENVIRONMENT or _OF_LIBRARIES.match(name) is not None
+
+
+def _shown(name: str, value: str) -> str:
+    if _SECRET.search(name):
+        return f"digest {xxhash.xxh3_64_hexdigest(value.encode(errors='surrogateescape'))}"
+    return without_credentials(value).encode(errors="backslashreplace").decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import shlex
 import shutil
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from accucompare import devices
+from accucompare.devices.settings import variables
 from accucompare.live.names import Modules, name_modules
 from accucompare.live.sources import class_sources, configuration, digests_of, homes_of_classes, version_of
 from accucompare.live.tensors import round_to, to_host
@@ -42,6 +44,8 @@ def describe_environment(device: torch.device, case: str | None) -> dict[str, An
         "platform": platform.platform(),
         "flags": backend.flags(),
         "threads": torch.get_num_threads(),
+        "variables": variables(os.environ),
+        "libraries": {},
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
 

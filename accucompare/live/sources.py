@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import re
 import sys
 import sysconfig
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,6 +27,9 @@ _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"
 
 #: Where what ``torch.compile`` gives is written: a function that closes over the compiler, which it calls back.
 _COMPILER = str(Path(torch.__file__).parent / "_dynamo" / "eval_frame.py")
+
+#: Where Python code reads an environment variable that it names.
+_READS = re.compile(rb"""(?:environ(?:\.get\(|\.setdefault\(|\.pop\(|\[)|getenv\()\s*["']([A-Za-z_][A-Za-z0-9_]*)["']""")
 
 #: Attributes that name where, in which type, or of which file a module is: what differs between two captures of one model.
 _NOT_CONFIGURED = {"training", "device", "dtype", "name_or_path"}
@@ -109,6 +114,23 @@ def digests_of(names: Iterable[str]) -> dict[str, str]:
             with contextlib.suppress(OSError):  # it is gone, or may not be read
                 digests.setdefault(plain(name), xxhash.xxh3_128_hexdigest(Path(file).read_bytes()))
     return dict(sorted(digests.items()))
+
+
+def variables_named(names: Iterable[str]) -> set[str]:
+    """The environment variables that the source files of Python modules name where they read one."""
+    found: set[str] = set()
+    for name in names:
+        file = _file_of(name)
+        if file and not _is_foreign(file):
+            with contextlib.suppress(OSError):
+                found |= _variables_in(file, Path(file).stat().st_mtime_ns)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _variables_in(file: str, changed: int) -> frozenset[str]:
+    """Of a file that was changed at that time."""
+    return frozenset(each.decode() for each in _READS.findall(Path(file).read_bytes()))
 
 
 def modules_in(files: Iterable[str]) -> set[str]:

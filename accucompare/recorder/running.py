@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,13 +14,15 @@ import torch
 
 from accucompare.bundle.notebook import bundle_html
 from accucompare.bundle.writer import BundleWriter
+from accucompare.devices.settings import variables
 from accucompare.errors import CaptureError
 from accucompare.live.eager import eager_stance
 from accucompare.live.environment import notes_on_what_ran
+from accucompare.live.libraries import libraries
 from accucompare.live.names import Modules
 from accucompare.live.numerics import Numerics
 from accucompare.live.randomness import Draws
-from accucompare.live.sources import digests_of, modules_in, versions_of
+from accucompare.live.sources import digests_of, modules_in, variables_named, versions_of
 from accucompare.places import Place
 from accucompare.recorder.feeding import Feed
 from accucompare.recorder.recorder import Recorder
@@ -170,6 +173,8 @@ class Session:
         manifest.capture["backward"] = recorder.backwards > 0
         manifest.model["functions_seen"] = recorder.all_files_seen
         manifest.environment["versions"] = {**manifest.environment["versions"], **versions_of(ran)}
+        manifest.environment["variables"] = variables(os.environ, variables_named(ran))
+        manifest.environment["libraries"] = libraries()
         manifest.environment["random"] = "drawn on the device" if self._draws is None else "drawn on the CPU"
         if self._draws is not None:
             manifest.notes += [f"{name} drew its random numbers on the device" for name in sorted(self._draws.unmatched)]

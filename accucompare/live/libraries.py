@@ -1,0 +1,51 @@
+"""Which shared libraries a process has loaded, by digest: a library built otherwise computes something else of the same Python files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sysconfig
+from functools import lru_cache
+from pathlib import Path
+
+import xxhash
+
+#: The process's memory by file, where the system tells it (Linux).
+_MAPS = Path("/proc/self/maps")
+
+#: Folders whose libraries belong to the system or to Python, and packages whose versions say which build theirs are: hundreds of megabytes.
+_SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
+_STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+_KNOWN = re.compile(r"/(site|dist)-packages/(torch|torch_npu|numpy|numpy\.libs|nvidia|triton|accucompare)/")
+_PACKAGES = re.compile(r"/(?:site|dist)-packages/")
+
+#: Bytes; a larger one is known by its size.
+MOST_READ = 2 << 20
+
+
+def libraries() -> dict[str, str]:
+    """Digests of the loaded shared libraries, by their paths in the folder of packages, or else by their names; where it can be told.
+
+    Left out are the system's, Python's own, and those of packages whose versions are known.
+    """
+    try:
+        lines = _MAPS.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return {}
+    files = {line.split(maxsplit=5)[5] for line in lines if line.count("/") and ".so" in line}
+    found = {}
+    for file in sorted(files):
+        if file.startswith(_SYSTEM) or _KNOWN.search(file) or (file.startswith(_STANDARD) and not _PACKAGES.search(file)):
+            continue
+        with contextlib.suppress(OSError):  # it is gone since
+            status = os.stat(file)
+            name = _PACKAGES.split(file)[-1] if _PACKAGES.search(file) else Path(file).name
+            found[name] = _digest(file, status.st_mtime_ns, status.st_size)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _digest(file: str, changed: int, size: int) -> str:
+    """Of a file that was changed at that time."""
+    return f"{size} bytes" if size > MOST_READ else xxhash.xxh3_64_hexdigest(Path(file).read_bytes())

@@ -1,0 +1,166 @@
+"""A baseline judges where golden's own code, run beside it in golden's precision, gives golden's values."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accucompare as ac
+from accucompare.compare.baseline import floor
+from accucompare.compare.conclusion import Answer, conclude
+from accucompare.compare.proof import OF_FLOOR
+from accucompare.compare.rows import Reason
+from accucompare.compare.tolerance import FED_ROUNDINGS_OF_SUMS
+from accucompare.errors import UsageError
+from accucompare.numbers.dtypes import DTYPES
+from tests.compare.builder import item, write
+
+SIZE = 4096
+RANDOM = np.random.default_rng(0)
+GOLDEN = RANDOM.standard_normal(SIZE).astype("float32")
+#: At right angles to golden and to each other, of golden's norm.
+CANDIDATES, BASELINES, FAULT = np.linalg.qr(np.stack([GOLDEN, *RANDOM.standard_normal((3, SIZE))]).T)[0].T[1:] * np.linalg.norm(GOLDEN)
+U = DTYPES["float32"].rounding
+
+
+def off(**errors: float) -> np.ndarray:
+    """Golden, off by so much along each direction."""
+    directions = {"own": CANDIDATES, "rounding": BASELINES, "fault": FAULT}
+    return GOLDEN.astype("float64") + sum(size * directions[name] for name, size in errors.items())
+
+
+def capture(golden: Path | None, dtype: str, **more: Any) -> dict[str, Any]:
+    feed = {} if golden is None else {"feed": {"golden": str(golden), "identity": ac.open_bundle(golden).identity(), "not_fed": []}}
+    return {"capture": {"dtype": dtype, **feed, **more}}
+
+
+def compared(
+    tmp_path: Path,
+    candidate: np.ndarray,
+    baseline: np.ndarray,
+    proof: np.ndarray | None,
+    *,
+    dtype: str = "bfloat16",
+    exact: str = "bfloat16",
+    again: np.ndarray | None = None,
+    rounded: np.ndarray | None = None,
+) -> ac.Comparison:
+    """One row: of a candidate of a type, with a baseline of another or the same, and what was run beside that."""
+    for name in ("golden", "candidate", "baseline"):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+    golden = write(tmp_path / "golden", [item(values=GOLDEN)], **capture(None, "float32"))
+    theirs = write(tmp_path / "candidate", [item(values=candidate.astype("float32"), dtype=dtype)], **capture(golden, dtype))
+    held = baseline.astype("float64" if exact == "float64" else "float32")
+    own = write(tmp_path / "baseline", [item(values=held, dtype=exact)], **capture(golden, exact))
+    beside = {"proof": proof, "proof/repeat1": again, "conditioned": rounded}
+    for name, values in beside.items():
+        if values is not None:
+            more = {"round_feed": dtype} if name == "conditioned" else {}
+            write(own / name, [item(values=values.astype("float32"))], **capture(golden, "float32", **more))
+    return ac.diff(golden, theirs, baseline=own)
+
+
+def test_without_a_proof_the_baseline_judges_as_ever(tmp_path: Path) -> None:
+    found = compared(tmp_path, off(own=0.02, fault=0.02), off(rounding=0.02, fault=0.02), None)
+    assert (found.passed, found.unproved) == (True, [])
+
+
+@pytest.mark.parametrize(("dtype", "exact"), [("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float64")])
+def test_a_fault_in_candidate_baseline_and_proof_is_a_bug(tmp_path: Path, dtype: str, exact: str) -> None:
+    rounding, fault = (1e-7, 1e-4) if dtype == "float32" else (2e-3, 2e-2)
+    faulty = off(fault=fault)
+    found = compared(tmp_path, off(own=rounding, fault=fault), off(rounding=rounding, fault=fault), faulty, dtype=dtype, exact=exact)
+    (row,) = found.unproved
+    assert (found.passed, row.reason, conclude(found).answer) == (False, Reason.INTRODUCED, Answer.BUG)
+    assert "does not compute golden's own values, also in float32: fc output" in str(found.conclusion)
+    assert row.verdict.excess is not None
+    assert row.verdict.excess > 5
+    sound = compared(tmp_path, off(own=rounding), off(rounding=rounding), off(rounding=U), dtype=dtype, exact=exact)
+    assert (sound.passed, sound.unproved) == (True, [])
+
+
+@pytest.mark.parametrize(("share", "proved"), [(0.9, True), (1.1, False)])
+def test_a_deviation_far_below_the_candidates_rounding_hides_nothing(tmp_path: Path, share: float, proved: bool) -> None:
+    deviation = share * OF_FLOOR * floor("bfloat16")
+    found = compared(tmp_path, off(own=3e-3), off(rounding=3e-3), off(fault=deviation))
+    assert (found.unproved == [], found.passed) == (proved, proved)
+    assert conclude(found).answer is (Answer.ROUNDING if proved else Answer.NOT_SURE)
+
+
+@pytest.mark.parametrize(("share", "proved"), [(0.9, True), (1.1, False)])
+def test_golden_may_be_missed_by_as_much_as_its_precision_allows(tmp_path: Path, share: float, proved: bool) -> None:
+    deviation = share * FED_ROUNDINGS_OF_SUMS * U
+    baseline = off(rounding=U, fault=deviation)
+    found = compared(tmp_path, off(own=U, fault=deviation), baseline, off(fault=deviation), dtype="float32", exact="float64")
+    assert (found.unproved == []) is proved
+
+
+@pytest.mark.parametrize(("magnified", "proved"), [(0.9, True), (1.1, False)])
+def test_what_magnifies_rounding_magnifies_that_of_both_precisions(tmp_path: Path, magnified: float, proved: bool) -> None:
+    """Where float16 is off by 2 %, float32 may be off, too, by as much less as it rounds more finely."""
+    error, share, half = 0.02, FED_ROUNDINGS_OF_SUMS * U / DTYPES["float16"].rounding, "float16"
+    assert share * error > OF_FLOOR * floor(half)
+    found = compared(tmp_path, off(own=error), off(rounding=error), off(fault=magnified * share * error), dtype=half, exact=half)
+    assert (found.unproved == []) is proved
+
+
+@pytest.mark.parametrize(("times", "proved"), [(3.0, True), (6.0, False)])
+def test_beside_an_exact_baseline_the_proof_shows_its_own_rounding(tmp_path: Path, times: float, proved: bool) -> None:
+    """Where float32 itself is off by 1e-5 of what float64 gives, golden may be off by as much more as chance and slack allow."""
+    own = 1e-5
+    baseline = off(rounding=own, fault=times * own)
+    found = compared(tmp_path, off(own=own), baseline, off(fault=times * own), dtype="float32", exact="float64")
+    assert (found.unproved == []) is proved
+
+
+@pytest.mark.parametrize(("apart", "answer"), [(0.5, Answer.NOT_SURE), (0.001, Answer.BUG)])
+def test_a_golden_that_two_runs_of_its_own_code_do_not_give_is_no_reference(tmp_path: Path, apart: float, answer: Answer) -> None:
+    """Memory that was never written, for example."""
+    found = compared(tmp_path, off(own=0.02, fault=0.4), off(rounding=0.02, fault=0.4), off(fault=0.4), again=off(fault=0.4 + apart))
+    (row,) = found.rows
+    assert conclude(found).answer is answer
+    assert ("golden's value is no reference here" in row.verdict.detail) is (answer is Answer.NOT_SURE)
+    assert (row.reason is Reason.NOT_DETERMINISTIC) is (answer is Answer.NOT_SURE)
+
+
+def test_a_value_that_the_proof_lacks_is_not_proved(tmp_path: Path) -> None:
+    for proof in (GOLDEN[:7], np.full(SIZE, math.nan)):
+        found = compared(tmp_path, off(own=2e-3), off(rounding=2e-3), proof)
+        assert (len(found.unproved), conclude(found).answer) == (1, Answer.NOT_SURE)
+
+
+@pytest.mark.parametrize(("driven", "passes"), [(0.3, True), (0.01, False)])
+def test_an_error_far_beyond_rounding_is_rounding_where_goldens_own_code_does_the_same(tmp_path: Path, driven: float, passes: bool) -> None:
+    errors = off(own=0.3), off(rounding=0.3)
+    found = compared(tmp_path, *errors, GOLDEN, rounded=off(fault=driven))
+    assert (found.passed, conclude(found).answer is Answer.ROUNDING) == (passes, passes)
+    if passes:
+        assert str(found.conclusion) == "rounding; 1 row far off, as golden's own code is on rounded values"
+    assert not compared(tmp_path, *errors, None, rounded=off(fault=driven)).passed  # of a baseline that is not proved
+
+
+def test_a_larger_error_than_there_is_a_bug_all_the_same(tmp_path: Path) -> None:
+    found = compared(tmp_path, off(own=0.9), off(rounding=0.3), GOLDEN, rounded=off(fault=0.3))
+    assert (found.passed, conclude(found).answer) == (False, Answer.BUG)
+
+
+@pytest.mark.parametrize(
+    ("of_another", "problem"),
+    [
+        ({"dtype": "float64"}, "is of another precision than"),
+        ({"round_feed": "bfloat16"}, "must be captured without --round-feed"),
+        ({"feed": {"golden": "other", "identity": "0", "not_fed": []}}, "was not fed with"),
+    ],
+)
+def test_what_lies_beside_a_baseline_has_to_be_a_proof_of_it(tmp_path: Path, of_another: dict[str, Any], problem: str) -> None:
+    compared(tmp_path, off(own=2e-3), off(rounding=2e-3), None)
+    golden, own = tmp_path / "golden", tmp_path / "baseline"
+    made = capture(golden, "float32")
+    write(own / "proof", [item(values=GOLDEN)], capture={**made["capture"], **of_another})
+    with pytest.raises(UsageError, match=problem):
+        ac.diff(golden, tmp_path / "candidate", baseline=own)
