@@ -140,7 +140,7 @@ def test_a_newer_format_is_refused_with_both_versions(here: Path) -> None:
     set_manifest(here, format_version=7, accucompare="9.9.9")
     message = refused(here)
     assert message.startswith("candidate/manifest.json: bundle format version 7, but this accucompare ")
-    assert "reads version 3 and older; install the accucompare that wrote it (9.9.9) or a newer one" in message
+    assert "reads version 4 and older; install the accucompare that wrote it (9.9.9) or a newer one" in message
 
 
 def test_a_manifest_with_absurd_numbers_is_damage(here: Path) -> None:

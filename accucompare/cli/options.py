@@ -335,8 +335,10 @@ role = click.option(  # values of Role, which would need NumPy
     type=click.Choice(
         ["input", "output", "computed_buffer", "buffer_update", "argument_update", "buffer_before", "buffer_after", "op_input", "op_output"]
     ),
+    metavar="ROLE",
     default="output",
     show_default=True,
+    help="input, output, computed_buffer, buffer_update, argument_update, buffer_before, buffer_after, op_input or op_output.",
 )
 path = click.option("--path", help="Path in a nested value, as the list of records shows it.")
 step = click.option("--step", type=click.IntRange(0), help="Step.  [default: 0; all, without NAME]")

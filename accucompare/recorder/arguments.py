@@ -64,6 +64,6 @@ def _writes(tensor: torch.Tensor) -> int:
 def _place(tensor: torch.Tensor) -> Any:
     """What tells that two tensors are one part of memory."""
     plain = is_plain_class(tensor) and tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    if not plain or tensor.device.type == "meta":
+    if not plain or tensor.is_nested or tensor.device.type == "meta":
         return id(tensor)
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride()
