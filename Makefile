@@ -22,7 +22,7 @@ demo: $(INSTALLED)  ## capture a real model, plant a fault, and find it where th
 	$(BIN)/accucompare diff demo/golden demo/candidate --rel-l2 1e-3 --report reports/demo-fixed.xlsx --quiet || test $$? -eq 1
 	$(BIN)/accucompare diff demo/golden demo/candidate --report reports/demo-default.xlsx --quiet
 	@echo "\nEach layer on golden's inputs, judged by what rounding does to it:\n"
-	$(BIN)/accucompare locate fixtures/minilm.py:faulty --golden demo/golden --device cpu --dtype bfloat16 \
+	$(BIN)/accucompare locate fixtures/minilm.py:faulty --golden demo/golden --golden-case fixtures/minilm.py --device cpu --dtype bfloat16 \
 	  --out demo/locate --overwrite --report reports/demo.xlsx --json demo/demo.json || test $$? -eq 1
 	@$(BIN)/python -c "import json; print('\nThe planted fault was found in:', json.load(open('demo/demo.json'))['first_divergence'])"
 	@echo "The report to open:             $(CURDIR)/reports/demo.xlsx"
@@ -34,7 +34,7 @@ demo-npu: $(INSTALLED) $(TORCH_NPU)  ## the same three commands, on an NPU that 
 	@$(BIN)/python -c "import json; print('\nFirst over 1e-5, as HF32 in convolutions is on by default:', json.load(open('demo/npu.json'))['first_divergence'])"
 	@echo "\nTraining: a fault in the backward of one layer alone, on each layer's golden gradients:\n"
 	$(BIN)/accucompare capture fixtures/gpt2.py:training --device cpu --round-weights bfloat16 --save-state --out demo/training --overwrite
-	$(BIN)/python fixtures/simnpu -- $(BIN)/accucompare locate fixtures/gpt2.py:faulty_training --golden demo/training --device npu \
+	$(BIN)/python fixtures/simnpu -- $(BIN)/accucompare locate fixtures/gpt2.py:faulty_training --golden demo/training --golden-case fixtures/gpt2.py:training --device npu \
 	  --dtype bfloat16 --out demo/training-npu --overwrite --report reports/demo-training.xlsx --quiet || test $$? -eq 1
 	@echo "The reports to open:            $(CURDIR)/reports/demo-npu.xlsx, demo-training.xlsx"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -87,18 +88,20 @@ def steps_of(inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     return [((inputs,), {})]
 
 
-def is_here(target: str) -> bool:
-    """Whether a case's file or module can be found from this directory."""
-    source = target.rpartition(":")[0] or target
-    if source.endswith(".py") or "/" in source:
-        return Path(source).is_file()
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.util.find_spec(source) is not None
-    except (ImportError, ValueError):
-        return False
-    finally:
-        sys.path.pop(0)
+def whole_target(target: str | None) -> str:
+    """A target with its defaults filled in, by which two are known to be one: ``./net.py`` and ``net.py:case``.
+
+    Raises:
+        CaseError: without a target, if pyproject.toml has one that cannot be read.
+    """
+    source, _, name = (target or _default_target()).partition(":")
+    return f"{os.path.normpath(source)}:{name or 'case'}"
+
+
+def file_of(target: str) -> Path:
+    """Where a case's file is, or would be: that of a module from this directory."""
+    source = target.partition(":")[0]
+    return Path(source) if source.endswith(".py") or "/" in source else Path(*source.split("."))
 
 
 def _default_target() -> str:

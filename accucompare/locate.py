@@ -6,7 +6,7 @@ import glob
 import os
 import shlex
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from accucompare.api import Comparison, diff
 from accucompare.bundle.manifest import CONDITIONED, PROOF, Manifest
 from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.records import display_name
-from accucompare.case import is_here
+from accucompare.case import file_of, whole_target
 from accucompare.compare.brought import own_baseline
 from accucompare.compare.provenance import OtherCode, other_code
 from accucompare.compare.renames import read_maps
@@ -28,7 +28,7 @@ from accucompare.places import Place, place_of, whole
 from accucompare.recorder.golden_checks import held_steps
 from accucompare.recorder.options import CaptureOptions
 from accucompare.selection import FloatType, Level, RoundedType, Steps
-from accucompare.text import without_credentials
+from accucompare.text import printable, without_credentials
 
 #: Called with what is being done now, before it begins.
 Announce = Callable[[str], None]
@@ -105,7 +105,7 @@ def locate(
     trusted.check()
     made_here = golden is None
     if golden is not None:
-        _check(place_of(golden), setup.out)
+        _check(place_of(golden), setup.out, {"--golden-case": setup.golden_case, "CASE": setup.case})
     else:
         setup.announce(f"golden: {trusted.case or 'the case'} on the CPU, in float32")
         same_device = setup.device.type == "cpu" and setup.dtype in (None, FloatType.FLOAT32)
@@ -260,9 +260,12 @@ class _Trusted:
             raise UsageError(f"--golden-python {self.python}: cannot capture ({reason}); install accucompare[torch] there")
 
     def case_of(self, golden: Manifest, target: str | None) -> str | None:
-        """The case that golden was captured from; ``None`` if it is not here, since the candidate's own may have the fault."""
-        case = self.case or golden.environment.get("case")
-        return case if case and (case == target or self.python is not None or is_here(case)) else None
+        """The case that golden was captured from: the one that was named, or the candidate's own if golden's has its name; else ``None``.
+
+        Golden may come from anybody: what it says its case is, is never run. The candidate's own may have the fault.
+        """
+        own = whole_target(target)
+        return self.case or (own if golden.case and whole_target(golden.case) == own else None)
 
     def capture(
         self,
@@ -432,8 +435,8 @@ def _baseline(
     """Golden's case on the CPU in the candidate's precision; ``None``, announced, if that is not possible."""
     if case is None:
         announce(
-            f"no baseline: the case that golden was captured from ({golden.environment.get('case') or 'not named'}) is not here, and the "
-            "candidate's may have the fault; name it with --golden-case, or the candidate's if only the device may be wrong"
+            f"no baseline: golden was captured from {printable(golden.case) or 'a case without a name'}, and what a bundle names is not "
+            "run; name that case with --golden-case, or the candidate's if only the device may be wrong"
         )
         return None
     precision, emulate = _of_baseline(golden, candidate)
@@ -450,13 +453,16 @@ def _other_versions(golden: Manifest, candidate: Manifest) -> OtherCode:
     return OtherCode(versions=other_code(golden, candidate).versions)
 
 
-def _check(golden: Place, folder: Place) -> None:
-    """Refuse a bundle that cannot be golden, and a directory inside it."""
+def _check(golden: Place, folder: Place, cases: Mapping[str, str | None]) -> None:
+    """Refuse a bundle that cannot be golden, a directory inside it, and a case inside it, for a bundle is data."""
     with open_bundle(golden) as bundle:
         if bundle.manifest.capture.get("feed"):
             raise UsageError(f"{golden}: is itself fed, so it is no golden; give the bundle that it was fed with")
     if golden.resolve() in (folder.resolve(), *folder.resolve().parents):
         raise UsageError(f"--out {folder}: lies in golden {golden}; choose another directory")
+    for option, case in cases.items():
+        if case is not None and golden.resolve() in file_of(case).resolve().parents:
+            raise UsageError(f"{option} {case}: lies in golden {golden}, and a bundle holds no code; copy it elsewhere if you trust it")
 
 
 def _of_baseline(golden: Manifest, candidate: Manifest) -> tuple[str, str | None]:

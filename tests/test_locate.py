@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from accucompare.bundle.reader import open_bundle
+from tests.compare.builder import edit_manifest
 from tests.conftest import ROOT, Run
 
 NET = """
@@ -55,8 +56,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def located(cli: Run, folder: Path, *options: str | Path) -> dict[str, Any]:
-    """What ``locate`` finds on the CPU, as JSON, with the exit code and what was printed."""
+def located(cli: Run, folder: Path, *options: str | Path, named: bool = True) -> dict[str, Any]:
+    """What ``locate`` finds on the CPU, as JSON, with exit code and output; ``named``: with golden's case on the command line."""
+    if named and "--golden" in options and "--golden-case" not in options:
+        with open_bundle(folder / options[options.index("--golden") + 1]) as bundle:
+            options = (*options, "--golden-case", bundle.manifest.case)
     done = cli("locate", *options, "--device", "cpu", "--json", "found.json", "--overwrite", cwd=folder, OMP_NUM_THREADS="1")
     assert "Traceback" not in done.stderr
     found = json.loads((folder / "found.json").read_text()) if done.returncode != 2 else {}
@@ -101,15 +105,35 @@ def test_two_bugs_are_both_named(cli: Run, folder: Path) -> None:
     assert {culprit["place"] for culprit in found["culprits"]} == {"blocks.0 (glue, before out)", "blocks.2.norm"}
 
 
-def test_a_bug_is_no_rounding_though_goldens_case_is_gone(cli: Run, folder: Path) -> None:
-    """A baseline of the candidate's own code would have the same bug."""
+def test_a_case_that_only_golden_names_is_not_run(cli: Run, folder: Path) -> None:
+    """Nor is the candidate's own taken for it: a baseline of that would have the same bug."""
     golden(cli, folder)
-    (folder / "other.py").write_text(NET)
-    (folder / "net.py").unlink()
-    found = located(cli, folder, "other.py:unscaled", "--golden", "golden")
-    assert "no baseline: the case that golden was captured from (net.py) is not here" in found["stderr"]
+    found = located(cli, folder, "net.py:unscaled", "--golden", "golden", named=False)
+    assert "no baseline: golden was captured from net.py, and what a bundle names is not run" in found["stderr"]
+    assert "name that case with --golden-case" in found["stderr"]
     assert found["code"] == 1
     assert found["culprits"][0]["place"] == "blocks.1 (glue, before out)"
+
+
+@pytest.mark.parametrize("case", ["golden/evil.py", "golden/evil.py:case", "--help", "../net.py", "evil", "os:system"])
+def test_nothing_that_golden_says_is_run_or_taken_for_an_option(cli: Run, folder: Path, case: str) -> None:
+    golden(cli, folder)
+    for place in (folder / "golden" / "evil.py", folder / "evil.py"):
+        place.write_text("open('RUN', 'w')\nfrom net import case\n")
+    edit_manifest(folder / "golden", lambda manifest: manifest["environment"].update(case=case))
+    for python in ((), ("--golden-python", sys.executable)):
+        found = located(cli, folder, "net.py", "--golden", "golden", "--dtype", "bfloat16", *python, named=False)
+        assert "no baseline: golden was captured from" in found["stderr"]
+        assert not (folder / "RUN").exists()
+
+
+@pytest.mark.parametrize("arguments", [["golden/evil.py"], ["net.py", "--golden-case", "golden/evil.py:case"]])
+def test_a_case_inside_golden_is_refused(cli: Run, folder: Path, arguments: list[str]) -> None:
+    golden(cli, folder)
+    (folder / "golden" / "evil.py").write_text("open('RUN', 'w')\nfrom net import case\n")
+    found = located(cli, folder, *arguments, "--golden", "golden", named=False)
+    assert (found["code"], (folder / "RUN").exists()) == (2, False)
+    assert "lies in golden golden, and a bundle holds no code" in found["stderr"]
 
 
 def test_goldens_case_can_be_named(cli: Run, folder: Path) -> None:
@@ -197,7 +221,7 @@ def test_where_operators_cannot_be_had_the_answer_stands_and_what_to_type_is_tol
     golden(cli, folder)
     (folder / "other.py").write_text(NET)
     (folder / "net.py").unlink()
-    found = located(cli, folder, "other.py:unscaled", "--golden", "golden", "--ops", "--quiet")
+    found = located(cli, folder, "other.py:unscaled", "--golden", "golden", "--ops", "--quiet", named=False)
     assert (found["code"], found["conclusion"].partition(",")[0]) == (1, "bug: blocks.1 (glue")
     assert "blocks.1 gives other values than it holds; capture it with --save-state" in found["stderr"]
     commands = [line.partition("#")[0].split() for line in found["stderr"].splitlines() if line.startswith("  accucompare ")]

@@ -196,7 +196,8 @@ def test_nodes_of_two_backwards_and_of_a_checkpoint_are_recorded_once_for_each_b
 def test_locate_goes_on_to_the_node_and_the_line_of_its_operator(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(CASE)
     assert cli("capture", "model.py", "--out", "golden", "--quiet").returncode == 0
-    done = cli("locate", "model.py:faulty", "--device", "cpu", "--golden", "golden", "--ops", "--quiet", COLUMNS="200")
+    options = ["--golden", "golden", "--golden-case", "model.py", "--ops", "--quiet"]
+    done = cli("locate", "model.py:faulty", "--device", "cpu", *options, COLUMNS="200")
     assert done.returncode == 1, done.stderr
     first, second = (line for line in done.stdout.splitlines() if "bug:" in line)
     assert "bug: the backward of 1 (glue, behind fc), excess" in first

@@ -671,7 +671,9 @@ def test_what_went_into_the_chosen_module_is_not_its_fault(tmp_path: Path, monke
 def test_locate_goes_on_to_the_operator(cli: Run, tmp_path: Path) -> None:
     case = ROOT / "fixtures" / "minilm.py"
     assert cli("capture", case, "--out", "golden", "--quiet").returncode == 0
-    done = cli("locate", f"{case}:faulty", "--device", "cpu", "--golden", "golden", "--ops", "--quiet", COLUMNS="200")
+    done = cli(
+        "locate", f"{case}:faulty", "--device", "cpu", "--golden", "golden", "--golden-case", case, "--ops", "--quiet", COLUMNS="200"
+    )
     assert done.returncode == 1, done.stderr
     first, second = (line for line in done.stdout.splitlines() if "bug:" in line)
     assert "bug: encoder.layer.2.attention.output.LayerNorm, excess" in first
