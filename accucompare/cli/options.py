@@ -266,7 +266,7 @@ golden = click.option("--golden", type=PLACE, metavar="BUNDLE", help="The truste
 golden_case = click.option(
     "--golden-case",
     metavar="CASE",
-    help="The case that golden is captured from, and its baseline.  [default: the one recorded in golden, or CASE]",
+    help="The case that golden is captured from, and its baseline.  [default: CASE, if golden names the same]",
 )
 golden_python = click.option(
     "--golden-python",
