@@ -90,13 +90,15 @@ bench-history: $(INSTALLED)  ## real bugs of public libraries, a release with an
 
 libreoffice:  # one test converts the report with it
 	@command -v soffice >/dev/null || { \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ "$(APT)" != no ]; then \
+	    echo "Installing libreoffice-calc with apt-get, for the test that converts the report (make test APT=no skips it)"; \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends libreoffice-calc >/dev/null; \
 	  else echo "LibreOffice is not installed: the test that converts the report with it will be skipped"; fi; }
 
 chromium:  # the page's tests open it with this browser
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ "$(APT)" != no ] && \
+	    echo "Installing chromium and chromium-driver with apt-get, for the tests of the page (make test APT=no skips them)" && apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	    apt-get install -y -qq --no-install-recommends chromium chromium-driver >/dev/null; then :; \
 	  else echo "Chromium and its driver are not installed: the tests that open the page with them will be skipped"; fi; }
 
