@@ -34,7 +34,7 @@ FLOOR = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for r
 LATE = {
     # pandas, openpyxl and matplotlib, which a diff without report needs none of; and what runs it on a cluster
     "accucompare.api": {"accucompare.report", "accucompare.compare.cluster"},
-    "accucompare.compare.culprits": {"accucompare.compare.patterns"},  # only a failing diff describes errors
+    "accucompare.compare.describing": {"accucompare.compare.patterns"},  # only a failing diff describes errors
     "accucompare.doctor": {"accucompare.bundle", "accucompare.numbers"},  # what is broken here is what it tells
     "accucompare.locate": {"accucompare.recorder.capture_case"},  # torch, after the device was opened
     # what a process of a script may never need, or may not have

@@ -7,7 +7,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from accucompare.bundle.records import GRADIENT_ROLES, SERIES_ROLES, WRITTEN_ROLES, Role
-from accucompare.compare.culprits import STRUCTURAL, different_values, is_of_glue
+from accucompare.compare.culprits import STRUCTURAL, is_of_glue
+from accucompare.compare.describing import different_values
 from accucompare.compare.ladder import JudgedBy, Parting, TrainingResult
 from accucompare.compare.result import Result
 from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reason, Status

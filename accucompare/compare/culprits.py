@@ -16,26 +16,19 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from accucompare.bundle.reader import Bundle
-from accucompare.bundle.records import GRADIENT_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, Record, Role
-from accucompare.compare.align import Renaming
+from accucompare.bundle.records import GRADIENT_ROLES, SERIES_ROLES, TRAINING_ROLES, UPDATE_ROLES, Role
 from accucompare.compare.baseline import differing
+from accucompare.compare.describing import are_masks, is_choice
 from accucompare.compare.judge import is_noise
-from accucompare.compare.masks import is_masked, may_hold_masks
+from accucompare.compare.lost import once_for_an_update, where_cut, with_effect
 from accucompare.compare.operator_rows import blame, is_operator
-from accucompare.compare.provenance import other_configuration
 from accucompare.compare.reasons import Call, call_of, caller_of
-from accucompare.compare.rows import UNMATCHED, Option, Reason, Row, Status
-from accucompare.compare.sample import Sample
+from accucompare.compare.rows import UNMATCHED, Reason, Row, Status
 from accucompare.compare.scaled import find_scaled
 from accucompare.compare.sites import Culprit, Stage
 from accucompare.compare.tolerance import CLEAR
 from accucompare.compare.training import parameter_of
 from accucompare.compare.written import is_buffer, one_sided_writes, owner_of
-from accucompare.numbers.dtypes import DTYPES, Kind, widen
-from accucompare.numbers.sums import Float64
 
 #: Excesses within this factor of each other count as equal.
 ALIKE = 2.0
@@ -48,11 +41,6 @@ MANY = 0.1
 
 #: Reasons of another structure, not of other numbers. Such culprits come after those that show an error.
 STRUCTURAL = (Reason.SHAPE, Reason.DTYPE)
-
-#: The number of culprits whose error is described, the most elements that are read for that, and the size of a sample of larger tensors.
-DESCRIBED = 3
-MOST_ELEMENTS = 16 << 20
-SAMPLED = 4 << 20
 
 #: The site of an operator's culprit.
 OPERATOR = "operator"
@@ -67,7 +55,7 @@ def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool, updated: b
         has_baseline: whether errors were judged by a baseline.
         updated: whether the steps made updates, so that a step goes on with what the one before it made.
     """
-    rows = _with_effect([row for row in all_rows if not is_operator(row.record)])
+    rows = with_effect([row for row in all_rows if not is_operator(row.record)])
     children = {caller_of(row.record) for row in rows if row.record is not None and row.record.parent is not None}
     operators = _operators(all_rows) if len(rows) < len(all_rows) else []
     written = {id(row) for row in one_sided_writes(rows)}
@@ -81,96 +69,10 @@ def find_culprits(all_rows: list[Row], fed: bool, has_baseline: bool, updated: b
     else:
         culprits = [*(_culprit(row, children) for row in own), *operators]
         culprits.sort(key=lambda culprit: culprit.reason in STRUCTURAL and is_of_glue(culprit))  # otherwise in execution order
-    culprits = _where_cut(_of_one_update(culprits, rows), rows, children)
+    culprits = where_cut(once_for_an_update(culprits, rows), rows, lambda row: _culprit(row, children))
     if updated and (fed or has_baseline):
         culprits = _first_in_time(culprits)
     return _sites(_differences_first(culprits))
-
-
-def _of_one_update(culprits: list[Culprit], rows: Iterable[Row]) -> list[Culprit]:
-    """The culprits, but one for an update that only one side has made; of one parameter's alone, what the update has made of it."""
-    kept: dict[tuple[int, int, int], set[str]] = {}  # by update: the parameters that both sides, or one alone, have updated
-    alone: dict[tuple[int, int, int], set[str]] = {}
-    for row in rows:
-        if row.record is not None and row.record.role is Role.PARAM_UPDATE:
-            found = alone if row.reason in UNMATCHED else kept
-            found.setdefault(_update_of(row.record), set()).add(parameter_of(row.record))
-    told: set[tuple[int, int, int]] = set()
-    left = []
-    for culprit in culprits:
-        record = culprit.row.record
-        if record is None or not culprit.row.lost or record.role not in (Role.PARAM_GRAD, Role.PARAM_UPDATE):
-            left.append(culprit)
-            continue
-        update = _update_of(record)
-        none_left = update in alone and update not in kept
-        if none_left and update not in told:
-            told.add(update)
-            left.append(replace(culprit, name="", whole=True))
-        elif not none_left and not (record.role is Role.PARAM_GRAD and parameter_of(record) in alone.get(update, ())):
-            left.append(culprit)
-    return left
-
-
-def _update_of(record: Record) -> tuple[int, int, int]:
-    return record.rank, record.step, record.call
-
-
-def _where_cut(culprits: list[Culprit], rows: Iterable[Row], children: set[Call | None]) -> list[Culprit]:
-    """The culprits; of a gradient that is lost since autograd follows a value of the forward on one side only, where it first does not.
-
-    A step of which autograd follows nothing, as an older bundle's, says nothing of that.
-    """
-    cuts: dict[tuple[int, int], Row] = {}
-    followed: dict[tuple[int, int], list[bool]] = {}
-    for row in rows:
-        if row.golden is None or row.candidate is None or row.golden.role not in (Role.INPUT, Role.OUTPUT):
-            continue
-        step, sides = (row.golden.rank, row.golden.step), (row.golden.requires_grad, row.candidate.requires_grad)
-        followed[step] = [before or now for before, now in zip(followed.get(step, sides), sides, strict=True)]
-        if sides[0] is not sides[1]:
-            cuts.setdefault(step, row)
-    return [_cut(culprit, cuts, followed, children) for culprit in culprits]
-
-
-def _cut(
-    culprit: Culprit, cuts: dict[tuple[int, int], Row], followed: dict[tuple[int, int], list[bool]], children: set[Call | None]
-) -> Culprit:
-    record = culprit.row.record
-    if record is None or not culprit.row.lost or record.role not in (Role.GRAD_OUTPUT, Role.GRAD_INPUT):
-        return culprit
-    cut = cuts.get((record.rank, record.step))
-    if cut is None or cut.record is None or not all(followed[record.rank, record.step]):
-        return culprit
-    if cut.record.role is Role.INPUT and cut.record.parent is None:  # the model's own input
-        return culprit
-    place = _culprit(cut, children)
-    return replace(culprit, name=place.name, call=place.call, site=place.site, before=place.before, cut=True)
-
-
-def _with_effect(rows: list[Row]) -> list[Row]:
-    """The rows without those of gradients that only one side has, where that does no harm: nothing else in their step is off.
-
-    And of a tensor that a call and one inside it both return, the gradient is lost behind the outer one.
-    """
-    harmed: set[tuple[int, int]] = set()
-    alone: set[Call | None] = set()  # calls at whose outputs a gradient arrives on one side only
-    for row in rows:
-        record = row.record
-        if row.status is not Status.FAIL or record is None:
-            continue
-        if row.reason not in UNMATCHED or record.role in UPDATE_ROLES:
-            harmed.add((record.rank, record.step))
-        elif record.role is Role.GRAD_OUTPUT:
-            alone.add(call_of(record))
-
-    def counts(row: Row) -> bool:
-        record = row.record
-        if not row.lost or record is None:
-            return True
-        return (record.rank, record.step) in harmed and not (record.role is Role.GRAD_OUTPUT and caller_of(record) in alone)
-
-    return [row for row in rows if counts(row)]
 
 
 def _first_in_time(culprits: list[Culprit]) -> list[Culprit]:
@@ -280,23 +182,6 @@ def _excess(row: Row) -> float:
     if row.verdict.excess is not None:
         return row.verdict.excess
     return row.verdict.used if row.verdict.used is not None else 0.0
-
-
-def is_choice(row: Row) -> bool:
-    """Whether a row is of integers or booleans that differ, or of masks that let through other positions."""
-    if row.status is not Status.FAIL or row.golden is None or row.golden.dtype not in DTYPES:
-        return False
-    return not DTYPES[row.golden.dtype].digits or are_masks(row)
-
-
-def are_masks(row: Row) -> bool:
-    """Whether a row is of masks of two kinds, which were measured by what they let through."""
-    return row.golden is not None and row.candidate is not None and row.metrics is not None and _of_two_kinds(row.golden, row.candidate)
-
-
-def _of_two_kinds(golden: Record, candidate: Record) -> bool:
-    both = golden.dtype in DTYPES and candidate.dtype in DTYPES
-    return both and DTYPES[golden.dtype].kind is not DTYPES[candidate.dtype].kind
 
 
 def _off(rows: Iterable[Row]) -> set[Call]:
@@ -458,60 +343,3 @@ def _sites(culprits: Iterable[Culprit]) -> list[Culprit]:
         first.setdefault(site, culprit)
         calls.setdefault(site, set()).add((record.rank, record.step, culprit.call))
     return [replace(culprit, seen=len(calls[site])) for site, culprit in first.items()]
-
-
-def described(culprits: list[Culprit], golden: Bundle, candidate: Bundle, renamings: Sequence[Renaming] = ()) -> list[Culprit]:
-    """The same culprits, with the settings in which their modules differ, and the first few ones' errors described in words.
-
-    Errors as ``Bundle.values``.
-    """
-    configured: dict[str, list[Option]] = {}
-    for name, key, ours, theirs in other_configuration(golden.manifest, candidate.manifest, renamings):
-        configured.setdefault(name, []).append(Option(key, repr(ours), repr(theirs)))
-    culprits = [replace(culprit, configured=tuple(configured.get(culprit.name, ()))) for culprit in culprits]
-    return [_in_words(culprit, golden, candidate) for culprit in culprits[:DESCRIBED]] + culprits[DESCRIBED:]
-
-
-def _in_words(culprit: Culprit, golden: Bundle, candidate: Bundle) -> Culprit:
-    ours, theirs = culprit.row.golden, culprit.row.candidate
-    if culprit.scaled is not None:
-        return culprit
-    if different := different_values(culprit.row):
-        return replace(culprit, words=(different,))
-    if ours is None or theirs is None or None in (ours.member, theirs.member) or ours.shape != theirs.shape:
-        return culprit
-    if {DTYPES[record.dtype].kind for record in (ours, theirs)} != {Kind.FLOAT}:
-        return culprit
-    from accucompare.compare.patterns import describe_error
-
-    sample = None
-    if math.prod(ours.shape) > MOST_ELEMENTS:
-        metrics = culprit.row.metrics
-        worst = None if metrics is None else metrics.nonfinite_index or metrics.max_abs_index
-        sample = Sample.of(ours.shape, SAMPLED, worst or (0,) * len(ours.shape))
-    values = [_values(bundle, record, sample) for bundle, record in ((golden, ours), (candidate, theirs))]
-    if all(may_hold_masks(DTYPES[record.dtype], record.statistics) for record in (ours, theirs)):
-        masked = is_masked(values[0], DTYPES[ours.dtype]) & is_masked(values[1], DTYPES[theirs.dtype])
-        for side in values:
-            side[masked] = -np.inf  # masks are equal
-    normalised = ours.role is Role.OUTPUT and "Norm" in ours.type
-    shape = describe_error(*values, dtype=theirs.dtype, sample=sample, normalised=normalised)
-    hints = shape.hints if culprit.stage is Stage.FORWARD and not is_buffer(ours) else ()  # hints are about what a forward gives
-    return replace(culprit, words=shape.words, hints=(*culprit.hints, *hints))
-
-
-@np.errstate(invalid="ignore")  # a signalling NaN is a value like any other here
-def _values(bundle: Bundle, record: Record, sample: Sample | None) -> Float64:
-    """A record's values, or those of a sample; only these are read."""
-    if sample is None:
-        return bundle.values(record).astype(np.float64)
-    dtype = DTYPES[record.dtype]
-    return widen(bundle.stored(record).part(sample.slices), dtype).astype(np.float64)  # it was verified when it was measured
-
-
-def different_values(row: Row) -> str:
-    """``3 of 1000 differ``, of integers, booleans and masks; else ``""``."""
-    metrics = row.metrics
-    if metrics is not None and differing(metrics) and are_masks(row):
-        return f"a mask that lets through other positions: {differing(metrics)} of {metrics.elements} differ"
-    return f"{differing(metrics)} of {metrics.compared} differ" if is_choice(row) and metrics is not None and differing(metrics) else ""

@@ -21,7 +21,8 @@ from accucompare.compare.baseline import check_feed
 from accucompare.compare.batches import Progress, outcomes_of
 from accucompare.compare.between import small_changes
 from accucompare.compare.chosen_baseline import choose_baseline
-from accucompare.compare.culprits import described, find_culprits, scaled_first
+from accucompare.compare.culprits import find_culprits, scaled_first
+from accucompare.compare.describing import described
 from accucompare.compare.dumps import with_paths_of
 from accucompare.compare.given import with_given
 from accucompare.compare.ladder import climb

@@ -10,11 +10,11 @@ its place: the same environment in two precisions. A pair over that limit is a b
 - where the baseline rounds more coarsely than golden: within so much of its error as the ratio of their roundings comes to. What magnifies
   rounding magnifies both; a fault adds the same to both;
 - where it rounds more finely (float64): within the limit of the excess over what the proof is from the baseline, which is the rounding of
-  golden's precision, as it is made here;
+  golden's precision, as it is made here.
 
-and none over the ceiling of golden's precision.
+By the last two, none is over the ceiling of golden's precision.
 
-What is not, while two runs of the proof differ as much from each other, is golden's: its value is no reference.
+Where that does not explain it, and two runs of the proof differ as much from each other, golden's value is no reference.
 
 **Conditioned.** A second run of golden's code, in golden's precision too, on golden's values rounded to the candidate's type, tells how far
 that rounding alone drives a result: sin(3500 x 1.001). Where it is as far off as the candidate, the error is rounding, however large.

@@ -6,7 +6,7 @@ import math
 
 from accucompare.compare.baseline import differing
 from accucompare.compare.conclusion import Answer, conclude, exit_code, trust
-from accucompare.compare.culprits import is_choice
+from accucompare.compare.describing import is_choice
 from accucompare.compare.result import Result
 from accucompare.compare.rows import Row
 from accucompare.compare.sites import Culprit

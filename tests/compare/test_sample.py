@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accucompare as ac
-from accucompare.compare.culprits import MOST_ELEMENTS, SAMPLED
+from accucompare.compare.describing import MOST_ELEMENTS, SAMPLED
 from accucompare.compare.sample import Sample
 from tests.compare.builder import item, write
 
