@@ -15,6 +15,7 @@ from accucompare.compare.rows import STATUS_OF, UNMATCHED, About, Finding, Reaso
 from accucompare.compare.sites import Culprit, Stage
 from accucompare.compare.step_pairs import clipped, number
 from accucompare.compare.step_rows import number_of
+from accucompare.selection import RoleGroup
 from accucompare.text import counted
 
 #: How often the first culprit was the right one among planted faults (`make bench-faults`), as the report says it.
@@ -92,10 +93,39 @@ def trust(result: Result) -> str:
     return TRUST["free" if result.baseline is None else "free baseline"]
 
 
-def _configured_otherwise(result: Result) -> Iterator[str]:
-    """Attributes of modules that differ: they may do more than rounding, and too little to show. Where all bits agree, they do nothing."""
-    if found := [finding.message for finding in result.preflight if finding.about is About.CONFIGURATION]:
-        yield f"configured otherwise: {found[0]}" + (f", and {len(found) - 1} more" if len(found) > 1 else "")
+#: What may do more than rounding, and too little to show.
+_GIVEN = {
+    About.CONFIGURATION: "configured otherwise",
+    About.MODE: "run otherwise",
+    About.WEIGHTS: "given otherwise",
+    About.GIVEN: "given otherwise",
+}
+
+
+def _given_otherwise(result: Result) -> Iterator[str]:
+    """Weights, inputs, modes and attributes of modules that differ. Where all bits agree, they do nothing."""
+    found: dict[str, list[str]] = {}
+    for finding in result.preflight:
+        if finding.about in _GIVEN and finding.serious and not finding.of_baseline:
+            found.setdefault(_GIVEN[finding.about], []).append(finding.message)
+    for how, messages in found.items():
+        yield f"{how}: {messages[0]}" + (f", and {len(messages) - 1} more" if len(messages) > 1 else "")
+
+
+def _chosen(result: Result) -> Iterator[str]:
+    """What of a model was asked for, where that is not all."""
+    asked: dict[str, list[str]] = {}
+    for name, side in (("golden", result.golden), ("the candidate", result.candidate)):
+        options = side.manifest.options
+        words = [f"--{option} {value}" for option, values in (("only", options.only), ("skip", options.skip)) for value in values or ()]
+        groups = [group for group in RoleGroup if group is not RoleGroup.SERIES]
+        if options.roles is not None and not options.no_backward and not set(groups) <= set(options.roles):
+            words.append(f"--roles {','.join(options.roles)}")
+        if words:
+            asked.setdefault(" ".join(words), []).append(name)
+    yield from (f"{' and '.join(names)} captured with {words}" for words, names in asked.items())
+    if result.left_out:
+        yield f"{counted(result.left_out, 'record')} left out by --only and --skip"
 
 
 def _not_looked_at(result: Result) -> Iterator[str]:
@@ -121,6 +151,7 @@ def _not_looked_at(result: Result) -> Iterator[str]:
         if side.options.imported is None and not side.options.written and side.model.get("buffers"):
             yield f"what calls write into buffers was not compared: {name} was captured by a version that does not record it"
             break
+    yield from _chosen(result)
     if uncompared := result.uncompared:
         first = f"{result.place(uncompared[0])}, {uncompared[0].verdict.detail}"
         yield f"{len(uncompared)} of {len(result.rows)} rows could not be compared, the first {first}"
@@ -170,8 +201,8 @@ def _all_clear(result: Result) -> Conclusion | None:
     if result.failed:
         return None
     answer, words = _without_failure(result)
-    configured = _configured_otherwise(result) if answer is not Answer.IDENTICAL else []
-    return Conclusion(answer, "; ".join([words, *configured, *_not_looked_at(result)]))
+    otherwise = _given_otherwise(result) if answer is not Answer.IDENTICAL else []
+    return Conclusion(answer, "; ".join([words, *otherwise, *_not_looked_at(result)]))
 
 
 def _parted(result: Result) -> Conclusion | None:

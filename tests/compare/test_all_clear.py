@@ -1,0 +1,74 @@
+"""What an all-clear does not cover stands in the verdict line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import accucompare as ac
+
+
+def capture(out: Path, change: Callable[[nn.Module], object] = lambda model: None, train: bool = False, **options: Any) -> Path:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 4))
+    change(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ac.capture(model, out, seed=0, **options):
+        output = model(torch.ones(2, 8))
+        if train:
+            output.square().sum().backward()
+            optimizer.step()
+    return out
+
+
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"only": "0.*"}, "captured with --only 0.*"),
+        ({"skip": "1"}, "captured with --skip 1"),
+        ({"roles": "forward,grads"}, "captured with --roles forward,grads"),
+    ],
+)
+def test_what_captures_were_not_asked_for_is_told(tmp_path: Path, options: dict[str, str], told: str, fed: bool) -> None:
+    golden = capture(tmp_path / "golden", train=not fed, **options)
+    candidate = capture(tmp_path / "candidate", train=not fed, **options, **({"feed": golden} if fed else {}))
+    comparison = ac.diff(golden, candidate)
+    assert comparison.passed
+    assert f"golden and the candidate {told}" in comparison.conclusion
+
+
+def test_what_a_diff_leaves_out_is_told(tmp_path: Path) -> None:
+    golden, candidate = capture(tmp_path / "golden"), capture(tmp_path / "candidate")
+    assert "records left out by --only and --skip" in ac.diff(golden, candidate, only="0.*").conclusion
+
+
+def test_of_a_whole_capture_nothing_is_told(tmp_path: Path) -> None:
+    golden, candidate = capture(tmp_path / "golden", train=True), capture(tmp_path / "candidate", train=True)
+    assert ac.diff(golden, candidate).conclusion == "identical; by digests alone, no values were read"
+
+
+def nudge(model: Any) -> None:
+    with torch.no_grad():
+        model[1].weight[0, 0] *= 1 + 2e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (nudge, "given otherwise: 1 of 4 parameters differ: 1.weight"),
+        (lambda model: (nudge(model), model.eval()), "run otherwise: train mode: golden on, candidate off"),
+    ],
+)
+@pytest.mark.parametrize("limits", [{}, {"atol": 1e-2}])
+def test_weights_and_modes_that_differ_too_little_to_fail_are_told(
+    tmp_path: Path, change: Callable[[nn.Module], object], told: str, limits: dict[str, float]
+) -> None:
+    comparison = ac.diff(capture(tmp_path / "golden"), capture(tmp_path / "candidate", change), **limits)
+    assert comparison.passed
+    assert told in comparison.conclusion
