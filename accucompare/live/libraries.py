@@ -18,6 +18,8 @@ _MAPS = Path("/proc/self/maps")
 _SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _KNOWN = re.compile(r"/(site|dist)-packages/(torch|torch_npu|numpy|numpy\.libs|nvidia|triton|accucompare)/")
+#: What accucompare itself stands on, and no model computes with.
+_OURS = re.compile(r"/(site|dist)-packages/(isal|lxml|markupsafe|ml_dtypes|msgspec|pandas|rapidfuzz|regex|xxhash)/")
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/")
 
 #: Bytes; a larger one is known by its size.
@@ -27,7 +29,7 @@ MOST_READ = 2 << 20
 def libraries() -> dict[str, str]:
     """Digests of the loaded shared libraries, by their paths in the folder of packages, or else by their names; where it can be told.
 
-    Left out are the system's, Python's own, and those of packages whose versions are known.
+    Left out are the system's, Python's own, those of packages whose versions are known, and ours.
     """
     try:
         lines = _MAPS.read_text(errors="surrogateescape").splitlines()
@@ -36,7 +38,7 @@ def libraries() -> dict[str, str]:
     files = {line.split(maxsplit=5)[5] for line in lines if line.count("/") and ".so" in line}
     found = {}
     for file in sorted(files):
-        if file.startswith(_SYSTEM) or _KNOWN.search(file) or (file.startswith(_STANDARD) and not _PACKAGES.search(file)):
+        if file.startswith(_SYSTEM) or _KNOWN.search(file) or _OURS.search(file) or (file.startswith(_STANDARD) and not _PACKAGES.search(file)):
             continue
         with contextlib.suppress(OSError):  # it is gone since
             status = os.stat(file)
