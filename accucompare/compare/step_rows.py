@@ -36,6 +36,9 @@ from accucompare.numbers.digests import digest
 from accucompare.numbers.dtypes import DTYPES
 from accucompare.numbers.statistics import summarize
 
+#: An output of the whole model: the number of its call, and its path.
+Output = tuple[int, str]
+
 #: The series keeps its numbers in this type, whatever type they were computed in.
 _KEPT_IN = "float64"
 
@@ -164,7 +167,8 @@ class _Steps:
     Attributes:
         backward, update, end: the numbers of its first row of a backward or an update; of the first one that an update made; and behind
             its last one.
-        norms, largest: L2 norms of the gradients that its losses sent back, and the largest value of the outputs that they came to.
+        norms, largest: L2 norms of the gradients that its losses sent back, and the largest value of each output of the whole model, by
+            the output's call and path.
         terms: how many elements the outputs of the whole model have.
         failed: steps with a row that fails before the loss is computed.
         unfed: steps with an output of the whole model that golden's did not take the place of.
@@ -173,8 +177,8 @@ class _Steps:
     backward: dict[Place, int] = field(default_factory=dict)
     update: dict[Place, int] = field(default_factory=dict)
     end: dict[Place, int] = field(default_factory=dict)
-    norms: dict[Place, list[float]] = field(default_factory=dict)
-    largest: dict[Place, float] = field(default_factory=dict)
+    norms: dict[Place, list[tuple[Output, float]]] = field(default_factory=dict)
+    largest: dict[Place, dict[Output, float]] = field(default_factory=dict)
     terms: dict[Place, int] = field(default_factory=dict)
     failed: set[Place] = field(default_factory=set)
     unfed: set[Place] = field(default_factory=set)
@@ -198,19 +202,21 @@ class _Steps:
             if golden is None or golden.name or golden.parent is not None or golden.statistics is None or is_operator(golden):
                 continue
             if golden.role is Role.GRAD_OUTPUT:
-                steps.norms.setdefault(place, []).append(golden.statistics.l2 or 0.0)
+                steps.norms.setdefault(place, []).append(((golden.call, golden.path), golden.statistics.l2 or 0.0))
             elif golden.role is Role.OUTPUT:
                 fed.add(place)
                 steps.terms[place] = steps.terms.get(place, 0) + math.prod(golden.shape)
                 ends = (abs(float(end)) for end in (golden.statistics.min, golden.statistics.max) if end is not None)
-                steps.largest[place] = max([steps.largest.get(place, 0.0), *ends])
+                steps.largest.setdefault(place, {})[golden.call, golden.path] = max(ends, default=0.0)
         missed = {(rank, step) for rank, step, name, _, role, _ in not_fed(candidate) if not name and role == Role.OUTPUT.value}
         steps.unfed.update(missed | (steps.end.keys() - fed))
         return steps
 
     def reach(self, place: Place, scale: float | None) -> float:
         """How much a loss changes if its inputs do by their largest value, in directions of chance. ``scale``: of the loss."""
-        return math.hypot(*self.norms.get(place, [])) / (scale or 1.0) * self.largest.get(place, 0.0)
+        largest = self.largest.get(place, {})
+        most = max(largest.values(), default=0.0)
+        return math.hypot(*(norm * largest.get(output, most) for output, norm in self.norms.get(place, []))) / (scale or 1.0)
 
 
 def _losses(place: Place, golden: StepSeries, candidate: StepSeries, limits: _Limits, steps: _Steps) -> list[Row]:

@@ -129,6 +129,16 @@ def test_a_loss_whose_terms_cancel_may_be_off_by_their_rounding(tmp_path: Path, 
     assert comparison.passed is passes
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_output_that_the_loss_does_not_use_widens_no_limit(tmp_path: Path, dtype: str) -> None:
+    """A model that returns a sum of 1400 beside its logits: a constant of 0.5 that is added to the loss hid behind it."""
+    items = [*records()[:1], item("", np.float32([1400.0]), path="total", parent=None), *records()[1:]]
+    golden = run(tmp_path / "golden", [(1.5,)], items=items)
+    wrong = ac.diff(golden, run(tmp_path / "wrong", [(2.0,)], dtype, golden, items=items))
+    assert (wrong.passed, reasons(wrong)) == (False, [Reason.INTRODUCED])
+    assert ac.diff(golden, run(tmp_path / "right", [(1.5 * (1 + 1e-5),)], dtype, golden, items=items)).passed
+
+
 def test_a_loss_near_its_minimum_may_be_off_by_half_types_in_terms_of_size_one(tmp_path: Path) -> None:
     """A divergence of two distributions that are nearly the same, from logarithms that bfloat16 rounds."""
     flat = [item("", OUTPUT, parent=None), item("", GRADIENT * 0, role="grad_output", parent=None)]
