@@ -17,9 +17,11 @@ _MAPS = Path("/proc/self/maps")
 #: Folders whose libraries belong to the system or to Python, and packages whose versions say which build theirs are: hundreds of megabytes.
 _SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
-_KNOWN = re.compile(r"/(site|dist)-packages/(torch|torch_npu|numpy|numpy\.libs|nvidia|triton|accucompare)/")
-#: What accucompare itself stands on, and no model computes with.
-_OURS = re.compile(r"/(site|dist)-packages/(isal|lxml|markupsafe|ml_dtypes|msgspec|pandas|rapidfuzz|regex|xxhash)/")
+#: Beside them what accucompare itself stands on, and no model computes with.
+_KNOWN = re.compile(
+    r"/(site|dist)-packages/(torch|torch_npu|numpy|numpy\.libs|nvidia|triton|"
+    r"accucompare|isal|lxml|markupsafe|ml_dtypes|msgspec|pandas|rapidfuzz|regex|xxhash)/"
+)
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/")
 
 #: Bytes; a larger one is known by its size.
@@ -38,7 +40,7 @@ def libraries() -> dict[str, str]:
     files = {line.split(maxsplit=5)[5] for line in lines if line.count("/") and ".so" in line}
     found = {}
     for file in sorted(files):
-        if file.startswith(_SYSTEM) or _KNOWN.search(file) or _OURS.search(file) or (file.startswith(_STANDARD) and not _PACKAGES.search(file)):
+        if file.startswith(_SYSTEM) or _KNOWN.search(file) or (file.startswith(_STANDARD) and not _PACKAGES.search(file)):
             continue
         with contextlib.suppress(OSError):  # it is gone since
             status = os.stat(file)

@@ -72,3 +72,16 @@ def test_weights_and_modes_that_differ_too_little_to_fail_are_told(
     comparison = ac.diff(capture(tmp_path / "golden"), capture(tmp_path / "candidate", change), **limits)
     assert comparison.passed
     assert told in comparison.conclusion
+
+
+def test_a_number_that_an_optimizer_was_given_is_told_where_the_users_limit_is_larger(tmp_path: Path) -> None:
+    for eps in (1e-8, 1e-6):
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4)
+        optimizer = torch.optim.AdamW(model.parameters(), eps=eps)
+        with ac.capture(model, tmp_path / str(eps)):
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+    comparison = ac.diff(tmp_path / "1e-08", tmp_path / "1e-06", atol=10.0)
+    assert comparison.passed
+    assert "eps: 1e-08 in golden, 1e-06 in the candidate" in comparison.conclusion
