@@ -161,6 +161,8 @@ def _not_looked_at(result: Result) -> Iterator[str]:
     if uncompared := result.uncompared:
         first = f"{result.place(uncompared[0])}, {uncompared[0].verdict.detail}"
         yield f"{len(uncompared)} of {len(result.rows)} rows could not be compared, the first {first}"
+    if broadcast := result.broadcast:
+        yield f"{counted(len(broadcast), 'row')} of two shapes, the first {result.place(broadcast[0])}, the same when broadcast"
     if alone := result.unmatched():
         first = result.place(alone[0])
         yield f"{counted(len(alone), 'row')} on one side only, the first {first}, and all that both compute around it agrees"
