@@ -83,6 +83,8 @@ def _agreeing_updates(rows: Iterable[Row]) -> set[tuple[int, int]]:
 def _moved_gradients(rows: Iterable[Row], parameters: Mapping[str, str]) -> set[int]:
     """Rows, by id, of what one side's call adds to a parameter's gradient, and another call of the other side, if the sum of all agrees.
 
+    Where no update was made, so that the sum was not recorded, they have to be bit for bit the same.
+
     One side uses a tied weight in a module of its own, the other in the code around that.
     """
     names = {new: old for old, new in parameters.items()}
@@ -98,9 +100,14 @@ def _moved_gradients(rows: Iterable[Row], parameters: Mapping[str, str]) -> set[
             agree[parameter] = row.status is Status.PASS and agree.get(parameter, True)
         elif row.golden is None or row.candidate is None:
             parts.setdefault(parameter, []).append(row)
-    moved = (each for parameter, each in parts.items() if agree.get(parameter, False))
-    both = (each for each in moved if len({row.golden is None for row in each}) == 2)
-    return {id(row) for each in both for row in each}
+    both = ((parameter, each) for parameter, each in parts.items() if len({row.golden is None for row in each}) == 2)
+    moved = (each for parameter, each in both if agree.get(parameter, len(each) == 2 and _same_bits(*each)))
+    return {id(row) for each in moved for row in each}
+
+
+def _same_bits(*rows: Row) -> bool:
+    """Whether rows of one side each hold the same bits."""
+    return len({(row.record.digest, row.record.dtype) if row.record is not None else None for row in rows}) == 1
 
 
 def _step_of_setting(row: Row) -> tuple[int, int] | None:
