@@ -376,7 +376,7 @@ def _through_optimizer(parting: Parting | None, pairs: Iterable[StepPair]) -> Pa
 
 
 def _given_within(rows: Iterable[Row]) -> frozenset[Place]:
-    """The steps of which all that the model was given was compared and is within its limits. Those of the user's decide there, no digests."""
+    """Steps of which all that the model was given was compared and is within its limits: there the user's decide, and no digests."""
     passed: dict[Place, bool] = {}
     for row in rows:
         if row.record is not None and row.record.role is Role.INPUT and row.record.parent is None:
