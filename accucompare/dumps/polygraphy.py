@@ -58,12 +58,12 @@ def _open(path: Path, naming: Naming) -> Dump:
     if naming.pattern is not None and naming.onnx is not None:
         raise UsageError("--name-pattern: the file of --onnx says which module computes a value; leave one of the two out")
     runner, iterations = runs[0]
+    named: Callable[[list[str]], list[list[Place] | LeftOut]] = _names
     if naming.onnx is not None:
-        named, notes = partial(_names_by_graph, read(naming.onnx)), ()
+        named = partial(_names_by_graph, read(naming.onnx))
     elif naming.pattern is not None:
-        named, notes = partial(_names_by_pattern, _pattern(naming.pattern)), ()
-    else:
-        named, notes = _names, (_NOTE,)
+        named = partial(_names_by_pattern, _pattern(naming.pattern))
+    notes = (_NOTE,) if named is _names else ()
     parts = tuple(Part(0, step, partial(_items, iteration, path, named)) for step, iteration in enumerate(iterations))
     return Dump(parts, (Role.OUTPUT,), partial=True, environment={"runner": str(runner)}, notes=notes)
 

@@ -225,7 +225,12 @@ def test_names_that_say_no_module_are_told_with_what_to_type(cli: Run, tmp_path:
 
 @pytest.mark.parametrize(
     ("value", "place"),
-    [("linear_1", "fc call 1 output"), ("gelu_1", "layers.1.act output"), ("linear_5", "layers.1.down output"), ("linear_7", "fc_1 output")],
+    [
+        ("linear_1", "fc call 1 output"),
+        ("gelu_1", "layers.1.act output"),
+        ("linear_5", "layers.1.down output"),
+        ("linear_7", "fc_1 output"),
+    ],
 )
 def test_a_fault_in_a_value_of_an_onnx_model_is_named(value: str, place: str, tmp_path: Path) -> None:
     captured("twice", tmp_path / "golden")
