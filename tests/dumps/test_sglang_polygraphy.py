@@ -160,6 +160,20 @@ def test_code_in_a_file_of_sglang_is_not_run(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "ran").exists()
 
 
+def test_gradients_that_megatron_keeps_in_main_grad_are_those_of_a_capture(tmp_path: Path) -> None:
+    model = small_model().model()
+    with ac.capture(model, tmp_path / "golden", seed=0):
+        model(small_model().inputs()).square().mean().backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+    shutil.unpack_archive(DATA / "sglang" / "main_grad.zip", tmp_path / "dump")
+    found = import_dump(tmp_path / "dump", tmp_path / "out")
+    assert (found.records, found.left_out) == (14, [])
+    compared = ac.diff(tmp_path / "golden", tmp_path / "out", rel_l2=1e-5)
+    rows = [row for row in compared.rows if row.golden and row.candidate]
+    assert {row.status for row in rows} == {Status.PASS}
+    assert [row.golden.role for row in rows if row.golden] == [Role.PARAM_GRAD] * 14
+
+
 def test_a_link_out_of_a_dump_is_refused(tmp_path: Path) -> None:
     (tmp_path / "dump").mkdir()
     torch.save({"value": torch.ones(2)}, tmp_path / "secret.pt")
