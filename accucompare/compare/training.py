@@ -20,7 +20,7 @@ from accucompare.compare.tolerance import SUMMED
 #: (rank, step, name, call index).
 Call = tuple[int, int, str, int]
 
-#: Fed: a later error in the backward of a call's own code is another one if it is so many times as far over its limit.
+#: Fed: a later error in a call's own code, or in its backward, is another one if it is so many times as far over its limit as the earlier.
 MUCH_FURTHER = 8.0
 
 #: Free-running, a gradient carries the rounding of the whole forward and of the backward until there: its default limit is so many
