@@ -125,6 +125,13 @@ class Tolerance:
         summing = min(ORDERS_OF_SUMS * math.sqrt(terms) * min(DTYPES[dtype].rounding, DTYPES["float32"].rounding), MOST_OF_SUMS)
         return replace(self, rel_l2=max(self.rel_l2, summing), summing=summing)
 
+    def of_zero(self, terms: float, record: Record) -> Tolerance:
+        """The same for golden's zeros, of whose terms, of this L2 norm, its rounding has left nothing; the user's own limits stay so."""
+        if not terms or not self.by_default or self.rel_l2 is None:
+            return self
+        most = _fed(DTYPES[record.dtype].rounding, math.inf).rel_l2 or 0.0
+        return replace(self, rel_l2=None, atol=most * terms / math.sqrt(max(math.prod(record.shape), 1)))
+
     def __str__(self) -> str:
         return self._text
 
