@@ -368,11 +368,11 @@ class _Precision:
         if candidate.name in rules.sums:
             tolerance = tolerance.of_sums(self._terms.summed(golden), coarsest)
         if golden.role in (Role.INPUT, Role.BUFFER_UPDATE):
-            larger = self._terms.larger(golden)
-            return tolerance if golden.role is Role.INPUT else tolerance.scaled(larger)
+            widened = self._terms.widened(tolerance, golden)
+            return tolerance if golden.role is Role.INPUT else widened
         if golden.role not in (*TRAINING_ROLES, *NODE_ROLES):
             return tolerance
-        return tolerance.scaled(self._terms.larger(golden) * (1.0 if rules.fed else FREE_GRADIENTS))
+        return self._terms.widened(tolerance, golden).scaled(1.0 if rules.fed else FREE_GRADIENTS)
 
 
 @lru_cache

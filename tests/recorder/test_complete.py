@@ -55,6 +55,7 @@ class Kills:
         self.made = folder / "made"
         self.left: list[Path] = []
         self._ended = threading.Event()
+        self._one = threading.Lock()  # while one rank's thread copies, no other's gives a file its name
         self._folder = folder
         self._numbers = count()
 
@@ -68,16 +69,18 @@ class Kills:
         def finishes(file: RecordFile) -> str:
             if threading.current_thread().name == "accucompare-writer":
                 assert self._ended.wait(60)
-            return finish(file)
+            with self._one:
+                return finish(file)
 
         def closes(writer: BundleWriter, *given: Any, **options: Any) -> None:
             self._ended.set()
             close(writer, *given, **options)
 
         def publishes(*given: Any) -> None:
-            self.copy()
-            replace_whole(*given)
-            self.copy()
+            with self._one:
+                self.copy()
+                replace_whole(*given)
+                self.copy()
 
         monkeypatch.setattr(BundleWriter, "__init__", begins)
         monkeypatch.setattr(BundleWriter, "close", closes)
