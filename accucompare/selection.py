@@ -125,6 +125,7 @@ class DumpFormat(_Value):
     SGLANG = "sglang"
     POLYGRAPHY = "polygraphy"
     HUGGING_FACE = "hugging-face"
+    DEBUG_MODE = "debug-mode"
     FOLDER = "folder"
 
 

@@ -23,8 +23,8 @@ def dump(tmp_path: Path) -> Path:
     write(folder, "Add", "net/add", 20, kernel("net/add", [], [Value(np.array([np.inf, np.nan, 1], "float32")), Value(saturated)]))
     write(folder, "MatMulV2", "net/fc/MatMul", 10, kernel("net/fc/MatMul", [], [Value(saturated)]))
     write(folder, "Relu", "net/relu", 15, kernel("net/relu", [], [Value(saturated)]))
-    write_note(folder, 21, noted("AI Core", 32, 20))
-    write_note(folder, 11, noted("AI Core", 0x400 | 0x100, 10), "OpDebug.Node_Opdebug")
+    write_note(folder, 21, noted("AI Core", 32, 20), "OpDebug.Node_Opdebug")
+    write_note(folder, 11, noted("AI Core", 0x400 | 0x100, 10))
     return folder
 
 
@@ -55,7 +55,7 @@ def test_values_of_the_operator_s_outputs_are_told(dump: Path) -> None:
 def test_json_of_msaccucmp_says_the_same_as_the_raw_file(dump: Path) -> None:
     before = described(dump)
     for path in dump.glob("Op[dD]ebug.*"):
-        task, status = (20, 32) if path.name.startswith("Opdebug") else (10, 0x500)
+        task, status = (10, 0x500) if path.name.startswith("Opdebug") else (20, 32)
         path.with_name(f"{path.name}.output.0.json").write_text(json.dumps(noted_json("AI Core", status, task)))
     assert described(dump) == before  # not twice
     for path in dump.glob("Op[dD]ebug.*[0-9]"):
