@@ -60,9 +60,7 @@ def _open(path: Path, naming: Naming) -> Dump:
         raise BundleError(f"{path}: is no text ({error})") from None
     hashed = [item for item in items if isinstance(item, Item)]
     if not hashed:
-        raise BundleError(
-            f"{path}: holds no hash; log them: with DebugMode(record_nn_module=True) as mode, DebugMode.log_tensor_hashes(): …"
-        )
+        raise BundleError(f"{path}: holds no hash; log them: with DebugMode(record_nn_module=True), DebugMode.log_tensor_hashes(): …")
     kinds = {item.path.rpartition(".")[2] for item in hashed}
     roles = {item.role for item in hashed}
     note = "hashes of what operators give, and no values: they say which is the first that differs; compare it with another such log"
@@ -91,7 +89,9 @@ def _items(path: Path) -> Iterator[Item | LeftOut]:
         try:
             hashes = list(_hashes(line))
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-            raise BundleError(f"{path}: line {number} is damaged; its hashes cannot be read ({str(error)[:80]})") from None
+            raise BundleError(
+                f"{path}: line {number} is damaged, or its hashes are neither norm nor hash_tensor ({str(error)[:80]})"
+            ) from None
         if not hashes:
             yield LeftOut(f"{name} call {call}", "it has no hash")
         for role, place, value in hashes:
@@ -122,6 +122,8 @@ def _hashes(line: str) -> Iterator[tuple[Role, str, float | int]]:
     if at < 0:
         return
     logged = ast.literal_eval(_NO_LITERAL.sub(r"'\1'", line[at + len(_LOGGED) - 1 :]))
+    if not isinstance(logged, dict):
+        raise ValueError("it is no table")
     inputs = logged.get("input_hash", ())
     if inputs:
         positional, named = inputs
