@@ -126,6 +126,7 @@ class DumpFormat(_Value):
     POLYGRAPHY = "polygraphy"
     HUGGING_FACE = "hugging-face"
     DEBUG_MODE = "debug-mode"
+    MEGATRON_ROUTER = "megatron-router"
     FOLDER = "folder"
 
 

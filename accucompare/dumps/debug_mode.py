@@ -89,9 +89,7 @@ def _items(path: Path) -> Iterator[Item | LeftOut]:
         try:
             hashes = list(_hashes(line))
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-            raise BundleError(
-                f"{path}: line {number} is damaged, or its hashes are neither norm nor hash_tensor ({str(error)[:80]})"
-            ) from None
+            raise BundleError(f"{path}: line {number} is damaged, or hashed otherwise ({str(error)[:80]})") from None
         if not hashes:
             yield LeftOut(f"{name} call {call}", "it has no hash")
         for role, place, value in hashes:
