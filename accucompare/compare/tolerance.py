@@ -15,6 +15,7 @@ from accucompare.bundle.records import Record, Role
 from accucompare.errors import UsageError
 from accucompare.files import bounded
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.places import local
 
 #: The default: the largest relative L2 error that passes, by the coarsest dtype that either side has held so far in the step. Values
 #: after a bfloat16 layer carry its rounding, whatever their own dtype. Rounding through a deep model stays well below (12 transformer
@@ -286,6 +287,7 @@ def read_rules(path: str | Path) -> tuple[Rule, ...]:
     Raises:
         UsageError: if it cannot be read, or holds anything else.
     """
+    path = local(path)
     if sys.version_info >= (3, 11):  # here, for few diffs have such a file
         import tomllib
     else:

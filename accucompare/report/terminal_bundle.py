@@ -196,7 +196,9 @@ def _printed(stored: StoredTensor, index: Index, dtype: DType) -> str:
 
 def _save(path: Path, values: Array) -> None:
     with path.open("wb") as file:  # np.save would append .npy to another suffix
-        np.save(file, values, allow_pickle=False)
+        values = np.ascontiguousarray(values).reshape(values.shape)
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
+        file.write(memoryview(values.reshape(-1).view("u1")))  # NumPy's own writing does not say why it fails
 
 
 def _index(text: str, shape: tuple[int, ...]) -> Index:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from accucompare.errors import UsageError
 from accucompare.selection import Steps
 from accucompare.text import without_credentials
 from accucompare.version import __version__
+
+#: What a process leaves of each step.
+_RECORDED, _PASSED = b"r", b"."
 
 
 class Action(str, Enum):
@@ -138,10 +142,29 @@ class Seen(msgspec.Struct, kw_only=True):
         part.write_bytes(msgspec.json.encode(self))
         os.replace(part, path)
 
+    def count(self, folder: str | Path, recorded: bool) -> None:
+        """A step is over: leave word of it, in case this process is killed."""
+        if recorded:
+            self.recorded.append(self.steps)
+        self.steps += 1
+        with suppress(OSError), (Path(folder) / f"{self.pid}-{self.began:.6f}.steps").open("ab", buffering=0) as file:
+            file.write(_RECORDED if recorded else _PASSED)
+
+    def begin_anew(self, folder: str | Path) -> None:
+        """What was counted was of another model."""
+        self.steps, self.recorded = 0, []
+        (Path(folder) / f"{self.pid}-{self.began:.6f}.steps").unlink(missing_ok=True)
+
 
 def read_seen(folder: str | Path) -> list[Seen]:
-    """The handshakes of all processes, in the order of their beginning."""
-    found = [msgspec.json.decode(path.read_bytes(), type=Seen) for path in Path(folder).glob("*.json")]
+    """The handshakes of all processes, in the order of their beginning; of one that was killed, with the steps that it had counted."""
+    found = []
+    for path in Path(folder).glob("*.json"):
+        seen = msgspec.json.decode(path.read_bytes(), type=Seen)
+        if not seen.ended and (counted := path.with_suffix(".steps")).exists():
+            steps = counted.read_bytes()
+            seen.steps, seen.recorded = len(steps), [number for number, each in enumerate(steps) if each == _RECORDED[0]]
+        found.append(seen)
     return sorted(found, key=lambda seen: seen.began)
 
 

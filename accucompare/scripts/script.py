@@ -213,18 +213,17 @@ class Script:
         self._close(None)
         if self._chosen is not None:
             self._chosen.seen.chosen = False
-        self._seen.steps, self._seen.recorded = 0, []
+        self._seen.begin_anew(self._plan.folder)
         if self._claimed is not None and self._plan.action is Action.CAPTURE and not is_url(self._plan.out):
             shutil.rmtree(Path(self._plan.out) / f"rank{self._claimed}", ignore_errors=True)
 
     def _end_step(self) -> None:
-        chosen, step = self._chosen, self._seen.steps
+        chosen, step, recorded = self._chosen, self._seen.steps, False
         self._updated = False
         if chosen is not None and self._observation is not None:
             self._observation.step()  # also of a step that is not observed: they are numbered alike
-            if self._is_wanted(step):
-                self._seen.recorded.append(step)
-        self._seen.steps += 1
+            recorded = self._is_wanted(step)
+        self._seen.count(self._plan.folder, recorded)
 
     def _is_wanted(self, step: int) -> bool:
         chosen = self._chosen
