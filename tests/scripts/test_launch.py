@@ -289,4 +289,4 @@ def test_a_script_that_is_killed_is_told_with_its_steps(action: str, tmp_path: P
     done = run_training(tmp_path, action, "train(3, 3, lambda: os.kill(os.getpid(), signal.SIGKILL))", "--steps", "7")
     assert done.returncode == 128 + signal.SIGKILL
     assert "was killed after 3 steps" in done.stderr
-    assert "0 step" not in done.stderr
+    assert "ended after 0" not in done.stderr
