@@ -128,6 +128,20 @@ def test_a_golden_that_two_runs_of_its_own_code_do_not_give_is_no_reference(tmp_
     assert (row.reason is Reason.NOT_DETERMINISTIC) is (answer is Answer.NOT_SURE)
 
 
+@pytest.mark.parametrize(("size", "changed", "passes"), [(1, 1, False), (8, 1, False), (SIZE, 1, True), (SIZE, 40, False)])
+def test_an_integer_that_goldens_own_code_does_not_give_is_proved_only_as_one_of_many(
+    tmp_path: Path, size: int, changed: int, passes: bool
+) -> None:
+    """A count or a length is never rounding; of many choices between equals, one may be another on another processor."""
+    golden, other = (np.arange(size, dtype="int64") for _ in range(2))
+    other[:changed] += 1
+    trusted = write(tmp_path / "golden", [item(values=golden), item("b", GOLDEN)], **capture(None, "float32"))
+    theirs = write(tmp_path / "candidate", [item(values=other), item("b", GOLDEN, "bfloat16")], **capture(trusted, "bfloat16"))
+    own = write(tmp_path / "baseline", [item(values=other), item("b", GOLDEN, "bfloat16")], **capture(trusted, "bfloat16"))
+    write(own / "proof", [item(values=other), item("b", GOLDEN)], **capture(trusted, "float32"))
+    assert ac.diff(trusted, theirs, baseline=own).passed is passes
+
+
 def test_a_value_that_the_proof_lacks_is_not_proved(tmp_path: Path) -> None:
     for proof in (GOLDEN[:7], np.full(SIZE, math.nan)):
         found = compared(tmp_path, off(own=2e-3), off(rounding=2e-3), proof)

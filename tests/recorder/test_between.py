@@ -245,3 +245,24 @@ def test_a_half_type_is_no_reason_for_changes_that_are_not_made_at_all(change: H
     golden = run_by_hand(tmp_path / "golden", change, (0.5, 0.5))
     comparison = ac.diff(golden, run_by_hand(tmp_path / "candidate", change, (0.0, 0.0), dtype=torch.bfloat16))
     assert not comparison.passed
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("fed", [True, False])
+def test_a_change_after_any_step_is_seen(trained: bool, fed: bool, tmp_path: Path) -> None:
+    def run_three(out: Path, wrong: bool, feed: Path | None = None) -> Path:
+        torch.manual_seed(0)
+        model = _Two()
+        optimizer = torch.optim.SGD(model.parts["own"].parameters(), 0.1)
+        with ac.capture(model, out, feed=feed, overwrite=True) as session:
+            for step in range(4):
+                model(torch.ones(2, 8)).square().mean().backward()
+                optimizer.step()
+                session.step()
+                if wrong and step == 2:
+                    next(model.parts["own" if trained else "other"].parameters()).data.mul_(0.5)
+        return out
+
+    golden = run_three(tmp_path / "golden", False)
+    comparison = ac.diff(golden, run_three(tmp_path / "candidate", True, golden if fed else None))
+    assert comparison.culprits[0].place == f"between step 2 and 3 something else changed parts.{'own' if trained else 'other'}.0.weight"
