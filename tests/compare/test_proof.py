@@ -128,6 +128,18 @@ def test_a_golden_that_two_runs_of_its_own_code_do_not_give_is_no_reference(tmp_
     assert (row.reason is Reason.NOT_DETERMINISTIC) is (answer is Answer.NOT_SURE)
 
 
+@pytest.mark.parametrize(("size", "proved"), [(5e-4, True), (2e-3, False)])
+def test_what_is_far_beyond_goldens_precision_is_never_its_rounding(tmp_path: Path, size: float, proved: bool) -> None:
+    found = compared(tmp_path, off(own=size), off(rounding=size), off(fault=size), dtype="float32", exact="float64")
+    assert (not found.unproved) is proved
+
+
+def test_a_limit_of_the_users_needs_no_proof(tmp_path: Path) -> None:
+    compared(tmp_path, off(own=0.02, fault=0.02), off(rounding=0.02, fault=0.02), off(fault=0.02))
+    found = ac.diff(tmp_path / "golden", tmp_path / "candidate", baseline=tmp_path / "baseline", atol=10)
+    assert (found.answer, found.unproved) == (Answer.WITHIN, [])
+
+
 @pytest.mark.parametrize(("size", "changed", "passes"), [(1, 1, False), (8, 1, False), (SIZE, 1, True), (SIZE, 40, False)])
 def test_an_integer_that_goldens_own_code_does_not_give_is_proved_only_as_one_of_many(
     tmp_path: Path, size: int, changed: int, passes: bool

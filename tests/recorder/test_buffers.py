@@ -203,6 +203,19 @@ def test_a_wrong_write_into_an_argument_is_its_writers(kind: str, tmp_path: Path
         assert not any(record.role in (Role.INPUT, Role.OUTPUT) for record in failing(comparison))
 
 
+def test_a_tensor_that_is_given_twice_or_returned_is_recorded_once(tmp_path: Path, opened: Opened) -> None:
+    class Writes(nn.Module):
+        def forward(self, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+            a.copy_(x)
+            return out.copy_(x)
+
+    model, both = Writes(), torch.zeros(2)
+    with torch.no_grad(), ac.capture(model, tmp_path / "golden"):
+        model(torch.ones(2), both, both, torch.zeros(2))
+    found = [record.path for record in opened(tmp_path / "golden").records() if record.role is Role.ARGUMENT_UPDATE]
+    assert found == ["1"]
+
+
 def test_a_model_that_returns_nothing_is_judged_by_what_it_writes(tmp_path: Path) -> None:
     def fill(scale: float, out: Path) -> Path:
         model = Fills(scale)
