@@ -179,7 +179,9 @@ def test_a_gradient_that_is_missing_where_both_have_the_value_is_no_pass(tmp_pat
 
 
 class Made:
-    """What a module returns, as an object that is nobody's."""
+    """What a module returns, as an object that nothing looks into."""
+
+    __slots__ = ("value",)
 
     def __init__(self, value: torch.Tensor) -> None:
         self.value = value
