@@ -186,7 +186,7 @@ class Result:
         if hidden := self.unseen_words:
             return hidden
         if self.holds_outputs and (given := without_output(self.rows)) is not None:
-            return f"the model returned nothing for {self.place(given)}, and nothing that it writes into arguments or buffers was recorded"
+            return f"nothing that the model returned for {self.place(given)}, or wrote into arguments or buffers, could be compared"
         if self.refused is not None and not self.by_user:
             return f"everything is within fixed limits, which miss small faults, and {self.refused}"
         if self.unseen:

@@ -99,7 +99,7 @@ def _too_far(rows: Iterable[Row], dtype: str) -> list[Row]:
 
 
 def without_output(rows: Iterable[Row]) -> Row | None:
-    """The first input of the whole model of a step in which it returned nothing on either side, so that no row tells what it computed.
+    """The first input of the whole model of a step in which it returned nothing, or objects alone, so that no row tells what it computed.
 
     What it wrote into its arguments tells (``out=``), and into buffers; so do gradients. ``.data`` is written into unseen.
     """
@@ -112,7 +112,7 @@ def without_output(rows: Iterable[Row]) -> Row | None:
             continue
         if not record.name and record.role is Role.INPUT:
             given.setdefault(call_of(record), row)
-        elif not record.name and record.role in (Role.OUTPUT, Role.ARGUMENT_UPDATE):
+        elif not record.name and record.role in (Role.OUTPUT, Role.ARGUMENT_UPDATE) and record.layout is not Layout.OPAQUE:
             returned.add(call_of(record))
         elif record.role in (*TRAINING_ROLES, *BUFFER_ROLES) and row.status is Status.PASS:
             trained.add((record.rank, record.step))
