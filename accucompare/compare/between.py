@@ -90,8 +90,8 @@ class _Side:
     def dtype_of(self, record: Record) -> str:
         """The type of a parameter or buffer of this side, of which the other side has a record; that one's, if this side has no such."""
         tables = (self.bundle.manifest.model.get(kind) or {} for kind in ("parameters", "buffers"))
-        entry = next((table[name] for table in tables if (name := _name_of(record)[1]) in table), {})
-        return str(entry["dtype"]) if entry.get("dtype") in DTYPES else record.dtype
+        found = next((str(table[name].get("dtype")) for table in tables if (name := _name_of(record)[1]) in table), "")
+        return found if found in DTYPES else record.dtype
 
     def changed_some(self, record: Record) -> bool:
         """Whether something else than an update has changed a parameter in the record's step on this side, too."""

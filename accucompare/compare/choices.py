@@ -19,7 +19,7 @@ _Module = tuple[int, int, str]
 _Call = tuple[int, int, str, int]
 
 
-def most_changed(different: int) -> float:
+def most_changed(different: float) -> float:
     """The most that rounding may change if it changed ``different`` in the baseline."""
     return different + 3.0 * math.sqrt(2.0 * different) + 1.0
 

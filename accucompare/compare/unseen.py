@@ -25,7 +25,7 @@ inside it must be golden's too, since an error there was replaced by golden's va
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -81,8 +81,8 @@ def unseen(rows: Sequence[Row], fed: bool, dtype: str = "float32") -> Unseen | N
 
 def _too_far(rows: Iterable[Row], dtype: str) -> list[Row]:
     """The rows of updates that were not judged, of those whose sum is further off than other gradients make it."""
-    sizes: Counter[tuple[int, int, Role]] = Counter()  # squares of L2 norms: of golden's values, by rank and step
-    errors: Counter[tuple[int, int, Role]] = Counter()  # of the errors that were not judged
+    sizes: defaultdict[tuple[int, int, Role], float] = defaultdict(float)  # squares of L2 norms: of golden's values, by rank and step
+    errors: defaultdict[tuple[int, int, Role], float] = defaultdict(float)  # of the errors that were not judged
     waived: dict[tuple[int, int, Role], list[Row]] = {}
     for row in rows:
         golden, metrics = row.golden, row.metrics

@@ -142,8 +142,8 @@ class Updates:
         notes = [f"an optimizer stepped that holds no parameter of the model ({kinds}); its updates are not recorded"] if kinds else []
         if self._changed_otherwise:
             notes.append(
-                "parameters changed in a step with a backward, but without a step of a torch.optim optimizer: that update, and the whole "
-                "gradients of parameters, are not recorded, and a fed capture goes on with its own parameters"
+                "parameters changed in a step with a backward, but without a step of a torch.optim optimizer: what became of them is "
+                "recorded, and the whole gradients of parameters are not"
             )
         idle = [each for key, each in self._parameters.items() if key not in self._updated and each.tensor.requires_grad]
         if not idle or not self._updated:
