@@ -42,9 +42,6 @@ _WITHOUT_DATA = (Layout.NESTED, Layout.SPARSE, Layout.QUANTIZED, Layout.BATCHED,
 #: What is judged as a whole where its parts cannot be.
 _SUMMED_UP = (Role.PARAM_UPDATE, Role.PARAM_BEFORE, Role.PARAM_CHANGED)
 
-#: It is too many if more than one tensor in so many could not be compared.
-_TOO_MANY = 2
-
 
 @dataclass(frozen=True)
 class Unseen:
@@ -74,7 +71,7 @@ def unseen(rows: Sequence[Row], fed: bool, dtype: str = "float32") -> Unseen | N
     if on_the_way:
         return Unseen(on_the_way[0], len(suspects))
     many = [row for row in suspects if row.golden is not None and row.golden.layout is not Layout.OPAQUE]
-    if len(many) * _TOO_MANY > len(many) + compared:
+    if len(many) > compared:
         return Unseen(many[0], len(suspects))
     return None
 
