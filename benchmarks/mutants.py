@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import importlib
 import importlib.machinery
 import importlib.util
 import io
@@ -107,7 +108,7 @@ class Number:
 def _of(node: ast.expr) -> float | None:
     """The value of an expression of numbers alone; ``None`` of any other."""
     if isinstance(node, ast.Constant):
-        return node.value if type(node.value) in (int, float) else None
+        return node.value if isinstance(node.value, (int, float)) and not isinstance(node.value, bool) else None
     inner = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
     if not isinstance(node, (ast.BinOp, ast.UnaryOp)) or None in map(_of, inner):
         return None
@@ -213,7 +214,7 @@ def _passes(number: Number | None, up: bool, tests: Sequence[str]) -> tuple[bool
 
     began = time.monotonic()
     if number is not None:
-        sys.meta_path.insert(0, _Changed(number, number.changed(up)))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Changed(number, number.changed(up)))
     with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said), tempfile.TemporaryDirectory() as folder:
         code = pytest.main(["-x", "-q", "-n0", "--assert=plain", "-p", "no:cacheprovider", f"--basetemp={folder}/t", *tests])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
@@ -224,9 +225,7 @@ def _passes(number: Number | None, up: bool, tests: Sequence[str]) -> tuple[bool
 
 
 def _cases() -> list[str]:
-    from tests.compare.test_deciding import CASES
-
-    return list(CASES)
+    return list(importlib.import_module("tests.compare.test_deciding").CASES)
 
 
 def main() -> int:

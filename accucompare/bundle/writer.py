@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import threading
@@ -26,6 +25,7 @@ from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES, Array
 from accucompare.places import Place, Url
 from accucompare.selection import SKETCH_SIZE, Mode
+from accucompare.storage_errors import FULL, cure_of
 
 _LOGGER = logging.getLogger(__name__)
 #: How many bytes of tensors may wait to be written, by default: 1 GiB.
@@ -81,7 +81,7 @@ class BundleWriter:
         """What is kept of a record is what the mode says; a saved state keeps its tensors.
 
         Raises:
-            CaptureError: if the directory is a URL that cannot be written to.
+            CaptureError: if the directory, or the URL, cannot be written to.
         """
         self.directory = directory
         self.manifest = manifest
@@ -116,10 +116,13 @@ class BundleWriter:
         self._file: RecordFile | None = None
         self._announced: set[Content] = set()  # what the queue and the file of the current step hold, by the digests it came with
         self._fingerprints: dict[Content, dict[str, str]] = {}
-        self._folder.mkdir(parents=True, exist_ok=True)
         if self._uploads is not None:
             manifest.environment["upload"] = uuid4().hex  # no other capture has the same manifest
-        self._publish(self._with_steps(manifest.copy()))
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._publish(self._with_steps(manifest.copy()))
+        except OSError as error:
+            raise self._cannot_write(error) from None
         if self._uploads is not None:
             self._uploads.begin()
         self._thread = threading.Thread(target=self._run, name="accucompare-writer", daemon=True)
@@ -401,7 +404,8 @@ class BundleWriter:
 
     def _cannot_write(self, error: OSError) -> CaptureError:
         why = error.strerror or str(error)
-        if self._uploads is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            why += "; files for a URL wait in TMPDIR: set it to a larger disk"
+        cure = cure_of(error)
+        if self._uploads is not None and error.errno in FULL:
+            cure = "files for a URL wait in TMPDIR: set it to a larger disk"
         readable = f"{len(self.published.steps)} finished step(s) in {self.directory} stay readable"
-        return CaptureError(f"{error.filename or self._folder}: cannot be written ({why}); {readable}")
+        return CaptureError(f"{error.filename or self._folder}: cannot be written ({why}); {readable}; {cure}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -206,7 +207,7 @@ def overflow(log: Path, reports: tuple[Path, ...], quiet: bool) -> int:
 
     if holds_overflows(log):
         return _overflows_of_cann(log, reports, quiet)
-    usual = Path("reports") / f"{stem(log.with_suffix('') if log.is_file() else log)}-overflow.xlsx"
+    usual = Path("reports") / f"{stem(log.with_suffix('') if os.path.isfile(log) else log)}-overflow.xlsx"
     reports = reports_to_write(reports, usual)
     refuse_places({"--report": reports})
     from accucompare.findings.analysis import read

@@ -64,7 +64,8 @@ def _summed(values: Array, shape: tuple[int, ...]) -> Array:
     """Values summed over the axes along which this smaller shape is broadcast."""
     padded = (1,) * (values.ndim - len(shape)) + shape
     axes = tuple(axis for axis, size in enumerate(padded) if size != values.shape[axis])
-    return values.sum(axes, keepdims=True).reshape(shape)
+    summed: Array = values.sum(axes, keepdims=True).reshape(shape)
+    return summed
 
 
 def _blocks(values: Array) -> Blocks:

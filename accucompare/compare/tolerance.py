@@ -16,6 +16,7 @@ from accucompare.bundle.records import Record, Role
 from accucompare.errors import UsageError
 from accucompare.files import bounded
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.places import local
 
 #: By digits: the largest relative L2 error that passes by default, and the largest that may be called rounding, whatever the baseline, of a
 #: fed and of a free-running candidate.
@@ -276,6 +277,7 @@ def read_rules(path: str | Path) -> tuple[Rule, ...]:
     Raises:
         UsageError: if it cannot be read, or holds anything else.
     """
+    path = local(path)
     if sys.version_info >= (3, 11):  # here, for few diffs have such a file
         import tomllib
     else:

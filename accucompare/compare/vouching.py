@@ -106,8 +106,9 @@ def _moved_gradients(rows: Iterable[Row], parameters: Mapping[str, str]) -> set[
 
 
 def _same_bits(*rows: Row) -> bool:
-    """Whether rows of one side each hold the same bits."""
-    return len({(row.record.digest, row.record.dtype) if row.record is not None else None for row in rows}) == 1
+    """Whether rows of one side each are known to hold the same bits."""
+    records = [row.record for row in rows if row.record is not None]
+    return all(record.digest for record in records) and len({(record.digest, record.dtype) for record in records}) == 1
 
 
 def _step_of_setting(row: Row) -> tuple[int, int] | None:

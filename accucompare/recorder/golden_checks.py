@@ -100,7 +100,7 @@ def check_model(
     classes = [str(table.get("class")).rpartition(".")[2] for table in (theirs, model)]
     if classes[0] != classes[1] and not imported:
         raise UsageError(f"{golden.path}: is of another model, a {classes[0]}; this one is a {classes[1]} (--force feeds it all the same)")
-    names = SharedNames(theirs, model)
+    shared_names = SharedNames(theirs, model)
     for kind, word in (("parameters", "parameter"), ("buffers", "buffer")):
         computed = {name for table in (model, theirs) for name, entry in table.get(kind, {}).items() if entry.get("computed")}
         ours, golden_ones = (
@@ -109,7 +109,7 @@ def check_model(
         for name in (*golden_ones, *(name for name in ours if name not in golden_ones)):
             cure = f"; {_cure(golden, like)}"
             if name not in ours or name not in golden_ones:
-                if imported or names.same(name, name in golden_ones):
+                if imported or shared_names.same(name, name in golden_ones):
                     continue
                 which = "golden has it, the model lacks it" if name in golden_ones else "the model has it, golden lacks it"
                 cure = advice(propose(described, model, renamings)) or cure

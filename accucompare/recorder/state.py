@@ -69,13 +69,13 @@ def restore_weights(
     targets = {(_ROLES[kind], name): tensor for kind, name, tensor in modules.tensors()}
     saved = _under_names_of(targets, [record for record in bundle.state() if record.role in _ROLES.values()], renamings)
     outline = modules.outline()
-    names = SharedNames(renamed_model(bundle.manifest.model, outline, renamings), outline)
+    shared_names = SharedNames(renamed_model(bundle.manifest.model, outline, renamings), outline)
     for role, name in saved.keys() - targets.keys():
-        other = names.other(name)
+        other = shared_names.other(name)
         if other is not None and (role, other) not in saved:  # the model has it by a name that golden has of a module only
             saved[role, other] = saved.pop((role, name))
     only_saved = [name for role, name in saved.keys() - targets.keys() if role is Role.PARAM]
-    only_saved = [name for name in only_saved if not _is_saved_as(saved, name, names.other(name))]
+    only_saved = [name for name in only_saved if not _is_saved_as(saved, name, shared_names.other(name))]
     only_model = [name for role, name in targets.keys() - saved.keys() if role is Role.PARAM]
     shared = {id(targets[key]) for key in targets.keys() & saved.keys()}  # tied: it has its value by another name
     only_model = [name for name in only_model if id(targets[Role.PARAM, name]) not in shared]
