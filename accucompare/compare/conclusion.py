@@ -306,15 +306,16 @@ _RULES: tuple[Callable[[Result], Conclusion | None], ...] = (
 
 
 def _without_failure(result: Result) -> tuple[Answer, str]:
-    if all(result.hashes):
-        return Answer.ROUNDING, "rounding at most"
     counts, training = result.counts(), result.training
     same_steps = training is None or training.other_bits is None or not training.judged
     precise = [row for row in result.rows if row.reason is Reason.OVER_PRECISE]
-    if not result.compared - counts[Reason.IDENTICAL] and same_steps and (result.compared or (training is not None and training.identical)):
+    identical = not result.compared - counts[Reason.IDENTICAL] and not any(result.hashes)
+    if identical and same_steps and (result.compared or (training is not None and training.identical)):
         return Answer.IDENTICAL, "identical in what was compared" if result.uncompared else "identical"
     if result.by_user:
         return Answer.WITHIN, f"within tolerance ({result.tolerances.otherwise})"
+    if any(result.hashes):
+        return Answer.ROUNDING, "rounding at most"
     by_run = training is not None and training.judged_by in (JudgedBy.BASELINE, JudgedBy.REPEAT)
     told = result.baseline is not None or (result.series_only and by_run)
     words = "rounding" if told else "rounding, as far as fixed limits tell"

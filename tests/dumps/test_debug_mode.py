@@ -14,6 +14,7 @@ from accucompare.compare.conclusion import Answer
 from accucompare.compare.rows import Reason
 from accucompare.dumps.importing import import_dump
 from accucompare.errors import BundleError
+from accucompare.report.culprit_words import identical_until
 from tests.conftest import Run
 
 DATA = Path(__file__).parent.parent / "data" / "debug_mode"
@@ -63,6 +64,15 @@ def test_the_first_operator_whose_hash_differs_is_named(text: str, old: str, new
     assert not found.passed
     assert found.first_divergence is not None
     assert found.first_divergence.place == place
+    assert identical_until(found).startswith(f"equal hashes until {place}: ")
+
+
+def test_with_limits_of_the_user_s_an_all_clear_is_by_them_and_still_by_hashes(tmp_path: Path) -> None:
+    golden, candidate = bundle(tmp_path, "golden", NORM), bundle(tmp_path, "candidate", NORM.replace("'hash': 15.04", "'hash': 15.05"))
+    assert not ac.diff(golden, candidate).passed
+    found = ac.diff(golden, candidate, rel_l2=1e-2)
+    assert found.answer is Answer.WITHIN
+    assert "by hashes of another tool: no values were read" in found.conclusion
 
 
 def test_an_operator_that_ran_on_one_side_only_is_no_all_clear(tmp_path: Path) -> None:
