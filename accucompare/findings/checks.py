@@ -37,6 +37,7 @@ class Layer(str, Enum):
     DATA = "data"
     RANDOMNESS = "randomness"
     MODEL = "model"
+    LOSS = "loss"
     PRECISION = "precision"
     OPTIMIZER = "optimizer"
     SCHEDULE = "schedule and clipping"
@@ -113,9 +114,10 @@ class Evidence:
         """The last one of the run."""
         return self.run.setups[-1] if self.run.setups else None
 
-    @property
+    @cached_property
     def vitals(self) -> Sequence[Vitals]:
-        return self.run.vitals
+        """Of each step that came to its end."""
+        return [each for each in self.run.vitals if not each.died]
 
     @cached_property
     def updates(self) -> list[Vitals]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from accucompare.bundle.records import display_name
 from accucompare.findings.checks import (
     Check,
     Evidence,
@@ -35,17 +36,27 @@ def _in_no_optimizer(seen: Evidence) -> Outcome:
 
 def _without_gradient(seen: Evidence) -> Outcome:
     assert seen.setup is not None
-    looks = [each.layers["grad"] for each in seen.looked if "grad" in each.layers]
-    if len(looks) < _LOOKS:
-        return not_looked_at(f"{len(looks)} looks are too few: {_LOOKS} at least")
-    never = [
-        parameter.name
-        for index, parameter in enumerate(seen.setup.parameters)
-        if parameter.group and parameter.trainable and all(index >= len(look) or look[index] in (None, 0.0) for look in looks)
-    ]
+    looked = [each for each in seen.looked if each.updates]
+    if len(looked) < _LOOKS:
+        return not_looked_at(f"{len(looked)} looks at an update are too few: {_LOOKS} at least")
+    looks = [each.layers.get("grad", []) for each in looked]
+    trained = [(index, each.name) for index, each in enumerate(seen.setup.parameters) if each.group and each.trainable]
+    never = [name for index, name in trained if all(index >= len(look) or look[index] in (None, 0.0) for look in looks)]
+    if never and len(never) == len(trained):
+        elsewhere = sum(each.elsewhere for each in seen.vitals)
+        measured = f"no parameter that an optimizer holds had a gradient in {len(looks):,} looks at an update"
+        if elsewhere:
+            measured += f"; {elsewhere:,} backwards began with a loss that leads to no parameter of the model"
+        return failed(measured, float(len(never)), looked[0].step, never[0])
     if never:
         measured = f"{len(never):,} parameters that an optimizer holds had no gradient, or zero, in {len(looks):,} looks: {most(never)}"
         return warned(measured, float(len(never)), place=never[0])
+    strangers = seen.updates[-1].strangers
+    if strangers:
+        measured = (
+            f"an optimizer holds {strangers:,} parameters that are not the model's, and had no gradient in {steps_of(len(seen.updates))}"
+        )
+        return warned(measured, float(strangers), seen.updates[-1].step)
     return passed(f"every parameter in an optimizer had a gradient in one of {len(looks):,} looks", 0.0)
 
 
@@ -53,7 +64,10 @@ def _frozen(seen: Evidence) -> Outcome:
     found = next((each for each in seen.vitals if each.frozen), None)
     if found is not None:
         return warned(f"frozen parameters have a gradient: {most(found.frozen)}", float(len(found.frozen)), found.step, found.frozen[0])
-    return passed("no frozen parameter has a gradient", 0.0)
+    assert seen.setup is not None
+    held = sum(1 for each in seen.setup.parameters if each.group and not each.trainable)
+    more = f"; {held:,} of them are in an optimizer, which leaves them as they are" if held else ""
+    return passed(f"no frozen parameter has a gradient{more}", 0.0)
 
 
 def _dead_units(seen: Evidence) -> Outcome:
@@ -147,6 +161,19 @@ def _buffers(seen: Evidence) -> Outcome:
     return passed(f"running statistics were {largest:.4g} at most", largest)
 
 
+def _dropout(seen: Evidence) -> Outcome:
+    assert seen.setup is not None
+    if not seen.setup.dropouts:
+        return not_looked_at("the model has no dropout")
+    name, share = max(seen.setup.dropouts.items(), key=lambda item: item[1])
+    measured = f"dropout sets {share:.0%} of what it is given to zero at most"
+    if share > seen.limits["dropout"]:
+        others = [each for each, other in seen.setup.dropouts.items() if other > seen.limits["dropout"] and each != name]
+        likewise = f"; likewise {most([display_name(each) for each in others])}" if others else ""
+        return warned(measured + likewise, share, place=name)
+    return passed(measured, share)
+
+
 _ISSUE = "issue 15"
 MODEL = (
     Check(
@@ -160,8 +187,9 @@ MODEL = (
     Check(
         "without-gradient",
         Layer.MODEL,
-        "parameters in an optimizer that never get a gradient",
-        "check that what they compute reaches the loss: no detach(), no no_grad(), no branch that is never taken",
+        "parameters in an optimizer that never get a gradient, or are not the model's any more",
+        "check that what they compute reaches the loss: no detach(), no item(), no no_grad(), no branch that is never taken; "
+        "make the optimizer after weights are tied or exchanged",
         _without_gradient,
         needs=(Need.VITALS, Need.UPDATES),
     ),
@@ -221,6 +249,15 @@ MODEL = (
         "look at the inputs of this norm in this step; lower its momentum; check the range of the data",
         _buffers,
         (Threshold("buffer-size", 1e4, "magnitude", "the data's range, issue 15"),),
+        needs=(Need.VITALS,),
+    ),
+    Check(
+        "dropout",
+        Layer.MODEL,
+        "the share that dropout sets to zero",
+        "nn.Dropout(p=) is the share that is set to zero, not the share that is kept",
+        _dropout,
+        (Threshold("dropout", 0.9, "share, above it", "with more, less than one value in ten is left; sound runs pass"),),
         needs=(Need.VITALS,),
     ),
     Check(

@@ -28,6 +28,8 @@ from accucompare.findings.vitals import ParameterFacts
 _NORMS = ("Norm",)
 #: So many looks before a moment's spread is known.
 _LOOKS = 10
+#: So many looks before something is said of all of them.
+_FEW = 3
 
 
 def _is_matrix(parameter: ParameterFacts) -> bool:
@@ -67,7 +69,23 @@ def _exploding(seen: Evidence) -> Outcome:
                 largest = max(largest, (grad / math.sqrt(count), step, parameter.name))
     value, step, name = largest
     measured = f"the root mean square of a parameter's gradient was {value:.3g} at most"
-    return warned(measured, value, step, name) if value > seen.limits["gradient-size"] else passed(measured, value)
+    if value > seen.limits["gradient-size"]:
+        return warned(measured, value, step, name)
+    ratios = _least_ratios(seen)
+    if ratios and max(ratios)[0] > seen.limits["gradient-most"]:
+        value, step, name = max(ratios)
+        return warned(f"the gradient's norm was {value:.3g} x the weight's at least, in every look", value, step, name)
+    return passed(measured, value)
+
+
+def _least_ratios(seen: Evidence) -> list[tuple[float, int, str]]:
+    """Of each matrix the smallest ratio of its gradient's norm to its own in any look, the first step, and its name."""
+    found = []
+    for parameter, series in seen.of_layers("grad", "weight"):
+        values = [(grad / weight, step) for step, (grad, weight) in series if weight > 0 and math.isfinite(grad)]
+        if len(values) >= _FEW and len(values) == len(series) and _is_matrix(parameter):  # a weight that began at 0 is small for long
+            found.append((min(value for value, _ in values), values[0][1], parameter.name))
+    return found
 
 
 def _update_ratio(seen: Evidence) -> Outcome:
@@ -136,6 +154,11 @@ def _second_moment(seen: Evidence) -> Outcome:
 
 def _state_restored(seen: Evidence) -> Outcome:
     setup = seen.run.setups[0]
+    renewed = seen.updates[-1].renewed
+    if renewed >= _FEW:
+        first = next(each for each in seen.updates if each.renewed)
+        measured = f"{renewed:,} times an optimizer without state took the place of one that had some, in {steps_of(len(seen.updates))}"
+        return warned(measured, float(renewed), first.step)
     if not setup.taken:
         return not_looked_at("no optimizer keeps count of its steps")
     ahead = {name: count for name, count in setup.schedulers.items() if count > seen.limits["restored-ahead"]}
@@ -166,17 +189,22 @@ def _zero_grad(seen: Evidence) -> Outcome:
     checked = list(seen.updates[1:])
     if not checked:
         return not_looked_at("it shows from the second update on")
-    if not kept:
-        return passed(f"no gradient of before the last update was there when a backward began, in {steps_of(len(checked))}", 0.0)
-    measured = (
-        f"{kept[0].kept:,} parameters still had the gradient of before the last update when the backward began, in {steps_of(len(kept))}"
-    )
-    return failed(measured, float(kept[0].kept), kept[0].step)
+    if kept:
+        still = f"{kept[0].kept:,} parameters still had the gradient of before the last update when the backward began"
+        return failed(f"{still}, in {steps_of(len(kept))}", float(kept[0].kept), kept[0].step)
+    thrown = [each for each in seen.updates if each.thrown]
+    if len(thrown) > 2 and 2 * len(thrown) > len(seen.updates):  # a loop may drop a batch now and then
+        count = sum(each.thrown for each in thrown)
+        measured = f"the gradients of {count:,} backwards were cleared before an update had used them, before {len(thrown):,} of "
+        return warned(f"{measured}{len(seen.updates):,} updates", float(count), thrown[0].step)
+    return passed(f"no gradient of before the last update was there when a backward began, in {steps_of(len(checked))}", 0.0)
 
 
 def _update_skipped(seen: Evidence) -> Outcome:
     skipped = {each.step for each in seen.run.scaled if each.skipped} | {step.step for step in seen.run.steps if step.skipped}
     trained = [each for each in seen.vitals if each.backwards and each.step not in skipped]
+    if (looks := _all_unmoved(seen)) is not None:
+        return failed(f"updates changed no weight in any of {len(looks):,} looks", 1.0, looks[0])
     if not trained:
         return not_looked_at("no backward was seen")
     without = [each for each in trained if not each.updates]
@@ -190,6 +218,13 @@ def _update_skipped(seen: Evidence) -> Outcome:
     if still:
         return warned(f"an update changed no weight of a matrix, in {len(still):,} of {len(seen.looked):,} looks", step=still[0])
     return passed(measured, share)
+
+
+def _all_unmoved(seen: Evidence) -> list[int] | None:
+    """All looks at updates with a rate, if a sample of every parameter was the same behind every one of them."""
+    looks = [each for each in seen.looked if each.updates and "moved" in each.layers and any(float(rate) for rate in each.lr.values())]
+    moved = [float(share) for each in looks for share in each.layers["moved"] if share is not None]
+    return [each.step for each in looks] if len(looks) >= _FEW and moved and not any(moved) else None
 
 
 def _unmoved(seen: Evidence) -> list[int]:
@@ -230,10 +265,11 @@ OPTIMIZER = (
     ),
     _check(
         "gradient-explodes",
-        "the root mean square of each parameter's gradient",
+        "the root mean square of each parameter's gradient, and its norm over the weight's",
         "clip gradients; lower the learning rate; look for a sum over a batch that should be a mean",
         _exploding,
         Threshold("gradient-size", 100, "above it, in any look", _ISSUE),
+        Threshold("gradient-most", 100, "norm of gradient over weight, in every look", _ISSUE),
         needs=(Need.CLOSE,),
     ),
     _check(
@@ -265,16 +301,16 @@ OPTIMIZER = (
     ),
     _check(
         "state-restored",
-        "an optimizer whose state is empty beside a scheduler, or an earlier run in the log, that has gone on",
-        "load the optimizer's state with the weights: optimizer.load_state_dict(...)",
+        "an optimizer whose state is empty beside a scheduler, or an earlier run in the log, that has gone on; one that is made anew",
+        "load the optimizer's state with the weights: optimizer.load_state_dict(...); make the optimizer once, before the loop",
         _state_restored,
         Threshold("restored-ahead", 1, "steps of the scheduler; it takes one when it is made", "torch's own count"),
         needs=(Need.UPDATES,),
     ),
     _check(
         "zero-grad",
-        "gradients of before the last update that are still there when the next backward begins",
-        "call optimizer.zero_grad() behind each update",
+        "gradients of before the last update that are still there when the next backward begins, and gradients that are cleared unused",
+        "call optimizer.zero_grad() behind each update, once, and not at each micro-batch",
         _zero_grad,
         needs=(Need.UPDATES,),
     ),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +14,7 @@ from accucompare.findings.vitals import Targets
 from accucompare.live.graph import ACCUMULATES
 from accucompare.live.tensors import dtype_name
 from accucompare.watcher.extrema import Extrema, Meter
+from accucompare.watcher.loss_inputs import is_of_parameter
 
 #: A cross entropy lies at most so many nodes behind the loss.
 _NEAR = 40
@@ -21,6 +22,15 @@ _NEAR = 40
 _ROWS = 256
 #: The probabilities of one row may miss 1 by so much, as those of a bfloat16 output do.
 _UNEVEN = 0.05
+#: Of up to so many classes it is noted which are there: as bits, they are a whole number that float32 holds.
+_BITS = 24
+
+
+class Padding(NamedTuple):
+    """The id of padding, and how many ids there are."""
+
+    id: int
+    ids: int
 
 
 @dataclass(eq=False)
@@ -34,6 +44,9 @@ class CrossEntropy:
         lowest: the smallest log-probability.
         entropy: of the output, if it was asked for; NaN of what are no log-probabilities.
         smoothing: the label smoothing.
+        own: whether the classes are the rows of one of the model's parameters.
+        present: the classes that are among the labels, as bits.
+        padding: the share of labels that are padding behind padding.
     """
 
     classes: int
@@ -43,6 +56,9 @@ class CrossEntropy:
     lowest: Extrema
     entropy: Extrema | None = None
     smoothing: float = 0.0
+    own: bool = False
+    present: Extrema | None = None
+    padding: Extrema | None = None
 
     def read(self) -> Targets:
         """This, with the numbers that were read."""
@@ -56,6 +72,9 @@ class CrossEntropy:
             number(self.lowest.low),
             None if self.entropy is None or math.isnan(self.entropy.low) else number(self.entropy.low),
             self.smoothing,
+            self.own,
+            None if self.present is None else int(self.present.low),
+            None if self.padding is None else self.padding.low,
         )
 
 
@@ -67,12 +86,19 @@ def loss_of(roots: Iterable[Any]) -> torch.Tensor | None:
     return None
 
 
-def cross_entropy_of(loss: torch.Tensor, meter: Meter, closely: bool) -> CrossEntropy | None:
+def cross_entropy_of(
+    loss: torch.Tensor, meter: Meter, closely: bool, own: Set[int] = frozenset(), padding: Padding | None = None
+) -> CrossEntropy | None:
     """Begin to look at the labels and the log-probabilities of the first cross entropy behind a loss, as autograd has saved them.
 
-    ``closely``: compute the entropy of the output, too.
+    Args:
+        loss: the root of a backward.
+        meter: reads the numbers.
+        closely: compute the entropy of the output, too.
+        own: ids of the model's parameters.
+        padding: of the model's tokens, if it is known.
     """
-    for node in _nodes(loss.grad_fn):
+    for node in nodes_near(loss.grad_fn):
         if node.name() not in ("NllLossBackward0", "NllLoss2DBackward0"):
             continue
         scores = node._saved_self
@@ -97,14 +123,28 @@ def cross_entropy_of(loss: torch.Tensor, meter: Meter, closely: bool) -> CrossEn
                 entropy = (chances * rows.clamp(min=-1e4)).sum(1).mean().abs()  # 0 x -Inf would be NaN
                 are_logarithms = ((chances.sum(1) - 1).abs() < _UNEVEN).all()  # what is given to nll_loss may be anything
                 found.entropy = meter.later(torch.where(are_logarithms, entropy, math.nan))
+            if classes <= _BITS:
+                every = torch.arange(classes, device=labels.device)
+                found.present = meter.later(((labels.reshape(1, -1) == every[:, None]).any(1) * 2.0**every).sum())
+            if padding is not None and padding.ids == classes and _counts(node, padding.id):
+                flat = labels.reshape(-1)
+                found.padding = meter.later(((flat[1:] == padding.id) & (flat[:-1] == padding.id)).double().mean())
+        found.own = is_of_parameter(node.next_functions[0][0], classes, own)
         found.smoothing = _smoothing_of(loss.grad_fn, node, classes)
         return found
     return None
 
 
+def _counts(node: Any, label: int) -> bool:
+    """Whether a label has a share in what a cross entropy makes one number of."""
+    weight = node._saved_weight
+    weighs = weight is None or (weight.device.type == "cpu" and bool(weight[label] != 0))  # a device would have to be waited for
+    return weighs and node._saved_reduction != 0 and node._saved_ignore_index != label
+
+
 def _smoothing_of(first: Any, likelihood: Any, classes: int) -> float:
     """The label smoothing of a cross entropy, which torch adds as (1 - s) x its own loss + s / classes x the one over all classes."""
-    for node in _nodes(first):
+    for node in nodes_near(first):
         parts = [part for part, _ in node.next_functions if part is not None and part.name().startswith("MulBackward")]
         factors = [getattr(part, "_saved_other", None) for part in parts]
         if node.name() != "AddBackward0" or len(parts) != 2 or not any(part.next_functions[0][0] is likelihood for part in parts):
@@ -117,7 +157,7 @@ def _smoothing_of(first: Any, likelihood: Any, classes: int) -> float:
     return 0.0
 
 
-def _nodes(first: Any) -> Iterator[Any]:
+def nodes_near(first: Any) -> Iterator[Any]:
     """The nodes behind a loss, the nearest first."""
     waiting: list[Any] = [first]
     known: set[Any] = set()
