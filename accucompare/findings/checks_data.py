@@ -317,7 +317,7 @@ DATA = (
         "NaN and Inf in what the model is given",
         "clean the data: look at this step's batch, and at divisions and logarithms before the model",
         _input_finite,
-        needs=_GIVEN,
+        needs=(Need.BEGUN, Need.GIVEN),
     ),
     Check(
         "input-range",
@@ -351,7 +351,7 @@ DATA = (
         "labels and ids beyond the width of the logits or the embedding, also in the step that an error ends",
         "check the number of classes and the vocabulary against the tokenizer's; resize the embedding",
         _labels_range,
-        needs=_GIVEN,
+        needs=(Need.BEGUN,),
     ),
     Check(
         "labels-ignored",

@@ -30,6 +30,7 @@ class GradientUse:
         self._fresh: dict[int, tuple[int, int]] = {}  # by a parameter's id: its gradient as the last backward left it, until it is used
         self._weights: dict[int, int] = {}  # how often each was written into then
         self._probing = False  # whether the model was given something that a gradient is wanted of, as an attack on it does
+        self._probed = False  # whether it was for the last backward
         self._cleared: list[list[Extrema]] = []  # of each backward since the last update: zero, if what it gave was cleared
         self._thrown: list[list[Extrema]] = []  # those before an update
         self._behind = False  # whether an update was made since the last backward
@@ -45,11 +46,11 @@ class GradientUse:
         there = [each for each in fresh if each.tensor.grad is not None]
         changed = [each for each in there if gradient_state(each.tensor) != self._fresh[id(each.tensor)]]
         moved = any(each.tensor._version != self._weights[id(each.tensor)] for each in fresh if not each.tensor.is_inference())
-        if fresh and len(changed) == len(there) and not moved and not self._probing:
+        if fresh and len(changed) == len(there) and not moved and not self._probed:
             smallest = sorted(changed, key=lambda each: each.tensor.numel())[:_FEW]
             self._cleared.append(self._meter.norm([each.tensor.grad for each in smallest if each.tensor.grad is not None]))
         self._fresh = {}
-        self._probing = False
+        self._probed, self._probing = self._probing, False
 
     def backward_ended(self) -> None:
         """A backward has gone through the model."""
