@@ -120,8 +120,6 @@ class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
         lowest: the smallest log-probability.
         entropy: of the output, the mean over all rows of a sample, in nats; ``None`` also of what are no log-probabilities.
         smoothing: the label smoothing; 0 without.
-        own: whether the classes are the rows of one of the model's parameters, as those of a classifier are.
-        present: of at most 24 classes, those that are among the labels: bit *c* for class *c*.
         padding: the share of labels that are padding behind padding; ``None`` where that is not known, or the mean is not taken there.
     """
 
@@ -133,8 +131,6 @@ class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
     lowest: Number | None = None
     entropy: Number | None = None
     smoothing: float = 0.0
-    own: bool = False
-    present: int | None = None
     padding: float | None = None
 
 
@@ -146,17 +142,29 @@ class LossInput(msgspec.Struct, frozen=True, omit_defaults=True):
         made_by: the function that made the prediction, with nothing in between that changes values: ``softmax``; empty for any other.
         shape: of the prediction.
         spread: the shape that prediction and target were spread to, where each value of one met each of the other; else empty.
-        low, high: of the targets of a binary cross entropy.
-        own: as in ``Targets``.
     """
 
     function: str
     made_by: str = ""
     shape: tuple[int, ...] = ()
     spread: tuple[int, ...] = ()
-    low: Number | None = None
-    high: Number | None = None
-    own: bool = False
+
+
+class Labels(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The labels of one classifier in one step, all its cross entropies together.
+
+    Attributes:
+        parameter: the one whose rows are the classes.
+        count: how many there were.
+        low, high: of those that are not ignored.
+        present: of at most 24 classes, those that are among them: bit *c* for class *c*; ``None`` of more classes.
+    """
+
+    parameter: str
+    count: int
+    low: Number
+    high: Number
+    present: int | None = None
 
 
 class Lookup(NamedTuple):
@@ -216,7 +224,8 @@ class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_
         outputs: by module with parameters of its own, the extrema of what it gave.
         died: whether an error of the loop's ended the step.
         elsewhere: how many backwards began with a loss and came to no parameter of the model.
-        losses: what functions near the root of the loss were given.
+        losses: what functions near the root of the loss were given, in a step that was looked at closely.
+        labels: of each classifier whose cross entropy is near the root of a loss.
         lookups: of each embedding, the ids that it was given first.
         entered: the first module with a matrix that was called, and the extrema of what it was given.
         thrown: how many backwards' gradients were cleared, since the update before, without that any update had used them.
@@ -250,6 +259,7 @@ class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_
     died: bool = False
     elsewhere: int = 0
     losses: list[LossInput] = []
+    labels: list[Labels] = []
     lookups: list[Lookup] = []
     entered: tuple[str, Number, Number] | None = None
     thrown: int = 0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Set
-from dataclasses import dataclass
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from accucompare.findings.number import number
-from accucompare.findings.vitals import LossInput
+from accucompare.findings.vitals import Labels, LossInput
 from accucompare.live.graph import ACCUMULATES, PASSING_ON
 from accucompare.watcher.extrema import Extrema, Meter
 
@@ -28,6 +30,8 @@ _SPREADING = {
     "HuberLossBackward0": "huber_loss",
     "SubBackward0": "sub",
 }
+#: Functions with labels.
+_LABELLED = ("NllLossBackward0", "NllLoss2DBackward0", "BinaryCrossEntropyWithLogitsBackward0", "BinaryCrossEntropyBackward0")
 #: What makes a prediction, by its node.
 _MAKERS = {
     "SoftmaxBackward0": "softmax",
@@ -46,56 +50,77 @@ _ADDING = ("UnsqueezeBackward0", "ViewBackward0", "ReshapeAliasBackward0", "Unsa
 #: So many nodes behind logits lies the weight whose rows the classes are.
 _BEHIND = 12
 _PASSED = 10
+#: Of up to so many classes it is noted which are there: as bits, they are a whole number that float32 holds.
+_BITS = 24
 
 
 @dataclass(eq=False)
-class GivenToLoss:
-    """What one function was given, its numbers yet to be read; ``ends``: of the targets."""
+class LabelsOf:
+    """The labels of one classifier in a step, their numbers yet to be read; of ``ends``, low is above high if all are ignored."""
 
-    function: str
-    made_by: str = ""
-    shape: tuple[int, ...] = ()
-    spread: tuple[int, ...] = ()
-    ends: Extrema | None = None
-    own: bool = False
+    count: int = 0
+    ends: list[Extrema] = field(default_factory=list)
+    present: list[Extrema] = field(default_factory=list)
 
-    def read(self) -> LossInput:
-        """This, with the numbers that were read."""
-        low, high = (None, None) if self.ends is None else (number(self.ends.low), number(self.ends.high))
-        return LossInput(self.function, self.made_by, self.shape, self.spread, low, high, self.own)
+    def read(self, parameter: str) -> Labels | None:
+        """These, with the numbers that were read; ``None`` if all are ignored."""
+        some = [each for each in self.ends if each.low <= each.high]
+        if not some:
+            return None
+        bits = functools.reduce(operator.or_, (int(each.low) for each in self.present), 0)
+        ends = number(min(each.low for each in some)), number(max(each.high for each in some))
+        return Labels(parameter, self.count, *ends, bits if self.present else None)
 
 
-def loss_inputs(nodes: Iterator[Any], meter: Meter, own: Set[int]) -> list[GivenToLoss]:
-    """What the functions among these nodes were given.
-
-    Args:
-        nodes: behind a loss, the nearest first.
-        meter: reads the numbers.
-        own: ids of the model's parameters.
-    """
+def loss_inputs(nodes: Iterable[Any]) -> list[LossInput]:
+    """What the functions among these nodes, behind a loss, were given."""
     found = []
     for node in nodes:
         name = node.name()
         if name in _TAKING and (before := node.next_functions[0][0]) is not None:
             if before.name() not in _TAKING:  # else it is a cross entropy's likelihood, and its logarithm comes next
-                found.append(_taken(node, _TAKING[name], before, meter, own))
-        elif name in _SPREADING and (spread := _spread(node)) is not None:
-            found.append(GivenToLoss(_SPREADING[name], shape=spread[0], spread=spread[1]))
-        elif name in _SPREADING and name != "SubBackward0":
-            found.append(GivenToLoss(_SPREADING[name], shape=tuple(node._saved_self.shape)))
+                found.append(LossInput(_TAKING[name], maker_of(before)))
+        elif name in _SPREADING:
+            shapes = _shapes(node)
+            if shapes is not None:
+                found.append(LossInput(_SPREADING[name], shape=shapes[0], spread=shapes[1]))
     return found
 
 
-def _taken(node: Any, function: str, before: Any, meter: Meter, own: Set[int]) -> GivenToLoss:
-    if function == "nll_loss" and maker_of(before) not in ("softmax", "linear"):  # anything else may well be a logarithm
-        return GivenToLoss(function)
-    given = GivenToLoss(function, maker_of(before))
-    if function == "binary_cross_entropy_with_logits":
+def look_at_labels(nodes: Iterable[Any], meter: Meter, own: Mapping[int, str], found: dict[str, LabelsOf]) -> None:
+    """Begin to look at the labels of the cross entropies among these nodes whose classes are rows of one of the model's parameters.
+
+    Args:
+        nodes: behind a loss.
+        meter: reads the numbers.
+        own: by id, the names of the model's parameters.
+        found: by such a name, what was found in this step.
+    """
+    for node in nodes:
+        name = node.name()
+        if name not in _LABELLED:
+            continue
+        labels, before = node._saved_target.detach(), node.next_functions[0][0]
+        classes = 1
+        if name.startswith("Nll"):
+            scores = node._saved_self
+            classes = scores.shape[1 if scores.dim() > 1 else 0]
+        elif labels.dim() > 1:
+            classes = labels.shape[1]
+        parameter = parameter_behind(before, classes, own)
+        if parameter is None or not labels.numel():
+            continue
+        each = found.setdefault(parameter, LabelsOf())
+        each.count += labels.numel()
         with torch.no_grad():
-            given.ends = meter.later(*torch.aminmax(node._saved_target))
-        given.shape = tuple(node._saved_target.shape)
-        given.own = is_of_parameter(before, given.shape[1] if len(given.shape) > 1 else 1, own)
-    return given
+            low = high = labels
+            if name.startswith("Nll"):
+                ignored, ends = labels == node._saved_ignore_index, torch.iinfo(labels.dtype)
+                low, high = torch.where(ignored, ends.max, labels), torch.where(ignored, ends.min, labels)
+                if classes <= _BITS:
+                    every = torch.arange(classes, device=labels.device)
+                    each.present.append(meter.later(((labels.reshape(1, -1) == every[:, None]).any(1) * 2.0**every).sum()))
+            each.ends.append(meter.later(low.amin().double(), high.amax().double()))
 
 
 def maker_of(node: Any) -> str:
@@ -110,8 +135,8 @@ def maker_of(node: Any) -> str:
     return "" if node is None else _MAKERS.get(node.name(), "")
 
 
-def is_of_parameter(node: Any, rows: int, own: Set[int]) -> bool:
-    """Whether near behind a node there is one of the model's parameters with so many rows."""
+def parameter_behind(node: Any, rows: int, own: Mapping[int, str]) -> str | None:
+    """The name of the first of the model's parameters behind a node, and near it, that has so many rows."""
     waiting, known = [node], 0
     while waiting and known < _BEHIND:
         node, known = waiting.pop(0), known + 1
@@ -119,14 +144,14 @@ def is_of_parameter(node: Any, rows: int, own: Set[int]) -> bool:
             continue
         if node.name() == ACCUMULATES:
             if id(node.variable) in own and node.variable.dim() and node.variable.shape[0] == rows:
-                return True
+                return own[id(node.variable)]
             continue
         waiting += [following for following, _ in node.next_functions]
-    return False
+    return None
 
 
-def _spread(node: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The shapes of a prediction before and after it met a target, if each of its values met each of the target's, unasked.
+def _shapes(node: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The shape of a prediction, and the one to which it was spread if each of its values met each of the target's, unasked; else empty.
 
     A target without a gradient, as data is: two predictions may well be compared each with each.
     """
@@ -135,16 +160,17 @@ def _spread(node: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     if len(predictions) != 1 or (sizes := tuple(node._saved_self.shape) if fused else _sizes(node, 0)) is None:
         return None
     before, at = predictions[0]
-    own, source = (
-        (tuple(before._saved_self_sym_sizes), before.next_functions[0][0]) if before.name() == "ExpandBackward0" else (None, before)
-    )
-    own = own if own is not None else _sizes(before, at)
-    count = math.prod(own or ())
-    if own is None or count < 2 or sizes.count(count) < 2 or math.prod(sizes) != count * count:
+    if before.name() == "ExpandBackward0":
+        own, source = tuple(before._saved_self_sym_sizes), before.next_functions[0][0]
+    else:
+        own, source = _sizes(before, at), before
+    if own is None:
         return None
-    if fused and 0 not in node._saved_target.stride():
-        return None
-    return None if _adds_an_axis(source, own) else (own, sizes)
+    count = math.prod(own)
+    met = count > 1 and sizes.count(count) == 2 and math.prod(sizes) == count * count
+    if not met or _adds_an_axis(source, own) or (fused and 0 not in node._saved_target.stride()):
+        return own, ()
+    return own, sizes
 
 
 def _adds_an_axis(node: Any, shape: tuple[int, ...]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +14,6 @@ from accucompare.findings.vitals import Targets
 from accucompare.live.graph import ACCUMULATES
 from accucompare.live.tensors import dtype_name
 from accucompare.watcher.extrema import Extrema, Meter
-from accucompare.watcher.loss_inputs import is_of_parameter
 
 #: A cross entropy lies at most so many nodes behind the loss.
 _NEAR = 40
@@ -22,8 +21,6 @@ _NEAR = 40
 _ROWS = 256
 #: The probabilities of one row may miss 1 by so much, as those of a bfloat16 output do.
 _UNEVEN = 0.05
-#: Of up to so many classes it is noted which are there: as bits, they are a whole number that float32 holds.
-_BITS = 24
 
 
 class Padding(NamedTuple):
@@ -44,8 +41,6 @@ class CrossEntropy:
         lowest: the smallest log-probability.
         entropy: of the output, if it was asked for; NaN of what are no log-probabilities.
         smoothing: the label smoothing.
-        own: whether the classes are the rows of one of the model's parameters.
-        present: the classes that are among the labels, as bits.
         padding: the share of labels that are padding behind padding.
     """
 
@@ -56,8 +51,6 @@ class CrossEntropy:
     lowest: Extrema
     entropy: Extrema | None = None
     smoothing: float = 0.0
-    own: bool = False
-    present: Extrema | None = None
     padding: Extrema | None = None
 
     def read(self) -> Targets:
@@ -72,8 +65,6 @@ class CrossEntropy:
             number(self.lowest.low),
             None if self.entropy is None or math.isnan(self.entropy.low) else number(self.entropy.low),
             self.smoothing,
-            self.own,
-            None if self.present is None else int(self.present.low),
             None if self.padding is None else self.padding.low,
         )
 
@@ -86,16 +77,13 @@ def loss_of(roots: Iterable[Any]) -> torch.Tensor | None:
     return None
 
 
-def cross_entropy_of(
-    loss: torch.Tensor, meter: Meter, closely: bool, own: Set[int] = frozenset(), padding: Padding | None = None
-) -> CrossEntropy | None:
+def cross_entropy_of(loss: torch.Tensor, meter: Meter, closely: bool, padding: Padding | None = None) -> CrossEntropy | None:
     """Begin to look at the labels and the log-probabilities of the first cross entropy behind a loss, as autograd has saved them.
 
     Args:
         loss: the root of a backward.
         meter: reads the numbers.
         closely: compute the entropy of the output, too.
-        own: ids of the model's parameters.
         padding: of the model's tokens, if it is known.
     """
     for node in nodes_near(loss.grad_fn):
@@ -123,13 +111,9 @@ def cross_entropy_of(
                 entropy = (chances * rows.clamp(min=-1e4)).sum(1).mean().abs()  # 0 x -Inf would be NaN
                 are_logarithms = ((chances.sum(1) - 1).abs() < _UNEVEN).all()  # what is given to nll_loss may be anything
                 found.entropy = meter.later(torch.where(are_logarithms, entropy, math.nan))
-            if classes <= _BITS:
-                every = torch.arange(classes, device=labels.device)
-                found.present = meter.later(((labels.reshape(1, -1) == every[:, None]).any(1) * 2.0**every).sum())
             if padding is not None and padding.ids == classes and _counts(node, padding.id):
                 flat = labels.reshape(-1)
                 found.padding = meter.later(((flat[1:] == padding.id) & (flat[:-1] == padding.id)).double().mean())
-        found.own = is_of_parameter(node.next_functions[0][0], classes, own)
         found.smoothing = _smoothing_of(loss.grad_fn, node, classes)
         return found
     return None

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from accucompare.findings.number import Number, number
 from accucompare.findings.observations import What
-from accucompare.findings.vitals import Lookup, Narrowed, Setup, Targets, Vitals
+from accucompare.findings.vitals import Lookup, LossInput, Narrowed, Setup, Targets, Vitals
 from accucompare.live import entrances
 from accucompare.live.gradients import Parameter, gradient_state
 from accucompare.live.graph import Observer, observe, observe_no_more
@@ -28,7 +28,7 @@ from accucompare.live.values import leaves
 from accucompare.watcher.batches import GivenTensor, look_at_batch
 from accucompare.watcher.extrema import Extrema, Meter, has_memory
 from accucompare.watcher.gradient_use import GradientUse
-from accucompare.watcher.loss_inputs import GivenToLoss, loss_inputs
+from accucompare.watcher.loss_inputs import LabelsOf, look_at_labels, loss_inputs
 from accucompare.watcher.losses import CrossEntropy, cross_entropy_of, loss_of, nodes_near
 from accucompare.watcher.setup import GENERATORS, SetupFacts, is_switched, states_of_generators
 from accucompare.watcher.updates import Updates, applied_by
@@ -72,7 +72,7 @@ class VitalSigns:
         self._cutting = {name for name, module in modules.named.items() if _CUTTING.match(type(module).__name__)}
         self._named = modules.named
         self._owners = {name for name, module in modules.named.items() if any(each is not None for each in module._parameters.values())}
-        self._own = {id(each.tensor) for each in watcher.gradients.parameters}
+        self._own = {id(each.tensor): each.name for each in watcher.gradients.parameters}
         self._tables = {name: module for name, module in modules.named.items() if isinstance(module, nn.Embedding)}
         self._matrices = {name for name, module in modules.named.items() if _has_matrix(module)}
         self._use = GradientUse(watcher.gradients.parameters, watcher.meter)
@@ -98,9 +98,10 @@ class VitalSigns:
         self._drawn_between: dict[str, None] = {}
         self._buffers: dict[str, Extrema] = {}
         self._idle: dict[str, Extrema] = {}
-        self._root: tuple[int, Extrema, CrossEntropy | None, list[GivenToLoss]] | None = None  # of the backward that runs
+        self._root: tuple[int, Extrema, CrossEntropy | None] | None = None  # of the backward that runs
         self._elsewhere = 0
-        self._loss_inputs: list[GivenToLoss] = []
+        self._loss_inputs: dict[LossInput, None] = {}
+        self._labels: dict[str, LabelsOf] = {}
         self._lookups: dict[str, list[Extrema]] = {}
         self._asked: tuple[int, str, torch.Tensor, int] | None = None  # the last cross entropy: classes, type, labels, which are ignored
         self._use.next_step()
@@ -212,9 +213,11 @@ class VitalSigns:
         root = loss_of(roots)
         if root is not None:
             loss = self._meter.later(root.detach().clone().reshape(()))
-            found = None if self._entropy else cross_entropy_of(root, self._meter, self._closely, self._own, self._facts.padding)
-            inputs = loss_inputs(nodes_near(root.grad_fn), self._meter, self._own) if self._closely and not self._loss_inputs else []
-            self._root = gradients.backwards, loss, found, inputs
+            found = None if self._entropy else cross_entropy_of(root, self._meter, self._closely, self._facts.padding)
+            self._root = gradients.backwards, loss, found
+            look_at_labels(nodes_near(root.grad_fn), self._meter, self._own, self._labels)
+            if self._closely:
+                self._loss_inputs |= dict.fromkeys(loss_inputs(nodes_near(root.grad_fn)))
 
     def _is_as_it_was(self, parameter: Parameter) -> bool:
         return parameter.tensor.grad is not None and gradient_state(parameter.tensor) == self._states.get(id(parameter.tensor))
@@ -229,7 +232,6 @@ class VitalSigns:
         if root is not None and gradients.backwards > root[0]:  # it went through this model
             self._losses.append(root[1])
             self._entropy = self._entropy or root[2]
-            self._loss_inputs = self._loss_inputs or root[3]
             self._use.backward_ended()
         elif root is not None:
             self._elsewhere += 1
@@ -334,7 +336,8 @@ class VitalSigns:
             outputs=self._outputs() if self._closely else {},
             died=died,
             elsewhere=self._elsewhere,
-            losses=[each.read() for each in self._loss_inputs],
+            losses=list(self._loss_inputs),
+            labels=[read for name, each in self._labels.items() if (read := each.read(name)) is not None],
             lookups=[self._lookup(name, ids) for name, ids in self._lookups.items()],
             entered=self._entered() if self._closely else None,
             thrown=self._use.thrown(),

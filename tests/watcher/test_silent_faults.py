@@ -176,8 +176,12 @@ for name, given in TOGETHER.items():
 # labels
 
 
-def of_one_class() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(BATCH, 6), torch.full((BATCH,), 2)
+def of_one_class(count: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(count, 6), torch.full((count,), 2)
+
+
+def of_all_classes(count: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(count, 6), torch.randint(0, CLASSES, (count,))
 
 
 @fault("one-class")
@@ -187,7 +191,7 @@ def all_labels_are_one_class() -> Program:
 
 @fault("one-class")
 def all_labels_of_a_binary_cross_entropy_are_one() -> Program:
-    return trained(lambda output, labels: functional.binary_cross_entropy_with_logits(output[:, 0], torch.ones(BATCH)), net(1))
+    return trained(lambda output, labels: functional.binary_cross_entropy_with_logits(output[:, 0], torch.ones(32)), net(1), of_one_class)
 
 
 @fault("one-class")
@@ -198,7 +202,35 @@ def a_cross_entropy_over_one_output() -> Program:
 @sound("one-class")
 def ten_batches_of_one_class_at_first() -> Program:
     numbers = iter(range(STEPS))
-    return trained(functional.cross_entropy, data=lambda: of_one_class() if next(numbers) < 10 else batch())
+    return trained(functional.cross_entropy, data=lambda: of_one_class() if next(numbers) < 10 else of_all_classes())
+
+
+@sound("one-class")
+def a_rare_class_that_has_not_come_yet() -> Program:
+    return trained(functional.cross_entropy, data=lambda: of_one_class(27))
+
+
+@sound("one-class")
+def two_domains_told_apart_by_one_classifier() -> Program:
+    def loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        here, there = torch.zeros(16, dtype=torch.long), torch.ones(16, dtype=torch.long)
+        return functional.cross_entropy(output[:16], here) + functional.cross_entropy(output[16:], there)
+
+    return trained(loss, data=of_all_classes)
+
+
+@sound("one-class")
+def a_discriminator_with_a_backward_for_each_side() -> Program:
+    model = net(1)
+    optimizer = adam(model)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        for side in (torch.ones(32), torch.zeros(32)):
+            functional.binary_cross_entropy_with_logits(model(torch.randn(32, 6))[:, 0], side).backward()
+        optimizer.step()
+
+    return Program(model, optimizer, step)
 
 
 @sound("one-class")
@@ -206,19 +238,19 @@ def contrastive_learning_whose_first_one_is_right() -> Program:
     def loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         output = functional.normalize(output)
         logits = torch.cat([(output * output.roll(1, 0).detach()).sum(1, keepdim=True), output @ torch.randn(CLASSES, 9)], 1) / 0.1
-        return functional.cross_entropy(logits, torch.zeros(BATCH, dtype=torch.long))
+        return functional.cross_entropy(logits, torch.zeros(32, dtype=torch.long))
 
-    return trained(loss)
+    return trained(loss, data=of_all_classes)
 
 
 @sound("one-class")
 def a_discriminator_of_true_and_false() -> Program:
     def loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        one, other = output[:4, 0], output[4:, 0]
-        true = functional.binary_cross_entropy_with_logits(one, torch.ones(4))
-        return true + functional.binary_cross_entropy_with_logits(other, torch.zeros(4))
+        one, other = output[:16, 0], output[16:, 0]
+        true = functional.binary_cross_entropy_with_logits(one, torch.ones(16))
+        return true + functional.binary_cross_entropy_with_logits(other, torch.zeros(16))
 
-    return trained(loss, net(1))
+    return trained(loss, net(1), of_all_classes)
 
 
 class Words(nn.Module):
