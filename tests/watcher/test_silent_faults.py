@@ -144,12 +144,22 @@ for name, given in ONCE.items():
     SOUND.append((name, "loss-input", lambda given=given: trained(given)))
 
 
+def in_autocast(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def computed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss(output.bfloat16(), target)
+
+    return computed
+
+
 APART: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "mse_loss": functional.mse_loss,
     "smooth_l1_loss": functional.smooth_l1_loss,
     "huber_loss, summed": lambda output, target: functional.huber_loss(output, target, reduction="sum"),
     "l1_loss": functional.l1_loss,
     "mse_loss of (B,) and (B, 1)": lambda output, target: functional.mse_loss(output.squeeze(-1), target[:, None]),
+    "mse_loss in autocast": in_autocast(functional.mse_loss),
+    "l1_loss in autocast": in_autocast(functional.l1_loss),
     "mse_loss in half": lambda output, target: functional.mse_loss(output.bfloat16(), target.bfloat16()),
     "by hand": lambda output, target: (output - target).pow(2).mean(),
     "by hand, the target first": lambda output, target: (target - output).abs().mean(),
@@ -160,6 +170,7 @@ for name, given in APART.items():
 
 TOGETHER: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "one shape": lambda output, target: functional.mse_loss(output.squeeze(-1), target),
+    "one shape in autocast": in_autocast(lambda output, target: functional.mse_loss(output.squeeze(-1), target)),
     "two numbers": lambda output, target: functional.mse_loss(output.mean(), target.mean()),
     "one target for all": lambda output, target: functional.mse_loss(output, torch.tensor([1.0]).expand(1)),
     "quantiles": lambda output, target: (torch.cat([output, output + 1, output + 2], 1) - target[:, None]).abs().mean(),
