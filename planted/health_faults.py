@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from planted import health_silent as health_silent  # which adds its own
-from planted.health_models import STEPS, Training, groups
+from planted.health_models import EPOCH, STEPS, Training, groups
 from planted.health_planting import FAULTS as FAULTS
 from planted.health_planting import ONCE, at, fault, first, head, renew, trained
 
@@ -49,13 +50,22 @@ def _(training: Training) -> None:
 
 @fault("the loader's iterator made anew in each step", "batch-repeated", places="lstm float32")
 def _(training: Training) -> None:
-    batch = training.batch
-    training.batch = lambda step: batch(0)  # type: ignore[method-assign]
+    batch, loader = training.batch, DataLoader(range(EPOCH), batch_size=None)  # type: ignore[arg-type]
+    training.batch = lambda step: batch(int(next(iter(loader))))  # type: ignore[method-assign]
 
 
 @fault("each epoch in the same order", "order-repeated", places="gpt2 bfloat16")
 def _(training: Training) -> None:
-    training.shuffled = False
+    batch, generator = training.batch, torch.Generator()
+    loader = DataLoader(range(EPOCH), batch_size=None, shuffle=True, generator=generator)  # type: ignore[arg-type]
+
+    def batches() -> Iterator[int]:
+        while True:
+            generator.manual_seed(0)
+            yield from map(int, loader)
+
+    given = batches()
+    training.batch = lambda step: batch(next(given))  # type: ignore[method-assign]
 
 
 @fault("rows of padding alone", "padding-rows", places="gpt2 float32")

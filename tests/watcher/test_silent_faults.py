@@ -826,6 +826,22 @@ def strong_dropout() -> Program:
     return trained(functional.cross_entropy, nn.Sequential(net(16), nn.Dropout(0.9), nn.Linear(16, CLASSES)))
 
 
+def scripted_loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(output, labels) + functional.nll_loss(output.log_softmax(-1), labels)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_loss_can_be_scripted_inside_of_a_watch_and_is_not_ours_behind_it(tmp_path: Path) -> None:
+    before = torch._C._nn.cross_entropy_loss
+    known = dict(torch.jit._builtins._get_builtin_table())
+    program = trained(lambda output, labels: torch.jit.script(scripted_loss)(output, labels))
+    with ac.watch(program.model, program.optimizer, out=tmp_path, frames=0, quiet=True):
+        program.step(0)
+        assert torch._C._nn.cross_entropy_loss is not before
+    assert torch._C._nn.cross_entropy_loss is before
+    assert torch.jit._builtins._get_builtin_table() == known
+
+
 @pytest.mark.filterwarnings("ignore:Using a target size", "ignore:Detected call of `lr_scheduler")
 @pytest.mark.parametrize(
     ("check", "build"), [(check, build) for _, check, build in FAULTS], ids=[f"{check}: {name}" for name, check, _ in FAULTS]
