@@ -33,7 +33,7 @@ def watch_loop(name: str, folder: Path) -> bool:
 
 
 def watch_script(name: str, folder: Path) -> None:
-    """Watch the same training as a script, in a process that is forked from this one: what trains is found, and a step ends with its update."""
+    """Watch the same training as a script, in a process forked from this one: a step ends with its update."""
     process = os.fork()
     if process == 0:
         status = 1

@@ -34,6 +34,7 @@ class CrossEntropy:
         lowest: the smallest log-probability.
         entropy: of the output, if it was asked for; NaN of what are no log-probabilities.
         smoothing: the label smoothing.
+        missed: minus the mean log-probability of the labels, where the entropy was asked for.
     """
 
     classes: int
@@ -43,6 +44,7 @@ class CrossEntropy:
     lowest: Extrema
     entropy: Extrema | None = None
     smoothing: float = 0.0
+    missed: Extrema | None = None
 
     def read(self) -> Targets:
         """This, with the numbers that were read."""
@@ -56,6 +58,7 @@ class CrossEntropy:
             number(self.lowest.low),
             None if self.entropy is None or math.isnan(self.entropy.low) else number(self.entropy.low),
             self.smoothing,
+            missed=None if self.missed is None or math.isnan(self.missed.low) else number(self.missed.low),
         )
 
 
@@ -92,7 +95,10 @@ def cross_entropy_of(loss: torch.Tensor, meter: Meter, closely: bool) -> CrossEn
                 meter.later(scores.amin()),
             )
             if closely and scores.dim() == 2:
-                rows = scores[:: max(1, len(scores) // _ROWS)].float()
+                apart = max(1, len(scores) // _ROWS)
+                rows = scores[::apart].float()
+                at = labels[::apart, None].clamp(0, classes - 1)
+                found.missed = meter.later(torch.where(is_ignored[::apart], math.nan, -rows.gather(1, at)[:, 0]).nanmean())
                 chances = rows.exp()
                 entropy = (chances * rows.clamp(min=-1e4)).sum(1).mean().abs()  # 0 x -Inf would be NaN
                 are_logarithms = ((chances.sum(1) - 1).abs() < _UNEVEN).all()  # what is given to nll_loss may be anything

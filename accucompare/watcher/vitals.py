@@ -15,13 +15,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from accucompare.findings.number import Number, number
 from accucompare.findings.observations import What
-from accucompare.findings.vitals import Narrowed, Setup, Vitals
+from accucompare.findings.vitals import Loaded, Narrowed, Setup, Vitals
 from accucompare.live.gradients import Parameter, gradient_state
 from accucompare.live.graph import Observer, observe, observe_no_more
 from accucompare.live.hooks import arguments_of, in_backward
 from accucompare.live.names import Modules
 from accucompare.watcher.batches import GivenTensor, look_at_batch
 from accucompare.watcher.extrema import Extrema, Meter, has_memory
+from accucompare.watcher.loaders import Loaders
 from accucompare.watcher.losses import CrossEntropy, cross_entropy_of, loss_of
 from accucompare.watcher.setup import GENERATORS, SetupFacts, is_switched, states_of_generators
 from accucompare.watcher.updates import Updates, applied_by
@@ -59,14 +60,19 @@ class VitalSigns:
         self._every = every
         self._facts = SetupFacts(modules, watcher.gradients.parameters, list(optimizers), list(schedulers), every)
         self._written: Setup | None = None
-        self._switched = [module for module in modules.named.values() if is_switched(module)]
+        self._switched = [
+            (module, modules.named[name.rpartition(".")[0]] if name else module)
+            for name, module in modules.named.items()
+            if is_switched(module)
+        ]  # each with the module that it is a part of
         self._cutting = {name for name, module in modules.named.items() if _CUTTING.match(type(module).__name__)}
         self._named = modules.named
         self._owners = {name for name, module in modules.named.items() if any(each is not None for each in module._parameters.values())}
         self._running = [(name, tensor) for kind, name, tensor in modules.tensors() if kind == "buffers" and name.endswith(_RUNNING)]
         self._alive: dict[str, torch.Tensor] = {}  # by module: which of its units have given something above zero
         self._states: dict[int, tuple[int, int]] = {}  # by a parameter's id: its gradient as the last update or backward left it
-        self._dirty = False  # whether an update was made since gradients were last seen to be cleared
+        self._stale: dict[int, tuple[Extrema, ...]] = {}  # by id, those whose gradient the last update had used, when a backward began
+        self._loaders = Loaders()
         self._observer = Observer(self._begins, self._ends)
         self._handle: Any = None
         self._drawing: tuple[Any, Any] | None = None  # the states of Python's and NumPy's generators when the model was called
@@ -79,7 +85,10 @@ class VitalSigns:
         self._losses: list[Extrema] = []
         self._entropy: CrossEntropy | None = None
         self._kept: tuple[int, list[Extrema]] = (0, [])
-        self._evaluated = self._trained_without = 0
+        self._evaluated: int | None = None
+        self._trained_without = 0
+        self._loaded: Loaded | None = None
+        self._frozen: dict[str, None] = {}
         self._drawn: dict[str, None] = {}
         self._drawn_between: dict[str, None] = {}
         self._buffers: dict[str, Extrema] = {}
@@ -92,11 +101,13 @@ class VitalSigns:
         """Begin to look."""
         if self._every and self._handle is None:
             observe(self._observer)
+            self._loaders.install()
             self._handle = register_optimizer_step_post_hook(self._updated)
 
     def remove(self) -> None:
         """Look no more."""
         observe_no_more(self._observer)
+        self._loaders.remove()
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -115,19 +126,20 @@ class VitalSigns:
 
     # what is seen
 
-    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An outermost call begins."""
+    def called(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An outermost call of a module begins."""
         if not self._looking():
             return
         trains = torch.is_grad_enabled()
-        in_training = sum(module.training for module in self._switched)
         if trains:
-            self._evaluated = max(self._evaluated, len(self._switched) - in_training)
+            evaluated = 0 if root.training else sum(not module.training and _is_trained(whole) for module, whole in self._switched)
+            self._evaluated = evaluated if self._evaluated is None else min(self._evaluated, evaluated)  # an attack may be in evaluation
+            self._loaded = self._loaded or self._loaders.last
             if len(self._given) < 64:
                 ends = self._facts.pad in self._facts.tokens.values()
                 self._given += look_at_batch(arguments_of(args, kwargs), self._meter, self._closely, self._facts.pad, ends)
         else:
-            self._trained_without = max(self._trained_without, in_training)
+            self._trained_without = max(self._trained_without, sum(module.training for module, _ in self._switched))
         self._drawing = states_of_generators()
         if self._after is not None:
             self._drawn_between |= _differing(self._after, self._drawing)
@@ -158,12 +170,11 @@ class VitalSigns:
     def _backward_begins(self, roots: Any) -> None:
         gradients = self._watcher.gradients
         same = [each for each in gradients.parameters if self._is_as_it_was(each)]
-        self._dirty = self._dirty and bool(same)
-        if self._dirty and not self._kept[0]:
-            smallest = sorted(same, key=lambda each: each.tensor.numel())[:3]  # one that was set to zero past autograd is no longer there
-            self._kept = len(same), self._meter.norm([each.tensor.grad for each in smallest if each.tensor.grad is not None])
-        elif not self._dirty:
-            self._kept = 0, []
+        self._states = {id(each.tensor): self._states[id(each.tensor)] for each in same}
+        new = sorted((each for each in same if id(each.tensor) not in self._stale), key=lambda each: each.tensor.numel())
+        norms = self._meter.norm([each.tensor.grad for each in new[:3]])  # one that was set to zero past autograd is no longer there
+        self._stale = {key: self._stale[key] for key in self._states if key in self._stale}
+        self._stale |= {id(each.tensor): tuple(norms) for each in new}
         root = loss_of(roots)
         if root is not None:
             loss = self._meter.later(root.detach().clone().reshape(()))
@@ -182,10 +193,7 @@ class VitalSigns:
         if root is not None and gradients.backwards > root[0]:  # it went through this model
             self._losses.append(root[1])
             self._entropy = self._entropy or root[2]
-        if self._dirty:
-            self._states |= {
-                id(each.tensor): gradient_state(each.tensor) for each in gradients.parameters if id(each.tensor) in self._states
-            }
+        self._states |= {id(each.tensor): gradient_state(each.tensor) for each in gradients.parameters if id(each.tensor) in self._states}
 
     def before_update(self, optimizer: Any) -> None:
         """An optimizer is about to update parameters of the model."""
@@ -193,8 +201,14 @@ class VitalSigns:
 
     def _before_update(self, optimizer: Any) -> None:
         self._facts.add(optimizer)
-        if not self._updates.count:
-            self._updates.applied = applied_by(self._facts.schedulers)
+        applied = applied_by(self._facts.schedulers, optimizer)
+        self._updates.applied |= {name: each for name, each in applied.items() if each.here or name not in self._updates.applied}
+        held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        ours = [each for each in self._watcher.gradients.parameters if id(each.tensor) in held and each.tensor.grad is not None]
+        self._frozen |= {each.name: None for each in ours if not each.tensor.requires_grad}
+        kept = [each.tensor for each in ours if id(each.tensor) in self._stale and id(each.tensor.grad) == self._states[id(each.tensor)][0]]
+        if kept and not self._kept[0]:
+            self._kept = len(kept), [norm for tensor in kept for norm in self._stale[id(tensor)]]
         self._updates.begin(optimizer, self._watcher.gradients.parameters, self._meter, self._closely)
 
     def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -208,7 +222,7 @@ class VitalSigns:
         ours = [each for each in parameters if id(each.tensor) in held and each.tensor.grad is not None]
         self._states = {key: state for key, state in self._states.items() if key not in held}
         self._states |= {id(each.tensor): gradient_state(each.tensor) for each in ours}
-        self._dirty = True
+        self._stale = {key: norms for key, norms in self._stale.items() if key not in held}
 
     @property
     def losses(self) -> list[float]:
@@ -246,7 +260,7 @@ class VitalSigns:
 
     def _vitals(self, scale: float | None) -> Vitals:
         updates, divisor = self._updates, scale or 1.0
-        norm, at_update = self._norms(divisor)
+        norm, at_update, grown = self._norms(divisor)
         count, kept = self._kept
         losses = [extrema.low / divisor for extrema in self._losses]
         return Vitals(
@@ -262,36 +276,36 @@ class VitalSigns:
             schedulers=updates.applied,
             given=[given.read() for given in self._given],
             targets=None if self._entropy is None else self._entropy.read(),
-            evaluated=self._evaluated,
+            evaluated=self._evaluated or 0,
             trained_without=self._trained_without,
+            loaded=self._loaded,
+            grown=grown,
             drawn=list(self._drawn),
             drawn_between=list(self._drawn_between),
             narrowed=self._narrowed() if self._closely else [],
-            frozen=self._frozen(),
+            frozen=list(self._frozen)[:_FEW],
             layers=self._layers(divisor) if self._closely else {},
             idle={name: each.low for name, each in self._idle.items()},
             buffers={name: (number(each.low), number(each.high)) for name, each in self._buffers.items()},
             outputs=self._outputs() if self._closely else {},
         )
 
-    def _norms(self, divisor: float) -> tuple[Number | None, Number | None]:
-        """Of the gradients of what is updated, when the backward ended and when the update began."""
+    def _norms(self, divisor: float) -> tuple[Number | None, Number | None, tuple[Number, Number] | None]:
+        """Of the gradients of what is updated, when the backward ended and when the update began; and the extrema of what became of one."""
         gradients, updated = self._watcher.gradients, self._updates.updated
         before = {name: norm.low / divisor for name, norm in gradients.norms.items() if name in updated}
         if not before:
-            return None, None
+            return None, None, None
         after = {**before, **{name: norm.low for name, norm in gradients.late.items() if name in updated}}
-        return number(math.hypot(*before.values())), number(math.hypot(*after.values()))
+        ratios = [after[name] / norm for name, norm in before.items() if 0 < norm < math.inf]
+        grown = (number(min(ratios)), number(max(ratios))) if len(ratios) > 1 and gradients.late else None
+        return number(math.hypot(*before.values())), number(math.hypot(*after.values())), grown
 
     def _layers(self, divisor: float) -> dict[str, list[Number | None]]:
         names = [each.name for each in self._watcher.gradients.parameters]
         norms = self._watcher.gradients.norms
         grads = [number(norms[name].low / divisor) if name in norms else None for name in names]
         return {**({"grad": grads} if norms else {}), **self._updates.layers(names)}
-
-    def _frozen(self) -> list[str]:
-        every = self._watcher.gradients.parameters
-        return [each.name for each in every if not each.tensor.requires_grad and each.tensor.grad is not None][:_FEW]
 
     def _outputs(self) -> dict[str, tuple[Number, Number]]:
         """Of each module with parameters, the extrema of the first tensor that its first call in the step gave.
@@ -328,6 +342,10 @@ class VitalSigns:
         norms = dict(zip((each.name for each in parameters), self._meter.norm([each.tensor for each in parameters]), strict=True))
         self._meter.read()
         return [number(norms[each.name].low) if each.name in norms else None for each in self._watcher.gradients.parameters]
+
+
+def _is_trained(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from planted.sound.catalogue import STEPS, Loop, Net, Parts, digits, epochs, images, mlp, points, sound
 
@@ -57,12 +57,12 @@ def _dcgan(parts: Callable[..., Parts]) -> Loop:
     yield parts(maker, judge, made, judged)
     for (real,) in epochs(2 * digits() - 1):
         judge.zero_grad()
-        F.binary_cross_entropy_with_logits(judge(real), torch.ones(len(real))).backward()
+        functional.binary_cross_entropy_with_logits(judge(real), torch.ones(len(real))).backward()
         fake = maker(torch.randn(len(real), 12, 1, 1))
-        F.binary_cross_entropy_with_logits(judge(fake.detach()), torch.zeros(len(real))).backward()
+        functional.binary_cross_entropy_with_logits(judge(fake.detach()), torch.zeros(len(real))).backward()
         judged.step()
         maker.zero_grad()
-        F.binary_cross_entropy_with_logits(judge(fake), torch.ones(len(real))).backward()
+        functional.binary_cross_entropy_with_logits(judge(fake), torch.ones(len(real))).backward()
         made.step()
         yield None
 
@@ -144,7 +144,7 @@ def gan_autocast() -> Loop:
         judged.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
             fake = maker(torch.randn(len(real), 12, 1, 1))
-            loss = F.relu(1 - judge(real)).mean() + F.relu(1 + judge(fake.detach())).mean()
+            loss = functional.relu(1 - judge(real)).mean() + functional.relu(1 + judge(fake.detach())).mean()
         loss.backward()
         judged.step()
         made.zero_grad()
@@ -185,7 +185,7 @@ def domains() -> Loop:
         other = a.flip(0) + 0.5
         logits = torch.cat([model(a)[1], model(other)[1]])
         optimizer.zero_grad()
-        (F.cross_entropy(source, b) + 0.3 * F.cross_entropy(logits, torch.arange(2).repeat_interleave(len(a)))).backward()
+        (functional.cross_entropy(source, b) + 0.3 * functional.cross_entropy(logits, torch.arange(2).repeat_interleave(len(a)))).backward()
         optimizer.step()
         yield None
 
@@ -271,7 +271,7 @@ def actor_critic() -> Loop:
             rewards.append(reward)
         returns, values_ = _returns(rewards), torch.cat(values)
         optimizer.zero_grad()
-        loss = (-torch.stack(chances) * (returns - values_.detach())).sum() + F.smooth_l1_loss(values_, returns, reduction="sum")
+        loss = (-torch.stack(chances) * (returns - values_.detach())).sum() + functional.smooth_l1_loss(values_, returns, reduction="sum")
         loss.backward()
         optimizer.step()
         yield None
@@ -300,7 +300,7 @@ def dqn() -> Loop:
             aim = torch.tensor([each[2] for each in chosen]) + 0.99 * alive * target(next_states).amax(1)
         value = model(states).gather(1, torch.tensor([[each[1]] for each in chosen]))[:, 0]
         optimizer.zero_grad()
-        F.smooth_l1_loss(value, aim).backward()
+        functional.smooth_l1_loss(value, aim).backward()
         nn.utils.clip_grad_value_(model.parameters(), 100)
         optimizer.step()
         if step % 20 == 0:
@@ -337,7 +337,7 @@ def ppo() -> Loop:
                 ratio = (choice.log_prob(actions[part]) - before[part]).exp()
                 gain = returns[part] - value[:, 0].detach()
                 gain = (gain - gain.mean()) / (gain.std() + 1e-8)
-                loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean() + 0.5 * F.mse_loss(value[:, 0], returns[part])
+                loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean() + 0.5 * functional.mse_loss(value[:, 0], returns[part])
                 optimizer.zero_grad()
                 (loss - 0.01 * choice.entropy().mean()).backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -356,7 +356,7 @@ def turns() -> Loop:
     for a, b in epochs(x, y, steps=STEPS // 2):
         for optimizer, scheduler in zip((first, second), schedulers, strict=True):
             model.zero_grad()
-            F.cross_entropy(model(a), b).backward()
+            functional.cross_entropy(model(a), b).backward()
             optimizer.step()
             scheduler.step()
             yield None

@@ -6,7 +6,7 @@ import math
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from planted.sound.catalogue import STEPS, Loop, Parts, draw, epochs, mlp, points, sound
 
@@ -18,7 +18,7 @@ class _GCN(nn.Module):
 
     def forward(self, x: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
         h = self.dropout(torch.sparse.mm(adjacency, self.one(x)).relu())
-        return F.log_softmax(torch.sparse.mm(adjacency, self.other(h)), 1)
+        return functional.log_softmax(torch.sparse.mm(adjacency, self.other(h)), 1)
 
 
 @sound("GCN: one graph in each step, a few labels")
@@ -34,7 +34,7 @@ def gcn() -> Loop:
     for _ in range(STEPS):
         model.train()
         optimizer.zero_grad()
-        F.nll_loss(model(x, adjacency)[:40], labels[:40]).backward()
+        functional.nll_loss(model(x, adjacency)[:40], labels[:40]).backward()
         optimizer.step()
         model.eval()
         with torch.no_grad():
@@ -52,7 +52,7 @@ class _Attention(nn.Module):
     def forward(self, x: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
         h = self.w(x)
         one, other = self.a.weight[0].chunk(2)
-        scores = F.leaky_relu((h @ one)[:, None] + (h @ other)[None], 0.2)
+        scores = functional.leaky_relu((h @ one)[:, None] + (h @ other)[None], 0.2)
         return torch.where(adjacency > 0, scores, -9e15).softmax(1) @ h
 
 
@@ -60,7 +60,7 @@ class _Attention(nn.Module):
 def gat() -> Loop:
     labels = torch.randint(0, 3, (90,))
     adjacency = (torch.rand(90, 90) < torch.where(labels[:, None] == labels, 0.15, 0.01)).float() + torch.eye(90)
-    x = torch.randn(90, 24) + F.one_hot(labels, 24)
+    x = torch.randn(90, 24) + functional.one_hot(labels, 24)
 
     class GAT(nn.Module):
         def __init__(self) -> None:
@@ -68,7 +68,7 @@ def gat() -> Loop:
             self.one, self.other = _Attention(24, 16), _Attention(16, 3)
 
         def forward(self, x: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.other(F.elu(self.one(x, adjacency)), adjacency)
+            y: torch.Tensor = self.other(functional.elu(self.one(x, adjacency)), adjacency)
             return y
 
     model = GAT()
@@ -76,7 +76,7 @@ def gat() -> Loop:
     yield Parts(model, optimizer)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        F.cross_entropy(model(x, adjacency)[:45], labels[:45]).backward()
+        functional.cross_entropy(model(x, adjacency)[:45], labels[:45]).backward()
         optimizer.step()
         yield None
 
@@ -98,15 +98,15 @@ class _Sequence(nn.Module):
 
 @sound("time_sequence_prediction: all waves in float64 in each step, LBFGS")
 def waves() -> Loop:
-    x = torch.sin((torch.arange(25) + 10 * torch.rand(12, 1)) / 4).double()
+    x = torch.sin((torch.arange(16) + 10 * torch.rand(8, 1)) / 4).double()
     model = _Sequence().double()
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.8, max_iter=5)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.8, max_iter=4)
     yield Parts(model, optimizer)
-    for _ in range(40):
+    for _ in range(25):
 
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
-            loss = F.mse_loss(model(x[:, :-1]), x[:, 1:])
+            loss = functional.mse_loss(model(x[:, :-1]), x[:, 1:])
             loss.backward()
             return loss
 
@@ -145,7 +145,7 @@ def overfit() -> Loop:
     yield Parts(model, optimizer)
     for _ in range(300):
         optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
+        functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         yield None
 
@@ -159,7 +159,7 @@ def line() -> Loop:
     yield Parts(model, optimizer)
     for _ in range(500):
         optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
+        functional.mse_loss(model(x), y).backward()
         optimizer.step()
         yield None
 
@@ -172,7 +172,7 @@ def wide() -> Loop:
     yield Parts(model, optimizer)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
+        functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         yield None
 
@@ -186,7 +186,7 @@ def prices() -> Loop:
     yield Parts(model, optimizer)
     for a, b in epochs(x, y):
         optimizer.zero_grad()
-        F.mse_loss(model(a), b).backward()
+        functional.mse_loss(model(a), b).backward()
         optimizer.step()
         yield None
 
@@ -200,7 +200,7 @@ def gaussian() -> Loop:
         x = torch.randn(32, 8)
         mean, log_variance = model(x).chunk(2, 1)
         optimizer.zero_grad()
-        F.gaussian_nll_loss(mean, x[:, :1] + 0.1 * torch.randn(32, 1), log_variance.exp()).backward()
+        functional.gaussian_nll_loss(mean, x[:, :1] + 0.1 * torch.randn(32, 1), log_variance.exp()).backward()
         optimizer.step()
         yield None
 
@@ -224,7 +224,7 @@ def bytes_inside() -> Loop:
         y = torch.randint(0, 5, (16,))
         x = (patterns[y] + torch.randint(-60, 60, (16, 8, 8))).clamp(0, 255).to(torch.uint8)
         optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
+        functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         yield None
 
@@ -250,7 +250,7 @@ def factors() -> Loop:
         user, film = torch.randint(0, 300, (64,)), torch.randint(0, 200, (64,))
         rating = (3 + (users[user] * films[film]).sum(1)).clamp(1, 5).round()
         optimizer.zero_grad()
-        F.mse_loss(model(user, film), rating).backward()
+        functional.mse_loss(model(user, film), rating).backward()
         optimizer.step()
         yield None
 
@@ -268,10 +268,10 @@ def maml() -> Loop:
             x = 6 * torch.rand(20, 1) - 3
             y = size * torch.sin(x + phase)
             weights = dict(model.named_parameters())
-            loss = F.mse_loss(torch.func.functional_call(model, weights, (x[:10],)), y[:10])
+            loss = functional.mse_loss(torch.func.functional_call(model, weights, (x[:10],)), y[:10])
             grads = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
             weights = {name: value - 0.01 * grad for (name, value), grad in zip(weights.items(), grads, strict=True)}
-            total = total + F.mse_loss(torch.func.functional_call(model, weights, (x[10:],)), y[10:])
+            total = total + functional.mse_loss(torch.func.functional_call(model, weights, (x[10:],)), y[10:])
         total.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         yield None
@@ -294,7 +294,7 @@ def tasks() -> Loop:
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     yield Parts(model, optimizer)
     for step, (a, b) in enumerate(epochs(x, y)):
-        loss = F.cross_entropy(model(a, "a"), b) if step % 2 else 20 * F.mse_loss(model(a, "b"), a[:, :1])
+        loss = functional.cross_entropy(model(a, "a"), b) if step % 2 else 20 * functional.mse_loss(model(a, "b"), a[:, :1])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -320,7 +320,7 @@ def curriculum() -> Loop:
         value, marked = torch.rand(32, length), torch.zeros(32, length)
         marked.scatter_(1, torch.rand(32, length).argsort(1)[:, :2], 1.0)
         optimizer.zero_grad()
-        F.mse_loss(model(torch.stack([value, marked], 2)), (value * marked).sum(1)).backward()
+        functional.mse_loss(model(torch.stack([value, marked], 2)), (value * marked).sum(1)).backward()
         optimizer.step()
         yield None
 
@@ -336,7 +336,7 @@ def sparse() -> Loop:
             h = self.act(self.up(x))
             return self.down(h), h
 
-    directions = F.normalize(torch.randn(40, 16), dim=1)
+    directions = functional.normalize(torch.randn(40, 16), dim=1)
     model = Sparse()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     yield Parts(model, optimizer)
@@ -344,7 +344,7 @@ def sparse() -> Loop:
         x = (torch.rand(64, 40) < 0.05).float() @ directions
         seen, h = model(x)
         optimizer.zero_grad()
-        (F.mse_loss(seen, x) + 3e-3 * h.sum(1).mean()).backward()
+        (functional.mse_loss(seen, x) + 3e-3 * h.sum(1).mean()).backward()
         optimizer.step()
         yield None
 
@@ -369,7 +369,7 @@ def field() -> Loop:
     yield Parts(model, optimizer)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        F.mse_loss(model(places), picture).backward()
+        functional.mse_loss(model(places), picture).backward()
         optimizer.step()
         yield None
 
@@ -393,7 +393,7 @@ def counts() -> Loop:
         y = torch.poisson((x @ weights).exp())
         x[torch.rand(32, 6) < 0.1] = math.nan
         optimizer.zero_grad()
-        F.poisson_nll_loss(model(x), y).backward()
+        functional.poisson_nll_loss(model(x), y).backward()
         optimizer.step()
         yield None
 

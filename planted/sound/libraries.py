@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import tempfile
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from planted.sound.catalogue import STEPS, Loop, Parts, digits, epochs, images, sentences, sound
 
@@ -113,7 +114,9 @@ def trl_dpo() -> Loop:
     }
     with tempfile.TemporaryDirectory() as folder:
         args = DPOConfig(folder, max_steps=100, per_device_train_batch_size=4, bf16=False, **_QUIET)
-        DPOTrainer(_gpt2(), args=args, train_dataset=Dataset.from_dict(data), processing_class=_tokenizer()).train()
+        model = _gpt2()
+        options: dict[str, Any] = {"train_dataset": Dataset.from_dict(data), "processing_class": _tokenizer()}
+        DPOTrainer(model, ref_model=copy.deepcopy(model), args=args, **options).train()
     yield from ()
 
 
@@ -139,7 +142,7 @@ def lightning_autoencoder() -> Loop:
         def training_step(self, batch: Any, number: int) -> torch.Tensor:
             (x,) = batch
             x = x.flatten(1)
-            return F.mse_loss(self.decoder(self.encoder(x)), x)
+            return functional.mse_loss(self.decoder(self.encoder(x)), x)
 
         def configure_optimizers(self) -> Any:
             return torch.optim.Adam(self.parameters(), lr=1e-3)
@@ -170,15 +173,15 @@ def lightning_gan() -> Loop:
             (real,) = batch
             made, judged = self.optimizers()  # type: ignore[misc]
             self.toggle_optimizer(made)
-            loss = F.binary_cross_entropy_with_logits(self.judge(self(torch.randn(len(real), 12, 1, 1))), torch.ones(len(real)))
+            loss = functional.binary_cross_entropy_with_logits(self.judge(self(torch.randn(len(real), 12, 1, 1))), torch.ones(len(real)))
             made.zero_grad()
             self.manual_backward(loss)
             made.step()
             self.untoggle_optimizer(made)
             self.toggle_optimizer(judged)
             fake = self(torch.randn(len(real), 12, 1, 1)).detach()
-            loss = F.binary_cross_entropy_with_logits(self.judge(real), torch.ones(len(real)))
-            loss = loss + F.binary_cross_entropy_with_logits(self.judge(fake), torch.zeros(len(real)))
+            loss = functional.binary_cross_entropy_with_logits(self.judge(real), torch.ones(len(real)))
+            loss = loss + functional.binary_cross_entropy_with_logits(self.judge(fake), torch.zeros(len(real)))
             judged.zero_grad()
             self.manual_backward(loss)
             judged.step()
@@ -211,7 +214,7 @@ def unet() -> Loop:
     for (x,) in epochs(2 * digits() - 1, size=8, steps=steps):
         noise, times = torch.randn_like(x), torch.randint(0, 1000, (len(x),))
         with accelerator.accumulate(model):
-            loss = F.mse_loss(model(noises.add_noise(x, noise, times), times, return_dict=False)[0], noise)
+            loss = functional.mse_loss(model(noises.add_noise(x, noise, times), times, return_dict=False)[0], noise)
             accelerator.backward(loss)
             accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -228,7 +231,7 @@ def compiled() -> Loop:
             self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 6))
 
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return F.cross_entropy(self.layers(x), y)
+            return functional.cross_entropy(self.layers(x), y)
 
     x, y = images()
     model = Whole()

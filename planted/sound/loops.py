@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from planted.sound.catalogue import STEPS, Loop, Net, Parts, epochs, images, mlp, points, sound
 
@@ -23,7 +23,7 @@ def _plain(optimizer: Callable[[nn.Module], Any], schedule: Schedule = lambda op
     yield Parts(model, made, scheduler)
     for a, b in epochs(x, y):
         made.zero_grad()
-        F.cross_entropy(model(a), b).backward()
+        functional.cross_entropy(model(a), b).backward()
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         made.step()
@@ -67,7 +67,7 @@ def warm_up_by_epochs() -> Loop:
     yield Parts(model, optimizer, scheduler)
     for step, (a, b) in enumerate(epochs(x, y), 1):
         optimizer.zero_grad()
-        F.cross_entropy(model(a), b).backward()
+        functional.cross_entropy(model(a), b).backward()
         optimizer.step()
         if step % 40 == 0:
             scheduler.step()
@@ -83,7 +83,7 @@ def long_epoch() -> Loop:
     yield Parts(model, optimizer, scheduler)
     for a, b in epochs(x, y, size=8, steps=300):
         optimizer.zero_grad()
-        F.cross_entropy(model(a), b).backward()
+        functional.cross_entropy(model(a), b).backward()
         optimizer.step()
         yield None
 
@@ -99,7 +99,7 @@ def plateau() -> Loop:
     total = 0.0
     for step, (a, b) in enumerate(epochs(x, y), 1):
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(a), b)
+        loss = functional.cross_entropy(model(a), b)
         loss.backward()
         optimizer.step()
         total += loss.item()
@@ -148,7 +148,7 @@ def rprop() -> Loop:
     yield Parts(model, optimizer)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
+        functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         yield None
 
@@ -204,7 +204,7 @@ def muon() -> Loop:
     yield Parts(model, optimizers)
     for a, b in epochs(x, y):
         model.zero_grad()
-        F.cross_entropy(model(a), b).backward()
+        functional.cross_entropy(model(a), b).backward()
         for optimizer in optimizers:
             optimizer.step()
         yield None
@@ -217,14 +217,14 @@ def uphill() -> Loop:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     yield Parts(model, optimizer)
     for a, b in epochs(x, y):
-        F.cross_entropy(model(a), b).backward()
+        functional.cross_entropy(model(a), b).backward()
         with torch.no_grad():
             grads = [each.grad.clone() if each.grad is not None else torch.zeros_like(each) for each in model.parameters()]
             size = torch.stack([grad.norm() for grad in grads]).norm()
             for each, grad in zip(model.parameters(), grads, strict=True):
                 each.add_(grad, alpha=0.05 / float(size))
         optimizer.zero_grad()
-        F.cross_entropy(model(a), b).backward()
+        functional.cross_entropy(model(a), b).backward()
         with torch.no_grad():
             for each, grad in zip(model.parameters(), grads, strict=True):
                 each.sub_(grad, alpha=0.05 / float(size))
@@ -241,7 +241,7 @@ def private() -> Loop:
     yield Parts(model, optimizer)
     for a, b in epochs(x, y):
         optimizer.zero_grad()
-        F.cross_entropy(model(a), b).backward()
+        functional.cross_entropy(model(a), b).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         for each in model.parameters():
             assert each.grad is not None
@@ -258,7 +258,7 @@ def surgery() -> Loop:
     yield Parts(model, optimizer)
     for a, b in epochs(x, y):
         output = model(a)
-        losses = F.cross_entropy(output[:, :4], b), F.mse_loss(output[:, 4], a[:, 0])
+        losses = functional.cross_entropy(output[:, :4], b), functional.mse_loss(output[:, 4], a[:, 0])
         one, other = (torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for loss in losses)
         along = sum(float((p * q).sum()) for p, q in zip(one, other, strict=True)) / sum(float(q.square().sum()) for q in other)
         for each, p, q in zip(model.parameters(), one, other, strict=True):
@@ -274,14 +274,14 @@ def micro_batches() -> Loop:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     yield Parts(model, optimizer)
     for step, (a, b) in enumerate(epochs(x, y, size=8, steps=400), 1):
-        (F.cross_entropy(model(a), b) / 4).backward()
+        (functional.cross_entropy(model(a), b) / 4).backward()
         if step % 4 == 0:
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
         yield None
 
 
-def _scaled(first: float, clip: bool, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = F.cross_entropy) -> Loop:
+def _scaled(first: float, clip: bool, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = functional.cross_entropy) -> Loop:
     x, y = images()
     model = nn.Sequential(nn.Flatten(), mlp(64, 64, 64, 6))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -312,7 +312,7 @@ def scaled_from_above() -> Loop:
 
 @sound("float16 autocast, a margin that all samples come to keep: the loss is 0")
 def scaled_margin() -> Loop:
-    yield from _scaled(1024.0, clip=False, loss=lambda logits, labels: F.multi_margin_loss(logits, labels, margin=0.5))
+    yield from _scaled(1024.0, clip=False, loss=lambda logits, labels: functional.multi_margin_loss(logits, labels, margin=0.5))
 
 
 @sound("float16 attention whose mask is the lowest number, with a loss scale")
@@ -335,7 +335,7 @@ def scaled_attention() -> Loop:
         x = torch.randn(8, 12, 16)
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.float16):
-            loss = F.mse_loss(model(x).float(), x.cumsum(1) / torch.arange(1, 13)[:, None])
+            loss = functional.mse_loss(model(x).float(), x.cumsum(1) / torch.arange(1, 13)[:, None])
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -360,6 +360,6 @@ def discriminative() -> Loop:
         if step == 100:
             optimizer.param_groups[0]["lr"] = 5e-4
         optimizer.zero_grad()
-        F.cross_entropy(model(a), b).backward()
+        functional.cross_entropy(model(a), b).backward()
         optimizer.step()
         yield None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from planted.sound.catalogue import STEPS, Loop, Net, Parts, digits, draw, epochs, images, mlp, sound
 
@@ -30,13 +30,13 @@ def mnist() -> Loop:
         model.train()
         for a, b in train:
             optimizer.zero_grad()
-            F.nll_loss(model(a), b).backward()
+            functional.nll_loss(model(a), b).backward()
             optimizer.step()
             yield None
         model.eval()
         with torch.no_grad():
             for a, b in test:
-                F.nll_loss(model(a), b, reduction="sum").item()
+                functional.nll_loss(model(a), b, reduction="sum").item()
         scheduler.step()
 
 
@@ -47,10 +47,10 @@ class _VAE(nn.Module):
         self.fc3, self.fc4 = nn.Linear(8, 64), nn.Linear(64, 144)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        h = F.relu(self.fc1(x.flatten(1)))
+        h = functional.relu(self.fc1(x.flatten(1)))
         mean, log_variance = self.mean(h), self.log_variance(h)
         z = mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance)
-        return torch.sigmoid(self.fc4(F.relu(self.fc3(z)))), mean, log_variance
+        return torch.sigmoid(self.fc4(functional.relu(self.fc3(z)))), mean, log_variance
 
 
 @sound("VAE's example: sums over a batch, the KL divergence warmed up")
@@ -62,7 +62,7 @@ def vae() -> Loop:
         optimizer.zero_grad()
         seen, mean, log_variance = model(x)
         kl = -0.5 * torch.sum(1 + log_variance - mean.pow(2) - log_variance.exp())
-        loss = F.binary_cross_entropy(seen, x.flatten(1), reduction="sum") + min(1.0, step / 100) * kl
+        loss = functional.binary_cross_entropy(seen, x.flatten(1), reduction="sum") + min(1.0, step / 100) * kl
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         yield None
@@ -88,7 +88,7 @@ def siamese() -> Loop:
     for _ in range(STEPS):
         (a, la), (b, lb) = draw(x, y), draw(x, y)
         optimizer.zero_grad()
-        F.binary_cross_entropy(model(a, b).squeeze(), (la == lb).float()).backward()
+        functional.binary_cross_entropy(model(a, b).squeeze(), (la == lb).float()).backward()
         optimizer.step()
         scheduler.step()
         yield None
@@ -107,7 +107,7 @@ def triplet() -> Loop:
             for kinds in (chosen, chosen, (chosen + 1) % 3)
         )
         optimizer.zero_grad()
-        F.triplet_margin_loss(model(anchor), model(same), model(other), margin=0.5).backward()
+        functional.triplet_margin_loss(model(anchor), model(same), model(other), margin=0.5).backward()
         optimizer.step()
         yield None
 
@@ -126,7 +126,7 @@ def segmentation() -> Loop:
     yield Parts(model, optimizer, scheduler)
     for a, b in epochs(x + 0.1 * torch.randn_like(x), y):
         optimizer.zero_grad()
-        F.cross_entropy(model(a), b, ignore_index=255, weight=torch.tensor([0.2, 1.0, 1.0])).backward()
+        functional.cross_entropy(model(a), b, ignore_index=255, weight=torch.tensor([0.2, 1.0, 1.0])).backward()
         optimizer.step()
         scheduler.step()
         yield None
@@ -150,12 +150,12 @@ def detector() -> Loop:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [120, 160])
     x = digits()
-    there = F.max_pool2d(x, 4)[:, 0] > 0.95
+    there = functional.max_pool2d(x, 4)[:, 0] > 0.95
     yield Parts(model, optimizer, scheduler)
     for a, b in epochs(x, there.float()):
         score, box = model(a)
         chance = score.sigmoid()
-        focal = F.binary_cross_entropy_with_logits(score, b, reduction="none") * torch.where(b > 0, 1 - chance, chance) ** 2
+        focal = functional.binary_cross_entropy_with_logits(score, b, reduction="none") * torch.where(b > 0, 1 - chance, chance) ** 2
         boxes = ((box - 2.0).abs().sum(1) * b).sum()
         optimizer.zero_grad()
         ((focal.sum() + boxes) / b.sum().clamp(min=1)).backward()
@@ -174,10 +174,10 @@ def simclr() -> Loop:
     yield Parts(model, optimizer, scheduler)
     for (a,) in epochs(x, size=32):
         both = torch.cat([a + 0.3 * torch.randn_like(a), a.flip(-1) * (0.8 + 0.4 * torch.rand(len(a), 1, 1, 1))])
-        z = F.normalize(model(both), dim=1)
+        z = functional.normalize(model(both), dim=1)
         scores = z @ z.T / 0.1 - 1e9 * torch.eye(len(z))
         optimizer.zero_grad()
-        F.cross_entropy(scores, torch.arange(len(z)).roll(len(a))).backward()
+        functional.cross_entropy(scores, torch.arange(len(z)).roll(len(a))).backward()
         optimizer.step()
         scheduler.step()
         yield None
@@ -190,7 +190,7 @@ class _CLIP(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
 
     def forward(self, pixels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        one, other = F.normalize(self.image(pixels), dim=1), F.normalize(self.text(ids).mean(1), dim=1)
+        one, other = functional.normalize(self.image(pixels), dim=1), functional.normalize(self.text(ids).mean(1), dim=1)
         return self.logit_scale.exp() * one @ other.T
 
 
@@ -204,7 +204,7 @@ def clip() -> Loop:
         logits = model(a, b)
         target = torch.arange(len(a))
         optimizer.zero_grad()
-        ((F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2).backward()
+        ((functional.cross_entropy(logits, target) + functional.cross_entropy(logits.T, target)) / 2).backward()
         optimizer.step()
         with torch.no_grad():
             model.logit_scale.clamp_(0, math.log(100))
@@ -219,9 +219,9 @@ def margins() -> Loop:
     optimizer = torch.optim.SGD([*model.parameters(), centres], lr=0.02, momentum=0.9)
     yield Parts(model, optimizer)
     for a, b in epochs(x, y):
-        cosine = F.normalize(model(a), dim=1) @ F.normalize(centres, dim=1).T
+        cosine = functional.normalize(model(a), dim=1) @ functional.normalize(centres, dim=1).T
         optimizer.zero_grad()
-        F.cross_entropy(64 * (cosine - 0.2 * F.one_hot(b, 6)), b).backward()
+        functional.cross_entropy(64 * (cosine - 0.2 * functional.one_hot(b, 6)), b).backward()
         optimizer.step()
         yield None
 
@@ -236,9 +236,9 @@ def distillation() -> Loop:
         with torch.no_grad():
             told = teacher(a)
         logits = model(a)
-        soft = F.kl_div(F.log_softmax(logits / 4, 1), F.softmax(told / 4, 1), reduction="batchmean") * 16
+        soft = functional.kl_div(functional.log_softmax(logits / 4, 1), functional.softmax(told / 4, 1), reduction="batchmean") * 16
         optimizer.zero_grad()
-        (0.01 * (0.7 * soft + 0.3 * F.cross_entropy(logits, b))).backward()
+        (0.01 * (0.7 * soft + 0.3 * functional.cross_entropy(logits, b))).backward()
         optimizer.step()
         yield None
 
@@ -261,7 +261,7 @@ def probe() -> Loop:
     yield Parts(model, optimizer)
     for a, b in epochs(x, y):
         optimizer.zero_grad()
-        F.cross_entropy(model(a), b).backward()
+        functional.cross_entropy(model(a), b).backward()
         optimizer.step()
         yield None
 
@@ -276,7 +276,7 @@ def probe_in_eval() -> Loop:
     yield Parts(model, optimizer)
     for a, b in epochs(x, y):
         optimizer.zero_grad()
-        F.cross_entropy(model(a), b).backward()
+        functional.cross_entropy(model(a), b).backward()
         optimizer.step()
         yield None
 
@@ -300,7 +300,7 @@ def unfreezing() -> Loop:
             model.features[:3].requires_grad_(True)
             optimizer.add_param_group({"params": list(model.features[:3].parameters()), "lr": 5e-4})
         optimizer.zero_grad()
-        F.cross_entropy(model(a), b).backward()
+        functional.cross_entropy(model(a), b).backward()
         optimizer.step()
         yield None
 
@@ -309,7 +309,8 @@ class _Denoiser(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.time = nn.Sequential(nn.Linear(16, 16), nn.SiLU(), nn.Linear(16, 16))
-        self.enter, self.middle, self.leave = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 1, 3, padding=1)
+        self.enter, self.middle = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.leave = nn.Conv2d(16, 1, 3, padding=1)
         self.norm, self.dropout = nn.GroupNorm(4, 16), nn.Dropout(0.1)
         nn.init.zeros_(self.leave.weight)
         nn.init.zeros_(self.leave.bias)  # type: ignore[arg-type]
@@ -317,8 +318,8 @@ class _Denoiser(nn.Module):
     def forward(self, x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
         angles = timestep[:, None] * torch.exp(-torch.arange(8) * math.log(1e4) / 8)
         h = self.enter(x) + self.time(torch.cat([angles.sin(), angles.cos()], 1))[:, :, None, None]
-        h = h + self.dropout(F.silu(self.middle(F.silu(self.norm(h)))))
-        noise: torch.Tensor = self.leave(F.silu(h))
+        h = h + self.dropout(functional.silu(self.middle(functional.silu(self.norm(h)))))
+        noise: torch.Tensor = self.leave(functional.silu(h))
         return noise
 
 
@@ -334,7 +335,7 @@ def diffusion() -> Loop:
         times, noise = torch.randint(0, 1000, (len(x),)), torch.randn_like(x)
         share = kept[times][:, None, None, None]
         optimizer.zero_grad()
-        F.mse_loss(model(share.sqrt() * x + (1 - share).sqrt() * noise, times), noise).backward()
+        functional.mse_loss(model(share.sqrt() * x + (1 - share).sqrt() * noise, times), noise).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
@@ -353,8 +354,8 @@ class _Momentum(nn.Module):
 
     def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            aim = F.normalize(self.teacher(other), dim=1)
-        return 2 - 2 * (F.normalize(self.predict(self.student(one)), dim=1) * aim).sum(1).mean()
+            aim = functional.normalize(self.teacher(other), dim=1)
+        return 2 - 2 * (functional.normalize(self.predict(self.student(one)), dim=1) * aim).sum(1).mean()
 
 
 @sound("BYOL: a teacher inside of the model that follows its student")
@@ -386,7 +387,7 @@ def consistency() -> Loop:
             aim = model(a + 0.1 * torch.randn_like(a)).softmax(1)
         logits = model(a)
         optimizer.zero_grad()
-        (F.cross_entropy(logits, b) + F.mse_loss(logits.softmax(1), aim)).backward()
+        (functional.cross_entropy(logits, b) + functional.mse_loss(logits.softmax(1), aim)).backward()
         optimizer.step()
         yield None
 
@@ -401,11 +402,11 @@ def attacked() -> Loop:
         model.eval()
         change = torch.zeros_like(a, requires_grad=True)
         for _ in range(2):
-            (grad,) = torch.autograd.grad(F.cross_entropy(model(a + change), b), change)
+            (grad,) = torch.autograd.grad(functional.cross_entropy(model(a + change), b), change)
             change = (change + 0.05 * grad.sign()).clamp(-0.1, 0.1).detach().requires_grad_(True)
         model.train()
         optimizer.zero_grad()
-        F.cross_entropy(model(a + change.detach()), b).backward()
+        functional.cross_entropy(model(a + change.detach()), b).backward()
         optimizer.step()
         yield None
 
@@ -420,9 +421,9 @@ def averaged_weights() -> Loop:
     yield Parts(model, optimizer, scheduler)
     for step, (a, b) in enumerate(epochs(x, y)):
         mix, order = float(torch.distributions.Beta(0.3, 0.3).sample()), torch.randperm(len(a))
-        target = mix * F.one_hot(b, 6) + (1 - mix) * F.one_hot(b[order], 6)
+        target = mix * functional.one_hot(b, 6) + (1 - mix) * functional.one_hot(b[order], 6)
         optimizer.zero_grad()
-        F.cross_entropy(model(mix * a + (1 - mix) * a[order]), target.float(), label_smoothing=0.1).backward()
+        functional.cross_entropy(model(mix * a + (1 - mix) * a[order]), target.float(), label_smoothing=0.1).backward()
         optimizer.step()
         if step >= 100 and step % 10 == 0:
             averaged.update_parameters(model)
@@ -446,12 +447,12 @@ def masked() -> Loop:
 
     model = Masked()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.05)
-    x = F.unfold(digits(), 4, stride=4).transpose(1, 2)
+    x = functional.unfold(digits(), 4, stride=4).transpose(1, 2)
     yield Parts(model, optimizer)
     for (a,) in epochs(x):
         hidden = torch.rand(a.shape[:2]) < 0.6
         optimizer.zero_grad()
-        F.mse_loss(model(a, hidden)[hidden], a[hidden]).backward()
+        functional.mse_loss(model(a, hidden)[hidden], a[hidden]).backward()
         optimizer.step()
         yield None
 

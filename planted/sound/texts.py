@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from planted.sound.catalogue import STEPS, Loop, Parts, draw, epochs, sentences, sound
 
@@ -27,10 +27,10 @@ class _Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in self.c_attn(self.ln_1(x)).chunk(3, -1))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.dropout(self.c_proj(y))
-        x = x + self.dropout(self.down(self.act(self.up(self.ln_2(x)))))
-        return x
+        y = self.dropout(self.down(self.act(self.up(self.ln_2(x)))))
+        return x + y
 
 
 class _GPT(nn.Module):
@@ -51,7 +51,7 @@ class _GPT(nn.Module):
         for layer in self.h:
             x = layer(x)
         logits = self.lm_head(self.ln_f(x))
-        return logits, None if targets is None else F.cross_entropy(logits.view(-1, _WORDS), targets.reshape(-1), ignore_index=-1)
+        return logits, None if targets is None else functional.cross_entropy(logits.view(-1, _WORDS), targets.reshape(-1), ignore_index=-1)
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ def _nano_gpt(context: Callable[[], contextlib.AbstractContextManager[Any]], mic
             model.eval()
             with torch.no_grad():
                 starts = torch.randint(0, 3900, (8,))
-                model(torch.stack([text[at : at + _LENGTH] for at in starts]), torch.stack([text[at + 1 : at + 1 + _LENGTH] for at in starts]))
+                model(*(torch.stack([text[at + more : at + more + _LENGTH] for at in starts]) for more in (0, 1)))
             model.train()
         for _ in range(micro):
             starts = torch.randint(0, 3900, (12,))
@@ -111,7 +111,7 @@ class _WordLM(nn.Module):
 
     def forward(self, ids: torch.Tensor, hidden: Any) -> tuple[torch.Tensor, Any]:
         output, hidden = self.rnn(self.drop(self.encoder(ids)), hidden)
-        return F.log_softmax(self.decoder(self.drop(output)).view(-1, _WORDS), 1), hidden
+        return functional.log_softmax(self.decoder(self.drop(output)).view(-1, _WORDS), 1), hidden
 
 
 @sound("word_language_model: updates by hand, a state that is carried on, clipping to 0.25")
@@ -126,7 +126,7 @@ def word_lm() -> Loop:
             model.zero_grad()
             hidden = tuple(each.detach() for each in hidden)
             output, hidden = model(text[at : at + 12], hidden)
-            F.nll_loss(output, text[at + 1 : at + 13].reshape(-1)).backward()
+            functional.nll_loss(output, text[at + 1 : at + 13].reshape(-1)).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.25)
             for parameter in model.parameters():
                 parameter.data.add_(parameter.grad, alpha=-rate)  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ def in_order() -> Loop:
             hidden = tuple(each.detach() for each in hidden)
             optimizer.zero_grad()
             output, hidden = model(text[at : at + 12], hidden)
-            F.nll_loss(output, text[at + 1 : at + 13].reshape(-1)).backward()
+            functional.nll_loss(output, text[at + 1 : at + 13].reshape(-1)).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.25)
             optimizer.step()
             yield None
@@ -159,7 +159,7 @@ class _CharRNN(nn.Module):
 
     def forward(self, letter: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = torch.tanh(self.i2h(torch.cat([letter, hidden], 1)))
-        return F.log_softmax(self.h2o(hidden), 1), hidden
+        return functional.log_softmax(self.h2o(hidden), 1), hidden
 
 
 @sound("a character RNN that is called letter by letter, one name in a step, updates by hand")
@@ -171,9 +171,9 @@ def char_rnn() -> Loop:
         name = (5 * kind + torch.randint(0, 6, (int(torch.randint(3, 8, ())),))).clamp(max=25)
         hidden = torch.zeros(1, 24)
         model.zero_grad()
-        for letter in F.one_hot(name, 26).float():
+        for letter in functional.one_hot(name, 26).float():
             output, hidden = model(letter[None], hidden)
-        F.nll_loss(output, kind).backward()
+        functional.nll_loss(output, kind).backward()
         for parameter in model.parameters():
             parameter.data.add_(parameter.grad.data, alpha=-0.02)  # type: ignore[union-attr]
         yield None
@@ -207,7 +207,7 @@ def turned_round() -> Loop:
     for a, b in epochs(source, target):
         optimizer.zero_grad()
         logits = model(a, b[:, :-1], torch.where(a == 0, -math.inf, 0.0), mask)
-        F.cross_entropy(logits.flatten(0, 1), b[:, 1:].flatten(), ignore_index=0, label_smoothing=0.1).backward()
+        functional.cross_entropy(logits.flatten(0, 1), b[:, 1:].flatten(), ignore_index=0, label_smoothing=0.1).backward()
         optimizer.step()
         scheduler.step()
         yield None
@@ -222,7 +222,7 @@ def ctc() -> Loop:
             self.rnn, self.head = nn.GRU(24, 24, bidirectional=True, batch_first=True), nn.Linear(48, 7)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return F.log_softmax(self.head(self.rnn(self.enter(x).transpose(1, 2))[0]), 2)
+            return functional.log_softmax(self.head(self.rnn(self.enter(x).transpose(1, 2))[0]), 2)
 
     model, shapes = Recogniser(), torch.randn(7, 8)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -231,7 +231,7 @@ def ctc() -> Loop:
         letters = torch.randint(1, 7, (12, 4))
         frames = shapes[letters].repeat_interleave(4, 1).transpose(1, 2) + 0.3 * torch.randn(12, 8, 16)
         optimizer.zero_grad()
-        F.ctc_loss(model(frames).transpose(0, 1), letters, torch.full((12,), 16), torch.full((12,), 4)).backward()
+        functional.ctc_loss(model(frames).transpose(0, 1), letters, torch.full((12,), 16), torch.full((12,), 4)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         optimizer.step()
         yield None
@@ -247,7 +247,7 @@ def bag() -> Loop:
     yield Parts(model, optimizer)
     for a, b in epochs(x, labels):
         optimizer.zero_grad()
-        F.cross_entropy(model(a), b).backward()
+        functional.cross_entropy(model(a), b).backward()
         optimizer.step()
         yield None
 
@@ -294,7 +294,7 @@ def bert_scores() -> Loop:
 
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             h = self.bert(input_ids, attention_mask=attention_mask).last_hidden_state[:, 0]
-            return F.mse_loss(self.head(h)[:, 0], labels)
+            return functional.mse_loss(self.head(h)[:, 0], labels)
 
     ids, mask = _padded()
     model = Scorer()
@@ -388,7 +388,7 @@ def preferences() -> Loop:
             before = _chances(reference, chosen, answered) - _chances(reference, rejected, answered)
         now = _chances(model, chosen, answered) - _chances(model, rejected, answered)
         optimizer.zero_grad()
-        (-F.logsigmoid(0.1 * (now - before)).mean()).backward()
+        (-functional.logsigmoid(0.1 * (now - before)).mean()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
@@ -454,7 +454,7 @@ class _Switch(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         chances = self.router(x).softmax(-1)
         best, which = chances.max(-1)
-        shares = F.one_hot(which, len(self.experts)).float().flatten(0, 1).mean(0)
+        shares = functional.one_hot(which, len(self.experts)).float().flatten(0, 1).mean(0)
         self.balance = len(self.experts) * (shares * chances.flatten(0, 1).mean(0)).sum()
         y = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
@@ -483,7 +483,7 @@ def switch() -> Loop:
     yield Parts(model, optimizer)
     for (a,) in epochs(ids, size=4):
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(a[:, :-1]).flatten(0, 1), a[:, 1:].flatten()) + 0.01 * model.mixture.balance
+        loss = functional.cross_entropy(model(a[:, :-1]).flatten(0, 1), a[:, 1:].flatten()) + 0.01 * model.mixture.balance
         loss.backward()
         optimizer.step()
         yield None
@@ -509,7 +509,7 @@ def word2vec() -> Loop:
         at = torch.randint(1, 3999, (64,))
         other = torch.cat([text[at + 1][:, None], torch.randint(0, 2000, (64, 5))], 1)
         optimizer.zero_grad()
-        F.binary_cross_entropy_with_logits(model(text[at], other), torch.eye(6)[0].expand(64, -1)).backward()
+        functional.binary_cross_entropy_with_logits(model(text[at], other), torch.eye(6)[0].expand(64, -1)).backward()
         optimizer.step()
         yield None
 
@@ -536,7 +536,7 @@ def taught() -> Loop:
         state, word, total = torch.zeros(16, 24), a[:, 0], torch.zeros(())
         for place in range(1, 8):
             logits, state = model(word, state)
-            total = total + F.cross_entropy(logits, a[:, place])
+            total = total + functional.cross_entropy(logits, a[:, place])
             word = a[:, place] if random.random() < 0.5 else logits.argmax(1)
         optimizer.zero_grad()
         total.backward()  # type: ignore[no-untyped-call]
