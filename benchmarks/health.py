@@ -104,7 +104,8 @@ def run(task: Task) -> Trial:
         planted.plant(training)
     with tempfile.TemporaryDirectory() as folder:
         options = {"scaler": training.scaler, "scheduler": training.scheduler, "frames": 0, "quiet": True}
-        with contextlib.suppress(NonFiniteError), ac.watch(training.model, training.optimizer, out=folder, **options) as watch:
+        dies = (planted.dies,) if planted is not None and planted.dies is not None else ()
+        with contextlib.suppress(NonFiniteError, *dies), ac.watch(training.model, training.optimizer, out=folder, **options) as watch:
             training.run(watch.step)
         health = examine(read(Path(folder)))
     said = {each.check.id: f"{each.status}: {each.outcome.measured}" for each in health.of(Status.WARN, Status.FAIL)}

@@ -31,12 +31,20 @@ _FIRST = 10
 _BATCHES_DIFFER = {"dp", "data", "dp_replicate", "replicate", "dp_shard", "fsdp"}
 
 
+#: So many looks before something is said of all of them.
+_LOOKS = 3
+#: The largest value of a byte, which images are made of.
+_BYTE = 255
+
+
 def _every(seen: Evidence) -> Iterator[tuple[Vitals, Given]]:
-    return ((each, given) for each in seen.vitals for given in each.given)
+    """What the model was given, also in a step that an error ended: perhaps by that."""
+    return ((each, given) for each in seen.run.vitals for given in each.given)
 
 
 def _targets(seen: Evidence) -> list[tuple[int, Targets]]:
-    return [(each.step, each.targets) for each in seen.vitals if each.targets is not None]
+    """Of each step, also of one that an error ended."""
+    return [(each.step, each.targets) for each in seen.run.vitals if each.targets is not None]
 
 
 def _called(given: Given) -> str:
@@ -69,13 +77,20 @@ def _input_range(seen: Evidence) -> Outcome:
         if math.isfinite(size) and size > largest:
             largest, worst = size, (each.step, _called(given))
     measured = f"floating inputs were {largest:.4g} at most"
-    if worst is None or largest <= seen.limits["input-range"]:
-        return passed(measured, largest)
-    looks = [each.outputs for each in seen.vitals if each.outputs]
-    size, name = max(((max(map(abs, map(float, pair))), name) for each in looks for name, pair in each.items()), default=(math.inf, ""))
-    if size <= seen.limits["input-range"]:
-        return passed(f"{measured}; what modules made of them was {size:.4g} at most", largest)
-    return warned(f"{measured}, and {name or 'a module'} gave {size:.4g}" if name else measured, largest, *worst)
+    if worst is not None and largest > seen.limits["input-range"]:
+        looks = [each.outputs for each in seen.vitals if each.outputs]
+        size, name = max(((max(map(abs, map(float, pair))), name) for each in looks for name, pair in each.items()), default=(math.inf, ""))
+        if size <= seen.limits["input-range"]:
+            return passed(f"{measured}; what modules made of them was {size:.4g} at most", largest)
+        return warned(f"{measured}, and {name} gave {size:.4g}" if name else measured, largest, *worst)
+    entered = [(each.step, *each.entered) for each in seen.vitals if each.entered is not None]
+    lows, highs = [float(low) for *_, low, _ in entered], [float(high) for *_, high in entered]
+    if len(entered) >= _LOOKS and min(lows) == 0 and max(highs) == _BYTE:
+        step, name, *_ = entered[0]
+        return warned(
+            f"the first layer was given values of 0 to 255, as bytes are, in {steps_of(len(entered))} looked at", 255.0, step, name
+        )
+    return passed(measured, largest)
 
 
 def _is_mask(given: Given) -> bool:
@@ -103,6 +118,9 @@ def _type_changed(seen: Evidence) -> Outcome:
     if late is not None:
         each, given, before = late
         return warned(f"it was {before}, and then {given.dtype}", None, each.step, _called(given))
+    for each, given in _every(seen):
+        if (found := _rounded(seen, given)) is not None:
+            return warned(found, None, each.step, _called(given))
     return passed(f"{len({given.path for _, given in _every(seen)}):,} inputs kept their types")
 
 
@@ -122,6 +140,22 @@ def _late(seen: Evidence, form: Callable[[Given], object]) -> tuple[Vitals, Give
     return None
 
 
+#: From here on, neighbouring numbers of a half type are 2 apart.
+_WHOLE = {"bfloat16": 256.0, "float16": 2048.0}
+
+
+def _rounded(seen: Evidence, given: Given) -> str | None:
+    """In words, how coarse an input in a half type is, if it holds no whole numbers one by one, and no weight is in a half type."""
+    limit = _WHOLE.get(given.dtype, math.inf)
+    if given.low is None or given.high is None or _is_mask(given) or seen.setup is None:
+        return None
+    size = max(abs(float(given.low)), abs(float(given.high)))
+    if not limit < size < math.inf or any(each.dtype in _WHOLE for each in seen.setup.parameters):
+        return None
+    apart = 2.0 ** (math.frexp(size)[1] - math.frexp(limit)[1] + 1)
+    return f"it is {given.dtype}, with values up to {size:.4g}, where its numbers are {apart:g} apart, and the weights are float32"
+
+
 def _labels_range(seen: Evidence) -> Outcome:
     highest, classes = -1.0, 0
     for step, targets in _targets(seen):
@@ -132,12 +166,19 @@ def _labels_range(seen: Evidence) -> Outcome:
             return failed(f"labels from {low:g} to {high:g}, and logits of {targets.classes:,} classes", high, step)
         highest, classes = max(highest, high), targets.classes
     failure = _out_of_vocabulary(seen)
-    if failure is None and not classes:
-        return not_looked_at("no cross entropy was seen in the graph of the loss, or all of its labels were ignored")
-    return failure or passed(f"labels were {highest:g} at most, and logits of {classes:,} classes", highest)
+    looked_up = {lookup.name for each in seen.run.vitals for lookup in each.lookups}
+    if failure is None and not classes and not looked_up:
+        return not_looked_at("no cross entropy was seen in the graph of the loss, or all of its labels were ignored; nor an embedding")
+    words = [f"labels were {highest:g} at most, and logits of {classes:,} classes"] if classes else []
+    words += [f"the ids that {len(looked_up):,} embeddings were given have rows there"] if looked_up else []
+    return failure or passed("; ".join(words), highest if classes else None)
 
 
 def _out_of_vocabulary(seen: Evidence) -> Outcome | None:
+    for each in seen.run.vitals:
+        for name, size, low, high in each.lookups:
+            if float(low) < 0 or float(high) >= size:
+                return failed(f"ids from {low:g} to {high:g}, and the embedding has {size:,} rows", float(high), each.step, name)
     rows = seen.setup.vocabulary if seen.setup is not None else None
     for each, given in _every(seen):  # labels may be of another vocabulary: they are judged by their cross entropy
         if rows is None or given.low is None or given.high is None or "input_ids" not in given.path or "float" in given.dtype:
@@ -313,12 +354,12 @@ DATA = (
         "NaN and Inf in what the model is given",
         "clean the data: look at this step's batch, and at divisions and logarithms before the model",
         _input_finite,
-        needs=_GIVEN,
+        needs=(Need.BEGUN, Need.GIVEN),
     ),
     Check(
         "input-range",
         Layer.DATA,
-        "the magnitude of floating inputs, and of what modules make of them",
+        "the magnitude of floating inputs and of what modules make of them, and bytes that come to the first layer as they are",
         "normalise the inputs: mean 0, standard deviation 1",
         _input_range,
         (Threshold("input-range", 1e4, "magnitude", _ISSUE),),
@@ -336,7 +377,7 @@ DATA = (
     Check(
         "input-type",
         Layer.DATA,
-        "inputs of a type that they had in none of the first ten steps",
+        "inputs of a type that they had in none of the first ten steps, and large values in a half type beside weights in float32",
         "cast inputs and labels where they are loaded, all in the same way",
         _type_changed,
         needs=_GIVEN,
@@ -344,10 +385,10 @@ DATA = (
     Check(
         "labels-range",
         Layer.DATA,
-        "labels and ids beyond the width of the logits or the embedding",
+        "labels and ids beyond the width of the logits or the embedding, also in the step that an error ends",
         "check the number of classes and the vocabulary against the tokenizer's; resize the embedding",
         _labels_range,
-        needs=_GIVEN,
+        needs=(Need.BEGUN,),
     ),
     Check(
         "labels-ignored",

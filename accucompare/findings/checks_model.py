@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from accucompare.bundle.records import display_name
 from accucompare.findings.checks import (
     Check,
     Evidence,
@@ -41,21 +42,29 @@ def _in_no_optimizer(seen: Evidence) -> Outcome:
 
 def _without_gradient(seen: Evidence) -> Outcome:
     assert seen.setup is not None
-    looks = [each.layers["grad"] for each in seen.looked if "grad" in each.layers]
-    if len(looks) < _LOOKS:
-        return not_looked_at(f"{len(looks)} looks are too few: {_LOOKS} at least")
-    never = [
-        parameter.name
-        for index, parameter in enumerate(seen.setup.parameters)
-        if parameter.group and parameter.trainable and all(index >= len(look) or look[index] in (None, 0.0) for look in looks)
-    ]
-    if not never:
-        return passed(f"every parameter in an optimizer had a gradient in one of {len(looks):,} looks", 0.0)
+    looked = [each for each in seen.looked if each.updates]
+    if len(looked) < _LOOKS:
+        return not_looked_at(f"{len(looked)} looks at an update are too few: {_LOOKS} at least")
+    looks = [each.layers.get("grad", []) for each in looked]
+    trained = [(index, each.name) for index, each in enumerate(seen.setup.parameters) if each.group and each.trainable]
+    never = [name for index, name in trained if all(index >= len(look) or look[index] in (None, 0.0) for look in looks)]
+    if never and len(never) == len(trained):
+        elsewhere = sum(each.elsewhere for each in seen.vitals)
+        measured = f"no parameter that an optimizer holds had a gradient in {len(looks):,} looks at an update"
+        if elsewhere:
+            measured += f"; {elsewhere:,} backwards began with a loss that leads to no parameter of the model"
+        return failed(measured, float(len(never)), looked[0].step, never[0])
     measured = f"{len(never):,} parameters that an optimizer holds had no gradient, or zero, in {len(looks):,} looks: {most(never)}"
     entrance = _entrance(seen)
     if entrance in never:
         return warned(f"{measured}; {entrance} is the first one that is used", float(len(never)), place=entrance)
-    return passed(f"{measured}; the first one that is used had one", float(len(never)))
+    strangers = seen.updates[-1].strangers
+    if strangers:
+        held = f"an optimizer holds {strangers:,} parameters that are not the model's"
+        return warned(f"{held}, and had no gradient in {steps_of(len(seen.updates))}", float(strangers), seen.updates[-1].step)
+    if never:
+        return passed(f"{measured}; the first one that is used had one", float(len(never)))
+    return passed(f"every parameter in an optimizer had a gradient in one of {len(looks):,} looks", 0.0)
 
 
 def _entrance(seen: Evidence) -> str:
@@ -64,7 +73,7 @@ def _entrance(seen: Evidence) -> str:
     Where it has a gradient, all that the loss depends on has one; without are branches that end beside it: a head, an expert, a pooler.
     """
     assert seen.setup is not None
-    trained = {}
+    trained: dict[str, str] = {}
     for each in seen.setup.parameters:
         if each.group and each.trainable:
             trained.setdefault(each.name.rpartition(".")[0], each.name)
@@ -77,7 +86,10 @@ def _frozen(seen: Evidence) -> Outcome:
     if found is not None:
         measured = f"frozen parameters had a gradient when their optimizer made an update: {most(found.frozen)}"
         return warned(measured, float(len(found.frozen)), found.step, found.frozen[0])
-    return passed("no frozen parameter had a gradient when its optimizer made an update", 0.0)
+    assert seen.setup is not None
+    held = sum(1 for each in seen.setup.parameters if each.group and not each.trainable)
+    more = f"; {held:,} of them are in an optimizer, which leaves them as they are" if held else ""
+    return passed(f"no frozen parameter had a gradient when its optimizer made an update{more}", 0.0)
 
 
 def _dead_units(seen: Evidence) -> Outcome:
@@ -177,6 +189,19 @@ def _buffers(seen: Evidence) -> Outcome:
     return passed(f"running statistics were no more than {largest:.3g} x the most of before, after {_SETTLED} looks", largest)
 
 
+def _dropout(seen: Evidence) -> Outcome:
+    assert seen.setup is not None
+    if not seen.setup.dropouts:
+        return not_looked_at("the model has no dropout")
+    name, share = max(seen.setup.dropouts.items(), key=lambda item: item[1])
+    measured = f"dropout sets {share:.0%} of what it is given to zero at most"
+    if share > seen.limits["dropout"]:
+        others = [each for each, other in seen.setup.dropouts.items() if other > seen.limits["dropout"] and each != name]
+        likewise = f"; likewise {most([display_name(each) for each in others])}" if others else ""
+        return warned(measured + likewise, share, place=name)
+    return passed(measured, share)
+
+
 MODEL = (
     Check(
         "in-no-optimizer",
@@ -189,8 +214,9 @@ MODEL = (
     Check(
         "without-gradient",
         Layer.MODEL,
-        "whether the first trained parameter that is used never gets a gradient, and which others do not",
-        "check that what they compute reaches the loss: no detach(), no no_grad(), no branch that is never taken",
+        "whether the first trained parameter that is used never gets a gradient, and parameters in an optimizer that are not the model's",
+        "check that what they compute reaches the loss: no detach(), no item(), no no_grad(), no branch that is never taken; "
+        "make the optimizer after weights are tied or exchanged",
         _without_gradient,
         needs=(Need.VITALS, Need.UPDATES),
     ),
@@ -251,6 +277,15 @@ MODEL = (
         "look at the inputs of this norm in this step; lower its momentum; check the range of the data",
         _buffers,
         (Threshold("buffer-grows", 100, "times the most of all looks before, after five", "sound runs: 5 at most"),),
+        needs=(Need.VITALS,),
+    ),
+    Check(
+        "dropout",
+        Layer.MODEL,
+        "the share that dropout sets to zero",
+        "nn.Dropout(p=) is the share that is set to zero, not the share that is kept",
+        _dropout,
+        (Threshold("dropout", 0.9, "share, above it", "with more, less than one value in ten is left; sound runs pass"),),
         needs=(Need.VITALS,),
     ),
     Check(

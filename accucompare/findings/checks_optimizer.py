@@ -25,8 +25,9 @@ from accucompare.findings.vitals import ParameterFacts
 
 #: Classes of modules that normalise, in whose names these stand.
 _NORMS = ("Norm",)
-#: An eps above it is chosen so that it counts.
 _SMALL_EPS = 1e-6
+#: So many looks before something is said of all of them.
+_FEW = 3
 
 
 def _is_matrix(parameter: ParameterFacts) -> bool:
@@ -51,13 +52,34 @@ def _vanishing(seen: Evidence) -> Outcome:
     ratios = _largest(seen, "grad", "weight")
     if len(ratios) < 2:
         return not_looked_at("fewer than two matrices that are updated have a gradient: one is compared with the others")
-    usual = median(value for value, *_ in ratios)
-    value, step, name = min(ratios)
-    others = [each[2] for each in sorted(ratios)[1:] if each[0] < seen.limits["gradient-ratio"] * usual]
-    measured = f"the gradient's norm over the weight's was {value:.3g} at most in all looks, and {usual:.3g} in the middle of all matrices"
+    (value, step, name), *others = sorted(ratios)
+    usual = median(value for value, *_ in others)
+    likewise = [each[2] for each in others if each[0] < seen.limits["gradient-ratio"] * usual]
+    measured = f"the gradient's norm over the weight's was {value:.3g} at most in all looks, and {usual:.3g} in the middle of the others"
     if value < seen.limits["gradient-ratio"] * usual:
-        return warned(measured + (f"; likewise {most(others)}" if others else ""), value / usual, step, name)
+        return warned(measured + (f"; likewise {most(likewise)}" if likewise else ""), value / usual, step, name)
     return passed(f"{display_name(name)}: {measured}", value / usual)
+
+
+def _exploding(seen: Evidence) -> Outcome:
+    ratios = _least_ratios(seen)
+    if len(ratios) < 2:
+        return not_looked_at("fewer than two matrices that are updated have a gradient: one is compared with the others")
+    *others, (value, step, name) = sorted(ratios)
+    usual = median(value for value, *_ in others)
+    measured = f"the gradient's norm over the weight's was {value:.3g} at least in all looks, and {usual:.3g} in the middle of the others"
+    large = value > seen.limits["gradient-most"] * max(usual, 1.0)  # where all are large, so is the loss
+    return warned(measured, value, step, name) if large else passed(f"{display_name(name)}: {measured}", value)
+
+
+def _least_ratios(seen: Evidence) -> list[tuple[float, int, str]]:
+    """Of each matrix the smallest ratio of its gradient's norm to its own in any look, the first step, and its name."""
+    found = []
+    for parameter, series in seen.of_layers("grad", "weight"):
+        values = [(grad / weight, step) for step, (grad, weight) in series if weight > 0 and math.isfinite(grad)]
+        if len(values) >= _FEW and len(values) == len(series) and _is_matrix(parameter):  # a weight that began at 0 is small for long
+            found.append((min(value for value, _ in values), values[0][1], parameter.name))
+    return found
 
 
 def _update_ratio(seen: Evidence) -> Outcome:
@@ -92,6 +114,11 @@ def _second_moment(seen: Evidence) -> Outcome:
 
 def _state_restored(seen: Evidence) -> Outcome:
     setup = seen.run.setups[0]
+    renewed = seen.updates[-1].renewed
+    if renewed >= _FEW:
+        first = next(each for each in seen.updates if each.renewed)
+        measured = f"{renewed:,} times an optimizer without state took the place of one that had some, in {steps_of(len(seen.updates))}"
+        return warned(measured, float(renewed), first.step)
     if not setup.taken:
         return not_looked_at("no optimizer keeps count of its steps")
     ahead = {name: count for name, count in setup.schedulers.items() if count > seen.limits["restored-ahead"]}
@@ -122,16 +149,23 @@ def _zero_grad(seen: Evidence) -> Outcome:
     checked = list(seen.updates[1:])
     if not checked:
         return not_looked_at("it shows from the second update on")
-    if not kept:
-        return passed(f"no update had the gradient of before the last one in its own, in {steps_of(len(checked))}", 0.0)
-    updated = f"{kept[0].kept:,} parameters were updated with a gradient in which there was"
-    measured = f"{updated} that of before the last update, in {steps_of(len(kept))}"
-    return failed(measured, float(kept[0].kept), kept[0].step)
+    if kept:
+        updated = f"{kept[0].kept:,} parameters were updated with a gradient in which there was"
+        measured = f"{updated} that of before the last update, in {steps_of(len(kept))}"
+        return failed(measured, float(kept[0].kept), kept[0].step)
+    thrown = [each for each in seen.updates if each.thrown]
+    if len(thrown) > 2 and 2 * len(thrown) > len(seen.updates):  # a loop may drop a batch now and then
+        count = sum(each.thrown for each in thrown)
+        measured = f"the gradients of {count:,} backwards were cleared before an update had used them, before {len(thrown):,} of "
+        return warned(f"{measured}{len(seen.updates):,} updates", float(count), thrown[0].step)
+    return passed(f"no update had the gradient of before the last one in its own, in {steps_of(len(checked))}", 0.0)
 
 
 def _update_skipped(seen: Evidence) -> Outcome:
     skipped = {each.step for each in seen.run.scaled if each.skipped} | {step.step for step in seen.run.steps if step.skipped}
     trained = [each for each in seen.vitals if each.backwards and each.step not in skipped]
+    if (looks := _all_unmoved(seen)) is not None:
+        return failed(f"updates changed no weight in any of {len(looks):,} looks", 1.0, looks[0])
     if not trained:
         return not_looked_at("no backward was seen")
     while trained and not trained[-1].updates and seen.updates:  # behind the last update nothing more is to come
@@ -149,6 +183,13 @@ def _update_skipped(seen: Evidence) -> Outcome:
     if still and len(still) == looks:  # what has been learnt to the last digit moves no more
         return warned(f"an update changed no weight of a matrix, in {len(still):,} of {looks:,} looks", step=still[0])
     return passed(measured, share)
+
+
+def _all_unmoved(seen: Evidence) -> list[int] | None:
+    """All looks at updates with a rate, if a sample of every parameter was the same behind every one of them."""
+    looks = [each for each in seen.looked if each.updates and "moved" in each.layers and any(float(rate) for rate in each.lr.values())]
+    moved = [float(share) for each in looks for share in each.layers["moved"] if share is not None]
+    return [each.step for each in looks] if len(looks) >= _FEW and moved and not any(moved) else None
 
 
 def _unmoved(seen: Evidence) -> tuple[list[int], int]:
@@ -184,7 +225,15 @@ OPTIMIZER = (
         "the gradient's norm over the weight's, of each matrix, beside that of the others",
         "check the initialisation, the normalisation and saturated activations between this layer and the loss",
         _vanishing,
-        Threshold("gradient-ratio", 1e-5, "times the median of all matrices, below it; of each the largest of all looks", "sound runs: 0"),
+        Threshold("gradient-ratio", 1e-5, "times the median of the others, below it; of each the largest of all looks", "sound runs: 0"),
+        needs=(Need.CLOSE,),
+    ),
+    _check(
+        "gradient-explodes",
+        "the gradient's norm over the weight's, of each matrix, beside that of the others",
+        "check how this weight was initialised, and the scale of what comes to it; clip gradients",
+        _exploding,
+        Threshold("gradient-most", 100, "above it in every look, and so many times the median of the others", "std over std, issue 15"),
         needs=(Need.CLOSE,),
     ),
     _check(
@@ -206,16 +255,16 @@ OPTIMIZER = (
     ),
     _check(
         "state-restored",
-        "an optimizer whose state is empty beside a scheduler, or an earlier run in the log, that has gone on",
-        "load the optimizer's state with the weights: optimizer.load_state_dict(...)",
+        "an optimizer whose state is empty beside a scheduler, or an earlier run in the log, that has gone on; one that is made anew",
+        "load the optimizer's state with the weights: optimizer.load_state_dict(...); make the optimizer once, before the loop",
         _state_restored,
         Threshold("restored-ahead", 1, "steps of the scheduler; it takes one when it is made", "torch's own count"),
         needs=(Need.UPDATES,),
     ),
     _check(
         "zero-grad",
-        "gradients of before the last update to which the next one's are added",
-        "call optimizer.zero_grad() behind each update",
+        "gradients of before the last update to which the next one's are added, and gradients that are cleared unused",
+        "call optimizer.zero_grad() behind each update, once, and not at each micro-batch",
         _zero_grad,
         needs=(Need.UPDATES,),
     ),

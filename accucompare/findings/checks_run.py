@@ -24,7 +24,9 @@ from accucompare.findings.checks import (
     steps_of,
     warned,
 )
+from accucompare.findings.events import Ending
 from accucompare.findings.number import Number
+from accucompare.findings.wording import printable
 
 #: Fewer losses show no trend.
 _FEWEST = 30
@@ -39,6 +41,15 @@ def _finite(seen: Evidence) -> Outcome:
     if seen.run.unexplained:
         return failed("something was not finite, and no call was found", step=seen.run.unexplained[0].step)
     return passed(f"everything that was looked at was finite in {steps_of(len(seen.run.steps))}")
+
+
+def _ended(seen: Evidence) -> Outcome:
+    end = seen.run.end
+    if end is None:
+        return not_looked_at("the log has no end: the process was killed, or is still running")
+    if end.ending is not Ending.FAILED or end.reason.startswith("SystemExit"):
+        return passed(f"the loop ended after {steps_of(end.steps)}: {end.ending.value}")
+    return failed(f"the loop ended with an error, behind {steps_of(end.steps)}: {printable(end.reason, 200)}", step=end.steps)
 
 
 def _loss_finite(seen: Evidence) -> Outcome:
@@ -165,6 +176,13 @@ FINITE = Check(
 )
 RUN = (
     FINITE,
+    Check(
+        "ended",
+        Layer.RUN,
+        "whether the loop ended with an error",
+        "see what the step was given that it ended in: FAIL and WARN of the data say so first",
+        _ended,
+    ),
     Check(
         "loss-finite",
         Layer.RUN,

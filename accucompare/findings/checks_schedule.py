@@ -174,6 +174,10 @@ def _clipped(seen: Evidence) -> list[tuple[Point, float]]:
 def _clip_share(seen: Evidence) -> Outcome:
     ratios = _clipped(seen)
     clipped = [point for point, _ in ratios if point.value < 0.999]
+    behind = [each for each in seen.updates if each.clipped_behind]
+    if len(behind) > 2 and not any(each.clipped for each in seen.updates):
+        measured = f"gradients were clipped behind the update that had used them, in {len(behind):,} of {len(seen.updates):,}"
+        return warned(f"{measured}, and before none", len(behind) / len(seen.updates), behind[0].step)
     if not ratios:
         return not_looked_at("all gradients were zero")
     share = len(clipped) / len(ratios)
@@ -282,8 +286,8 @@ SCHEDULE = (
     Check(
         "clip-share",
         Layer.SCHEDULE,
-        "the share of updates whose gradients were made smaller before, and by how much",
-        "raise the limit of the clipping, or lower the learning rate: what is always clipped is only a smaller learning rate",
+        "the share of updates whose gradients were made smaller before, and by how much; clipping that comes behind the update",
+        "clip between backward() and step(); raise the limit, or lower the learning rate: always to clip is only a smaller learning rate",
         _clip_share,
         needs=(Need.VITALS, Need.UPDATES, Need.NORMS),
     ),

@@ -57,6 +57,7 @@ class Setup(msgspec.Struct, tag="setup", tag_field="event", frozen=True, omit_de
         vocabulary: how many rows the model's input embedding has; ``None`` without one.
         tokens: ids of special tokens, as the model's configuration says: ``begin`` and ``end`` of a text.
         generators: digests of the states that Python's and NumPy's generators were in when the watch began: ``python`` and ``numpy``.
+        dropouts: by module, the share that its dropout sets to zero, where there is one.
         every: every so many-th step is looked at closely.
     """
 
@@ -75,6 +76,7 @@ class Setup(msgspec.Struct, tag="setup", tag_field="event", frozen=True, omit_de
     vocabulary: int | None = None
     tokens: dict[str, int] = {}
     generators: dict[str, str] = {}
+    dropouts: dict[str, float] = {}
     every: int = 1
 
 
@@ -121,6 +123,7 @@ class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
         entropy: of the output, the mean over all rows of a sample, in nats; ``None`` also of what are no log-probabilities.
         smoothing: the label smoothing; 0 without.
         missed: minus the mean log-probability of the labels, of the rows that the entropy is of.
+        padding: the share of labels that are padding behind padding; ``None`` where that is not known, or the mean is not taken there.
     """
 
     classes: int
@@ -131,7 +134,50 @@ class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
     lowest: Number | None = None
     entropy: Number | None = None
     smoothing: float = 0.0
+    padding: float | None = None
     missed: Number | None = None
+
+
+class LossInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a function near the root of the loss was given.
+
+    Attributes:
+        function: of PyTorch's; a hand-written difference is ``sub``.
+        made_by: the function that made the prediction, with nothing in between that changes values: ``softmax``; empty for any other.
+        shape: of the prediction.
+        spread: the shape that prediction and target were spread to, where each value of one met each of the other; else empty.
+    """
+
+    function: str
+    made_by: str = ""
+    shape: tuple[int, ...] = ()
+    spread: tuple[int, ...] = ()
+
+
+class Labels(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The labels of one classifier in one step, all its cross entropies together.
+
+    Attributes:
+        parameter: the one whose rows are the classes.
+        count: how many there were.
+        low, high: of those that are not ignored.
+        present: of at most 24 classes, those that are among them: bit *c* for class *c*; ``None`` of more classes.
+    """
+
+    parameter: str
+    count: int
+    low: Number
+    high: Number
+    present: int | None = None
+
+
+class Lookup(NamedTuple):
+    """Ids that an embedding was given, and how many rows it has."""
+
+    name: str
+    rows: int
+    low: Number
+    high: Number
 
 
 class Narrowed(NamedTuple):
@@ -206,6 +252,16 @@ class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_
         idle: by module, the share of its units that have given nothing above zero in any step that was looked at closely.
         buffers: by buffer, its smallest and its largest value.
         outputs: by module with parameters of its own, the extrema of what it gave.
+        died: whether an error of the loop's ended the step.
+        elsewhere: how many backwards began with a loss and came to no parameter of the model.
+        losses: what functions near the root of the loss were given, in a step that was looked at closely.
+        labels: of each classifier whose cross entropy is near the root of a loss.
+        lookups: of each embedding, the ids that it was given first.
+        entered: the first module with a matrix that was called, and the extrema of what it was given.
+        thrown: how many backwards' gradients were cleared, since the update before, without that any update had used them.
+        clipped, clipped_behind: whether gradients were clipped before the update, and behind it, by a finite limit.
+        renewed: how many optimizers began without state in the place of one that had some.
+        strangers: how many parameters an optimizer holds that are not the model's, and have had no gradient in any update.
     """
 
     step: int
@@ -232,3 +288,14 @@ class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_
     idle: dict[str, float] = {}
     buffers: dict[str, tuple[Number, Number]] = {}
     outputs: dict[str, tuple[Number, Number]] = {}
+    died: bool = False
+    elsewhere: int = 0
+    losses: list[LossInput] = []
+    labels: list[Labels] = []
+    lookups: list[Lookup] = []
+    entered: tuple[str, Number, Number] | None = None
+    thrown: int = 0
+    clipped: bool = False
+    clipped_behind: bool = False
+    renewed: int = 0
+    strangers: int = 0

@@ -187,6 +187,9 @@ class Watch:
     def returned(self, call: WatchedCall) -> None:
         self._vitals.returned()
 
+    def given(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._vitals.given(call.name, call.module, args, kwargs)
+
     def gave(self, call: WatchedCall, output: Any) -> None:
         self._vitals.gave(call.name, call.module, output)
 
@@ -440,6 +443,9 @@ class Watch:
                 self._report(may_raise=False)
                 if self._reader.findings:
                     self._write_step()
+                elif self._watcher.notes and not isinstance(error, KeyboardInterrupt):
+                    for event in self._vitals.events(self._scale_of_step, died=True):
+                        self._log.write(event)
         reason = "" if isinstance(error, KeyboardInterrupt) else ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
         self._end(Ending.FAILED if reason else Ending.INTERRUPTED, reason)
 
