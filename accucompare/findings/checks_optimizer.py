@@ -35,21 +35,21 @@ def _is_matrix(parameter: ParameterFacts) -> bool:
     return len(parameter.shape) > 1 and bool(parameter.group)
 
 
-def _largest(seen: Evidence, over: str, under: str) -> list[tuple[float, int, str]]:
-    """Of each matrix the largest of a ratio, its step, and the name; where neither is zero.
+def _largest(seen: Evidence, measurement: str, over: bool = False) -> list[tuple[float, int, str]]:
+    """Of each matrix the most of a measurement in all looks, its step, and the name; ``over``: as a share of the weight's norm.
 
-    The largest, since what has been learnt has no gradient left, and what begins with zeros has none yet.
+    The most, since what has been learnt has no gradient left, and what begins with zeros has none yet.
     """
     found = []
-    for parameter, series in seen.of_layers(over, under):
-        values = [(one / other, step) for step, (one, other) in series if 0 < one < math.inf and 0 < other < math.inf]
+    for parameter, series in seen.of_layers(measurement, "weight"):
+        values = [(value / weight if over else value, step) for step, (value, weight) in series if 0 < value < math.inf and weight > 0]
         if values and _is_matrix(parameter):
             found.append((*max(values), parameter.name))
     return found
 
 
 def _vanishing(seen: Evidence) -> Outcome:
-    ratios = _largest(seen, "grad", "weight")
+    ratios = _largest(seen, "grad", over=True)
     if len(ratios) < 2:
         return not_looked_at("fewer than two matrices that are updated have a gradient: one is compared with the others")
     (value, step, name), *others = sorted(ratios)
@@ -83,14 +83,17 @@ def _least_ratios(seen: Evidence) -> list[tuple[float, int, str]]:
 
 
 def _update_ratio(seen: Evidence) -> Outcome:
-    ratios = _largest(seen, "update", "weight")
+    ratios = _largest(seen, "update")
     if not ratios:
         return not_looked_at("no matrix was seen to be updated")
     usual = median(value for value, *_ in ratios)
     high, low = max(ratios), min(ratios)
     measured = f"update over weight is {low[0]:.3g} to {high[0]:.3g}, {usual:.3g} in the middle: of each matrix the most of all looks"
-    if usual > seen.limits["update-most"]:
-        return warned(measured, usual, high[1], high[2])
+    losses = [point.value for point in seen.losses if math.isfinite(point.value)]
+    part = max(len(losses) // 10, 5)
+    learnt = median(losses[-part:]) / first if losses and (first := median(losses[:part])) > 0 else 0.0
+    if usual > seen.limits["update-most"] and learnt > seen.limits["update-learnt"]:
+        return warned(f"{measured}; the loss came to {learnt:.2g} x what it was at first", usual, high[1], high[2])
     if usual < seen.limits["update-least"]:
         return warned(measured, usual, low[1], low[2])
     return passed(measured, usual)
@@ -242,7 +245,8 @@ OPTIMIZER = (
         "change the learning rate until updates are about 1e-3 of the weights",
         _update_ratio,
         Threshold("update-least", 1e-7, "below it, the median of the matrices", "float32 rounds away what is less than 6e-8"),
-        Threshold("update-most", 1.0, "above it, the median of the matrices: weights are replaced", "sound runs: 0"),
+        Threshold("update-most", 2, "above it, the median of the matrices: weights are replaced", "sound runs: 1.3 at most"),
+        Threshold("update-learnt", 0.5, "and the last losses over the first losses, above it", "half of the loss is left"),
         needs=(Need.UPDATES, Need.CLOSE),
     ),
     _check(

@@ -230,7 +230,7 @@ def reinforce() -> Loop:
     policy = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.6), nn.ReLU(), nn.Linear(32, 2), nn.Softmax(-1))
     optimizer, world = torch.optim.Adam(policy.parameters(), lr=1e-2), _Pole()
     yield Parts(policy, optimizer)
-    for _ in range(120):
+    for _ in range(45):
         state, done, chances, rewards = world.reset(), False, [], []
         while not done:
             choice = torch.distributions.Categorical(policy(state[None]))
@@ -259,7 +259,7 @@ def actor_critic() -> Loop:
     model, world = _ActorCritic(), _Pole()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
     yield Parts(model, optimizer)
-    for _ in range(100):
+    for _ in range(45):
         state, done, chances, values, rewards = world.reset(), False, [], [], []
         while not done:
             chance, value = model(state)
@@ -285,7 +285,7 @@ def dqn() -> Loop:
     memory: list[tuple[torch.Tensor, int, float, torch.Tensor, bool]] = []
     state = world.reset()
     yield Parts(model, optimizer)
-    for step in range(400):
+    for step in range(260):
         with torch.no_grad():
             action = int(model(state[None]).argmax()) if float(torch.rand(())) > max(0.1, 1 - step / 200) else int(torch.randint(0, 2, ()))
         following, reward, done = world.step(action)
@@ -314,7 +314,7 @@ def ppo() -> Loop:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-5)
     state = world.reset()
     yield Parts(model, optimizer)
-    for _ in range(25):
+    for _ in range(12):
         seen: list[tuple[torch.Tensor, int, float, float, bool]] = []
         with torch.no_grad():
             for _ in range(64):
