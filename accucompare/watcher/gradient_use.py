@@ -27,6 +27,7 @@ class GradientUse:
         self.strangers = 0
         self._parameters = parameters
         self._meter = meter
+        self._before: dict[int, tuple[int, int]] = {}  # by a parameter's id: its gradient when the backward that runs began
         self._fresh: dict[int, tuple[int, int]] = {}  # by a parameter's id: its gradient as the last backward left it, until it is used
         self._weights: dict[int, int] = {}  # how often each was written into then
         self._probing = False  # whether the model was given something that a gradient is wanted of, as an attack on it does
@@ -50,12 +51,14 @@ class GradientUse:
             smallest = sorted(changed, key=lambda each: each.tensor.numel())[:_FEW]
             self._cleared.append(self._meter.norm([each.tensor.grad for each in smallest if each.tensor.grad is not None]))
         self._fresh = {}
+        self._before = {id(each.tensor): gradient_state(each.tensor) for each in self._parameters if each.tensor.grad is not None}
         self._probed, self._probing = self._probing, False
 
     def backward_ended(self) -> None:
-        """A backward has gone through the model."""
+        """A backward has gone through the model; one for the gradients of inputs alone leaves those of parameters as they were."""
         having = [each for each in self._parameters if each.tensor.grad is not None]
-        self._fresh = {id(each.tensor): gradient_state(each.tensor) for each in having}
+        states = {id(each.tensor): gradient_state(each.tensor) for each in having}
+        self._fresh = {key: state for key, state in states.items() if self._before.get(key) != state}
         self._weights = {id(each.tensor): -1 if each.tensor.is_inference() else each.tensor._version for each in having}
         self._behind = False
 

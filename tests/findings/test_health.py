@@ -17,7 +17,18 @@ from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.findings.checks import Layer, Need, Point, Status, spikes
 from accucompare.findings.events import Alert, AlertKind, End, Ending, ScaleChange, Start, Step
 from accucompare.findings.health import CHECKS, examine, read_thresholds
-from accucompare.findings.vitals import Applied, Given, Narrowed, ParameterFacts, Setup, Targets, Vitals
+from accucompare.findings.vitals import (
+    Applied,
+    Given,
+    Labels,
+    Lookup,
+    LossInput,
+    Narrowed,
+    ParameterFacts,
+    Setup,
+    Targets,
+    Vitals,
+)
 
 STEPS = 60
 PARAMETERS = [
@@ -48,7 +59,11 @@ def vital(step: int) -> Vitals:
             Given("ids", "int64", (4, 6), 0.0, 9.0, f"{step}", padding_rows=0.0, unmasked_padding=0.0, masked_content=0.0, pads_left=False),
             Given("x", "float32", (4, 6), -3.0, 3.0, f"{step}x", constant=0.0, whole=False),
         ],
-        targets=Targets(10, "float32", 0.0, 9.0, 0.1, -9.0, 1.5),
+        targets=Targets(10, "float32", 0.0, 9.0, 0.1, -9.0, 1.5, padding=0.0),
+        losses=[LossInput("cross_entropy", "linear"), LossInput("mse_loss", shape=(4, 1))],
+        labels=[Labels("head.weight", 24, 0.0, 9.0, 0b1111111111)],
+        lookups=[Lookup("embed", 10, 0.0, 9.0)],
+        entered=("up", -3.0, 3.0),
         layers={
             "grad": [0.4 * wave, 0.3 * wave],
             "weight": [3.0, 0.5],
@@ -75,6 +90,7 @@ class Log:
     others: list[Log] = dataclasses.field(default_factory=list)
     earlier: Log | None = None
     rank: int = 0
+    ending: str = ""
 
     def change(self, step: int | slice, **fields: Any) -> None:
         """Exchange fields in one step's numbers, or in several."""
@@ -94,7 +110,8 @@ class Log:
 
     def analysis(self) -> Analysis:
         start = Start("1", "2026-01-01", self.rank, 1 + len(self.others), "Net", 40, "cpu")
-        end = End(STEPS, STEPS, "finished", Ending.FINISHED, weights=[3.0, 0.5])
+        how = (self.ending, Ending.FAILED) if self.ending else ("finished", Ending.FINISHED)
+        end = End(STEPS, STEPS, *how, weights=[3.0, 0.5])
         earlier = None if self.earlier is None else self.earlier.analysis()
         return Analysis(start, [], self.warnings, [], self.scaled, self.steps, end, None, [self.setup], self.vitals, earlier)
 
@@ -106,7 +123,7 @@ def sound() -> Log:
     setup = Setup(
         0, PARAMETERS, ["AdamW"], {"AdamW": 5}, {"CosineAnnealingLR": 0}, {"CosineAnnealingLR": 100}, switched=2, seeds={"torch": 1}, pad=0
     )
-    setup = replace(setup, vocabulary=10, generators={"python": "a", "numpy": "n"})
+    setup = replace(setup, vocabulary=10, generators={"python": "a", "numpy": "n"}, dropouts={"drop": 0.1})
     steps = [Step(step, True, 0.5 * (1 + 0.05 * math.sin(step)), scale=1024.0) for step in range(STEPS)]
     return Log(setup, [vital(step) for step in range(STEPS)], steps)
 
@@ -126,6 +143,12 @@ def several() -> Log:
 
 
 FAULTS: dict[str, Callable[[Log], None]] = {}
+
+
+def apart(log: Log, mine: int | None, theirs: int | None) -> None:
+    """On two ranks, labels of these classes."""
+    for each, classes, ends in ((log, mine, (0.0, 4.0)), (log.others[0], theirs, (5.0, 9.0))):
+        each.change(slice(None), labels=[Labels("head.weight", 24, *ends, classes)])
 
 
 def spoilt(check: str) -> Callable[[Callable[[Log], None]], Callable[[Log], None]]:
@@ -183,6 +206,11 @@ FAULTS |= {
     "loss-spike": lambda log: log.change(40, loss=30.0),
     "loss-trend": lambda log: log.change(slice(50, None), loss=9.0),
     "loss-finite": lambda log: log.change(slice(50, 55), loss="nan"),
+    "loss-input": lambda log: log.change(7, losses=[LossInput("cross_entropy", "softmax")]),
+    "loss-shape": lambda log: log.change(7, losses=[LossInput("mse_loss", shape=(4, 1), spread=(4, 4))]),
+    "one-class": lambda log: log.change(slice(None), labels=[Labels("head.weight", 24, 3.0, 3.0, 0b1000)]),
+    "padding-in-loss": lambda log: log.change(7, targets=Targets(10, "float32", 0.0, 9.0, padding=0.3)),
+    "labels-by-rank": lambda log: apart(log, 0b0000011111, 0b1111100000),
     "ranks-agree": lambda log: log.others[0].layer("weight", [3.0000001, 0.5], 7),
 }
 
@@ -195,6 +223,16 @@ def _(log: Log) -> None:
 @spoilt("in-no-optimizer")
 def _(log: Log) -> None:
     log.setup = replace(log.setup, parameters=[PARAMETERS[0], replace(PARAMETERS[1], group="")])
+
+
+@spoilt("dropout")
+def _(log: Log) -> None:
+    log.setup = replace(log.setup, dropouts={"drop": 0.95})
+
+
+@spoilt("ended")
+def _(log: Log) -> None:
+    log.ending = "IndexError: Target 4 is out of bounds."
 
 
 @spoilt("shared-by-mistake")
@@ -320,9 +358,81 @@ def a_nan_beside_a_small_moment(log: Log) -> None:
     log.layer("v", ["nan", 1e-12])
 
 
+def an_id_beyond_an_embedding(log: Log) -> None:
+    log.change(7, lookups=[Lookup("embed", 10, 0.0, 10.0)])
+
+
+def a_step_that_died_of_a_label(log: Log) -> None:
+    log.vitals.append(Vitals(STEPS, targets=Targets(10, "float32", 0.0, 10.0), died=True))
+
+
+def a_first_step_that_died_of_an_id(log: Log) -> None:
+    log.vitals = [Vitals(0, lookups=[Lookup("embed", 10, -1.0, 9.0)], died=True)]
+
+
+def bytes_at_the_first_layer(log: Log) -> None:
+    log.change(slice(None), entered=("up", 0.0, 255.0))
+
+
+def coarse_values_beside_weights_in_float32(log: Log) -> None:
+    log.setup = replace(log.setup, parameters=[replace(each, dtype="float32") for each in PARAMETERS])
+    log.given(1, dtype="bfloat16", high=600.0)
+
+
+def no_gradient_at_all(log: Log) -> None:
+    log.change(slice(None), backwards=0, elsewhere=1)
+    log.layer("grad", [None, None])
+
+
+def parameters_of_no_model(log: Log) -> None:
+    log.change(slice(None), strangers=2)
+
+
+def no_weight_moved(log: Log) -> None:
+    log.layer("moved", [0.0, 0.0])
+
+
+def gradients_cleared_unused(log: Log) -> None:
+    log.change(slice(None), thrown=3)
+
+
+def three_optimizers_without_state(log: Log) -> None:
+    log.change(slice(30, None), renewed=3)
+
+
+def clipped_behind_the_update(log: Log) -> None:
+    log.change(slice(None), clipped_behind=True)
+
+
+def a_gradient_larger_than_its_weight(log: Log) -> None:
+    log.layer("weight", [3e-3, 0.5])
+
+
+def a_cross_entropy_over_one_class(log: Log) -> None:
+    log.change(7, targets=Targets(1, "float32", 0.0, 0.0))
+
+
+def labels_apart_of_many_classes(log: Log) -> None:
+    apart(log, None, None)
+
+
 @pytest.mark.parametrize(
     ("check", "spoil"),
     [
+        ("labels-range", an_id_beyond_an_embedding),
+        ("labels-range", a_step_that_died_of_a_label),
+        ("labels-range", a_first_step_that_died_of_an_id),
+        ("input-range", bytes_at_the_first_layer),
+        ("input-type", coarse_values_beside_weights_in_float32),
+        ("without-gradient", no_gradient_at_all),
+        ("without-gradient", parameters_of_no_model),
+        ("update-skipped", no_weight_moved),
+        ("zero-grad", gradients_cleared_unused),
+        ("state-restored", three_optimizers_without_state),
+        ("clip-share", clipped_behind_the_update),
+        ("gradient-explodes", a_gradient_larger_than_its_weight),
+        ("one-class", a_cross_entropy_over_one_class),
+        ("labels-by-rank", labels_apart_of_many_classes),
         ("seeds-of-ranks", ranks_with_one_batch),
         ("input-finite", log_of_zero),
         ("input-range", large_below_zero),
@@ -381,9 +491,76 @@ def python_seeded_otherwise_and_not_used(log: Log) -> None:
     log.setup = replace(log.setup, generators={"python": "b", "numpy": "n"})
 
 
+def values_that_bfloat16_holds_one_by_one(log: Log) -> None:
+    log.setup = replace(log.setup, parameters=[replace(each, dtype="float32") for each in PARAMETERS])
+    log.given(1, dtype="bfloat16", high=256.0)
+
+
+def coarse_values_beside_weights_as_coarse(log: Log) -> None:
+    log.given(1, dtype="bfloat16", high=600.0)
+
+
+def values_up_to_254(log: Log) -> None:
+    log.change(slice(None), entered=("up", 0.0, 254.0))
+
+
+def bytes_less_their_mean(log: Log) -> None:
+    log.change(slice(None), entered=("up", -124.0, 255.0))
+
+
+def gradients_cleared_unused_now_and_then(log: Log) -> None:
+    log.change(slice(0, None, 2), thrown=1)
+
+
+def two_optimizers_without_state(log: Log) -> None:
+    log.change(slice(30, None), renewed=2)
+
+
+def clipped_before_and_behind_the_update(log: Log) -> None:
+    log.change(slice(None), clipped=True, clipped_behind=True)
+
+
+def a_gradient_once_larger_than_its_weight(log: Log) -> None:
+    log.layer("weight", [3e-3, 0.5], slice(0, -1))
+
+
+def a_thousand_labels_of_one_class_less_one(log: Log) -> None:
+    log.change(slice(None), labels=[])
+    log.change(0, labels=[Labels("head.weight", 999, 3.0, 3.0)])
+
+
+def a_label_in_common(log: Log) -> None:
+    apart(log, 0b0000011111, 0b1111110000)
+
+
+def a_user_who_ends_the_run(log: Log) -> None:
+    log.ending = "SystemExit: 0"
+
+
+def a_little_padding(log: Log) -> None:
+    log.change(7, targets=Targets(10, "float32", 0.0, 9.0, padding=0.02))
+
+
+def dropout_of_nine_tenths(log: Log) -> None:
+    log.setup = replace(log.setup, dropouts={"drop": 0.9})
+
+
 @pytest.mark.parametrize(
     ("check", "sound_too"),
     [
+        ("input-type", values_that_bfloat16_holds_one_by_one),
+        ("input-type", coarse_values_beside_weights_as_coarse),
+        ("input-range", values_up_to_254),
+        ("input-range", bytes_less_their_mean),
+        ("zero-grad", gradients_cleared_unused_now_and_then),
+        ("state-restored", two_optimizers_without_state),
+        ("clip-share", clipped_before_and_behind_the_update),
+        ("gradient-explodes", a_gradient_once_larger_than_its_weight),
+        ("one-class", a_thousand_labels_of_one_class_less_one),
+        ("labels-by-rank", a_label_in_common),
+        ("ended", a_user_who_ends_the_run),
+        ("padding-in-loss", a_little_padding),
+        ("dropout", dropout_of_nine_tenths),
         ("input-type", targets_of_a_binary_cross_entropy),
         ("input-constant", one_mask_for_all_samples),
         ("input-finite", one_mask_for_all_samples),

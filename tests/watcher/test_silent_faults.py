@@ -608,6 +608,22 @@ def training_against_an_attack() -> Program:
 
 
 @sound("zero-grad")
+def derivatives_by_the_inputs_in_the_loss() -> Program:
+    model = net(1)
+    optimizer = adam(model)
+
+    def step(number: int) -> None:
+        inputs = torch.randn(BATCH, 6, requires_grad=True)
+        (slope,) = torch.autograd.grad(model(inputs).tanh().sum(), inputs, create_graph=True)
+        (bend,) = torch.autograd.grad(slope.sum(), inputs, create_graph=True)
+        optimizer.zero_grad()
+        (slope + bend).square().mean().backward()
+        optimizer.step()
+
+    return Program(model, optimizer, step)
+
+
+@sound("zero-grad")
 def sharpness_aware_minimisation() -> Program:
     model = net()
     optimizer = adam(model)
