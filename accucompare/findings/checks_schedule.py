@@ -183,7 +183,10 @@ def _clip_share(seen: Evidence) -> Outcome:
     share = len(clipped) / len(ratios)
     usual = median(point.value for point in clipped) if clipped else 1.0
     measured = f"gradients were made smaller before {len(clipped):,} of {len(ratios):,} updates"
-    return passed(measured + (f", to {usual:.3g} x" if clipped else ""), share)
+    measured += f", to {usual:.3g} x" if clipped else ""
+    if share >= seen.limits["clip-always"] and usual < seen.limits["clip-strength"]:
+        return warned(measured, share, clipped[0].step)
+    return passed(measured, share)
 
 
 def _grown(seen: Evidence) -> Outcome:
@@ -289,6 +292,12 @@ SCHEDULE = (
         "the share of updates whose gradients were made smaller before, and by how much; clipping that comes behind the update",
         "clip between backward() and step(); raise the limit, or lower the learning rate: always to clip is only a smaller learning rate",
         _clip_share,
+        (
+            Threshold("clip-always", 0.95, "share of updates", _STEPS),
+            Threshold(
+                "clip-strength", 1e-4, "median of the factor; below it, clipping that always acts is a WARN", "sound runs: 0.016 at least"
+            ),
+        ),
         needs=(Need.VITALS, Need.UPDATES, Need.NORMS),
     ),
     Check(
