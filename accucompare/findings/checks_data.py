@@ -355,6 +355,7 @@ DATA = (
         "clean the data: look at this step's batch, and at divisions and logarithms before the model",
         _input_finite,
         needs=(Need.BEGUN, Need.GIVEN),
+        why="one NaN in a batch is a NaN in every weight after the next update",
     ),
     Check(
         "input-range",
@@ -364,6 +365,7 @@ DATA = (
         _input_range,
         (Threshold("input-range", 1e4, "magnitude", _ISSUE),),
         needs=_GIVEN,
+        why="large inputs saturate activations, and overflow in half types",
     ),
     Check(
         "input-constant",
@@ -373,6 +375,7 @@ DATA = (
         _input_constant,
         (Threshold("constant-features", 1.0, "share of features, from it on, of every floating input in every look", "all of them"),),
         needs=_GIVEN,
+        why="a stacked sample is a batch of one",
     ),
     Check(
         "input-type",
@@ -381,6 +384,7 @@ DATA = (
         "cast inputs and labels where they are loaded, all in the same way",
         _type_changed,
         needs=_GIVEN,
+        why="another type computes other numbers, and nobody says so",
     ),
     Check(
         "labels-range",
@@ -389,6 +393,7 @@ DATA = (
         "check the number of classes and the vocabulary against the tokenizer's; resize the embedding",
         _labels_range,
         needs=(Need.BEGUN,),
+        why="a GPU stops with an assertion that names nothing; an NPU may read memory that is not the logits'",
     ),
     Check(
         "labels-ignored",
@@ -398,6 +403,7 @@ DATA = (
         _labels_ignored,
         (Threshold("labels-ignored", 0.5, "share of steps without any label, if their losses are finite", "most of them"),),
         needs=(Need.VITALS, Need.TARGETS),
+        why="the mean over no labels is 0/0",
     ),
     Check(
         "input-shape",
@@ -406,6 +412,7 @@ DATA = (
         "check the collate function: a last batch of one sample that is squeezed",
         _shapes,
         needs=_GIVEN,
+        why="broadcasting hides it: the loss is then of every sample with every other",
     ),
     Check(
         "batch-repeated",
@@ -414,6 +421,7 @@ DATA = (
         "check that the loader's iterator is made once an epoch, not once a step",
         _repeated,
         needs=_GIVEN,
+        why="the model learns one batch by heart, and the loss looks well",
     ),
     Check(
         "order-repeated",
@@ -423,6 +431,7 @@ DATA = (
         _order,
         (Threshold("order-repeated", 0.5, "share of the batches behind the first epoch", "sound runs pass"),),
         needs=_GIVEN,
+        why="without shuffling, gradients of neighbours are correlated; a sampler without set_epoch repeats one order",
     ),
     Check(
         "batch-on-two-ranks",
@@ -432,6 +441,7 @@ DATA = (
         _two_ranks,
         across=True,
         needs=(Need.RANKS, *_GIVEN),
+        why="two ranks that compute the same are one rank",
     ),
     Check(
         "padding-rows",
@@ -441,6 +451,7 @@ DATA = (
         _padding,
         (Threshold("padding-rows", 0.0, "share of rows of any batch", "none is meant"),),
         needs=_GIVEN,
+        why="attention over nothing is 0/0, or an average over padding",
     ),
     Check(
         "mask-padding",
@@ -457,6 +468,7 @@ DATA = (
             ),
         ),
         needs=_GIVEN,
+        why="what is attended to is noise, and what is hidden is lost",
     ),
     Check(
         "tokenizer",
@@ -465,5 +477,6 @@ DATA = (
         "load the tokenizer that the weights were trained with",
         _tokenizer,
         needs=(Need.VITALS, Need.EARLIER),
+        why="a model that was trained with right padding answers otherwise with left",
     ),
 )

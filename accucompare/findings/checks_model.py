@@ -210,6 +210,7 @@ MODEL = (
         "make the optimizer of model.parameters() after the model has its last form, or freeze these: requires_grad_(False)",
         _in_no_optimizer,
         needs=(Need.VITALS, Need.UPDATES),
+        why="they stay as they were initialised",
     ),
     Check(
         "without-gradient",
@@ -219,6 +220,7 @@ MODEL = (
         "make the optimizer after weights are tied or exchanged",
         _without_gradient,
         needs=(Need.VITALS, Need.UPDATES),
+        why="what the loss does not depend on is carried along, decayed, and never learns",
     ),
     Check(
         "frozen-with-gradient",
@@ -227,6 +229,7 @@ MODEL = (
         "set their .grad to None when they are frozen, and take them out of the optimizer",
         _frozen,
         needs=(Need.VITALS,),
+        why="an optimizer goes on updating what has a gradient, and Adam's momentum with it",
     ),
     Check(
         "dead-units",
@@ -236,6 +239,7 @@ MODEL = (
         _dead_units,
         (Threshold("dead-units", 0.9, "share of a module's units", "sound runs: 0.55 at most"),),
         needs=(Need.VITALS,),
+        why="a unit that gives nothing for any input gets no gradient, and stays so",
     ),
     Check(
         "output-constant",
@@ -244,6 +248,7 @@ MODEL = (
         "check for weights that are zero, a mask over everything, and inputs that are multiplied by 0",
         _output_constant,
         needs=(Need.VITALS,),
+        why="what comes behind it cannot depend on the input",
     ),
     Check(
         "shared-by-mistake",
@@ -252,6 +257,7 @@ MODEL = (
         "make each entry anew: [make_layer() for _ in range(n)]",
         _twins,
         needs=(Need.VITALS,),
+        why="n layers train as one",
     ),
     Check(
         "training-mode",
@@ -260,6 +266,7 @@ MODEL = (
         "call model.train() before training, and again behind each evaluation",
         _mode,
         needs=(Need.VITALS, Need.UPDATES),
+        why="dropout is off, and batch norm does not learn its statistics",
     ),
     Check(
         "evaluation-mode",
@@ -269,6 +276,7 @@ MODEL = (
         _evaluated,
         (Threshold("evaluated-in-training", 0.5, "share of steps; from it on it is a part of the training", "sound runs: all, or one"),),
         needs=(Need.VITALS,),
+        why="dropout spoils the evaluation, and the evaluation spoils batch norm's statistics",
     ),
     Check(
         "buffers",
@@ -278,6 +286,7 @@ MODEL = (
         _buffers,
         (Threshold("buffer-grows", 100, "times the most of all looks before, after five", "sound runs: 5 at most"),),
         needs=(Need.VITALS,),
+        why="evaluation divides by them",
     ),
     Check(
         "dropout",
@@ -287,6 +296,7 @@ MODEL = (
         _dropout,
         (Threshold("dropout", 0.9, "share, above it", "with more, less than one value in ten is left; sound runs pass"),),
         needs=(Need.VITALS,),
+        why="a share that is kept, given as the share that is set to zero, leaves next to nothing",
     ),
     Check(
         "custom-backward",
@@ -294,5 +304,6 @@ MODEL = (
         "custom autograd Functions against finite differences",
         "",
         because="finite differences need calls of their own: run `accucompare gradcheck CASE`",
+        why="autograd believes whatever a custom Function says",
     ),
 )

@@ -218,8 +218,8 @@ def _decay(seen: Evidence) -> Outcome:
     return passed(f"the weight decay is {strongest:g} at most; that of biases and norms is within the threshold", strongest)
 
 
-def _check(id: str, looks_at: str, cure: str, judge: Judge, *thresholds: Threshold, needs: tuple[Need, ...]) -> Check:
-    return Check(id, Layer.OPTIMIZER, looks_at, cure, judge, thresholds, needs=(Need.VITALS, *needs))
+def _check(id: str, looks_at: str, cure: str, judge: Judge, *thresholds: Threshold, needs: tuple[Need, ...], why: str) -> Check:
+    return Check(id, Layer.OPTIMIZER, looks_at, cure, judge, thresholds, needs=(Need.VITALS, *needs), why=why)
 
 
 OPTIMIZER = (
@@ -230,6 +230,7 @@ OPTIMIZER = (
         _vanishing,
         Threshold("gradient-ratio", 1e-5, "times the median of the others, below it; of each the largest of all looks", "sound runs: 0"),
         needs=(Need.CLOSE,),
+        why="the layer stands still",
     ),
     _check(
         "gradient-explodes",
@@ -238,6 +239,7 @@ OPTIMIZER = (
         _exploding,
         Threshold("gradient-most", 100, "above it in every look, and so many times the median of the others", "std over std, issue 15"),
         needs=(Need.CLOSE,),
+        why="one step undoes what thousands have learnt",
     ),
     _check(
         "update-ratio",
@@ -248,6 +250,7 @@ OPTIMIZER = (
         Threshold("update-most", 2, "above it, the median of the matrices: weights are replaced", "sound runs: 1.3 at most"),
         Threshold("update-learnt", 0.5, "and the last losses over the first losses, above it", "half of the loss is left"),
         needs=(Need.UPDATES, Need.CLOSE),
+        why="about 1e-3 is healthy; what is rounded away wastes steps, and what replaces the weight forgets",
     ),
     _check(
         "second-moment",
@@ -256,6 +259,7 @@ OPTIMIZER = (
         _second_moment,
         Threshold("second-moment", 10, "times eps, below it the median of the matrices; of each the largest of all looks", "sound runs: 0"),
         needs=(Need.CLOSE, Need.ADAM),
+        why="where its root comes near eps, Adam's step is no longer of the size of the learning rate",
     ),
     _check(
         "state-restored",
@@ -264,6 +268,7 @@ OPTIMIZER = (
         _state_restored,
         Threshold("restored-ahead", 1, "steps of the scheduler; it takes one when it is made", "torch's own count"),
         needs=(Need.UPDATES,),
+        why="Adam without its moments takes steps that are far too large",
     ),
     _check(
         "zero-grad",
@@ -271,6 +276,7 @@ OPTIMIZER = (
         "call optimizer.zero_grad() behind each update, once, and not at each micro-batch",
         _zero_grad,
         needs=(Need.UPDATES,),
+        why="gradients of all steps add up, and their norm grows linearly",
     ),
     _check(
         "update-skipped",
@@ -279,6 +285,7 @@ OPTIMIZER = (
         _update_skipped,
         Threshold("accumulating", 0.4, "share of steps without; from it on they are micro-batches", "two micro-batches: 0.5"),
         needs=(),
+        why="data is used up, and nothing is learnt",
     ),
     _check(
         "decay-of-biases",
@@ -287,5 +294,6 @@ OPTIMIZER = (
         _decay,
         Threshold("decay-of-biases", 0.25, "weight decay, above it", "recipes of sound runs have up to 0.2"),
         needs=(Need.UPDATES,),
+        why="it pulls norms towards 0, where they have no reason to be",
     ),
 )

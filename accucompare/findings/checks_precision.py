@@ -159,6 +159,7 @@ PRECISION = (
         _scale_falling,
         (Threshold("skips-running", 5, "skipped updates running", _ISSUE),),
         needs=(Need.SCALER,),
+        why="a scaler skips now and then; many skips running are no longer too large a scale",
     ),
     Check(
         "scale-at-one",
@@ -168,6 +169,7 @@ PRECISION = (
         _scale_at_one,
         (Threshold("scale-least", 1, "loss scale", _ISSUE),),
         needs=(Need.SCALER,),
+        why="there is nothing left to give",
     ),
     Check(
         "scale-growing",
@@ -177,6 +179,7 @@ PRECISION = (
         _scale_growing,
         (Threshold("scale-zero-steps", 3, "steps with zero gradients, the scale not below the first", "sound runs pass"),),
         needs=(Need.SCALER, Need.NORMS),
+        why="with zero gradients nothing can overflow",
     ),
     Check(
         "underflow",
@@ -184,6 +187,7 @@ PRECISION = (
         "gradients that are subnormal in float16, by module, without a loss scale",
         "use a loss scaler with float16; or bfloat16; or keep this module in float32",
         _underflow,
+        why="what is subnormal loses digits, and then is zero",
     ),
     Check(
         "near-limit",
@@ -191,6 +195,7 @@ PRECISION = (
         "values near the largest number of their type, and gradients without a loss scale, by module",
         "keep this module in float32 or bfloat16, or scale its inputs down, before it overflows",
         _near,
+        why="the next step may overflow",
     ),
     Check(
         "entropy",
@@ -204,6 +209,7 @@ PRECISION = (
             Threshold("entropy-flat", 1e-6, "how near to 1 that share is, if an output is uniform", "rounding of float32"),
         ),
         needs=(Need.VITALS, Need.TARGETS),
+        why="a certain wrong answer has a gradient of full size; a uniform one has learnt nothing",
     ),
     Check(
         "loss-type",
@@ -212,6 +218,7 @@ PRECISION = (
         "cast the logits before the loss: loss(logits.float(), labels)",
         _loss_type,
         needs=(Need.VITALS, Need.TARGETS),
+        why="a bfloat16 loss has three digits: 4.97 and 4.98 are one number",
     ),
     Check(
         "update-lost",
@@ -221,6 +228,7 @@ PRECISION = (
         _update_lost,
         (Threshold("update-lost", 0.5, "share of weights, the median over parameters", "half of them"),),
         needs=(Need.VITALS, Need.CLOSE),
+        why="bfloat16 holds 8 bits: an update below 1/512 of a weight is rounded away",
     ),
     Check(
         "label-smoothing",
@@ -230,6 +238,7 @@ PRECISION = (
         _smoothing,
         (Threshold("label-smoothing", 0.5, "share of the label that is given to all classes", "more than the label keeps"),),
         needs=(Need.VITALS, Need.TARGETS),
+        why="a smoothed loss cannot go to 0",
     ),
     Check(
         "autocast-types",
@@ -238,5 +247,6 @@ PRECISION = (
         "make positions and time steps in float32 or int64, outside of autocast and of model.to(dtype)",
         _narrowed,
         needs=(Need.VITALS,),
+        why="bfloat16 holds whole numbers up to 256 one by one, float16 up to 2,048; rotary embeddings and time steps are spoilt beyond",
     ),
 )

@@ -173,6 +173,7 @@ FINITE = Check(
     "NaN, Inf and overflow in every module call and gradient",
     "see where it began: `accucompare overflow LOG`",
     _finite,
+    why="see [Loss is NaN](nan.md)",
 )
 RUN = (
     FINITE,
@@ -182,6 +183,7 @@ RUN = (
         "whether the loop ended with an error",
         "see what the step was given that it ended in: FAIL and WARN of the data say so first",
         _ended,
+        why="the last step's batch is what it died of, often",
     ),
     Check(
         "loss-finite",
@@ -191,6 +193,7 @@ RUN = (
         _loss_finite,
         (Threshold("loss-not-finite-running", 3, "so many running are a FAIL; one is a WARN", "issue 15; msprobe's AnomalyNan"),),
         needs=(Need.LOSSES,),
+        why="after one update with it, the weights are NaN",
     ),
     Check(
         "loss-spike",
@@ -204,6 +207,7 @@ RUN = (
             Threshold("loss-record", 2, "and so many times the largest before", "sound runs: 0"),
         ),
         needs=(Need.LOSSES,),
+        why="a bad batch, an unstable layer, or a bit that flipped",
     ),
     Check(
         "loss-trend",
@@ -216,6 +220,7 @@ RUN = (
             Threshold("loss-diverges", 1e4, "last losses over first losses, of what is no cross entropy", "sound runs: 0"),
         ),
         needs=(Need.LOSSES,),
+        why="it does not learn, but forget",
     ),
     Check(
         "norm-spike",
@@ -228,6 +233,7 @@ RUN = (
             Threshold("norm-record", 5, "and so many times the largest before", "sound runs: 0"),
         ),
         needs=(Need.NORMS,),
+        why="it comes before the spike of the loss",
     ),
     Check(
         "ranks-agree",
@@ -237,5 +243,6 @@ RUN = (
         _ranks_agree,
         across=True,
         needs=(Need.RANKS, Need.VITALS),
+        why="replicas that part train different models",
     ),
 )

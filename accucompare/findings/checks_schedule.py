@@ -239,6 +239,7 @@ SCHEDULE = (
         _lr_range,
         (Threshold("lr-zero", 0.05, "share of updates with a learning rate of 0", "sound runs pass"),),
         needs=(Need.VITALS, Need.UPDATES),
+        why="with a negative rate the loss is maximised",
     ),
     Check(
         "lr-jump",
@@ -248,6 +249,7 @@ SCHEDULE = (
         _lr_jump,
         (Threshold("lr-jump", 1.5, "one update's rate over the last one's, between ten that rise and three that fall", "sound runs: 1"),),
         needs=(Need.VITALS, Need.UPDATES),
+        why="a jump at the edge of a warm-up skips most of it",
     ),
     Check(
         "lr-length",
@@ -256,6 +258,7 @@ SCHEDULE = (
         "make the schedule for the steps of the whole run: epochs x updates in one",
         _lr_rises_again,
         needs=(Need.VITALS, Need.SCHEDULER, Need.UPDATES),
+        why="a cosine goes up again behind its end",
     ),
     Check(
         "schedule-steps",
@@ -268,6 +271,7 @@ SCHEDULE = (
             Threshold("schedule-doubled", 0.1, "share of updates with more than one step of the scheduler between", _STEPS),
         ),
         needs=(Need.VITALS, Need.SCHEDULER, Need.UPDATES),
+        why="the schedule ends at half of the run, or never",
     ),
     Check(
         "schedule-order",
@@ -276,6 +280,7 @@ SCHEDULE = (
         "call scheduler.step() behind optimizer.step()",
         _schedule_order,
         needs=(Need.VITALS, Need.SCHEDULER, Need.UPDATES),
+        why="the first rate is never used",
     ),
     Check(
         "schedule-applied",
@@ -285,6 +290,7 @@ SCHEDULE = (
         _schedule_applied,
         (Threshold("schedule-overruled", 0.5, "share of updates", "a few may be set by hand"),),
         needs=(Need.VITALS, Need.SCHEDULER, Need.UPDATES),
+        why="the schedule is drawn, and nobody follows",
     ),
     Check(
         "clip-share",
@@ -299,6 +305,7 @@ SCHEDULE = (
             ),
         ),
         needs=(Need.VITALS, Need.UPDATES, Need.NORMS),
+        why="it is a smaller learning rate in disguise",
     ),
     Check(
         "gradients-grow",
@@ -308,6 +315,7 @@ SCHEDULE = (
         _grown,
         (Threshold("clip-grows", 1.01, "norm at the update over that behind the backward", "rounding is below"),),
         needs=(Need.VITALS, Need.UPDATES, Need.NORMS),
+        why="between the backward and the update gradients only get smaller, if anything",
     ),
     Check(
         "clip-before-unscale",
@@ -317,5 +325,6 @@ SCHEDULE = (
         _clip_before_unscale,
         (Threshold("clip-scaled", 1e-2, "norm at the update below which it is a FAIL", "a limit of clipping is 0.01 to 100"),),
         needs=(Need.VITALS, Need.SCALER, Need.UPDATES),
+        why="the limit is applied to gradients times the loss scale, so that nothing is left of them",
     ),
 )
