@@ -79,10 +79,11 @@ def _input_range(seen: Evidence) -> Outcome:
     measured = f"floating inputs were {largest:.4g} at most"
     if worst is not None and largest > seen.limits["input-range"]:
         looks = [each.outputs for each in seen.vitals if each.outputs]
-        size, name = max(((max(map(abs, map(float, pair))), name) for each in looks for name, pair in each.items()), default=(math.inf, ""))
+        name = next(iter(looks[0])) if looks else ""  # the first that is called: one that normalises makes them small
+        size = max((abs(float(number)) for each in looks for number in each.get(name, ())), default=math.inf)
         if size <= seen.limits["input-range"]:
-            return passed(f"{measured}; what modules made of them was {size:.4g} at most", largest)
-        return warned(f"{measured}, and {name} gave {size:.4g}" if name else measured, largest, *worst)
+            return passed(f"{measured}; what {name} made of them was {size:.4g} at most", largest)
+        return warned(f"{measured}, and {name} made {size:.4g} of them" if name else measured, largest, *worst)
     entered = [(each.step, *each.entered) for each in seen.vitals if each.entered is not None]
     lows, highs = [float(low) for *_, low, _ in entered], [float(high) for *_, high in entered]
     if len(entered) >= _LOOKS and min(lows) == 0 and max(highs) == _BYTE:
@@ -360,7 +361,7 @@ DATA = (
     Check(
         "input-range",
         Layer.DATA,
-        "the magnitude of floating inputs and of what modules make of them, and bytes that come to the first layer as they are",
+        "the magnitude of floating inputs and of what the first module makes of them, and bytes that come to the first layer as they are",
         "normalise the inputs: mean 0, standard deviation 1",
         _input_range,
         (Threshold("input-range", 1e4, "magnitude", _ISSUE),),

@@ -171,8 +171,9 @@ def _update_skipped(seen: Evidence) -> Outcome:
         return failed(f"updates changed no weight in any of {len(looks):,} looks", 1.0, looks[0])
     if not trained:
         return not_looked_at("no backward was seen")
-    while trained and not trained[-1].updates and seen.updates:  # behind the last update nothing more is to come
-        trained.pop()
+    updated = {each.step for each in seen.updates}
+    if updated:  # the watch may begin, and end, between a backward and its update
+        trained = [each for each in trained if min(updated) <= each.step <= max(updated)]
     without = [each for each in trained if not each.updates]
     if len(without) == len(trained):
         if seen.setup is None or not seen.setup.optimizers:

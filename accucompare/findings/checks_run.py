@@ -204,7 +204,7 @@ RUN = (
         (
             Threshold("loss-spike", 10, "spreads above the median of the ten steps before", "sound runs pass"),
             Threshold("loss-spike-floor", 0.1, "share of the first losses that is added to all", "sound runs pass"),
-            Threshold("loss-record", 2, "and so many times the largest before", "sound runs: 0"),
+            Threshold("loss-record", 4, "and so many times the largest before", "sound runs: 2.2 at most"),
         ),
         needs=(Need.LOSSES,),
         why="a bad batch, an unstable layer, or a bit that flipped",
