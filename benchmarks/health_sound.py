@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import traceback
@@ -13,8 +14,8 @@ from typing import Any
 _SEED = 7
 
 
-def watch_loop(name: str, folder: Path) -> bool:
-    """Watch a training's loop, with all that the watch can be given; False for one whose loop is a library's."""
+def watch_loop(name: str, folder: Path, steps: int | None = None) -> None:
+    """Watch a training's loop, with all that the watch can be given; not of one whose loop is a library's. ``steps``: no more than these."""
     import torch
 
     import accucompare as ac
@@ -22,14 +23,12 @@ def watch_loop(name: str, folder: Path) -> bool:
 
     torch.manual_seed(_SEED)
     loop = SOUND[name]()
-    parts = next(loop, None)
-    if parts is None:
-        return False
+    parts = next(loop)
+    assert parts is not None
     options: dict[str, Any] = {"scheduler": parts.scheduler, "scaler": parts.scaler, "frames": 0, "quiet": True}
     with ac.watch(parts.model, parts.optimizer, out=folder, **options) as watch:
-        for _ in loop:
+        for _ in itertools.islice(loop, steps):
             watch.step()
-    return True
 
 
 def watch_script(name: str, folder: Path) -> None:

@@ -156,7 +156,7 @@ def _(training: Training) -> None:
     training.before_step.append(lambda training, step: training.optimizer.zero_grad(set_to_none=False))
 
 
-@fault("a layer multiplied by 0", "output-constant", places="cnn float32")
+@fault("a layer multiplied by 0", "without-gradient", "output-constant", places="cnn float32")
 def _(training: Training) -> None:
     layer = training.model.get_submodule("conv2" if hasattr(training.model, "conv2") else "layers.0.1.up")
     layer.register_forward_pre_hook(lambda module, args: (args[0] * 0,))

@@ -29,10 +29,14 @@ class Parts:
 Loop = Iterator[Parts | None]
 
 SOUND: dict[str, Callable[[], Loop]] = {}
+#: Those whose loop is a library's.
+LIBRARIES: set[str] = set()
 
 
-def sound(name: str) -> Callable[[Callable[[], Loop]], Callable[[], Loop]]:
-    """Add a sound training to the catalogue."""
+def sound(name: str, library: bool = False) -> Callable[[Callable[[], Loop]], Callable[[], Loop]]:
+    """Add a sound training to the catalogue; ``library``: its loop is a library's."""
+    if library:
+        LIBRARIES.add(name)
 
     def add(loop: Callable[[], Loop]) -> Callable[[], Loop]:
         assert name not in SOUND

@@ -33,7 +33,7 @@ def _data(ids: torch.Tensor, labels: torch.Tensor) -> Any:
     return [{"input_ids": row, "labels": label} for row, label in zip(ids, labels, strict=True)]
 
 
-@sound("transformers' Trainer: BERT that classifies, evaluated now and then")
+@sound("transformers' Trainer: BERT that classifies, evaluated now and then", library=True)
 def trainer_bert() -> Loop:
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
@@ -48,7 +48,7 @@ def trainer_bert() -> Loop:
     yield from ()
 
 
-@sound("transformers' Trainer: GPT-2 in bfloat16 autocast, two micro-batches, warm-up and cosine")
+@sound("transformers' Trainer: GPT-2 in bfloat16 autocast, two micro-batches, warm-up and cosine", library=True)
 def trainer_gpt2() -> Loop:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -85,7 +85,7 @@ def _text(ids: torch.Tensor) -> str:
     return " ".join(f"w{int(each)}" for each in ids)
 
 
-@sound("TRL's SFT")
+@sound("TRL's SFT", library=True)
 def trl_sft() -> Loop:
     from datasets import Dataset, disable_progress_bars
     from trl import SFTConfig, SFTTrainer
@@ -99,7 +99,7 @@ def trl_sft() -> Loop:
     yield from ()
 
 
-@sound("TRL's DPO")
+@sound("TRL's DPO", library=True)
 def trl_dpo() -> Loop:
     from datasets import Dataset, disable_progress_bars
     from trl import DPOConfig, DPOTrainer
@@ -127,7 +127,7 @@ def _fit(module: Any, loader: Any, steps: int) -> None:
     lightning.Trainer(max_steps=steps, accelerator="cpu", logger=False, **options).fit(module, loader)
 
 
-@sound("Lightning: an autoencoder whose parts are called apart")
+@sound("Lightning: an autoencoder whose parts are called apart", library=True)
 def lightning_autoencoder() -> Loop:
     import pytorch_lightning as lightning
 
@@ -152,7 +152,7 @@ def lightning_autoencoder() -> Loop:
     yield from ()
 
 
-@sound("Lightning: a GAN, optimized by hand")
+@sound("Lightning: a GAN, optimized by hand", library=True)
 def lightning_gan() -> Loop:
     import pytorch_lightning as lightning
 
@@ -195,7 +195,7 @@ def lightning_gan() -> Loop:
     yield from ()
 
 
-@sound("diffusers: a UNet, by accelerate")
+@sound("diffusers: a UNet, by accelerate", library=True)
 def unet() -> Loop:
     from accelerate import Accelerator
     from diffusers import DDPMScheduler, UNet2DModel
