@@ -250,7 +250,7 @@ def _(training: Training) -> None:
 @fault("values clipped to next to nothing", "clip-share", places="moe bfloat16")
 def _(training: Training) -> None:
     training.clip = None
-    training.before_update.append(lambda training, step: nn.utils.clip_grad_value_(training.model.parameters(), 1e-6))
+    training.before_update.append(lambda training, step: nn.utils.clip_grad_value_(training.model.parameters(), 1e-8))
 
 
 @fault("a head with next to no weights, and a rate that leaves them so", "gradient-explodes", places="moe float32")
@@ -265,7 +265,7 @@ def _(training: Training) -> None:
     training.scheduler = torch.optim.lr_scheduler.LambdaLR(training.optimizer, lambda step: step // 1000)
 
 
-@fault("a decay meant for epochs in each step", "update-skipped", places="cnn float32")
+@fault("a decay meant for epochs in each step", "lr-range", places="cnn float32")
 def _(training: Training) -> None:
     training.scheduler = torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.5)
 

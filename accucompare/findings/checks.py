@@ -177,6 +177,8 @@ class Check:
         thresholds: what it judges by.
         across: whether it compares ranks, so that it is judged once for all of them.
         because: why nobody looks.
+        needs: what a run must have.
+        why: what a fault of this kind does.
     """
 
     id: str
@@ -188,6 +190,7 @@ class Check:
     across: bool = False
     because: str = ""
     needs: tuple[Need, ...] = field(default=())
+    why: str = ""
 
 
 class Need(str, Enum):

@@ -117,6 +117,7 @@ LOSS = (
         "give cross_entropy and binary_cross_entropy_with_logits what the last layer gives, without softmax; and nll_loss a log_softmax",
         _loss_input,
         needs=(Need.VITALS,),
+        why="the function has a softmax of its own: what it is given lies between 0 and 1, and its gradients are small",
     ),
     Check(
         "loss-shape",
@@ -125,6 +126,7 @@ LOSS = (
         "give both one shape: output.squeeze(-1), or target.unsqueeze(-1)",
         _loss_shape,
         needs=(Need.VITALS,),
+        why="the mean over all pairs is least where each prediction is the mean of all targets",
     ),
     Check(
         "one-class",
@@ -134,6 +136,7 @@ LOSS = (
         _one_class,
         (Threshold("one-class", 1000, "labels, below which nothing is said", "a class of 1 in 200 is among them in 99 of 100 runs"),),
         needs=(Need.VITALS,),
+        why="the model learns to say this class",
     ),
     Check(
         "padding-in-loss",
@@ -147,6 +150,7 @@ LOSS = (
             ),
         ),
         needs=(Need.VITALS, Need.TARGETS),
+        why="the loss is small, since padding is easy",
     ),
     Check(
         "labels-by-rank",
@@ -157,5 +161,6 @@ LOSS = (
         (Threshold("rank-labels", 300, "labels of each rank, below which nothing is said", "sound runs pass"),),
         across=True,
         needs=(Need.RANKS, Need.VITALS),
+        why="each rank's gradient pulls to its own classes",
     ),
 )

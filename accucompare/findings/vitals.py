@@ -24,6 +24,7 @@ class ParameterFacts(msgspec.Struct, frozen=True, omit_defaults=True):
         group: the optimizer and the number of its parameter group, such as ``AdamW.0``; empty if it is in none.
         decay: the weight decay of that group.
         sharded: whether other ranks hold other parts of it.
+        eps: what its group's optimizer adds to the root of the second moment; 0 if it has none.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ParameterFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     group: str = ""
     decay: float = 0.0
     sharded: bool = False
+    eps: float = 0.0
 
 
 class Setup(msgspec.Struct, tag="setup", tag_field="event", frozen=True, omit_defaults=True):
@@ -120,6 +122,7 @@ class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
         lowest: the smallest log-probability.
         entropy: of the output, the mean over all rows of a sample, in nats; ``None`` also of what are no log-probabilities.
         smoothing: the label smoothing; 0 without.
+        missed: minus the mean log-probability of the labels, of the rows that the entropy is of.
         padding: the share of labels that are padding behind padding; ``None`` where that is not known, or the mean is not taken there.
     """
 
@@ -132,6 +135,7 @@ class Targets(msgspec.Struct, frozen=True, omit_defaults=True):
     entropy: Number | None = None
     smoothing: float = 0.0
     padding: float | None = None
+    missed: Number | None = None
 
 
 class LossInput(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -186,10 +190,33 @@ class Narrowed(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """Of a scheduler when an update began: how often it had been stepped, and the learning rates that it had set."""
+    """Of a scheduler when an update began.
+
+    Attributes:
+        stepped: how often it had been stepped.
+        rates: that it had set.
+        here: whether it sets the rates of an optimizer that updates in this step.
+    """
 
     stepped: int
     rates: list[Number]
+    here: bool = True
+
+
+class Loaded(NamedTuple):
+    """The loader that gave a batch.
+
+    Attributes:
+        number: which, in the order in which they gave their first batch.
+        begun: how often it had been begun, this time included.
+        batches: how many it has; 0 if it does not know.
+        shuffles: whether it was asked for another order in each epoch.
+    """
+
+    number: int
+    begun: int
+    batches: int
+    shuffles: bool
 
 
 class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_defaults=True):
@@ -207,12 +234,15 @@ class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_
         schedulers: by scheduler, what it had set when the update began.
         given: what the model was given.
         targets: of the cross entropy, if the loss has one.
-        evaluated: how many modules that compute otherwise in training were in evaluation, in calls with gradients.
+        evaluated: how many modules that compute otherwise in training were in evaluation, in calls with gradients of a model that was in
+            evaluation as a whole: the fewest of any call. Those beside frozen parameters are left out.
         trained_without: how many of them were in training, in calls without gradients.
+        loaded: the loader that gave the last batch before the model was called; ``None`` if torch's gave none.
         drawn: generators that were drawn from inside of the model's calls, besides torch's.
         drawn_between: those that were drawn from since the model's call before.
         narrowed: positions and ids that modules were given in half types, beyond what these hold exactly; the first few.
-        frozen: frozen parameters that have a gradient; the first few.
+        frozen: frozen parameters that an optimizer held in its update, and that had a gradient; the first few.
+        grown: of the parameters with a gradient, the smallest and the largest of the norm at the update over that behind the backward.
         layers: of a step that was looked at closely, by measurement, the numbers of each of ``Setup.parameters``, in that order:
             ``grad``: the L2 norm of the gradient when the backward ended, without the loss scale; ``None`` if there is none;
             ``weight``: that of the parameter before the update;
@@ -248,6 +278,8 @@ class Vitals(msgspec.Struct, tag="vitals", tag_field="event", frozen=True, omit_
     targets: Targets | None = None
     evaluated: int = 0
     trained_without: int = 0
+    loaded: Loaded | None = None
+    grown: tuple[Number, Number] | None = None
     drawn: list[str] = []
     drawn_between: list[str] = []
     narrowed: list[Narrowed] = []

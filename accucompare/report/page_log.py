@@ -11,7 +11,7 @@ from accucompare.findings.checks import Status
 from accucompare.findings.health import Health, examine
 from accucompare.report import watch_columns as log
 from accucompare.report.columns import SCIENTIFIC, Column
-from accucompare.report.health_columns import HEALTH
+from accucompare.report.health_columns import HEALTH, headline
 from accucompare.report.page_comparison import StepChart
 from accucompare.report.page_data import PageData
 from accucompare.report.page_file import write_page
@@ -47,11 +47,10 @@ def write_health_page(ranks: Ranks, health: Health, path: Path) -> Path:
     Raises:
         ReportError: as ``write_log_page``.
     """
-    counts = ", ".join(f"{count} {status.value}" for status, count in health.counts().items())
     words = {
         "title": f"the checklist of {ranks.path.name}",
-        "verdict": health.status.value,
-        "sentence": f"{ranks.path}: {counts}",
+        "verdict": headline(health),
+        "sentence": str(ranks.path),
         "passed": health.status is Status.PASS,
         "answer": log.main_answer(ranks).splitlines(),
         "checklist_first": True,

@@ -42,6 +42,7 @@ class CrossEntropy:
         entropy: of the output, if it was asked for; NaN of what are no log-probabilities.
         smoothing: the label smoothing.
         padding: the share of labels that are padding behind padding.
+        missed: minus the mean log-probability of the labels, where the entropy was asked for.
     """
 
     classes: int
@@ -52,6 +53,7 @@ class CrossEntropy:
     entropy: Extrema | None = None
     smoothing: float = 0.0
     padding: Extrema | None = None
+    missed: Extrema | None = None
 
     def read(self) -> Targets:
         """This, with the numbers that were read."""
@@ -66,6 +68,7 @@ class CrossEntropy:
             None if self.entropy is None or math.isnan(self.entropy.low) else number(self.entropy.low),
             self.smoothing,
             None if self.padding is None else self.padding.low,
+            missed=None if self.missed is None or math.isnan(self.missed.low) else number(self.missed.low),
         )
 
 
@@ -106,7 +109,10 @@ def cross_entropy_of(loss: torch.Tensor, meter: Meter, closely: bool, padding: P
                 meter.later(scores.amin()),
             )
             if closely and scores.dim() == 2:
-                rows = scores[:: max(1, len(scores) // _ROWS)].float()
+                apart = max(1, len(scores) // _ROWS)
+                rows = scores[::apart].float()
+                at = labels[::apart, None].clamp(0, classes - 1)
+                found.missed = meter.later(torch.where(is_ignored[::apart], math.nan, -rows.gather(1, at)[:, 0]).nanmean())
                 chances = rows.exp()
                 entropy = (chances * rows.clamp(min=-1e4)).sum(1).mean().abs()  # 0 x -Inf would be NaN
                 are_logarithms = ((chances.sum(1) - 1).abs() < _UNEVEN).all()  # what is given to nll_loss may be anything

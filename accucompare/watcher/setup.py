@@ -116,6 +116,7 @@ class SetupFacts:
             group,
             float(decay) if isinstance(decay, (int, float)) else 0.0,
             hasattr(tensor, "to_local"),
+            float(eps) if isinstance(eps := options.get("eps"), (int, float)) else 0.0,
         )
 
     def _lengths(self) -> Iterator[tuple[str, int]]:

@@ -182,7 +182,7 @@ class Watch:
         contexts.keep(call, args, kwargs, self._watcher.indices())
         if self._pausing is not None and torch.is_grad_enabled():
             self._pausing.called(args, kwargs)
-        self._vitals.called(args, kwargs)
+        self._vitals.called(call.module, args, kwargs)
 
     def returned(self, call: WatchedCall) -> None:
         self._vitals.returned()
@@ -379,7 +379,7 @@ class Watch:
 
     def _look_out(self) -> None:
         step, masked = self._watcher.step, self._reader.masked
-        self._lookout.look(self._watcher.notes, step)
+        self._lookout.look(self._watcher.notes, step, scaled=self._scale_of_step is not None)
         if masked is not None:
             text = (
                 f"its gradient ({masked.operator or 'backward'}) held {' and '.join(masked.kinds)}, which came to no parameter's gradient"

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from accucompare.findings.number import Number, number
 from accucompare.findings.observations import What
-from accucompare.findings.vitals import Lookup, LossInput, Narrowed, Setup, Targets, Vitals
+from accucompare.findings.vitals import Loaded, Lookup, LossInput, Narrowed, Setup, Targets, Vitals
 from accucompare.live import entrances
 from accucompare.live.gradients import Parameter, gradient_state
 from accucompare.live.graph import Observer, observe, observe_no_more
@@ -28,6 +28,7 @@ from accucompare.live.values import leaves
 from accucompare.watcher.batches import GivenTensor, look_at_batch
 from accucompare.watcher.extrema import Extrema, Meter, has_memory
 from accucompare.watcher.gradient_use import GradientUse
+from accucompare.watcher.loaders import Loaders
 from accucompare.watcher.loss_inputs import LabelsOf, look_at_labels, loss_inputs
 from accucompare.watcher.losses import CrossEntropy, cross_entropy_of, loss_of, nodes_near
 from accucompare.watcher.setup import GENERATORS, SetupFacts, is_switched, states_of_generators
@@ -68,7 +69,11 @@ class VitalSigns:
         self._every = every
         self._facts = SetupFacts(modules, watcher.gradients.parameters, list(optimizers), list(schedulers), every)
         self._written: Setup | None = None
-        self._switched = [module for module in modules.named.values() if is_switched(module)]
+        self._switched = [
+            (module, modules.named[name.rpartition(".")[0]] if name else module)
+            for name, module in modules.named.items()
+            if is_switched(module)
+        ]  # each with the module that it is a part of
         self._cutting = {name for name, module in modules.named.items() if _CUTTING.match(type(module).__name__)}
         self._named = modules.named
         self._owners = {name for name, module in modules.named.items() if any(each is not None for each in module._parameters.values())}
@@ -80,7 +85,8 @@ class VitalSigns:
         self._running = [(name, tensor) for kind, name, tensor in modules.tensors() if kind == "buffers" and name.endswith(_RUNNING)]
         self._alive: dict[str, torch.Tensor] = {}  # by module: which of its units have given something above zero
         self._states: dict[int, tuple[int, int]] = {}  # by a parameter's id: its gradient as the last update or backward left it
-        self._dirty = False  # whether an update was made since gradients were last seen to be cleared
+        self._stale: dict[int, tuple[Extrema, ...]] = {}  # by id, those whose gradient the last update had used, when a backward began
+        self._loaders = Loaders()
         self._observer = Observer(self._begins, self._ends)
         self._handle: Any = None
         self._drawing: tuple[Any, Any] | None = None  # the states of Python's and NumPy's generators when the model was called
@@ -93,7 +99,10 @@ class VitalSigns:
         self._losses: list[Extrema] = []
         self._entropy: CrossEntropy | None = None
         self._kept: tuple[int, list[Extrema]] = (0, [])
-        self._evaluated = self._trained_without = 0
+        self._evaluated: int | None = None
+        self._trained_without = 0
+        self._loaded: Loaded | None = None
+        self._frozen: dict[str, None] = {}
         self._drawn: dict[str, None] = {}
         self._drawn_between: dict[str, None] = {}
         self._buffers: dict[str, Extrema] = {}
@@ -112,6 +121,7 @@ class VitalSigns:
         """Begin to look."""
         if self._every and self._handle is None:
             observe(self._observer)
+            self._loaders.install()
             self._handle = register_optimizer_step_post_hook(self._updated)
             for owner, name, act in self._entrances():
                 entrances.observe(owner, name, act)
@@ -119,6 +129,7 @@ class VitalSigns:
     def remove(self) -> None:
         """Look no more."""
         observe_no_more(self._observer)
+        self._loaders.remove()
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -143,19 +154,20 @@ class VitalSigns:
 
     # what is seen
 
-    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An outermost call begins."""
+    def called(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An outermost call of a module begins."""
         if not self._looking():
             return
         trains = torch.is_grad_enabled()
-        in_training = sum(module.training for module in self._switched)
         if trains:
-            self._evaluated = max(self._evaluated, len(self._switched) - in_training)
+            evaluated = 0 if root.training else sum(not module.training and _is_trained(whole) for module, whole in self._switched)
+            self._evaluated = evaluated if self._evaluated is None else min(self._evaluated, evaluated)  # an attack may be in evaluation
+            self._loaded = self._loaded or self._loaders.last
             if len(self._given) < 64:
                 ends = self._facts.pad in self._facts.tokens.values()
                 self._given += look_at_batch(arguments_of(args, kwargs), self._meter, self._closely, self._facts.pad, ends)
         else:
-            self._trained_without = max(self._trained_without, in_training)
+            self._trained_without = max(self._trained_without, sum(module.training for module, _ in self._switched))
         if trains:
             self._use.called(value for _, value in arguments_of(args, kwargs))
         self._drawing = states_of_generators()
@@ -204,12 +216,11 @@ class VitalSigns:
         gradients = self._watcher.gradients
         self._use.backward_begins()
         same = [each for each in gradients.parameters if self._is_as_it_was(each)]
-        self._dirty = self._dirty and bool(same)
-        if self._dirty and not self._kept[0]:
-            smallest = sorted(same, key=lambda each: each.tensor.numel())[:3]  # one that was set to zero past autograd is no longer there
-            self._kept = len(same), self._meter.norm([each.tensor.grad for each in smallest if each.tensor.grad is not None])
-        elif not self._dirty:
-            self._kept = 0, []
+        self._states = {id(each.tensor): self._states[id(each.tensor)] for each in same}
+        new = sorted((each for each in same if id(each.tensor) not in self._stale), key=lambda each: each.tensor.numel())
+        norms = self._meter.norm([each.tensor.grad for each in new[:3]])  # one that was set to zero past autograd is no longer there
+        self._stale = {key: self._stale[key] for key in self._states if key in self._stale}
+        self._stale |= {id(each.tensor): tuple(norms) for each in new}
         root = loss_of(roots)
         if root is not None:
             loss = self._meter.later(root.detach().clone().reshape(()))
@@ -235,10 +246,7 @@ class VitalSigns:
             self._use.backward_ended()
         elif root is not None:
             self._elsewhere += 1
-        if self._dirty:
-            self._states |= {
-                id(each.tensor): gradient_state(each.tensor) for each in gradients.parameters if id(each.tensor) in self._states
-            }
+        self._states |= {id(each.tensor): gradient_state(each.tensor) for each in gradients.parameters if id(each.tensor) in self._states}
 
     def _clipping(self, callers: Collection[str], caller: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if caller in callers and _has_limit(caller):
@@ -250,9 +258,15 @@ class VitalSigns:
 
     def _before_update(self, optimizer: Any) -> None:
         self._facts.add(optimizer)
-        if not self._updates.count:
-            self._updates.applied = applied_by(self._facts.schedulers)
         self._use.update_begins(optimizer)
+        applied = applied_by(self._facts.schedulers, optimizer)
+        self._updates.applied |= {name: each for name, each in applied.items() if each.here or name not in self._updates.applied}
+        held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        ours = [each for each in self._watcher.gradients.parameters if id(each.tensor) in held and each.tensor.grad is not None]
+        self._frozen |= {each.name: None for each in ours if not each.tensor.requires_grad}
+        kept = [each.tensor for each in ours if id(each.tensor) in self._stale and id(each.tensor.grad) == self._states[id(each.tensor)][0]]
+        if kept and not self._kept[0]:
+            self._kept = len(kept), [norm for tensor in kept for norm in self._stale[id(tensor)]]
         self._updates.begin(optimizer, self._watcher.gradients.parameters, self._meter, self._closely)
 
     def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -267,7 +281,7 @@ class VitalSigns:
         ours = [each for each in parameters if id(each.tensor) in held and each.tensor.grad is not None]
         self._states = {key: state for key, state in self._states.items() if key not in held}
         self._states |= {id(each.tensor): gradient_state(each.tensor) for each in ours}
-        self._dirty = True
+        self._stale = {key: norms for key, norms in self._stale.items() if key not in held}
 
     @property
     def losses(self) -> list[float]:
@@ -308,7 +322,7 @@ class VitalSigns:
 
     def _vitals(self, scale: float | None, died: bool) -> Vitals:
         updates, divisor = self._updates, scale or 1.0
-        norm, at_update = self._norms(divisor)
+        norm, at_update, grown = self._norms(divisor)
         count, kept = self._kept
         losses = [extrema.low / divisor for extrema in self._losses]
         return Vitals(
@@ -324,12 +338,14 @@ class VitalSigns:
             schedulers=updates.applied,
             given=[given.read() for given in self._given],
             targets=self._targets(died),
-            evaluated=self._evaluated,
+            evaluated=self._evaluated or 0,
             trained_without=self._trained_without,
+            loaded=self._loaded,
+            grown=grown,
             drawn=list(self._drawn),
             drawn_between=list(self._drawn_between),
             narrowed=self._narrowed() if self._closely else [],
-            frozen=self._frozen(),
+            frozen=list(self._frozen)[:_FEW],
             layers=self._layers(divisor) if self._closely else {},
             idle={name: each.low for name, each in self._idle.items()},
             buffers={name: (number(each.low), number(each.high)) for name, each in self._buffers.items()},
@@ -371,24 +387,22 @@ class VitalSigns:
                 return None if extrema is None else (note.place.name, number(extrema.low), number(extrema.high))
         return None
 
-    def _norms(self, divisor: float) -> tuple[Number | None, Number | None]:
-        """Of the gradients of what is updated, when the backward ended and when the update began."""
+    def _norms(self, divisor: float) -> tuple[Number | None, Number | None, tuple[Number, Number] | None]:
+        """Of the gradients of what is updated, when the backward ended and when the update began; and the extrema of what became of one."""
         gradients, updated = self._watcher.gradients, self._updates.updated
         before = {name: norm.low / divisor for name, norm in gradients.norms.items() if name in updated}
         if not before:
-            return None, None
+            return None, None, None
         after = {**before, **{name: norm.low for name, norm in gradients.late.items() if name in updated}}
-        return number(math.hypot(*before.values())), number(math.hypot(*after.values()))
+        ratios = [after[name] / norm for name, norm in before.items() if 0 < norm < math.inf]
+        grown = (number(min(ratios)), number(max(ratios))) if len(ratios) > 1 and gradients.late else None
+        return number(math.hypot(*before.values())), number(math.hypot(*after.values())), grown
 
     def _layers(self, divisor: float) -> dict[str, list[Number | None]]:
         names = [each.name for each in self._watcher.gradients.parameters]
         norms = self._watcher.gradients.norms or self._watcher.gradients.late  # gradients may be made by hand, without a backward
         grads = [number(norms[name].low / divisor) if name in norms else None for name in names]
         return {**({"grad": grads} if norms else {}), **self._updates.layers(names)}
-
-    def _frozen(self) -> list[str]:
-        every = self._watcher.gradients.parameters
-        return [each.name for each in every if not each.tensor.requires_grad and each.tensor.grad is not None][:_FEW]
 
     def _outputs(self) -> dict[str, tuple[Number, Number]]:
         """Of each module with parameters, the extrema of the first tensor that its first call in the step gave.
@@ -425,6 +439,10 @@ class VitalSigns:
         norms = dict(zip((each.name for each in parameters), self._meter.norm([each.tensor for each in parameters]), strict=True))
         self._meter.read()
         return [number(norms[each.name].low) if each.name in norms else None for each in self._watcher.gradients.parameters]
+
+
+def _is_trained(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _has_matrix(module: nn.Module) -> bool:
