@@ -15,7 +15,7 @@ _SEED = 7
 
 
 def watch_loop(name: str, folder: Path, steps: int | None = None) -> None:
-    """Watch a training's loop, with all that the watch can be given; not of one whose loop is a library's. ``steps``: no more than these."""
+    """Watch a training's loop, with all that the watch can be given; not of a library's. ``steps``: no more than these."""
     import torch
 
     import accucompare as ac

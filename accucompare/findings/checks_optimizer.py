@@ -173,7 +173,7 @@ def _update_skipped(seen: Evidence) -> Outcome:
         return not_looked_at("no backward was seen")
     updated = {each.step for each in seen.updates}
     if updated:  # the watch may begin, and end, between a backward and its update
-        trained = [each for each in trained if min(updated) <= each.step <= max(updated)]
+        trained = [each for each in trained if min(updated) <= each.step <= max(updated)] or trained
     without = [each for each in trained if not each.updates]
     if len(without) == len(trained):
         if seen.setup is None or not seen.setup.optimizers:
@@ -183,9 +183,9 @@ def _update_skipped(seen: Evidence) -> Outcome:
     measured = f"{len(without):,} of {len(trained):,} steps with a backward had no update"
     if without and share < seen.limits["accumulating"]:  # where micro-batches are steps, most of them have none
         return warned(measured, share, without[0].step)
-    still, looks = _unmoved(seen)
-    if still and len(still) == looks:  # what has been learnt to the last digit moves no more
-        return warned(f"an update changed no weight of a matrix, in {len(still):,} of {looks:,} looks", step=still[0])
+    still, count = _unmoved(seen)
+    if still and len(still) == count:  # what has been learnt to the last digit moves no more
+        return warned(f"an update changed no weight of a matrix, in {len(still):,} of {count:,} looks", step=still[0])
     return passed(measured, share)
 
 

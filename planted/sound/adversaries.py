@@ -161,7 +161,7 @@ class _Reverse(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return -grad
 
 
@@ -174,7 +174,7 @@ def domains() -> Loop:
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             h = self.trunk(x).relu()
-            return self.classes(h), self.domain(_Reverse.apply(h))  # type: ignore[no-untyped-call]
+            return self.classes(h), self.domain(_Reverse.apply(h))
 
     x, y = points()
     model = Model()
@@ -217,7 +217,7 @@ class _Pole:
 
 
 def _returns(rewards: list[float]) -> torch.Tensor:
-    total, found = 0.0, []
+    total, found = 0.0, list[float]()
     for reward in reversed(rewards):
         total = reward + 0.99 * total
         found.insert(0, total)
@@ -325,7 +325,7 @@ def ppo() -> Loop:
                 state = world.reset() if done else following
         states, actions = torch.stack([each[0] for each in seen]), torch.tensor([each[1] for each in seen])
         before = torch.tensor([each[2] for each in seen])
-        total, found = 0.0, []
+        total, found = 0.0, list[float]()
         for *_, reward, done in reversed(seen):
             total = reward + 0.99 * total * (not done)
             found.insert(0, total)

@@ -110,7 +110,7 @@ def waves() -> Loop:
             loss.backward()
             return loss
 
-        optimizer.step(closure)  # type: ignore[arg-type]
+        optimizer.step(closure)
         with torch.no_grad():
             model(x[:3, :-1])
         yield None
@@ -267,12 +267,12 @@ def maml() -> Loop:
             size, phase = 1 + 2 * torch.rand(()), math.pi * torch.rand(())
             x = 6 * torch.rand(20, 1) - 3
             y = size * torch.sin(x + phase)
-            weights = dict(model.named_parameters())
+            weights: dict[str, torch.Tensor] = dict(model.named_parameters())
             loss = functional.mse_loss(torch.func.functional_call(model, weights, (x[:10],)), y[:10])
             grads = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
             weights = {name: value - 0.01 * grad for (name, value), grad in zip(weights.items(), grads, strict=True)}
             total = total + functional.mse_loss(torch.func.functional_call(model, weights, (x[10:],)), y[10:])
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
         optimizer.step()
         yield None
 

@@ -63,7 +63,7 @@ def vae() -> Loop:
         seen, mean, log_variance = model(x)
         kl = -0.5 * torch.sum(1 + log_variance - mean.pow(2) - log_variance.exp())
         loss = functional.binary_cross_entropy(seen, x.flatten(1), reduction="sum") + min(1.0, step / 100) * kl
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         yield None
 

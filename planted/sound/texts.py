@@ -539,6 +539,6 @@ def taught() -> Loop:
             total = total + functional.cross_entropy(logits, a[:, place])
             word = a[:, place] if random.random() < 0.5 else logits.argmax(1)
         optimizer.zero_grad()
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
         optimizer.step()
         yield None
