@@ -216,7 +216,7 @@ def _(training: Training) -> None:
     def others(training: Training, step: int) -> None:
         for number in range(3):
             arguments, labels = training.batch((step + 7 * number) % EPOCH)
-            training.loss(training.model(**arguments), labels).backward()
+            training.loss(training.model(**arguments), labels).backward()  # type: ignore[no-untyped-call]
             training.optimizer.zero_grad()
 
     training.before_step.append(others)

@@ -47,7 +47,7 @@ def observe(owner: Any, name: str, before: Before) -> bool:
                     after(result)
             return result
 
-        if (operator := _builtins._find_builtin(original)) is not None:  # what is scripted meanwhile calls the operator itself
+        if (operator := _builtins._find_builtin(original)) is not None:  # type: ignore[no-untyped-call]  # what is scripted meanwhile calls the operator itself
             _builtins._register_builtin(observed, operator)
         setattr(owner, name, observed)
     observers.append(before)
@@ -62,7 +62,7 @@ def observe_no_more(owner: Any, name: str, before: Before) -> None:
         if not observers:
             observed = vars(owner)[name]
             setattr(owner, name, observed.__wrapped__)
-            _builtins._get_builtin_table().pop(id(observed), None)  # another function may come to have this id
+            _builtins._get_builtin_table().pop(id(observed), None)  # type: ignore[no-untyped-call]  # another function may come to have this id
 
 
 def running_steps() -> Iterator[Any]:

@@ -162,6 +162,7 @@ def _shapes(node: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     before, at = predictions[0]
     while before.name() == "ToCopyBackward0":  # of autocast, behind the spreading
         before, at = before.next_functions[0]
+    own: tuple[int, ...] | None
     if before.name() == "ExpandBackward0":
         own, source = tuple(before._saved_self_sym_sizes), before.next_functions[0][0]
     else:
