@@ -14,8 +14,10 @@ from accucompare.watcher.notes import Note
 
 _LOGGER = logging.getLogger("accucompare.watch")
 
-#: From this share of subnormal values on there is a warning.
-_UNDERFLOW = 0.01
+#: From this share of subnormal gradients on there is a warning: a few are so in sound runs.
+_UNDERFLOW = 0.1
+#: Types in which what is subnormal is not small beyond use, as it is in those with an exponent of eight bits.
+_NARROW = ("float16", "float8")
 
 
 class Lookout:
@@ -28,22 +30,31 @@ class Lookout:
         self._quiet = quiet
         self._warned: set[tuple[AlertKind, str]] = set()
 
-    def look(self, notes: Iterable[Note], step: int) -> None:
-        """Warn of outputs and gradients that come near their type's limit, or sink below what it can hold in full precision."""
+    def look(self, notes: Iterable[Note], step: int, scaled: bool) -> None:
+        """Warn of outputs and gradients that come near their type's limit, and of gradients that sink below its full precision.
+
+        ``scaled``: the loss has a scale, which is made as large as gradients can bear: they come near the limit by that.
+        """
         for each in notes:
             if each.what is What.ENDED and not self._allow(each.place.name):
-                self._look_at(each, "values", step)
-            elif each.what is What.GRADIENT:
-                self._look_at(each, "gradients", step)
+                self._look_at_size(each, "values", step)
+            elif each.what is What.GRADIENT and not scaled:
+                self._look_at_size(each, "gradients", step)
+                self._look_at_underflow(each, step)
 
-    def _look_at(self, note: Note, values: str, step: int) -> None:
+    def _look_at_size(self, note: Note, values: str, step: int) -> None:
         for *_, extrema in note.parts:
             if near_the_limit(extrema.dtype, extrema.low, extrema.high, self._near):
                 largest = max(abs(extrema.low), abs(extrema.high))
                 text = f"{values} up to {largest:.4g} come near the limit of {extrema.dtype}"
                 self.warn(AlertKind.NEAR, text, step, note.place, largest, extrema.dtype)
-            if extrema.subnormal is not None and extrema.zero is not None and extrema.subnormal >= _UNDERFLOW:
-                text = f"{extrema.subnormal:.0%} of {values} are subnormal in {extrema.dtype}, and {extrema.zero:.0%} are zero"
+
+    def _look_at_underflow(self, note: Note, step: int) -> None:
+        for *_, extrema in note.parts:
+            if extrema.subnormal is None or extrema.zero is None or not extrema.dtype.startswith(_NARROW):
+                continue
+            if extrema.subnormal >= _UNDERFLOW:
+                text = f"{extrema.subnormal:.0%} of gradients are subnormal in {extrema.dtype}, and {extrema.zero:.0%} are zero"
                 self.warn(AlertKind.UNDERFLOW, text, step, note.place, extrema.subnormal + extrema.zero, extrema.dtype)
 
     def look_at_sums(self, norms: Mapping[str, Extrema], step: int) -> bool:

@@ -187,10 +187,13 @@ class Watch:
         contexts.keep(call, args, kwargs, self._watcher.indices())
         if self._pausing is not None and torch.is_grad_enabled():
             self._pausing.called(args, kwargs)
-        self._vitals.called(args, kwargs)
+        self._vitals.called(call.module, args, kwargs)
 
     def returned(self, call: WatchedCall) -> None:
         self._vitals.returned()
+
+    def given(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._vitals.given(call.name, call.module, args, kwargs)
 
     def gave(self, call: WatchedCall, output: Any) -> None:
         self._vitals.gave(call.name, call.module, output)
@@ -381,7 +384,7 @@ class Watch:
 
     def _look_out(self) -> None:
         step, masked = self._watcher.step, self._reader.masked
-        self._lookout.look(self._watcher.notes, step)
+        self._lookout.look(self._watcher.notes, step, scaled=self._scale_of_step is not None)
         if masked is not None:
             text = (
                 f"its gradient ({masked.operator or 'backward'}) held {' and '.join(masked.kinds)}, which came to no parameter's gradient"
@@ -445,6 +448,9 @@ class Watch:
                 self._report(may_raise=False)
                 if self._reader.findings:
                     self._write_step()
+                elif self._watcher.notes and not isinstance(error, KeyboardInterrupt):
+                    for event in self._vitals.events(self._scale_of_step, died=True):
+                        self._log.write(event)
         reason = "" if isinstance(error, KeyboardInterrupt) else ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
         self._end(Ending.FAILED if reason else Ending.INTERRUPTED, reason)
 
