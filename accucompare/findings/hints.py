@@ -120,10 +120,11 @@ class _Hint(NamedTuple):
     text: str
 
 
-_LOGS = ("log", "log2", "log10")
+#: Operators whose value at 0 is -Inf.
+LOGS = ("log", "log2", "log10")
 _DIVISIONS = ("div", "true_divide", "reciprocal", "remainder", "fmod", "floor_divide")
 _ROOTS = ("sqrt", "rsqrt", "pow")
-_AT_ZERO = (*_LOGS, "log1p", "xlogy", *_DIVISIONS, "rsqrt", "logit")
+_AT_ZERO = (*LOGS, "log1p", "xlogy", *_DIVISIONS, "rsqrt", "logit")
 _NORMS = ("norm", "linalg_vector_norm", "linalg_norm", "frobenius_norm", "std", "var", "cdist", "cdist_forward", "dist", "euclidean_dist")
 _EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh", "logsumexp", "softplus")
 _BOUNDED = ("acos", "asin", "atanh", "acosh", "erfinv", "arccos", "arcsin", "arctanh")
@@ -171,7 +172,7 @@ _HINTS: tuple[_Hint, ...] = (
         "lower the loss scale, or let it be dynamic (torch.amp.GradScaler): what comes from the loss is too large for {dtype}",
     ),
     _Hint(
-        lambda facts: facts.site(Site.LOSS) and facts.operator in _LOGS,
+        lambda facts: facts.site(Site.LOSS) and facts.operator in LOGS,
         "in the loss, log of 0: add eps inside it, or use log_softmax, or a loss of logits (cross_entropy, …_with_logits)",
     ),
     _Hint(
@@ -187,7 +188,7 @@ _HINTS: tuple[_Hint, ...] = (
         "look at the loss: log or root of 0, a label out of range, labels that are all ignored (a mean of nothing is 0/0)",
     ),
     _Hint(
-        lambda facts: facts.site(Site.LOSS) and (facts.operator in _LOGS or (not facts.operator and (facts.nan or facts.forward))),
+        lambda facts: facts.site(Site.LOSS) and (facts.operator in LOGS or (not facts.operator and (facts.nan or facts.forward))),
         "compute the loss in float32, from logits (cross_entropy, …_with_logits), not from probabilities",
     ),
     _Hint(
@@ -213,7 +214,7 @@ _HINTS: tuple[_Hint, ...] = (
     ),
     # By the operator, at the edge of its domain.
     _Hint(
-        lambda facts: facts.of(*_LOGS, "xlogy") and facts.forward, "log of 0 is -Inf, of less is NaN: add eps inside it, or use log_softmax"
+        lambda facts: facts.of(*LOGS, "xlogy") and facts.forward, "log of 0 is -Inf, of less is NaN: add eps inside it, or use log_softmax"
     ),
     _Hint(lambda facts: facts.of("log1p", "logit"), "at the edge of its domain: clamp what goes in, by an eps that {dtype} can hold"),
     _Hint(lambda facts: facts.of(*_DIVISIONS) and facts.forward, "division by 0 (0/0 is NaN): add eps to what it divides by"),

@@ -101,7 +101,12 @@ class _Judge:
             if kind == NAN and caller.known & caller.bad & INFINITE:  # its own code made it of an Inf that is reported already
                 blame({NAN}, caller, call)
             else:
-                caller.pending[kind] = self._made_before(caller, observation, kind)
+                self._hold(caller, kind, self._made_before(caller, observation, kind), caller is not self._outside and self._fills(caller, kind))
+
+    def _hold(self, maker: OpenCall, kind: str, finding: Finding, fill: bool) -> None:
+        """Hold a finding back until its value does harm."""
+        maker.pending[kind] = finding
+        (maker.fills.add if fill else maker.fills.discard)(kind)
 
     def _made_before(self, caller: OpenCall, observation: Observation, kind: str) -> Finding:
         """What a child, or the model, is given and was not known to its caller."""
@@ -135,11 +140,14 @@ class _Judge:
             blame(kinds, caller, call)
         elif (own := next((kind for kind in _HARMFUL if kind in call.pending and kinds & _HARM[kind]), None)) is not None:
             self._report(call.pending.pop(own), caller, call)
-        elif made and not (kinds == {MINUS} and self._is_fill(call)):
-            glue = call.last is not None
+        elif made:
+            site = Site.GLUE if call.last is not None else Site.MODULE
             near = f"after {within(call.last, call.place)}" if call.last is not None else ""
-            tensors = [*call.given, *observation.tensors]
-            self._report(self._finding(observation, Site.GLUE if glue else Site.MODULE, tensors, call, near), caller, call)
+            finding = self._finding(observation, site, [*call.given, *observation.tensors], call, near)
+            if not all(self._fills(call, kind) for kind in kinds - call.known):
+                self._report(finding, caller, call)
+            elif PLUS in kinds - call.known:
+                self._hold(caller, PLUS, finding, fill=True)
 
     def _take_harmful(self, call: OpenCall, caller: OpenCall, kinds: frozenset[str]) -> Finding | None:
         """Take the pending finding that does harm in this call, if there is one, from the caller that holds it."""
@@ -164,7 +172,8 @@ class _Judge:
     def _does_harm(self, kind: str, call: OpenCall, maker: OpenCall, kinds: frozenset[str]) -> bool:
         """Whether a call was given a kind that is pending at its maker, and gives back a kind that comes of it; a mask does none."""
         pending = kind in call.arrived and kind in maker.pending
-        return pending and bool(kinds & _HARM[kind]) and (kind != MINUS or self._is_overflow(maker))
+        harm = {NAN} if kind in maker.fills else _HARM[kind]
+        return pending and bool(kinds & harm) and (kind != MINUS or self._is_overflow(maker))
 
     def _is_overflow(self, caller: OpenCall) -> bool:
         """Whether a pending -Inf was computed, and is no mask: by its operator; if that is not known, by there being positive values."""
@@ -172,9 +181,11 @@ class _Judge:
             return MINUS in caller.makers
         return any(float(tensor.high) > 0 for tensor in caller.pending[MINUS].tensors if MINUS in self.kinds([tensor]))
 
-    def _is_fill(self, call: OpenCall) -> bool:
-        """Whether a -Inf that a call gives is what it was filled with, and none of its operators has computed it."""
-        return MINUS not in call.makers if self._sees_operators else self._limits.fills(call.place.name)
+    def _fills(self, call: OpenCall, kind: str) -> bool:
+        """Whether an Inf of a call's own code is what something was filled with, and none of its operators has computed it."""
+        if kind not in INFINITE:
+            return False
+        return kind not in call.makers if self._sees_operators else self._limits.fills(call.place.name, kind)
 
     def _report(self, finding: Finding, *calls: OpenCall) -> None:
         """A finding; from now on these calls' values of its kinds are known to come from one."""

@@ -10,12 +10,13 @@ from msgspec.structs import replace
 from torch import nn
 
 from accucompare.findings.events import Direction, Finding, Site, TensorRange
-from accucompare.findings.observations import MINUS, Limits, What
+from accucompare.findings.observations import Limits, What
+from accucompare.findings.open_calls import INFINITE
 from accucompare.live.hooks import arguments_of
 from accucompare.live.names import Modules
 from accucompare.reproduce.snapshot import Snapshot
 from accucompare.watcher.contexts import Context, Contexts
-from accucompare.watcher.extrema import look_now
+from accucompare.watcher.extrema import has_memory, look_now
 from accucompare.watcher.notes import Note
 from accucompare.watcher.second_run import is_fill, second_run
 
@@ -70,12 +71,24 @@ class Explainer:
             finding = _refined(finding, again.finding)
         return _blame_weights(finding, weights or []), again.snapshot
 
-    def is_fill(self, finding: Finding, notes: Sequence[Note]) -> bool:
-        """Whether a finding is a -Inf alone that a module's output was filled with, which is legal until it does harm."""
-        if finding.kinds != [MINUS] or finding.direction is not Direction.FORWARD or finding.site not in _OF_ITS_OWN or not finding.origin:
+    def is_fill(self, finding: Finding, notes: Sequence[Note], harmless: bool) -> bool | None:
+        """Whether a finding is an Inf alone that a module has filled something with, which is legal until it does harm.
+
+        Args:
+            finding: of this step.
+            notes: what was seen in it.
+            harmless: whether all else in it is finite.
+
+        Returns:
+            ``None`` if it is not known, for the step cannot be run again.
+        """
+        if not set(finding.kinds) <= INFINITE or finding.direction is not Direction.FORWARD or not finding.origin:
+            return False
+        module = self._modules.named.get(finding.name)
+        if finding.site not in _OF_ITS_OWN or module is None or any(map(_is_spoilt, module.parameters())):
             return False
         context = self._context_of(finding, notes)
-        return context is not None and is_fill(context, finding, self._modules, self._contexts.versions(), self._limits)
+        return None if context is None else is_fill(context, finding, self._modules, self._contexts.versions(), self._limits, harmless)
 
     def _context_of(self, finding: Finding, notes: Sequence[Note]) -> Context | None:
         """The outermost call of a finding; ``None`` of a sum over several."""
@@ -86,6 +99,11 @@ class Explainer:
         while key is not None and parents.get(key) is not None:
             key = parents[key]
         return self._contexts.find(key)
+
+
+def _is_spoilt(parameter: nn.Parameter) -> bool:
+    """Whether a parameter that is trained is not finite; one that is not may well be a mask."""
+    return parameter.requires_grad and has_memory(parameter) and (looked := look_now(parameter)) is not None and not looked.finite
 
 
 def _first_places(finding: Finding, context: Context) -> list[str]:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from accucompare import devices
 from accucompare.bundle.records import display_name
 from accucompare.findings.events import Direction, Finding, Site
+from accucompare.findings.hints import LOGS, operator_name
 from accucompare.findings.observations import FLAG, MINUS, NAN, PLUS, Limits, What, kinds_of
 from accucompare.findings.origins import judge
 from accucompare.live import points
@@ -121,21 +122,38 @@ def _obstacle(context: Context, modules: Modules, versions: list[int]) -> str:
     return context.obstacle
 
 
-def is_fill(context: Context, finding: Finding, modules: Modules, versions: list[int], limits: Limits) -> bool:
-    """Whether a call's -Inf shows again, and is what its output was filled with: no operator has computed it."""
+def is_fill(
+    context: Context, finding: Finding, modules: Modules, versions: list[int], limits: Limits, harmless: bool
+) -> bool | None:
+    """Whether a call's Inf shows again, and is what its output was filled with: no operator has computed it.
+
+    Args:
+        harmless: whether all else in the step is finite; then the log of a 0, a probability of none, is a fill, too.
+
+    Returns:
+        ``None`` if the call cannot be run again.
+    """
     if _obstacle(context, modules, versions):
-        return False
+        return None
     try:
         with _nothing_changed(context, modules):
             watcher = _SecondWatcher(modules, context, Scope(operators=True))
             watcher.run_again(backward=False)
     except Exception:  # as above; it stays a finding, which says so
-        return False
+        return None
     observations = [each.read() for each in watcher.notes]
-    again = any(
-        each.what is What.ENDED and each.place.key == (finding.name, finding.call) and kinds_of(each.tensors) for each in observations
-    )
-    return again and not any(each.origin and each.name == finding.name for each in judge(observations, finding.step, limits))
+    ends = [each for each in observations if each.what is What.ENDED and each.place.name == finding.name]
+    glue = finding.near.startswith("before")  # then a child was given it
+    again = glue or any(each.place.call == finding.call and kinds_of(each.tensors) for each in ends)
+    origins = [each for each in judge(observations, finding.step, limits) if each.origin and each.name == finding.name]
+    return again and all(harmless and _is_log_of_zero(each) for each in origins)
+
+
+def _is_log_of_zero(finding: Finding) -> bool:
+    """Whether an operator gave the log of what is nowhere less than 0, and somewhere more."""
+    given, given_back = ([each for each in finding.operator_tensors if each.role == role] for role in ("input", "output"))
+    in_its_domain = all(float(each.low) == 0 for each in given) and all(float(each.high) > -math.inf for each in given_back)
+    return finding.kinds == [MINUS] and operator_name(finding.operator) in LOGS and in_its_domain
 
 
 class _SecondWatcher(Watcher):

@@ -61,7 +61,7 @@ class Reader:
             observations += self._gradients_not_finite(len(observations))
         self.findings = []
         for finding in self._harmful(judge(observations, watcher.step, self._limits)):
-            identity = finding.order, finding.name, finding.call, finding.direction, finding.site, finding.near, *finding.kinds
+            identity = finding.order, finding.origin, finding.name, finding.call, finding.direction, finding.site, finding.near, *finding.kinds
             self.findings.append(self._known.setdefault(identity, finding))
         self.findings += self._added
         self._add_late_gradients()
@@ -104,9 +104,10 @@ class Reader:
         return self._add(Site.RANK, ranges, direction=Direction.BACKWARD, origin=False, cause=Cause.INPUTS, parameters=bad)
 
     def _add_late_gradients(self) -> None:
-        """Gradients that are not finite when the update begins, and were when the backward ended."""
+        """Gradients that are not finite when the update begins, and were all finite when the backward ended."""
         gradients = self._watcher.gradients
-        if self.findings or all(norm.finite for norm in gradients.late.values()):
+        spoilt_before = not all(norm.finite for norm in gradients.norms.values())  # their norm spoils the others, by clipping
+        if self.origins or spoilt_before or all(norm.finite for norm in gradients.late.values()):
             return
         late = [each for each in gradients.parameters if each.name in gradients.late and not gradients.late[each.name].finite]
         looked = [(each, look_now(each.tensor.grad)) for each in late]  # a norm may overflow where no element does

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from accucompare.findings.events import (
     number,
 )
 from accucompare.findings.log import Log, log_path
-from accucompare.findings.observations import Limits, ModuleCall, What
+from accucompare.findings.observations import NAN, Limits, ModuleCall, What
 from accucompare.findings.scaling import Scaling
 from accucompare.live import points
 from accucompare.live.names import Modules
@@ -78,8 +79,8 @@ class Watch:
         self._start = start
         self._device = device
         self._backend = devices.backend(device.type)
-        self._fills: set[str] = set()  # modules whose outputs are filled with -Inf
-        limits = Limits(options.allows, start.saturates, options.near, self._fills.__contains__)
+        self._fills: set[tuple[str, str]] = set()  # modules, and the Inf that they fill something with
+        limits = Limits(options.allows, start.saturates, options.near, lambda name, kind: (name, kind) in self._fills)
         flag = self._device_flag if options.flag_per_module and start.saturates else None
         self._watcher = Watcher(modules, Meter(), self, flag, distributed=start.ranks > 1)
         self._watcher.gradients.lines.always = options.level == Level.OP
@@ -99,6 +100,7 @@ class Watch:
         self._backwards = 0
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
+        self._fills_of_step: set[tuple[str, str]] = set()  # those that were decided upon in this step
         self._judged: dict[int, Finding] = {}  # by id, this step's findings of which it is known whether they are fills
         self._written = False  # whether this step is in the log
         self._ended = False
@@ -219,18 +221,34 @@ class Watch:
             return
         with self._watcher.paused():
             self._reader.read()
-            while (filled := next((each for each in self._reader.findings if self._is_fill(each)), None)) is not None:
-                self._fills.add(filled.name)
+            if self._fills - self._fills_of_step and self._does_harm():  # what harmed nothing in earlier steps may do so now
+                known, self._fills = self._fills - self._fills_of_step, set(self._fills_of_step)
                 self._reader.read()
+                self._find_fills(known)
+            self._find_fills()
             if self._start.saturates:
                 flagged = any(note.what is What.FLAG for note in self._watcher.notes)
                 self._flag = bool(self._flag) or flagged or self._device_flag()
 
-    def _is_fill(self, finding: Finding) -> bool:
+    def _find_fills(self, known: Collection[tuple[str, str]] = ()) -> None:
+        """Take out of the findings what modules fill something with; ``known``: what they did so in earlier steps."""
+        while (filled := next((each for each in self._reader.findings if self._is_fill(each, known)), None)) is not None:
+            self._fills |= (found := {(filled.name, kind) for kind in filled.kinds})
+            self._fills_of_step |= found
+            self._reader.read()
+
+    def _is_fill(self, finding: Finding, known: Collection[tuple[str, str]]) -> bool:
         if id(finding) in self._judged or self._reporter.has_reported(finding):
             return False
         self._judged[id(finding)] = finding
-        return self._explainer.is_fill(finding, self._watcher.notes)
+        fill = self._explainer.is_fill(finding, self._watcher.notes, harmless=not self._does_harm())
+        return all((finding.name, kind) in known for kind in finding.kinds) if fill is None else fill
+
+    def _does_harm(self) -> bool:
+        """Whether something in this step is NaN, or a gradient or a loss is not finite."""
+        nan = any(NAN in finding.kinds for finding in self._reader.findings)
+        norms = self._watcher.gradients.norms.values()
+        return nan or not all(norm.finite for norm in norms) or not all(map(math.isfinite, self._vitals.losses))
 
     def before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The optimizer is about to change the parameters: the last moment at which a step can be run again.
@@ -343,6 +361,7 @@ class Watch:
         self._written = False
         self._reporter.next_step()
         self._judged.clear()
+        self._fills_of_step.clear()
         self._updated.clear()
         self._flag, self._asked = None, False
         self._watcher.next_step()
