@@ -101,7 +101,9 @@ class _Judge:
             if kind == NAN and caller.known & caller.bad & INFINITE:  # its own code made it of an Inf that is reported already
                 blame({NAN}, caller, call)
             else:
-                self._hold(caller, kind, self._made_before(caller, observation, kind), caller is not self._outside and self._fills(caller, kind))
+                self._hold(
+                    caller, kind, self._made_before(caller, observation, kind), caller is not self._outside and self._fills(caller, kind)
+                )
 
     def _hold(self, maker: OpenCall, kind: str, finding: Finding, fill: bool) -> None:
         """Hold a finding back until its value does harm."""

@@ -18,7 +18,7 @@ from accucompare.reproduce.snapshot import Snapshot
 from accucompare.watcher.contexts import Context, Contexts
 from accucompare.watcher.extrema import has_memory, look_now
 from accucompare.watcher.notes import Note
-from accucompare.watcher.second_run import is_fill, second_run
+from accucompare.watcher.second_run import is_fill, part_of_this_rank, second_run
 
 #: Sites of which a second run shows no more.
 _OUTSIDE = (Site.INPUT, Site.LOSS, Site.HOOK, Site.GRADIENTS, Site.UPDATE)
@@ -70,6 +70,14 @@ class Explainer:
         if again.finding is not None:
             finding = _refined(finding, again.finding)
         return _blame_weights(finding, weights or []), again.snapshot
+
+    def part_of_this_rank(self, finding: Finding) -> tuple[Finding, Snapshot | None]:
+        """A finding of another rank, with what this one has of the last call that both have made together; ``None`` if there is none."""
+        context = next((each for each in reversed(self._contexts.kept) if each.talks and not each.obstacle), None)
+        if context is None:
+            return finding, None
+        part = part_of_this_rank(context, context.talks)
+        return replace(finding, reproducer_notes=[part.reproducer_note]), part.snapshot
 
     def is_fill(self, finding: Finding, notes: Sequence[Note], harmless: bool) -> bool | None:
         """Whether a finding is an Inf alone that a module has filled something with, which is legal until it does harm.

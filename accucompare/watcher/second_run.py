@@ -30,8 +30,10 @@ from accucompare.live.gradients import register_first_hook
 from accucompare.live.hooks import in_backward, listens
 from accucompare.live.names import Modules
 from accucompare.live.random_state import RandomState, random_state_kept
+from accucompare.live.ranks import TalksError, silence
 from accucompare.live.values import leaves
 from accucompare.recorder.recorder import Recorder
+from accucompare.recorder.updates import MAIN_GRAD
 from accucompare.reproduce.outcome import is_bad
 from accucompare.reproduce.snapshot import Snapshot, always
 from accucompare.watcher.contexts import Context, copies_of
@@ -78,6 +80,8 @@ def second_run(
     obstacle = _obstacle(context, modules, versions)
     if obstacle:
         return SecondRun(note=f"the step was not run again: {obstacle}")
+    if context.talks:
+        return part_of_this_rank(context, context.talks)
     if backward and not context.grads:
         return SecondRun(note="the backward was not run again: no gradient arrived at what the model gave")
     try:
@@ -109,8 +113,17 @@ def second_run(
             if again.direction is Direction.FORWARD and again.site is Site.MODULE and FLAG not in again.kinds and not watcher.returned_it:
                 return SecondRun(again, reproducer_note="none, for a hook on the module made it, and not the module itself")
             return SecondRun(again, watcher.snapshot)
+    except TalksError as error:
+        return part_of_this_rank(context, f"talks to other ranks ({error})")
     except Exception as error:  # whatever a model may raise when it is called once more
         return SecondRun(note=f"the step could not be run again: {type(error).__name__}: {_first_line(error)}")
+
+
+def part_of_this_rank(context: Context, talks: str) -> SecondRun:
+    """What this rank has of a call that needs others."""
+    what = display_name(context.name)
+    has = f"it holds what this rank has of {what}: inputs, weights, random states; to run it, every rank is needed, for it {talks}"
+    return SecondRun(snapshot=context, note=f"the step was not run again: {what} {talks}", reproducer_note=has)
 
 
 def _obstacle(context: Context, modules: Modules, versions: list[int]) -> str:
@@ -122,9 +135,7 @@ def _obstacle(context: Context, modules: Modules, versions: list[int]) -> str:
     return context.obstacle
 
 
-def is_fill(
-    context: Context, finding: Finding, modules: Modules, versions: list[int], limits: Limits, harmless: bool
-) -> bool | None:
+def is_fill(context: Context, finding: Finding, modules: Modules, versions: list[int], limits: Limits, harmless: bool) -> bool | None:
     """Whether a call's Inf shows again, and is what its output was filled with: no operator has computed it.
 
     Args:
@@ -133,10 +144,10 @@ def is_fill(
     Returns:
         ``None`` if the call cannot be run again.
     """
-    if _obstacle(context, modules, versions):
+    if context.talks or _obstacle(context, modules, versions):
         return None
     try:
-        with _nothing_changed(context, modules):
+        with _nothing_changed(context, modules, backward=False):
             watcher = _SecondWatcher(modules, context, Scope(operators=True))
             watcher.run_again(backward=False)
     except Exception:  # as above; it stays a finding, which says so
@@ -261,23 +272,27 @@ class _SecondWatcher(Watcher):
 
 
 @contextlib.contextmanager
-def _nothing_changed(context: Context, modules: Modules) -> Iterator[None]:
-    """Put back, at the end, all that running a model again may change."""
+def _nothing_changed(context: Context, modules: Modules, backward: bool = True) -> Iterator[None]:
+    """Put back, at the end, all that running a model again may change; ``backward``: whether that is run, too."""
     buffers = {(prefix, name): value for prefix, module in modules.named.items() for name, value in module._buffers.items()}
     attributes = {module: dict(vars(module)) for module in modules.named.values()}
     parameters = list(modules.named[""].parameters())
     grads = [parameter.grad for parameter in parameters]
+    mains = [(main, main.clone()) for each in parameters if backward and isinstance(main := getattr(each, MAIN_GRAD, None), torch.Tensor)]
     for parameter in parameters:
         parameter.grad = None
     try:
         with (
             random_state_kept(context.device),
+            silence(),
             torch.autograd.set_detect_anomaly(context.grad_enabled, check_nan=False),  # it notes the source line of each node
         ):
             yield
     finally:
         for parameter, grad in zip(parameters, grads, strict=True):
             parameter.grad = grad
+        for main, copy in mains:  # some layers add to it in their backward
+            main.copy_(copy)
         for module, before in attributes.items():
             vars(module).clear()
             vars(module).update(before)

@@ -61,7 +61,16 @@ class Reader:
             observations += self._gradients_not_finite(len(observations))
         self.findings = []
         for finding in self._harmful(judge(observations, watcher.step, self._limits)):
-            identity = finding.order, finding.origin, finding.name, finding.call, finding.direction, finding.site, finding.near, *finding.kinds
+            identity = (
+                finding.order,
+                finding.origin,
+                finding.name,
+                finding.call,
+                finding.direction,
+                finding.site,
+                finding.near,
+                *finding.kinds,
+            )
             self.findings.append(self._known.setdefault(identity, finding))
         self.findings += self._added
         self._add_late_gradients()

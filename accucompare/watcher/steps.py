@@ -187,6 +187,7 @@ class Watch:
         self._vitals.called(args, kwargs)
 
     def returned(self, call: WatchedCall) -> None:
+        self._contexts.ended(call)
         self._vitals.returned()
 
     def gave(self, call: WatchedCall, output: Any) -> None:
