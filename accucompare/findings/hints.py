@@ -122,9 +122,10 @@ class _Hint(NamedTuple):
 
 #: Operators whose value at 0 is -Inf.
 LOGS = ("log", "log2", "log10")
-_DIVISIONS = ("div", "true_divide", "reciprocal", "remainder", "fmod", "floor_divide")
+#: Operators whose value is Inf where what they divide by, their last argument, is 0.
+DIVISIONS = ("div", "true_divide", "reciprocal", "remainder", "fmod", "floor_divide")
 _ROOTS = ("sqrt", "rsqrt", "pow")
-_AT_ZERO = (*LOGS, "log1p", "xlogy", *_DIVISIONS, "rsqrt", "logit")
+_AT_ZERO = (*LOGS, "log1p", "xlogy", *DIVISIONS, "rsqrt", "logit")
 _NORMS = ("norm", "linalg_vector_norm", "linalg_norm", "frobenius_norm", "std", "var", "cdist", "cdist_forward", "dist", "euclidean_dist")
 _EXPONENTIALS = ("exp", "exp2", "expm1", "sinh", "cosh", "logsumexp", "softplus")
 _BOUNDED = ("acos", "asin", "atanh", "acosh", "erfinv", "arccos", "arcsin", "arctanh")
@@ -176,7 +177,7 @@ _HINTS: tuple[_Hint, ...] = (
         "in the loss, log of 0: add eps inside it, or use log_softmax, or a loss of logits (cross_entropy, …_with_logits)",
     ),
     _Hint(
-        lambda facts: facts.site(Site.LOSS) and facts.operator in _DIVISIONS,
+        lambda facts: facts.site(Site.LOSS) and facts.operator in DIVISIONS,
         "in the loss, division by 0, as by the sum of a mask that hides everything: let what it divides by be 1 at least",
     ),
     _Hint(
@@ -217,7 +218,7 @@ _HINTS: tuple[_Hint, ...] = (
         lambda facts: facts.of(*LOGS, "xlogy") and facts.forward, "log of 0 is -Inf, of less is NaN: add eps inside it, or use log_softmax"
     ),
     _Hint(lambda facts: facts.of("log1p", "logit"), "at the edge of its domain: clamp what goes in, by an eps that {dtype} can hold"),
-    _Hint(lambda facts: facts.of(*_DIVISIONS) and facts.forward, "division by 0 (0/0 is NaN): add eps to what it divides by"),
+    _Hint(lambda facts: facts.of(*DIVISIONS) and facts.forward, "division by 0 (0/0 is NaN): add eps to what it divides by"),
     _Hint(lambda facts: facts.of("sqrt") and facts.forward, "the root of a negative number: clamp at 0 and add eps before it"),
     _Hint(
         lambda facts: facts.of("rsqrt") and facts.forward, "1/sqrt of 0 is Inf, of less is NaN: add eps inside, one that {dtype} can hold"

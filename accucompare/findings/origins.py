@@ -49,7 +49,7 @@ _MOST_PASSED_ON = 100
 
 
 class _Judge:
-    def __init__(self, step: int, limits: Limits) -> None:
+    def __init__(self, step: int, limits: Limits, sees_operators: bool) -> None:
         self._findings: list[Finding] = []
         self._parameters: list[str] = []  # whose gradients are not finite, by the first origin
         self._step = step
@@ -60,7 +60,7 @@ class _Judge:
         self._spoilt = False  # backward: something has been found
         self._reported: set[tuple[str, int]] = set()  # calls whose gradients were reported
         self._ends: dict[tuple[str, int], tuple[OpenCall, Observation]] = {}
-        self._sees_operators = False
+        self._sees_operators = sees_operators
         self._made_in_loss: Observation | None = None  # the first gradient outside of the model that is not finite
 
     def kinds(self, tensors: Iterable[TensorRange]) -> frozenset[str]:
@@ -175,7 +175,7 @@ class _Judge:
         """Whether a call was given a kind that is pending at its maker, and gives back a kind that comes of it; a mask does none."""
         pending = kind in call.arrived and kind in maker.pending
         harm = {NAN} if kind in maker.fills else _HARM[kind]
-        return pending and bool(kinds & harm) and (kind != MINUS or self._is_overflow(maker))
+        return pending and bool(kinds & harm) and (kind != MINUS or (MINUS not in maker.fills and self._is_overflow(maker)))
 
     def _is_overflow(self, caller: OpenCall) -> bool:
         """Whether a pending -Inf was computed, and is no mask: by its operator; if that is not known, by there being positive values."""
@@ -203,7 +203,6 @@ class _Judge:
             self._findings.append(self._finding(observation, Site.MODULE, tensors, call).passing_on())
 
     def _operator(self, observation: Observation) -> None:
-        self._sees_operators = True
         call = self._open.get(observation.place.key, self._outside)
         arrival, kinds = self.kinds(observation.of("input")), self.kinds(observation.of("output"))
         given = self.kinds(tensor for tensor in observation.of("input") if not _is_number(tensor))
@@ -352,18 +351,20 @@ class _Judge:
         return Cause.NEAR if near else Cause.INSIDE
 
 
-def judge(observations: Iterable[Observation], step: int, limits: Limits) -> list[Finding]:
+def judge(observations: Iterable[Observation], step: int, limits: Limits, sees_operators: bool = False) -> list[Finding]:
     """Find where values that are not finite began.
 
     Args:
         observations: all of a step, in order.
         step: its number.
         limits: what counts.
+        sees_operators: whether the modules' own operators are among them, if they called any.
 
     Returns:
         Findings in the order of the step: origins, and the calls that passed on what came from one.
     """
-    judge = _Judge(step, limits)
+    observations = list(observations)
+    judge = _Judge(step, limits, sees_operators or any(each.what is What.OPERATOR for each in observations))
     for each in observations:
         judge.add(each)
     return judge.findings()

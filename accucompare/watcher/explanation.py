@@ -18,7 +18,7 @@ from accucompare.reproduce.snapshot import Snapshot
 from accucompare.watcher.contexts import Context, Contexts
 from accucompare.watcher.extrema import has_memory, look_now
 from accucompare.watcher.notes import Note
-from accucompare.watcher.second_run import is_fill, part_of_this_rank, second_run
+from accucompare.watcher.second_run import origins_again, part_of_this_rank, second_run
 
 #: Sites of which a second run shows no more.
 _OUTSIDE = (Site.INPUT, Site.LOSS, Site.HOOK, Site.GRADIENTS, Site.UPDATE)
@@ -79,24 +79,26 @@ class Explainer:
         part = part_of_this_rank(context, context.talks)
         return replace(finding, reproducer_notes=[part.reproducer_note]), part.snapshot
 
-    def is_fill(self, finding: Finding, notes: Sequence[Note], harmless: bool) -> bool | None:
-        """Whether a finding is an Inf alone that a module has filled something with, which is legal until it does harm.
-
-        Args:
-            finding: of this step.
-            notes: what was seen in it.
-            harmless: whether all else in it is finite.
+    def origins_again(self, finding: Finding, notes: Sequence[Note]) -> list[Finding] | None:
+        """What the operators of the module in which something began tell of it, when the call is run again.
 
         Returns:
-            ``None`` if it is not known, for the step cannot be run again.
+            Nothing of an Inf alone that something was filled with, which is legal; ``None`` if they cannot tell.
         """
-        if not set(finding.kinds) <= INFINITE or finding.direction is not Direction.FORWARD or not finding.origin:
-            return False
         module = self._modules.named.get(finding.name)
-        if finding.site not in _OF_ITS_OWN or module is None or any(map(_is_spoilt, module.parameters())):
-            return False
+        if finding.direction is not Direction.FORWARD or finding.site not in _OF_ITS_OWN or not finding.origin or module is None:
+            return None
         context = self._context_of(finding, notes)
-        return None if context is None else is_fill(context, finding, self._modules, self._contexts.versions(), self._limits, harmless)
+        if context is None or any(map(_is_spoilt, module.parameters())):
+            return None
+        found = origins_again(context, finding, self._modules, self._contexts.versions(), self._limits)
+        return None if not found and not set(finding.kinds) <= INFINITE else found
+
+    def has_spoilt_a_buffer(self) -> bool:
+        """Whether a buffer is not finite that was when a call of this step began."""
+        buffers = {name: tensor for kind, name, tensor in self._modules.tensors() if kind == "buffers"}
+        pairs = ((copy, buffers.get(name)) for context in self._contexts.kept for name, copy in context.buffers.items())
+        return any(now is not None and not _is_finite(now) and _is_finite(copy) for copy, now in pairs)
 
     def _context_of(self, finding: Finding, notes: Sequence[Note]) -> Context | None:
         """The outermost call of a finding; ``None`` of a sum over several."""
@@ -111,7 +113,11 @@ class Explainer:
 
 def _is_spoilt(parameter: nn.Parameter) -> bool:
     """Whether a parameter that is trained is not finite; one that is not may well be a mask."""
-    return parameter.requires_grad and has_memory(parameter) and (looked := look_now(parameter)) is not None and not looked.finite
+    return parameter.requires_grad and has_memory(parameter) and not _is_finite(parameter)
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return (looked := look_now(tensor.detach())) is None or looked.finite
 
 
 def _first_places(finding: Finding, context: Context) -> list[str]:

@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from accucompare import devices
 from accucompare.bundle.records import display_name
 from accucompare.findings.events import Direction, Finding, Site
-from accucompare.findings.hints import LOGS, operator_name
 from accucompare.findings.observations import FLAG, MINUS, NAN, PLUS, Limits, What, kinds_of
 from accucompare.findings.origins import judge
 from accucompare.live import points
@@ -92,7 +91,7 @@ def second_run(
             for with_backward in (True,) if backward else (False, True) if context.grads else (False,):  # it may show there only
                 watcher = _SecondWatcher(modules, context, Scope(frames=True, operators=True, lines=with_backward), overflowed=flagged)
                 watcher.run_again(with_backward)
-                findings = judge([each.read() for each in watcher.notes], finding.step, limits)
+                findings = judge([each.read() for each in watcher.notes], finding.step, limits, True)
                 again = again or _same([each for each in findings if not _was_finite(each, notes)], finding)
                 if backward:
                     differs = _difference(notes[: finding.order], watcher.notes if again is None else watcher.notes[: again.order])
@@ -135,36 +134,27 @@ def _obstacle(context: Context, modules: Modules, versions: list[int]) -> str:
     return context.obstacle
 
 
-def is_fill(context: Context, finding: Finding, modules: Modules, versions: list[int], limits: Limits, harmless: bool) -> bool | None:
-    """Whether a call's Inf shows again, and is what its output was filled with: no operator has computed it.
-
-    Args:
-        harmless: whether all else in the step is finite; then the log of a 0, a probability of none, is a fill, too.
+def origins_again(context: Context, finding: Finding, modules: Modules, versions: list[int], limits: Limits) -> list[Finding] | None:
+    """Run a forward again and find, by its operators, the origins in the module of a finding.
 
     Returns:
-        ``None`` if the call cannot be run again.
+        None of an Inf that something was filled with, which no operator has computed; ``None`` if the call cannot be run again, or what
+        it gives is finite then.
     """
     if context.talks or _obstacle(context, modules, versions):
         return None
     try:
         with _nothing_changed(context, modules, backward=False):
-            watcher = _SecondWatcher(modules, context, Scope(operators=True))
+            watcher = _SecondWatcher(modules, context, Scope(frames=True, operators=True))
             watcher.run_again(backward=False)
     except Exception:  # as above; it stays a finding, which says so
         return None
     observations = [each.read() for each in watcher.notes]
-    ends = [each for each in observations if each.what is What.ENDED and each.place.name == finding.name]
-    glue = finding.near.startswith("before")  # then a child was given it
-    again = glue or any(each.place.call == finding.call and kinds_of(each.tensors) for each in ends)
-    origins = [each for each in judge(observations, finding.step, limits) if each.origin and each.name == finding.name]
-    return again and all(harmless and _is_log_of_zero(each) for each in origins)
-
-
-def _is_log_of_zero(finding: Finding) -> bool:
-    """Whether an operator gave the log of what is nowhere less than 0, and somewhere more."""
-    given, given_back = ([each for each in finding.operator_tensors if each.role == role] for role in ("input", "output"))
-    in_its_domain = all(float(each.low) == 0 for each in given) and all(float(each.high) > -math.inf for each in given_back)
-    return finding.kinds == [MINUS] and operator_name(finding.operator) in LOGS and in_its_domain
+    before_a_child = finding.near.startswith("before")  # then what the call gives may be finite
+    ends = [each for each in observations if each.what is What.ENDED and each.place.key == (finding.name, finding.call)]
+    if not before_a_child and not any(kinds_of(each.tensors) for each in ends):
+        return None
+    return [each for each in judge(observations, finding.step, limits, True) if each.origin and each.name == finding.name]
 
 
 class _SecondWatcher(Watcher):

@@ -22,12 +22,15 @@ from accucompare.findings.events import (
     Finding,
     Number,
     ScaleChange,
+    Site,
     Start,
     Step,
     number,
 )
 from accucompare.findings.log import Log, log_path
-from accucompare.findings.observations import NAN, Limits, ModuleCall, What
+from accucompare.findings.observations import MINUS, Limits, ModuleCall, What, kinds_of
+from accucompare.findings.open_calls import INFINITE
+from accucompare.findings.poles import is_pole
 from accucompare.findings.scaling import Scaling
 from accucompare.live import points
 from accucompare.live.names import Modules
@@ -101,7 +104,9 @@ class Watch:
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
         self._fills_of_step: set[tuple[str, str]] = set()  # those that were decided upon in this step
-        self._judged: dict[int, Finding] = {}  # by id, this step's findings of which it is known whether they are fills
+        self._again: dict[int, tuple[Finding, list[Finding] | None]] = {}  # by id, this step's, and what running it again has shown
+        self._poles: set[tuple[str, ...]] = set()  # places, and kinds, of what began at a pole
+        self._harmless: list[Finding] = []  # of this step: what began in it, and came to nothing
         self._written = False  # whether this step is in the log
         self._ended = False
         self._bad_at_first: set[str] = set()  # parameters that were not finite when the watch began
@@ -222,11 +227,12 @@ class Watch:
             return
         with self._watcher.paused():
             self._reader.read()
-            if self._fills - self._fills_of_step and self._does_harm():  # what harmed nothing in earlier steps may do so now
+            if self._fills - self._fills_of_step and self._comes_to_something():  # what harmed nothing in earlier steps may do so now
                 known, self._fills = self._fills - self._fills_of_step, set(self._fills_of_step)
                 self._reader.read()
                 self._find_fills(known)
             self._find_fills()
+            self._find_harmless()
             if self._start.saturates:
                 flagged = any(note.what is What.FLAG for note in self._watcher.notes)
                 self._flag = bool(self._flag) or flagged or self._device_flag()
@@ -239,17 +245,39 @@ class Watch:
             self._reader.read()
 
     def _is_fill(self, finding: Finding, known: Collection[tuple[str, str]]) -> bool:
-        if id(finding) in self._judged or self._reporter.has_reported(finding):
+        if id(finding) in self._again or self._reporter.has_reported(finding):
             return False
-        self._judged[id(finding)] = finding
-        fill = self._explainer.is_fill(finding, self._watcher.notes, harmless=not self._does_harm())
-        return all((finding.name, kind) in known for kind in finding.kinds) if fill is None else fill
+        again = self._explainer.origins_again(finding, self._watcher.notes) if set(finding.kinds) <= INFINITE else None
+        self._again[id(finding)] = finding, again
+        return all((finding.name, kind) in known for kind in finding.kinds) if again is None else not again
 
-    def _does_harm(self) -> bool:
-        """Whether something in this step is NaN, or a gradient or a loss is not finite."""
-        nan = any(NAN in finding.kinds for finding in self._reader.findings)
+    def _find_harmless(self) -> None:
+        """Leave out what comes to nothing, if that is so of everything that began in this step."""
+        origins = self._reader.origins
+        self._harmless = []
+        if not origins or self._start.saturates or self._comes_to_something() or not all(map(self._may_be_harmless, origins)):
+            return
+        if not self._explainer.has_spoilt_a_buffer():
+            self._harmless, self._reader.findings = origins, []
+
+    def _may_be_harmless(self, finding: Finding) -> bool:
+        """Whether it is of a kind that code takes out again on purpose."""
+        if finding.site is Site.INPUT:
+            return True
+        key = finding.name, finding.near, *finding.kinds
+        if key not in self._poles and not self._reporter.has_reported(finding):
+            if (known := self._again.get(id(finding))) is None or known[1] is None:
+                known = self._again[id(finding)] = finding, self._explainer.origins_again(finding, self._watcher.notes)
+            if known[1] and all(map(is_pole, known[1])):
+                self._poles.add(key)
+        return key in self._poles
+
+    def _comes_to_something(self) -> bool:
+        """Whether what is not finite has reached what the model gives, a gradient or the loss."""
+        outputs = [note for note in self._watcher.notes if note.what is What.ENDED and note.place.parent is None]
+        given = kinds_of(tensor for note in outputs for tensor in note.read().tensors)
         norms = self._watcher.gradients.norms.values()
-        return nan or not all(norm.finite for norm in norms) or not all(map(math.isfinite, self._vitals.losses))
+        return bool(given - {MINUS}) or not all(norm.finite for norm in norms) or not all(map(math.isfinite, self._vitals.losses))
 
     def before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The optimizer is about to change the parameters: the last moment at which a step can be run again.
@@ -361,7 +389,8 @@ class Watch:
         self._reader.next_step()
         self._written = False
         self._reporter.next_step()
-        self._judged.clear()
+        self._again.clear()
+        self._harmless = []
         self._fills_of_step.clear()
         self._updated.clear()
         self._flag, self._asked = None, False
@@ -402,6 +431,10 @@ class Watch:
                 f"its gradient ({masked.operator or 'backward'}) held {' and '.join(masked.kinds)}, which came to no parameter's gradient"
             )
             self._lookout.warn(AlertKind.NOTE, text, step, ModuleCall(masked.name, masked.call, masked.type, None))
+        for each in self._harmless:
+            if each.kinds != [MINUS]:  # as the log of a probability of 0
+                text = f"{' and '.join(each.kinds)} began there, and came to nothing: no output, gradient or loss has it"
+                self._lookout.warn(AlertKind.NOTE, text, step, ModuleCall(each.name, each.call, each.type, None))
         if self._flag and not self._reader.findings:
             text = "the device's overflow flag is up, and no value shows it; flag_per_module=True (--flag-per-module) names the module"
             self._lookout.warn(AlertKind.FLAG, text, step)
