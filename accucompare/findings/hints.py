@@ -173,6 +173,10 @@ _HINTS: tuple[_Hint, ...] = (
         "lower the loss scale, or let it be dynamic (torch.amp.GradScaler): what comes from the loss is too large for {dtype}",
     ),
     _Hint(
+        lambda facts: facts.site(Site.LOSS) and bool(facts.finding.legal),
+        "the model gave an Inf, as masks do, and the loss has made this of it: a label or a whole row that is masked, 0 * Inf, Inf - Inf",
+    ),
+    _Hint(
         lambda facts: facts.site(Site.LOSS) and facts.operator in LOGS,
         "in the loss, log of 0: add eps inside it, or use log_softmax, or a loss of logits (cross_entropy, …_with_logits)",
     ),

@@ -61,6 +61,7 @@ class _Judge:
         self._reported: set[tuple[str, int]] = set()  # calls whose gradients were reported
         self._ends: dict[tuple[str, int], tuple[OpenCall, Observation]] = {}
         self._sees_operators = sees_operators
+        self._given_out: list[str] = []  # the outputs of the model that hold an Inf
         self._made_in_loss: Observation | None = None  # the first gradient outside of the model that is not finite
 
     def kinds(self, tensors: Iterable[TensorRange]) -> frozenset[str]:
@@ -128,6 +129,8 @@ class _Judge:
         if kinds and not self._limits.allow(observation.place.name):
             self._judge(call, caller, observation, kinds)
         caller.known |= kinds
+        if caller is self._outside:
+            self._given_out += infinite_outputs(observation)
 
     def _judge(self, call: OpenCall, caller: OpenCall, observation: Observation, kinds: frozenset[str]) -> None:
         """Say where the kinds in a call's output come from."""
@@ -234,7 +237,7 @@ class _Judge:
             self._blame_loss(observation, not self._findings)
 
     def _blame_loss(self, observation: Observation, origin: bool) -> None:
-        finding = _backward(self._finding(observation, Site.LOSS), cause=Cause.INSIDE)
+        finding = _backward(self._finding(observation, Site.LOSS), cause=Cause.INSIDE, legal=self._given_out)
         if self._made_in_loss is not None:
             finding = _made_by(self._made_in_loss, finding)
         self._findings.append(finding if origin else finding.passing_on())
@@ -368,6 +371,11 @@ def judge(observations: Iterable[Observation], step: int, limits: Limits, sees_o
     for each in observations:
         judge.add(each)
     return judge.findings()
+
+
+def infinite_outputs(ended: Observation) -> list[str]:
+    """What a call gives that holds an Inf, as people read it."""
+    return [f"{each.role} {each.path}".rstrip() for each in ended.of("output") if kinds_of([each]) & INFINITE]
 
 
 def _backward(finding: Finding, **facts: Any) -> Finding:

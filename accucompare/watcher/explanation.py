@@ -63,7 +63,7 @@ class Explainer:
             blamed = _blame_weights(finding, weights or [])
             return blamed.noting("the step was not run again: what that call was given was not kept"), None
         again = second_run(context, finding, notes, self._modules, self._contexts.versions(), self._limits)
-        if again.note:
+        if again.note and (again.showed or _blame_weights(finding, weights or []) is finding):  # what a weight has, it has been given
             finding = finding.noting(again.note)
         if again.reproducer_note:
             finding = replace(finding, reproducer_notes=[again.reproducer_note])

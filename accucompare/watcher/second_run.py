@@ -54,12 +54,14 @@ class SecondRun:
         snapshot: what the module call was given.
         note: why there is no second run, or how it differs; empty if all is well.
         reproducer_note: why there can be no reproducer of it; empty if there can.
+        showed: whether the finding showed again, if the step was run again.
     """
 
     finding: Finding | None = None
     snapshot: Snapshot | None = None
     note: str = ""
     reproducer_note: str = ""
+    showed: bool = True
 
 
 def second_run(
@@ -103,7 +105,7 @@ def second_run(
                 return SecondRun(note=differs)
             if again is None:
                 reason = "the model or its device may not be deterministic" + (", or a hook on a tensor has made it" if backward else "")
-                return SecondRun(note=f"it did not show when the step was run again: {reason}")
+                return SecondRun(note=f"it did not show when the step was run again: {reason}", showed=False)
             if differs:
                 again = replace(again.noting(differs), tensors=finding.tensors, kinds=finding.kinds)
             watcher = _SecondWatcher(modules, context, Scope(), (again.name, again.call))

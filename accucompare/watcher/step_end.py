@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from accucompare.findings.events import Cause, Direction, Finding, Site, TensorRange, number
 from accucompare.findings.observations import FLAG, OUTSIDE, Limits, ModuleCall, Observation, What, kinds_of
-from accucompare.findings.origins import judge
+from accucompare.findings.origins import infinite_outputs, judge
 from accucompare.live.gradients import Parameter, gradient_state
 from accucompare.watcher.extrema import Extrema, Meter, has_memory, look_now, norm_now
 from accucompare.watcher.watcher import Watcher
@@ -86,7 +86,9 @@ class Reader:
         """A loss that is not finite, and that nothing else explains, was made outside of the model."""
         if loss is None or math.isfinite(loss) or self.findings:
             return
-        self._add(Site.LOSS, [TensorRange("output", "loss", "float64", (), number(loss), number(loss))])
+        outputs = (note.read() for note in self._watcher.notes if note.what is What.ENDED and note.place.parent is None)
+        legal = [output for ended in outputs for output in infinite_outputs(ended)]
+        self._add(Site.LOSS, [TensorRange("output", "loss", "float64", (), number(loss), number(loss))], legal=legal)
 
     def add_update(self, parameters: list[tuple[Parameter, Extrema]], step: int) -> None:
         """Parameters that are not finite since the last update, in this step."""

@@ -316,6 +316,7 @@ class Watch:
         if self._pausing is not None and len(self._updated) == 1:  # a second optimizer comes after the first one's update
             with self._watcher.paused():
                 self._pausing.look(self._vitals.losses, self._watcher.step)
+        self._reader.add_loss(self._bad_loss())
         error = self._report(forward_only=self._scaling.scale is not None)  # with a loss scale, a fused optimizer skips a bad update itself
         gradients = self._watcher.gradients
         spoilt = not all(norm.finite for norm in (*gradients.norms.values(), *gradients.late.values()))
@@ -324,12 +325,16 @@ class Watch:
             self._write_step()
         self._end_by(error or others)
 
+    def _bad_loss(self) -> float | None:
+        """A loss of this step that is not finite, and was not made so by a loss scale."""
+        return next((loss for loss in self._vitals.losses if not math.isfinite(loss)), None) if self._scaling.scale is None else None
+
     def _end_watched_step(self, loss: float | None) -> None:
         self._vitals.end_step()
         self._read()
         step = self._watcher.step
         losses = [*self._vitals.losses, *([] if loss is None else [loss])]  # which the end of the step forgets
-        self._reader.add_loss(loss)
+        self._reader.add_loss(self._bad_loss() if loss is None else loss)
         self._look_out()
         self._reporter.trace()
         scaled = self._end_scale()
