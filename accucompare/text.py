@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s'\"]*@")
 _QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s?'\"]*)\?[^\s'\")]*")
 
@@ -14,10 +15,12 @@ def printable(text: str) -> str:
     """The text in one line, without characters that move the cursor, change direction or are invisible.
 
     Every character that cannot be seen, but for the space, is escaped as Python does it (``\\x1b``, ``\\u202e``): control and
-    escape codes, line breaks, marks of direction and of no width, lone surrogates. What is all printable is returned as it is.
+    escape codes, line breaks, marks of direction and of no width, lone surrogates; codes of colour and weight, which only change how a
+    terminal shows what follows, are left out. What is all printable is returned as it is.
     """
     if text.isprintable():
         return text
+    text = _STYLE.sub("", text)
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 

@@ -98,6 +98,12 @@ class Facts:
         return self.inside and not self.half and self.nearest[0] > _EXPLODED
 
     @property
+    def outside_of_powers(self) -> bool:
+        """Whether what was raised to a power reaches 0 or below it, and its square would be no overflow."""
+        base = self.inputs[:1]
+        return not any(float(each.low) > 0 or each.abs_max > math.sqrt(_limit(each) or math.inf) for each in base)
+
+    @property
     def negative_variance(self) -> bool:
         """Whether the running variance that went in is negative somewhere."""
         return any(tensor.path == "running_var" and float(tensor.low) < 0 for tensor in [*self.inputs, *self.finding.weights])
@@ -228,7 +234,7 @@ _HINTS: tuple[_Hint, ...] = (
         lambda facts: facts.of("rsqrt") and facts.forward, "1/sqrt of 0 is Inf, of less is NaN: add eps inside, one that {dtype} can hold"
     ),
     _Hint(
-        lambda facts: facts.of("pow") and facts.forward,
+        lambda facts: facts.of("pow") and facts.forward and facts.outside_of_powers,
         "0 to a negative power is Inf, a negative number to a fraction is NaN: add eps, or clamp",
     ),
     _Hint(

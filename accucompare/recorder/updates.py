@@ -143,7 +143,8 @@ class Updates:
         if self._changed_otherwise:
             notes.append(
                 "parameters changed in a step with a backward, but without a step of a torch.optim optimizer: that update, and the whole "
-                "gradients of parameters, are not recorded, and a fed capture goes on with its own parameters"
+                "gradients of parameters, are not recorded, and a fed capture goes on with its own parameters. What updates by hand, as "
+                "`parameter -= lr * parameter.grad`, is recorded where torch.optim.SGD(parameters, lr) does the same"
             )
         idle = [each for key, each in self._parameters.items() if key not in self._updated and each.tensor.requires_grad]
         if not idle or not self._updated:

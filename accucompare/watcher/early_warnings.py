@@ -9,6 +9,7 @@ from accucompare.bundle.records import display_name
 from accucompare.findings.events import Alert, AlertKind, number
 from accucompare.findings.log import Log
 from accucompare.findings.observations import OUTSIDE, ModuleCall, What, near_the_limit
+from accucompare.text import counted
 from accucompare.watcher.extrema import Extrema
 from accucompare.watcher.notes import Note
 
@@ -29,22 +30,40 @@ class Lookout:
         self._warned: set[tuple[AlertKind, str]] = set()
 
     def look(self, notes: Iterable[Note], step: int) -> None:
-        """Warn of outputs and gradients that come near their type's limit, or sink below what it can hold in full precision."""
+        """Warn of outputs and gradients that come near their type's limit, or sink below what it can hold in full precision.
+
+        Of what sinks there is one warning for all modules together, with the one in which most does.
+        """
+        sinking: dict[str, dict[str, tuple[Note, Extrema]]] = {"values": {}, "gradients": {}}
         for each in notes:
             if each.what is What.ENDED and not self._allow(each.place.name):
-                self._look_at(each, "values", step)
+                self._look_at(each, "values", step, sinking["values"])
             elif each.what is What.GRADIENT:
-                self._look_at(each, "gradients", step)
+                self._look_at(each, "gradients", step, sinking["gradients"])
+        for values, found in sinking.items():
+            self._warn_of_underflow(values, found, step)
 
-    def _look_at(self, note: Note, values: str, step: int) -> None:
+    def _warn_of_underflow(self, values: str, found: dict[str, tuple[Note, Extrema]], step: int) -> None:
+        new = {name: pair for name, pair in found.items() if (AlertKind.UNDERFLOW, name) not in self._warned}
+        if not new:
+            return
+        note, extrema = max(new.values(), key=lambda pair: pair[1].subnormal or 0.0)
+        subnormal, zero = extrema.subnormal or 0.0, extrema.zero or 0.0
+        text = f"{subnormal:.0%} of {values} are subnormal in {extrema.dtype}, and {zero:.0%} are zero"
+        more = f"; in {counted(len(new) - 1, 'more module')}, too, {_UNDERFLOW:.0%} or more are subnormal" if len(new) > 1 else ""
+        self.warn(AlertKind.UNDERFLOW, text + more, step, note.place, subnormal + zero, extrema.dtype)
+        self._warned |= {(AlertKind.UNDERFLOW, name) for name in new}
+
+    def _look_at(self, note: Note, values: str, step: int, sinking: dict[str, tuple[Note, Extrema]]) -> None:
         for *_, extrema in note.parts:
             if near_the_limit(extrema.dtype, extrema.low, extrema.high, self._near):
                 largest = max(abs(extrema.low), abs(extrema.high))
                 text = f"{values} up to {largest:.4g} come near the limit of {extrema.dtype}"
                 self.warn(AlertKind.NEAR, text, step, note.place, largest, extrema.dtype)
             if extrema.subnormal is not None and extrema.zero is not None and extrema.subnormal >= _UNDERFLOW:
-                text = f"{extrema.subnormal:.0%} of {values} are subnormal in {extrema.dtype}, and {extrema.zero:.0%} are zero"
-                self.warn(AlertKind.UNDERFLOW, text, step, note.place, extrema.subnormal + extrema.zero, extrema.dtype)
+                known = sinking.get(note.place.name)
+                if known is None or extrema.subnormal > (known[1].subnormal or 0.0):
+                    sinking[note.place.name] = note, extrema
 
     def look_at_sums(self, norms: Mapping[str, Extrema], step: int) -> bool:
         """Warn of gradients that are not finite since they were summed over ranks, this rank's own being finite.

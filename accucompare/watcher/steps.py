@@ -103,6 +103,7 @@ class Watch:
         self._backwards = 0
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
+        self._trained_calls = 0  # likewise, of this step
         self._fills_of_step: set[tuple[str, str]] = set()  # those that were decided upon in this step
         self._again: dict[int, tuple[Finding, list[Finding] | None]] = {}  # by id, this step's, and what running it again has shown
         self._poles: set[tuple[str, ...]] = set()  # places, and kinds, of what began at a pole
@@ -180,6 +181,7 @@ class Watch:
     def began(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         contexts = self._contexts
         self._trainings += torch.is_grad_enabled()
+        self._trained_calls += torch.is_grad_enabled()
         if len(self._watcher.notes) > _MOST_NOTED:
             self._forget()
         if len(contexts.kept) >= _READ_EARLY:
@@ -398,6 +400,7 @@ class Watch:
         self._harmless = []
         self._fills_of_step.clear()
         self._updated.clear()
+        self._trained_calls = 0
         self._flag, self._asked = None, False
         self._watcher.next_step()
         idle = self._watcher.step % self._options.every != 0
@@ -474,11 +477,26 @@ class Watch:
             self._pausing.begin_step()
 
     def finish(self) -> None:
-        """The loop is over; what came after the last ``step()`` is a step of its own."""
-        if self._watcher.notes:
+        """The loop is over; what came after the last ``step()`` is a step of its own, but for an evaluation after training."""
+        if self._watcher.notes and self._backwards and not self._trains:
+            self._evaluated()
+        elif self._watcher.notes:
             self.step()
         self._check_parameters(max(0, self._watcher.step - 1))
         self._end(Ending.FINISHED)
+
+    @property
+    def _trains(self) -> bool:
+        """Whether something in this step had gradients, or was updated."""
+        return bool(self._updated) or self._watcher.gradients.backwards > 0 or self._trained_calls > 0
+
+    def _evaluated(self) -> None:
+        """Report what an evaluation after the last step has shown."""
+        self._read()
+        error = self._report()
+        if self._reader.findings:
+            self._write_step()
+        self._end_by(error)
 
     def _check_parameters(self, step: int) -> None:
         """No forward will show what the last update has made of the parameters."""
