@@ -15,18 +15,21 @@ def printable(text: str) -> str:
     """The text in one line, without characters that move the cursor, change direction or are invisible.
 
     Every character that cannot be seen, but for the space, is escaped as Python does it (``\\x1b``, ``\\u202e``): control and
-    escape codes, line breaks, marks of direction and of no width, lone surrogates; codes of colour and weight, which only change how a
-    terminal shows what follows, are left out. What is all printable is returned as it is.
+    escape codes, line breaks, marks of direction and of no width, lone surrogates. What is all printable is returned as it is.
     """
     if text.isprintable():
         return text
-    text = _STYLE.sub("", text)
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def printable_lines(text: str) -> str:
     """The same for a text that has lines of its own, such as what a model raised; its tabs become spaces."""
     return "\n".join(printable(line) for line in text.expandtabs().split("\n"))
+
+
+def uncoloured(text: str) -> str:
+    """A message without the codes by which some libraries have a terminal show it in colours."""
+    return _STYLE.sub("", text)
 
 
 def storable(text: str) -> str:

@@ -143,7 +143,7 @@ class _Judge:
             self._pass_on(call, caller, observation, kinds)
         elif call.known & call.bad:  # made in a child, and reported there
             blame(kinds, caller, call)
-        elif (own := next((kind for kind in _HARMFUL if kind in call.pending and kinds & _HARM[kind]), None)) is not None:
+        elif (own := next((kind for kind in _HARMFUL if kind in call.pending and kinds & _harm(kind, call)), None)) is not None:
             self._report(call.pending.pop(own), caller, call)
         elif made:
             site = Site.GLUE if call.last is not None else Site.MODULE
@@ -177,8 +177,7 @@ class _Judge:
     def _does_harm(self, kind: str, call: OpenCall, maker: OpenCall, kinds: frozenset[str]) -> bool:
         """Whether a call was given a kind that is pending at its maker, and gives back a kind that comes of it; a mask does none."""
         pending = kind in call.arrived and kind in maker.pending
-        harm = {NAN} if kind in maker.fills else _HARM[kind]
-        return pending and bool(kinds & harm) and (kind != MINUS or (MINUS not in maker.fills and self._is_overflow(maker)))
+        return pending and bool(kinds & _harm(kind, maker)) and (kind != MINUS or (MINUS not in maker.fills and self._is_overflow(maker)))
 
     def _is_overflow(self, caller: OpenCall) -> bool:
         """Whether a pending -Inf was computed, and is no mask: by its operator; if that is not known, by there being positive values."""
@@ -380,6 +379,11 @@ def infinite_outputs(ended: Observation) -> list[str]:
 
 def _backward(finding: Finding, **facts: Any) -> Finding:
     return replace(finding, direction=Direction.BACKWARD, **facts)
+
+
+def _harm(kind: str, maker: OpenCall) -> set[str]:
+    """What has to come of a kind that is pending at its maker."""
+    return {NAN} if kind in maker.fills else _HARM[kind]
 
 
 def _made_by(maker: Observation, finding: Finding) -> Finding:

@@ -36,6 +36,7 @@ from accucompare.live import points
 from accucompare.live.names import Modules
 from accucompare.recorder.state import Arguments
 from accucompare.selection import Level
+from accucompare.text import uncoloured
 from accucompare.watcher.contexts import Contexts
 from accucompare.watcher.early_warnings import Lookout
 from accucompare.watcher.explanation import Explainer
@@ -516,7 +517,11 @@ class Watch:
                 self._report(may_raise=False)
                 if self._reader.findings:
                     self._write_step()
-        reason = "" if isinstance(error, KeyboardInterrupt) else ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+        reason = (
+            ""
+            if isinstance(error, KeyboardInterrupt)
+            else ": ".join([type(error).__name__, *uncoloured(str(error)).strip().splitlines()[:1]])
+        )
         self._end(Ending.FAILED if reason else Ending.INTERRUPTED, reason)
 
     def _end_by(self, error: NonFiniteError | None) -> None:

@@ -82,6 +82,15 @@ def test_underflow_is_told_with_its_share(tmp_path: Path) -> None:
     assert event.text == "0 (Glue): 50% of values are subnormal in float16, and 25% are zero"
 
 
+def test_underflow_in_many_modules_is_told_once_with_their_number(tmp_path: Path) -> None:
+    values = torch.tensor([1.0, 0.0, 1e-7, 1e-6], dtype=torch.float16)
+    model = nn.Sequential(*(_times(1.0) for _ in range(9)), _times(0.5))
+    found = _warnings(model, values, values, out=tmp_path, allow="")
+    assert [event.text for event in found] == [
+        "0 (Glue): 50% of values are subnormal in float16, and 25% are zero; in 9 more modules, too, 1% or more are subnormal"
+    ]
+
+
 def test_zeros_alone_are_no_underflow(tmp_path: Path) -> None:
     assert not _warnings(nn.Sequential(nn.ReLU()), -torch.ones(4, dtype=torch.float16), out=tmp_path)
 
