@@ -74,7 +74,7 @@ def collectives() -> int | None:
 
     try:
         groups: list[Any] = list(distributed_c10d._world.pg_map)
-        return sum(group._get_sequence_number_for_group() for group in groups if group.size() > 1)
+        return int(sum(group._get_sequence_number_for_group() for group in groups if group.size() > 1))
     except (AttributeError, RuntimeError):
         return None
 
