@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,12 @@ from accucompare.findings.events import (
     Finding,
     Number,
     ScaleChange,
-    Site,
     Start,
     Step,
     number,
 )
 from accucompare.findings.log import Log, log_path
-from accucompare.findings.observations import MINUS, Limits, ModuleCall, What, kinds_of
-from accucompare.findings.open_calls import INFINITE
-from accucompare.findings.poles import is_pole
+from accucompare.findings.observations import MINUS, Limits, ModuleCall, What
 from accucompare.findings.scaling import Scaling
 from accucompare.live import points
 from accucompare.live.names import Modules
@@ -41,6 +37,7 @@ from accucompare.watcher.contexts import Contexts
 from accucompare.watcher.early_warnings import Lookout
 from accucompare.watcher.explanation import Explainer
 from accucompare.watcher.extrema import Meter
+from accucompare.watcher.legal import Legal
 from accucompare.watcher.notes import Scope, WatchedCall
 from accucompare.watcher.options import WatchOptions
 from accucompare.watcher.pausing import Pausing
@@ -83,8 +80,8 @@ class Watch:
         self._start = start
         self._device = device
         self._backend = devices.backend(device.type)
-        self._fills: set[tuple[str, str]] = set()  # modules, and the Inf that they fill something with
-        limits = Limits(options.allows, start.saturates, options.near, lambda name, kind: (name, kind) in self._fills)
+        fills: set[tuple[str, str]] = set()
+        limits = Limits(options.allows, start.saturates, options.near, lambda name, kind: (name, kind) in fills)
         flag = self._device_flag if options.flag_per_module and start.saturates else None
         self._watcher = Watcher(modules, Meter(), self, flag, distributed=start.ranks > 1)
         self._watcher.gradients.lines.always = options.level == Level.OP
@@ -95,6 +92,7 @@ class Watch:
         self._explainer = Explainer(modules, self._contexts, limits)
         self._log = Log(log_path(out, start.rank))
         self._reporter = Reporter(out, start, options, self._log, self._watcher, self._reader, self._explainer)
+        self._legal = Legal(fills, self._watcher, self._reader, self._explainer, self._reporter, self._vitals)
         self._lookout = Lookout(self._log, options.near, options.allows, options.quiet)
         self._scaling = Scaling(self._scale())
         self._scale_of_step: float | None = None  # when it began
@@ -105,10 +103,6 @@ class Watch:
         self._watched_steps = 0
         self._trainings = 0  # outermost calls with gradients
         self._trained_calls = 0  # likewise, of this step
-        self._fills_of_step: set[tuple[str, str]] = set()  # those that were decided upon in this step
-        self._again: dict[int, tuple[Finding, list[Finding] | None]] = {}  # by id, this step's, and what running it again has shown
-        self._poles: set[tuple[str, ...]] = set()  # places, and kinds, of what began at a pole
-        self._harmless: list[Finding] = []  # of this step: what began in it, and came to nothing
         self._written = False  # whether this step is in the log
         self._ended = False
         self._bad_at_first: set[str] = set()  # parameters that were not finite when the watch began
@@ -230,57 +224,10 @@ class Watch:
             return
         with self._watcher.paused():
             self._reader.read()
-            if self._fills - self._fills_of_step and self._comes_to_something():  # what harmed nothing in earlier steps may do so now
-                known, self._fills = self._fills - self._fills_of_step, set(self._fills_of_step)
-                self._reader.read()
-                self._find_fills(known)
-            self._find_fills()
-            self._find_harmless()
+            self._legal.leave_out(saturates=self._start.saturates)
             if self._start.saturates:
                 flagged = any(note.what is What.FLAG for note in self._watcher.notes)
                 self._flag = bool(self._flag) or flagged or self._device_flag()
-
-    def _find_fills(self, known: Collection[tuple[str, str]] = ()) -> None:
-        """Take out of the findings what modules fill something with; ``known``: what they did so in earlier steps."""
-        while (filled := next((each for each in self._reader.findings if self._is_fill(each, known)), None)) is not None:
-            self._fills |= (found := {(filled.name, kind) for kind in filled.kinds})
-            self._fills_of_step |= found
-            self._reader.read()
-
-    def _is_fill(self, finding: Finding, known: Collection[tuple[str, str]]) -> bool:
-        if id(finding) in self._again or self._reporter.has_reported(finding):
-            return False
-        again = self._explainer.origins_again(finding, self._watcher.notes) if set(finding.kinds) <= INFINITE else None
-        self._again[id(finding)] = finding, again
-        return all((finding.name, kind) in known for kind in finding.kinds) if again is None else not again
-
-    def _find_harmless(self) -> None:
-        """Leave out what comes to nothing, if that is so of everything that began in this step."""
-        origins = self._reader.origins
-        self._harmless = []
-        if not origins or self._start.saturates or self._comes_to_something() or not all(map(self._may_be_harmless, origins)):
-            return
-        if not self._explainer.has_spoilt_a_buffer():
-            self._harmless, self._reader.findings = origins, []
-
-    def _may_be_harmless(self, finding: Finding) -> bool:
-        """Whether it is of a kind that code takes out again on purpose."""
-        if finding.site is Site.INPUT:
-            return True
-        key = finding.name, finding.near, *finding.kinds
-        if key not in self._poles and not self._reporter.has_reported(finding):
-            if (known := self._again.get(id(finding))) is None or known[1] is None:
-                known = self._again[id(finding)] = finding, self._explainer.origins_again(finding, self._watcher.notes)
-            if known[1] and all(map(is_pole, known[1])):
-                self._poles.add(key)
-        return key in self._poles
-
-    def _comes_to_something(self) -> bool:
-        """Whether what is not finite has reached what the model gives, a gradient or the loss."""
-        outputs = [note for note in self._watcher.notes if note.what is What.ENDED and note.place.parent is None]
-        given = kinds_of(tensor for note in outputs for tensor in note.read().tensors)
-        norms = self._watcher.gradients.norms.values()
-        return bool(given - {MINUS}) or not all(norm.finite for norm in norms) or not all(map(math.isfinite, self._vitals.losses))
 
     def before_update(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The optimizer is about to change the parameters: the last moment at which a step can be run again.
@@ -397,9 +344,7 @@ class Watch:
         self._reader.next_step()
         self._written = False
         self._reporter.next_step()
-        self._again.clear()
-        self._harmless = []
-        self._fills_of_step.clear()
+        self._legal.next_step()
         self._updated.clear()
         self._trained_calls = 0
         self._flag, self._asked = None, False
@@ -440,7 +385,7 @@ class Watch:
                 f"its gradient ({masked.operator or 'backward'}) held {' and '.join(masked.kinds)}, which came to no parameter's gradient"
             )
             self._lookout.warn(AlertKind.NOTE, text, step, ModuleCall(masked.name, masked.call, masked.type, None))
-        for each in self._harmless:
+        for each in self._legal.harmless:
             if each.kinds != [MINUS]:  # as the log of a probability of 0
                 text = f"{' and '.join(each.kinds)} began there, and came to nothing: no output, gradient or loss has it"
                 self._lookout.warn(AlertKind.NOTE, text, step, ModuleCall(each.name, each.call, each.type, None))
