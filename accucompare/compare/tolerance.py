@@ -139,7 +139,8 @@ class Tolerance:
     @cached_property
     def _text(self) -> str:
         values = {name: getattr(self, name) for name in ("atol", "rtol", "rel_l2", "cosine")}
-        return ", ".join(f"{name} {_exact(value)}" for name, value in values.items() if value is not None) or "exact"
+        shown = "{:.3g}".format if self.by_default else _exact  # a user's own as it was given
+        return ", ".join(f"{name} {shown(value)}" for name, value in values.items() if value is not None) or "exact"
 
 
 def _exact(value: float) -> str:

@@ -100,7 +100,7 @@ class Script:
         self._failed: Exception | None = None  # what went wrong with ours
         self._claimed: int | None = None  # as which rank this process writes
         self._updates = 0  # of any optimizer
-        self._updated = False  # whether one of several optimizers has stepped since the step began
+        self._updated = False  # whether the step ends when the model is called again: one of several optimizers has stepped, or none may
         self._stepping: tuple[Any, ...] | None = None  # what the hooks of an optimizer's step that is running were given
         self._handle: Any = None
         self._scaling: list[tuple[Any, str, entrances.Before]] = []
@@ -149,6 +149,9 @@ class Script:
         elif raised is not None and not isinstance(raised, Exception):
             return  # as of sys.exit: the step is not over, the script is
         elif self._chosen is not None and not self._chosen.optimizers and contains(self._chosen.model, module) and not self._over:
+            if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
+                self._updated = True  # a backward may follow, of parameters that the script updates by itself
+                return
             self._end_step()
             self._arrange()
 
@@ -214,6 +217,7 @@ class Script:
         if self._chosen is not None:
             self._chosen.seen.chosen = False
         self._seen.begin_anew(self._plan.folder)
+        self._updated = False
         self._clear()
 
     def _clear(self) -> None:
@@ -354,6 +358,8 @@ class Script:
         self._ended = True
         if self._updated:
             self._guarded(self._end_step)
+        if self._awake and isinstance(getattr(sys, "last_value", None), _MEANT):
+            self._seen.recorded.append(self._seen.steps)  # a step that the finding in it has ended
         self._guarded(self._finish, self._failed or getattr(sys, "last_value", None))
         self._seen.ended = True
         with contextlib.suppress(OSError):

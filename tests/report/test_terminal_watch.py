@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openpyxl import load_workbook
@@ -11,12 +12,12 @@ from rich.console import Console
 
 from accucompare.errors import ReportError
 from accucompare.findings.analysis import read
-from accucompare.findings.events import Alert, AlertKind, Cause, Event, Frame, Frames
+from accucompare.findings.events import Alert, AlertKind, Cause, End, Ending, Event, Frame, Frames
 from accucompare.findings.log import log_path
 from accucompare.findings.vitals import ParameterFacts, Setup, Vitals
 from accucompare.report import sheets
 from accucompare.report.excel_watch import write_watch
-from accucompare.report.terminal_watch import print_analysis, print_finding, print_frames
+from accucompare.report.terminal_watch import print_analysis, print_finding, print_frames, print_watched
 from tests.findings.logs import NASTY, end, found, frames, passed, seen, start, step, training, write
 
 
@@ -35,6 +36,13 @@ def cells(path: Path, sheet: str) -> list[list[object]]:
 
 
 # Terminal
+
+
+@pytest.mark.parametrize("show", [print_watched, lambda ranks, quiet: print_analysis(ranks, [], quiet)], ids=["watch", "overflow"])
+def test_why_a_run_has_failed_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], show: Any) -> None:
+    failed = End(1, 1, "ValueError: no such file", Ending.FAILED)
+    show(read(write(tmp_path / "log", start(), step(0), failed)), False)
+    assert capsys.readouterr().out.count("no such file") == 1
 
 
 def test_a_finding_goes_to_stderr_with_its_frames_and_the_guilty_one_marked(capsys: pytest.CaptureFixture[str]) -> None:

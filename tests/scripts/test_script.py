@@ -262,6 +262,22 @@ for token in range(4):  # as generate() does
     assert recorded(ran) == {0: ["", "0", "1"], 2: ["", "0", "1"]}
 
 
+def test_a_step_that_updates_by_hand_has_its_backward(tmp_path: Path) -> None:
+    by_hand = """
+net = Net()
+for _ in range(3):
+    net(x).sum().backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+"""
+    ran = run(tmp_path, BEGINNING + by_hand, plan={"steps": "0,2"})
+    with ac.open_bundle(ran.bundle) as bundle:
+        backward = {(record.step, record.name) for record in bundle.records() if record.role.value == "grad_output"}
+    assert (ran.seen[0].steps, backward) == (3, {(step, name) for step in (0, 2) for name in ("", "0", "1")})
+
+
 def test_what_ran_before_its_optimizer_was_made_is_dropped(tmp_path: Path) -> None:
     ran = run(tmp_path, BEGINNING + "net = Net()\nnet(x[:1])\ntrain(net, torch.optim.SGD(net.parameters(), 0.1), 2)", plan={})
     assert recorded(ran) == {0: ["", "0", "1"]}
@@ -378,6 +394,12 @@ def test_a_watch_finds_what_a_script_computes_and_lets_it_go_on(tmp_path: Path) 
     ran, plain = run(tmp_path, script, plan=plan), run(tmp_path, script)
     assert (ran.out, ran.err, ran.code) == (plain.out, plain.err, 0)
     assert read(tmp_path / "watch").findings
+
+
+def test_a_step_that_a_finding_has_ended_was_watched(tmp_path: Path) -> None:
+    script = BEGINNING + "net = Net()\nx = x * float('inf')\ntrain(net, torch.optim.SGD(net.parameters(), 0.1))"
+    plan = {"action": Action.WATCH, "out": str(tmp_path / "watch"), "steps": None, "options": {"on_finding": "raise"}}
+    assert run(tmp_path, script, plan=plan).seen[0].recorded == [0]
 
 
 @pytest.mark.parametrize("action", [Action.WATCH, Action.CAPTURE])
