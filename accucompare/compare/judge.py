@@ -128,7 +128,7 @@ def _judge_by_excess(golden: Record, candidate: Record, metrics: Metrics, tolera
     if not tolerance.by_default:
         return replace(verdict, excess=ratio)
     expects = max(expected.rel_l2, floor(dtype))
-    most = max(most, tolerance.summing / expects)
+    most = max(most, most * tolerance.composed / expects, tolerance.summing / expects)
     verdict = replace(
         verdict,
         tolerance=f"excess {most:.3g}",

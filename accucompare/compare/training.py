@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from accucompare.bundle.records import GRADIENT_ROLES, UPDATE_ROLES, Record, Role
 from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
-from accucompare.compare.tolerance import SUMMED
+from accucompare.compare.tolerance import RECURRENT, SUMMED
 
 #: (rank, step, name, call index).
 Call = tuple[int, int, str, int]
@@ -246,6 +246,9 @@ class Training:
         return verdict.beginning() if begins else verdict
 
 
+#: A parameter's gradient: of one call, and whole.
+PARAMETER_GRADIENTS = (Role.CALL_GRAD, Role.PARAM_GRAD)
+
 #: What a module makes of its sums.
 _OF_SUMS = (Role.OUTPUT, Role.BUFFER_UPDATE, Role.GRAD_INPUT, Role.CALL_GRAD, Role.PARAM_GRAD)
 
@@ -265,6 +268,7 @@ class Terms:
     _values: dict[tuple[int, int, int, str], float] = field(default_factory=dict)  # L2 norm of a parameter before an update
     _given: dict[Call, list[tuple[float, int]]] = field(default_factory=dict)  # of this step: L2 norm and size of what calls were given
     _summed: dict[str, int] = field(default_factory=dict)  # how many values each sum of a module has
+    _length: dict[str, float] = field(default_factory=dict)  # of a recurrent module's sequences, the mean
 
     def summed(self, record: Record) -> int:
         """Over how many values of one channel, or one sample, a module in ``SUMMED`` sums; 0 if no output of it was recorded before."""
@@ -272,6 +276,20 @@ class Terms:
             each = record.shape[SUMMED[record.type]]
             self._summed[record.name] = max(self._summed.get(record.name, 0), math.prod(record.shape) // max(each, 1))
         return self._summed.get(record.name, 0) if record.role in _OF_SUMS else 0
+
+    def roundings(self, record: Record) -> float:
+        """By how many roundings a value of a module in ``RECURRENT`` comes about, if operators compose each of its steps."""
+        if record.role is Role.OUTPUT and len(record.shape) > 1:
+            if record.path == "0" or record.path.startswith("0."):
+                self._length[record.name] = math.prod(record.shape[:-1])
+            elif record.name in self._length and record.path in ("1", "1.0"):
+                self._length[record.name] /= max(math.prod(record.shape[1:-1]), 1)
+        if record.role not in _OF_SUMS:
+            return 0.0
+        forward = RECURRENT[record.type]
+        if record.role in PARAMETER_GRADIENTS:
+            return 2.0 * forward + self._length.get(record.name, 0.0) / 2.0
+        return 2.0 * forward if record.role is Role.GRAD_INPUT else forward
 
     def larger(self, record: Record) -> float:
         """By what factor the terms of golden's record are larger than it; 1 where they are not, or that is not known."""
