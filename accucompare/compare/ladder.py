@@ -369,9 +369,11 @@ def _through_optimizer(parting: Parting | None, pairs: Iterable[StepPair]) -> Pa
     return parting
 
 
-def _partings(pairs: Sequence[StepPair], digests: _Digests, settings: Iterable[OtherSetting], rows: Iterable[Row]) -> Iterator[Parting]:
+def _partings(pairs: Sequence[StepPair], digests: _Digests, settings: Iterable[OtherSetting], rows: Sequence[Row]) -> Iterator[Parting]:
     """Every place where the two are further apart than rounding explains."""
-    yield from (parting for parting in _by_digests(pairs) if digests.batches and parting.rung is Rung.DATA)
+    compared = _compared_inputs(rows)
+    data = (parting for parting in _by_digests(pairs) if digests.batches and parting.rung is Rung.DATA)
+    yield from (parting for parting in data if (parting.rank, parting.step) not in compared)
     beginning = min((pair.step for pair in pairs), default=0)
     if digests.weights and not beginning:  # later, weights differ for what was trained into them
         yield from (each for each in _by_digests(pairs) if each.rung is Rung.WEIGHTS and not each.step)
@@ -386,6 +388,16 @@ def _partings(pairs: Sequence[StepPair], digests: _Digests, settings: Iterable[O
         if each.parts
     )
     yield from _by_rows(rows, beginning)
+
+
+def _compared_inputs(rows: Iterable[Row]) -> set[tuple[int, int]]:
+    """The ranks and steps of which rows say how far apart what the model was given is: another model, as of a GAN, may have computed it."""
+    found: set[tuple[int, int]] = set()
+    for row in rows:
+        record = row.record
+        if record is not None and record.role is Role.INPUT and record.parent is None and row.reason is Reason.OK and row.verdict.used:
+            found.add((record.rank, record.step))
+    return found
 
 
 def _by_rows(rows: Iterable[Row], beginning: int) -> Iterator[Parting]:

@@ -137,6 +137,18 @@ def test_batches_that_agree_at_first_and_differ_later_are_other_data_in_any_type
     assert ac.diff(golden, candidate).training.parting.rung is Rung.DATA
 
 
+@pytest.mark.parametrize(
+    ("off", "rung"), [(1e-6, None), (0.1, Rung.DATA), (0.0, Rung.DATA)], ids=["rounded", "other values", "digests alone differ"]
+)
+def test_batches_that_differ_by_rounding_as_of_a_gans_critic_are_told_by_their_rows(tmp_path: Path, off: float, rung: Rung | None) -> None:
+    sides = []
+    for name, series, factor in (("golden", steps(2), 1.0), ("npu", changed(steps(2), 1, batch="other"), 1.0 + off)):
+        given = [item("", X * np.float32(factor if step else 1), role="input", path="x", parent=None, step=step) for step in range(2)]
+        sides.append(run(tmp_path / name, series, *given, *(item("", X, parent=None, step=step) for step in range(2))))
+    comparison = ac.diff(*sides)
+    assert (getattr(comparison.training.parting, "rung", None), comparison.passed) == (rung, rung is None)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_on_one_side_only_is_where_runs_part(tmp_path: Path, value: float) -> None:
     parting = compared(tmp_path, steps(), changed(steps(), 7, losses=(value,))).training.parting

@@ -67,7 +67,9 @@ def composed() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)  # type: ignore[attr-defined]
 
 
-def compared(path: Path, kind: Kind, steps: int, dtype: torch.dtype, *, fed: bool = True, fault: str = "", judged: bool = True) -> Comparison:
+def compared(
+    path: Path, kind: Kind, steps: int, dtype: torch.dtype, *, fed: bool = True, fault: str = "", judged: bool = True
+) -> Comparison:
     torch.manual_seed(0)
     model = Model(kind, 2).to(dtype).float()
     x = torch.randn(3, steps, 16).to(dtype).float()
