@@ -136,6 +136,7 @@ class TrainingResult:
         expected_loss, expected_norm: the same of the run that judges.
         same_batches: whether digests could tell that data agree; ``None`` if each side has it in a type of its own, or does not say.
         several_ranks: whether there are more than one.
+        same_type: whether both sides compute in one type; of two, other bits are the rule, and tell nothing.
     """
 
     pairs: tuple[StepPair, ...]
@@ -150,6 +151,7 @@ class TrainingResult:
     expected_norm: Wander | None = None
     same_batches: bool | None = None
     several_ranks: bool = False
+    same_type: bool = True
 
     @property
     def updated(self) -> bool:
@@ -257,6 +259,7 @@ def climb(
         expected_norm=_wander(ours, shown, Quantity.NORM),
         same_batches=_same_batches(pairs, digests),
         several_ranks=len(golden) > 1 or len(candidate) > 1,
+        same_type=same_type,
     )
 
 

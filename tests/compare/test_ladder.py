@@ -18,6 +18,7 @@ from accucompare.compare.wander import Wander
 from accucompare.errors import BundleError
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES
+from accucompare.report.training_words import details
 from tests.compare.builder import edit_manifest, item, write
 
 X = np.linspace(-1, 1, 64, dtype=np.float32)
@@ -130,6 +131,7 @@ def test_digests_of_batches_cast_to_another_type_are_no_other_data(tmp_path: Pat
     golden, candidate = run(tmp_path / "golden", steps()), run(tmp_path / "npu", steps(batch="cast", weights="cast"), model=BFLOAT16)
     comparison = ac.diff(golden, candidate)
     assert (comparison.training.parting, comparison.training.same_batches) == (None, None)
+    assert "digests of the" not in " ".join(details(comparison, comparison.training))
 
 
 def test_batches_that_agree_at_first_and_differ_later_are_other_data_in_any_type(tmp_path: Path) -> None:
