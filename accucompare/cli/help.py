@@ -38,7 +38,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
         ),
         *("golden_case", "golden_python", "model", "arm", "lists", "force"),
     ),
-    "What to read": ("format_name", "name_pattern"),
+    "What to read": ("format_name", "name_pattern", "onnx"),
     "What to record": (
         *("mode", "sketch_size", "level", "roles", "backward", "save_state", "with_baseline", "baseline_tensors", "ops", "queue"),
     ),

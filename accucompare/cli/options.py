@@ -363,6 +363,12 @@ name_pattern = click.option(
     help="Of a folder of tensors: what is what in their names. {name}, {call}, {role}, {path}, {step}, {rank}, {_} for anything; what "
     "is in [] may be missing.",
 )
+onnx_model = click.option(
+    "--onnx",
+    type=LOCAL,
+    metavar="MODEL.onnx",
+    help="Of Polygraphy's outputs: the model that it ran, which says which module computes a value.",
+)
 
 # Of watch.
 on_finding = click.option(

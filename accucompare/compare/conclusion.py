@@ -261,12 +261,20 @@ def _first_over(result: Result) -> Conclusion | None:
         return Conclusion(Answer.DIFFERENT, f"no place shows an error of its own ({reasons})")
     culprit = result.culprits[0]
     if not result.fed and result.baseline is None and culprit.scaled is None and not culprit.row.lost:
-        return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)} is the first over tolerance; {TRUST['free']}")
+        first = min(result.culprits, key=_when)
+        which = "the first over tolerance" if culprit is first else "over tolerance in most steps"
+        return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)} is {which}; {TRUST['free']}")
     if culprit.reason in STRUCTURAL and is_of_glue(culprit):
         off = any(row.status is Status.FAIL and row.reason not in (*STRUCTURAL, *UNMATCHED) for row in result.rows)
         after = "values after it are off, and may be for that" if off else "no value after it shows an error of its own"
         return Conclusion(Answer.DIFFERENT, f"{_named(result, culprit)}; {after}")
     return None
+
+
+def _when(culprit: Culprit) -> tuple[int, int]:
+    record = culprit.row.record
+    assert record is not None
+    return record.step, record.order
 
 
 def _bug(result: Result) -> Conclusion:

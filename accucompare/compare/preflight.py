@@ -125,10 +125,19 @@ def _weights(pair: Pairing) -> Iterator[Finding]:
                     yield Finding(f"computed buffers{rank}", message)
 
 
+#: Stands for the steps until it is known which have the same finding.
+_INPUTS = "inputs"
+
+
 def _inputs(pair: Pairing) -> Iterator[Finding]:
     for rank, (ours, theirs) in _by_rank(pair.golden, pair.candidate):
-        for step in (step for step in ours.inputs if step in theirs.inputs):
-            yield from _digests(f"inputs of step {step}{rank}", ours.inputs[step], theirs.inputs[step], pair.name)
+        of_steps: dict[Finding, list[int]] = {}
+        for step in sorted(ours.inputs.keys() & theirs.inputs.keys(), key=int):
+            for finding in _digests(_INPUTS, ours.inputs[step], theirs.inputs[step], pair.name):
+                of_steps.setdefault(finding, []).append(int(step))
+        for finding, steps in of_steps.items():
+            inputs = f"inputs of step{'' if len(steps) == 1 else 's'} {_ranges(steps)}{rank}"
+            yield replace(finding, topic=inputs, message=finding.message.replace(_INPUTS, inputs, 1))
 
 
 def _unverified(pair: Pairing) -> Iterator[Finding]:
@@ -164,6 +173,17 @@ def _digests(what: str, golden: dict[str, Any], candidate: dict[str, Any], side:
     alone = sorted(golden.keys() ^ candidate.keys())
     if alone and shared:
         yield Finding(what, f"{len(alone)} {what} on one side only: {_some(alone)}", about=About.GIVEN)
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    """``0 to 3, 7`` of sorted steps."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][1] + 1:
+            runs[-1][1] = step
+        else:
+            runs.append([step, step])
+    return _some([str(first) if first == last else f"{first} to {last}" for first, last in runs])
 
 
 def _some(names: Sequence[str | int]) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from accucompare.bundle.records import Role
 from accucompare.dumps.files import size_of
 from accucompare.dumps.folders import files_in, folders_with, step_folders
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part, UnreadableError
+from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
 from accucompare.dumps.npu_layouts import BLOCKED, PLAIN, in_rows
 from accucompare.dumps.protobuf import fields, integers
 from accucompare.numbers.dtypes import DTYPES
@@ -96,7 +96,7 @@ def _belongs(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def _open(path: Path, name_pattern: str | None) -> Dump:
+def _open(path: Path, naming: Naming) -> Dump:
     steps = step_folders(path, _belongs, "CANN's kernel dumps")
     parts = tuple(Part(0, step, partial(_items, folder)) for step, folder in steps)
     note = "kernels are listed under their own names; which layer ran one, CANN does not say: --map brings the two together"

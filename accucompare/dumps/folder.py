@@ -25,7 +25,7 @@ from accucompare.dumps.files import (
     safetensors_index,
     tensors_in_pt,
 )
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part, UnreadableError
+from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
 from accucompare.dumps.name_pattern import DEFAULT, ROLES, NamePattern, Place
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
@@ -52,14 +52,14 @@ def _files(path: Path) -> Iterator[str]:
             yield os.path.relpath(os.path.join(folder, name), path)
 
 
-def _open(path: Path, name_pattern: str | None) -> Dump:
-    pattern = NamePattern.parse(DEFAULT if name_pattern is None else name_pattern)
+def _open(path: Path, naming: Naming) -> Dump:
+    pattern = NamePattern.parse(DEFAULT if naming.pattern is None else naming.pattern)
     found: dict[tuple[int, int], list[tuple[Place, _Load]]] = {}
     others: dict[str, str] = {}
     for name, load in _tensors(path, others):
         place = pattern.place(name)
         if place is None:
-            raise UsageError(_no_match(path, name, pattern, name_pattern is None))
+            raise UsageError(_no_match(path, name, pattern, naming.pattern is None))
         found.setdefault((place.rank, place.step), []).append((place, load))
     if not found:
         raise BundleError(f"{path}: holds no tensor in a {', '.join(_ENDINGS)}")

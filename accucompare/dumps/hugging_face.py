@@ -17,7 +17,7 @@ from typing import Any
 
 from accucompare.bundle.records import Layout, Role
 from accucompare.dumps.files import as_shape, inside, is_scalar, load_safetensors, read_json, safetensors_index, scalar
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part, UnreadableError
+from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 from accucompare.text import printable
@@ -35,7 +35,7 @@ def _recognise(path: Path) -> bool:
     return path.name.endswith((_INDEX, "_debug_tree_SUMMARY.json")) or (path.is_dir() and next(path.glob(f"*{_INDEX}"), None) is not None)
 
 
-def _open(path: Path, name_pattern: str | None) -> Dump:
+def _open(path: Path, naming: Naming) -> Dump:
     if path.is_dir():
         indices = sorted(path.glob(f"*{_INDEX}"))
         if len(indices) > 1:

@@ -15,7 +15,7 @@ from accucompare.bundle.manifest import Manifest
 from accucompare.bundle.records import TRAINING_ROLES, Key, Layout, Record, Role
 from accucompare.bundle.writer import BundleWriter
 from accucompare.dumps.formats import format_of
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part, UnreadableError
+from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.digests import fingerprint
 from accucompare.numbers.dtypes import DTYPES
@@ -24,6 +24,7 @@ from accucompare.selection import Mode
 
 #: How many bytes of tensors may wait to be written: a few tensors.
 _QUEUE_BYTES = 64 << 20
+_NAMES_AS_THEY_ARE = Naming()
 _BETWEEN_REPORTS = 16  # items, between two reports of progress
 
 #: Called with the items that are done, and how many there are, as far as that is known: one of each step that was not begun yet.
@@ -56,7 +57,7 @@ def import_dump(
     out: Place,
     *,
     format_name: str | None = None,
-    name_pattern: str | None = None,
+    naming: Naming = _NAMES_AS_THEY_ARE,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Imported:
@@ -66,7 +67,7 @@ def import_dump(
         path: the dump: a directory or a file.
         out: the bundle's directory.
         format_name: one of ``formats.FORMATS``; ``None`` if it is to be recognised.
-        name_pattern: how file names are to be read, for the formats that need it.
+        naming: what the user says of the dump's names, for the formats that need it.
         overwrite: replace a bundle that is there.
         progress: is told how far it has come.
 
@@ -79,10 +80,12 @@ def import_dump(
         CaptureError: if the bundle cannot be written. After any of these, and Ctrl-C, nothing is left, and an earlier bundle is back.
     """
     chosen = format_of(path, format_name)
-    if name_pattern is not None and not chosen.takes_pattern:
+    if naming.pattern is not None and not chosen.takes_pattern:
         raise UsageError(f"--name-pattern: dumps of {chosen.title} have names of their own; leave it out")
+    if naming.onnx is not None and not chosen.takes_onnx:
+        raise UsageError(f"--onnx: dumps of {chosen.title} are of no ONNX model; leave it out")
     refuse_directory(out, overwrite)
-    dump = chosen.open(path, name_pattern)
+    dump = chosen.open(path, naming)
     if not dump.parts:
         raise BundleError(f"{path}: holds nothing to import")
     with locked(out):

@@ -111,6 +111,14 @@ class Dump:
 
 
 @dataclass(frozen=True)
+class Naming:
+    """What the user said of a dump's names: how they are read, and the ONNX model whose values they are."""
+
+    pattern: str | None = None
+    onnx: Path | None = None
+
+
+@dataclass(frozen=True)
 class Format:
     """A format of dumps.
 
@@ -118,8 +126,8 @@ class Format:
         name: as ``--from`` gives it.
         title: the tool, as messages call it.
         recognise: whether a path looks like one; cheap, and never raises for hostile content.
-        open: opens it. The second argument is ``--name-pattern``. Raises ``BundleError`` or ``UsageError``.
-        takes_pattern: whether a name pattern means something to it.
+        open: opens it, by what the user said of its names. Raises ``BundleError`` or ``UsageError``.
+        takes_pattern, takes_onnx: whether a name pattern, and an ONNX model, mean something to it.
         generic: whether it is taken only if no other format is recognised.
         looks_like: what ``recognise`` goes by, in words, for messages and help.
     """
@@ -127,7 +135,8 @@ class Format:
     name: str
     title: str
     recognise: Callable[[Path], bool]
-    open: Callable[[Path, str | None], Dump]
+    open: Callable[[Path, Naming], Dump]
     looks_like: str
     takes_pattern: bool = False
+    takes_onnx: bool = False
     generic: bool = False

@@ -11,7 +11,7 @@ from pathlib import Path
 from accucompare.bundle.records import Role
 from accucompare.dumps.files import load_npy
 from accucompare.dumps.folders import files_in, folders_with, step_folders
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Part
+from accucompare.dumps.items import Dump, Format, Item, LeftOut, Naming, Part
 from accucompare.selection import DumpFormat
 
 _NAME = re.compile(
@@ -24,7 +24,7 @@ def _belongs(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def _open(path: Path, name_pattern: str | None) -> Dump:
+def _open(path: Path, naming: Naming) -> Dump:
     steps = step_folders(path, _belongs, "msaccucmp's .npy files")
     parts = tuple(Part(0, step, partial(_items, folder)) for step, folder in steps)
     note = (

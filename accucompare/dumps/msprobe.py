@@ -18,7 +18,7 @@ from typing import Any
 
 from accucompare.bundle.records import Layout, Role
 from accucompare.dumps.files import as_shape, inside, is_scalar, load_npy, load_pt, of_tensor, read_json, scalar
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part
+from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part
 from accucompare.dumps.order import Ended, around, in_order
 from accucompare.errors import BundleError, UsageError
 from accucompare.numbers.statistics import Statistics
@@ -67,7 +67,7 @@ def _entries(path: Path) -> list[Path]:
         return []
 
 
-def _open(path: Path, name_pattern: str | None) -> Dump:
+def _open(path: Path, naming: Naming) -> Dump:
     folders = _folders(path)
     if not folders:
         raise BundleError(f"{path}: holds no {INDEX} of msprobe's, neither there nor in step<N>/rank<R> or step<N>/proc<PID>")

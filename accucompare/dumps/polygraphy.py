@@ -1,6 +1,7 @@
 """Outputs that Polygraphy saved (``polygraphy run MODEL --save-outputs X.json``): JSON with each array as a ``.npy`` in base64.
 
-Names are those of ONNX. ``/h.0/attn/MatMul_output_0``, as torch.onnx.export names what a module computes, says the module.
+Names are those of ONNX. The model that ran says which module computes a value; without it, ``/h.0/attn/MatMul_output_0``, as the older
+exporter of torch.onnx names what a module computes.
 """
 
 from __future__ import annotations
@@ -11,23 +12,25 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from accucompare.bundle.records import Role
 from accucompare.dumps.files import read_json, read_npy
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part, UnreadableError
+from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
 from accucompare.dumps.name_pattern import NamePattern, Place
+from accucompare.dumps.onnx_graph import FOLDED_INTO, Computed, calls_of, read
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
 _BEGINS = re.compile(rb'\s*\{\s*"lst"\s*:\s*\[')
 #: What torch.onnx.export calls a value: the module's name by its parts, the operator, and the number of its output.
-_SCOPED = re.compile(r"/(?P<module>.+)/(?P<operator>[^/]+)_output_\d+", re.DOTALL)
+_SCOPED = re.compile(r"(?P<scope>(?:/.+)?)/[^/]+_output_\d+", re.DOTALL)
 _NESTING = 8  # arrays lie so deep at most
 _NOTE = (
     "of the values that a module computes, the last one that Polygraphy saved stands for its output; values whose names say no module "
-    "are outputs of the whole model"
+    "are outputs of the whole model; --onnx MODEL.onnx says which module computes what"
 )
 
 
@@ -42,7 +45,7 @@ def _recognise(path: Path) -> bool:
     return _BEGINS.match(head) is not None and b'"outputs"' in head
 
 
-def _open(path: Path, name_pattern: str | None) -> Dump:
+def _open(path: Path, naming: Naming) -> Dump:
     found = read_json(path)
     runs = found.get("lst") if isinstance(found, dict) else None
     if not isinstance(runs, list) or not all(isinstance(run, list) and len(run) == 2 and isinstance(run[1], list) for run in runs):
@@ -52,10 +55,16 @@ def _open(path: Path, name_pattern: str | None) -> Dump:
         raise UsageError(
             f"{path}: holds {len(runs)} runs ({names}); save each apart: polygraphy run MODEL --onnxrt --save-outputs onnxrt.json"
         )
+    if naming.pattern is not None and naming.onnx is not None:
+        raise UsageError("--name-pattern: the file of --onnx says which module computes a value; leave one of the two out")
     runner, iterations = runs[0]
-    named = _names if name_pattern is None else partial(_names_by_pattern, _pattern(name_pattern))
+    named: Callable[[list[str]], list[list[Place] | LeftOut]] = _names
+    if naming.onnx is not None:
+        named = partial(_names_by_graph, read(naming.onnx))
+    elif naming.pattern is not None:
+        named = partial(_names_by_pattern, _pattern(naming.pattern))
+    notes = (_NOTE,) if named is _names else ()
     parts = tuple(Part(0, step, partial(_items, iteration, path, named)) for step, iteration in enumerate(iterations))
-    notes = () if name_pattern is not None else (_NOTE,)
     return Dump(parts, (Role.OUTPUT,), partial=True, environment={"runner": str(runner)}, notes=notes)
 
 
@@ -68,43 +77,80 @@ def _pattern(text: str) -> NamePattern:
     return pattern
 
 
-def _items(iteration: Any, path: Path, named: Callable[[list[str]], list[Place | LeftOut]]) -> Iterator[Item | LeftOut]:
+def _items(iteration: Any, path: Path, named: Callable[[list[str]], list[list[Place] | LeftOut]]) -> Iterator[Item | LeftOut]:
     """The outputs of an iteration, under the names that ``named`` gives them."""
     outputs = iteration.get("outputs") if isinstance(iteration, dict) else None
     if not isinstance(outputs, dict):
         raise BundleError(f"{path}: is damaged; an iteration has no outputs")
-    for place, (name, value) in zip(named(list(outputs)), outputs.items(), strict=True):
-        if isinstance(place, LeftOut):
-            yield place
-        else:
+    for places, (name, value) in zip(named(list(outputs)), outputs.items(), strict=True):
+        if isinstance(places, LeftOut):
+            yield places
+            continue
+        for place in places:
             yield Item(place.name, Role.OUTPUT, place.path, place.call, load=partial(_load, value, f"{path}: {name}"))
 
 
-def _names_by_pattern(pattern: NamePattern, names: list[str]) -> list[Place | LeftOut]:
-    return [pattern.place(name) or LeftOut(name, f"its name does not match --name-pattern {pattern.text!r}") for name in names]
+def _names_by_pattern(pattern: NamePattern, names: list[str]) -> list[list[Place] | LeftOut]:
+    places = [pattern.place(name) for name in names]
+    return [
+        [place] if place else LeftOut(name, f"its name does not match --name-pattern {pattern.text!r}")
+        for name, place in zip(names, places, strict=True)
+    ]
 
 
-def _names(names: list[str]) -> list[Place | LeftOut]:
-    """Where each output belongs, by what ONNX calls it."""
-    modules = {name: _module(name) for name in names}
-    last = {module: name for name, module in modules.items() if module}
-    weights = {name for name in names if "." in name and "/" not in name}
-    alone = len([name for name, module in modules.items() if not module and name not in weights]) == 1
-    found: list[Place | LeftOut] = []
-    for name, module in modules.items():
-        if name in weights:
-            found.append(LeftOut(name, "a weight, by its name, which is no output"))
-        elif module and last[module] != name:
-            found.append(LeftOut(name, "an operator's value inside a module; the module's last one stands for its output"))
+def _names_by_graph(computed: Computed, names: list[str]) -> list[list[Place] | LeftOut]:
+    """Where each value belongs, by the model that computed it."""
+    found: list[list[Place] | LeftOut] = []
+    results = [name for name in computed.results if name in names]
+    for name in names:
+        places = [Place(call.module, Role.OUTPUT, "", call.call) for call in computed.outputs.get(name, ())]
+        if name in results:
+            places.append(Place("", Role.OUTPUT, "" if len(computed.results) == 1 else name))
+        if places:
+            found.append(places)
+        elif name in computed.weights:
+            found.append(LeftOut(name, "a weight under another name, which is no output"))
         else:
-            found.append(Place(module, Role.OUTPUT, "" if module or alone else name))
+            found.append(LeftOut(name, computed.why_not.get(name, "a value inside a module, which is not its output")))
     return found
 
 
-def _module(name: str) -> str:
-    """The qualified name of the module in a name of ONNX; ``""`` if there is none."""
-    match = _SCOPED.fullmatch(name)
-    return match["module"].replace("/", ".") if match else ""
+def _names(names: list[str]) -> list[list[Place] | LeftOut]:
+    """Where each output belongs, by what the older exporter calls it.
+
+    A name does not say that a bias is still to be added, or that a BatchNorm was folded in: where that may be, the value is left out.
+    """
+    scopes = {name: match["scope"] for name in names if (match := _SCOPED.fullmatch(name))}
+    calls = calls_of((scope[:end] for scope in scopes.values() for end in _ends(scope)), ())
+    last = {scope: name for name, scope in scopes.items()}
+    weights = {name for name in names if name not in scopes and ("." in name or "::" in name) and "/" not in name}
+    results = [name for name in names if name not in scopes and name not in weights]
+    has_norms = any("/BatchNormalization_output_" in name for name in scopes)
+    following = dict(pairwise(names))
+    found: list[list[Place] | LeftOut] = []
+    for name in names:
+        scope = scopes.get(name, "")
+        operator = name.removeprefix(scope).split("_output_")[0].strip("/").split("_")[0]
+        if name in weights:
+            found.append(LeftOut(name, "a weight, by its name, which is no output"))
+        elif not scope and name in scopes:
+            found.append(LeftOut(name, "an operator's value in the whole model, which is not its output"))
+        elif not scope:
+            found.append([Place("", Role.OUTPUT, "" if len(results) == 1 else name)])
+        elif last[scope] != name:
+            found.append(LeftOut(name, "an operator's value inside a module; the module's last one stands for its output"))
+        elif operator == "MatMul" and following.get(name) in results:
+            found.append(LeftOut(name, "a Linear's bias may be in the value after it, which names no module; --onnx MODEL.onnx tells"))
+        elif operator in FOLDED_INTO and not has_norms:
+            found.append(LeftOut(name, "the exporter may have folded a BatchNorm into it; --onnx MODEL.onnx tells"))
+        else:
+            found.append([Place(calls[scope].module, Role.OUTPUT, "", calls[scope].call)])
+    return found
+
+
+def _ends(scope: str) -> Iterator[int]:
+    """Where each part of ``/layers.0/fc`` ends."""
+    return (at for at in range(1, len(scope) + 1) if at == len(scope) or scope[at] == "/")
 
 
 def _load(value: Any, place: str) -> Loaded:
@@ -129,4 +175,5 @@ FORMAT = Format(
     _open,
     'a JSON file that begins with {"lst": [, of --save-outputs',
     takes_pattern=True,
+    takes_onnx=True,
 )

@@ -18,7 +18,7 @@ import numpy as np
 from accucompare.bundle.records import Role
 from accucompare.dumps.files import load_pt, of_tensor
 from accucompare.dumps.folders import files_in, folders_with
-from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Part, UnreadableError
+from accucompare.dumps.items import Dump, Format, Item, LeftOut, Loaded, Naming, Part, UnreadableError
 from accucompare.errors import BundleError, UsageError
 from accucompare.selection import DumpFormat
 
@@ -51,7 +51,7 @@ def _belongs(name: str) -> bool:
     return bool(_tags(name))
 
 
-def _open(path: Path, name_pattern: str | None) -> Dump:
+def _open(path: Path, naming: Naming) -> Dump:
     folders = folders_with(path, _belongs)
     if not folders:
         raise UsageError(f"{path}: holds no file of SGLang's dumper")

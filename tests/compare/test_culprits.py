@@ -348,6 +348,21 @@ def test_without_a_baseline_the_first_over_tolerance_is_named_and_not_trusted(co
     assert comparison.conclusion.startswith("different: a.fc, x limit 300 is the first over tolerance; without a baseline")
 
 
+@pytest.mark.parametrize("fed", [True, False])
+@pytest.mark.parametrize(("noisy", "named"), [(1, "b.fc"), (5, "a.fc")])
+def test_without_a_baseline_what_is_off_in_most_steps_comes_before_what_rounding_put_over_the_table(
+    tmp_path: Path, fed: bool, noisy: int, named: str
+) -> None:
+    slightly = {"a.fc output": 6e-5} if fed else dict.fromkeys((f"a.{each}" for each in ("fc output", "norm input")), 6e-5)
+    errors = [{**(slightly if step < noisy else {}), "b.fc output": 5e-5} for step in range(6)]
+    golden = write(tmp_path / "golden", net({}, 0.0, steps=6))
+    feed = {"capture": {"feed": {"golden": "golden", "identity": ac.open_bundle(golden).identity(), "not_fed": []}}} if fed else {}
+    records = [one._replace(record=replace(one.record, step=step)) for step, each in enumerate(errors) for one in net(each, 1e-8)]
+    found = ac.diff(golden, write(tmp_path / "candidate", records, **feed), rel_l2=4e-5)
+    assert found.culprits[0].name == named
+    assert ("over tolerance in most steps" in found.conclusion) == (not fed and noisy == 1)
+
+
 # Conclusions
 
 

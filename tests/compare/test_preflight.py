@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,16 @@ def test_parameters_on_one_side_only_are_named(tmp_path: Path) -> None:
 def test_inputs_that_differ_are_named_by_step(tmp_path: Path) -> None:
     golden, candidate = ({"inputs": {"0": {"x": tensor()}, "1": {"x": tensor(VALUES + shift)}}} for shift in (0, 1))
     assert messages(findings(tmp_path, golden, candidate)) == ["1 of 1 inputs of step 1 differ: x"]
+
+
+def test_what_is_said_of_the_inputs_of_several_steps_is_said_once(tmp_path: Path) -> None:
+    def inputs(shifts: Sequence[int], dtype: str = "float32") -> dict[str, Any]:
+        return {"inputs": {str(step): {"x": tensor(VALUES + shift, dtype)} for step, shift in enumerate(shifts)}}
+
+    shifted = findings(tmp_path, inputs([0] * 12), inputs([0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 1, 1]))
+    assert messages(shifted) == ["1 of 1 inputs of steps 1 to 3, 5, 10 to 11 differ: x"]
+    rounded = findings(tmp_path, inputs([0] * 12), inputs([0] * 12, "bfloat16"))
+    assert messages(rounded) == ["inputs of steps 0 to 11 are float32 in golden, bfloat16 in the candidate; the same after rounding"]
 
 
 @pytest.mark.parametrize(

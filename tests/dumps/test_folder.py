@@ -14,6 +14,7 @@ from accucompare.bundle.reader import open_bundle
 from accucompare.bundle.records import Record
 from accucompare.compare.rows import Reason, Status
 from accucompare.dumps.importing import import_dump
+from accucompare.dumps.items import Naming
 from accucompare.dumps.name_pattern import DEFAULT, NamePattern
 from accucompare.errors import UsageError
 
@@ -21,7 +22,7 @@ VALUES = torch.arange(6, dtype=torch.float32).reshape(2, 3) / 7
 
 
 def imported(folder: Path, pattern: str | None = None) -> list[Record]:
-    import_dump(folder, folder.parent / "bundle", name_pattern=pattern)
+    import_dump(folder, folder.parent / "bundle", naming=Naming(pattern))
     with open_bundle(folder.parent / "bundle") as bundle:
         assert bundle.complete
         return list(bundle.records())
@@ -116,7 +117,7 @@ def test_calls_come_in_natural_order_inputs_before_outputs(dump: Path) -> None:
 def test_what_is_no_tensor_is_listed(dump: Path) -> None:
     torch.save({"fc.output": VALUES, "when": "today"}, dump / "x.pt")
     (dump / "notes.txt").write_text("hello")
-    import_dump(dump, dump.parent / "bundle", name_pattern="x/{name}.{role}")
+    import_dump(dump, dump.parent / "bundle", naming=Naming("x/{name}.{role}"))
     with open_bundle(dump.parent / "bundle") as bundle:
         assert bundle.manifest.options.imported is not None
         left = {each.what: each.why for each in bundle.manifest.options.imported.left_out}

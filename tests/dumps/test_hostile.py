@@ -27,6 +27,7 @@ from accucompare.bundle.records import Layout
 from accucompare.dumps import files, importing
 from accucompare.dumps.files import UnreadableError, read_npy
 from accucompare.dumps.importing import import_dump
+from accucompare.dumps.items import Naming
 from accucompare.errors import AccucompareError, BundleError, CaptureError
 from tests.conftest import Run
 
@@ -206,7 +207,7 @@ def test_a_damaged_array_is_listed(kind: str, tmp_path: Path, monkeypatch: pytes
     name, write = FILES[kind]
     (tmp_path / "dump").mkdir()
     write(tmp_path / "dump" / name)
-    found = import_dump(tmp_path / "dump", tmp_path / "out", name_pattern="[x/]{name}.{role}")
+    found = import_dump(tmp_path / "dump", tmp_path / "out", naming=Naming("[x/]{name}.{role}"))
     assert len(found.unreadable) == 1
     assert name in found.unreadable[0]
     assert not (tmp_path / "ran").exists()
@@ -229,7 +230,7 @@ def test_what_a_second_tensor_of_one_name_is_is_not_guessed(tmp_path: Path) -> N
     np.save(tmp_path / "dump" / "a.output.npy", VALUES.numpy())
     np.savez(tmp_path / "dump" / "a.npz", output=VALUES.numpy())
     with pytest.raises(BundleError, match=r"a call 0 output .* is in the dump twice"):
-        import_dump(tmp_path / "dump", tmp_path / "out", name_pattern="{name}[.{role}][/output]")
+        import_dump(tmp_path / "dump", tmp_path / "out", naming=Naming("{name}[.{role}][/output]"))
     assert not (tmp_path / "out").exists()
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,30 @@ import torch
 import accucompare as ac
 from accucompare.bundle.records import Role
 from accucompare.compare.rows import Reason, Status
+from accucompare.dumps import onnx_graph
 from accucompare.dumps.importing import import_dump
+from accucompare.dumps.items import Naming
 from accucompare.errors import BundleError, UsageError
+from tests.conftest import Run
 
 DATA = Path(__file__).parent.parent / "data"
 
 
-@pytest.fixture(scope="module")
-def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Our own capture of the model that the dumps are of."""
+@cache
+def small_model() -> Any:
+    """The module of the models that the dumps are of."""
     spec = importlib.util.spec_from_file_location("small_model", DATA / "small_model.py")
     assert spec is not None
     assert spec.loader is not None
     small = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(small)
+    return small
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our own capture of the model that the dumps are of."""
+    small = small_model()
     path = tmp_path_factory.mktemp("dumps") / "golden"
     model = small.model()
     with ac.capture(model, path, seed=0):
@@ -149,6 +160,20 @@ def test_code_in_a_file_of_sglang_is_not_run(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "ran").exists()
 
 
+def test_gradients_that_megatron_keeps_in_main_grad_are_those_of_a_capture(tmp_path: Path) -> None:
+    model = small_model().model()
+    with ac.capture(model, tmp_path / "golden", seed=0):
+        model(small_model().inputs()).square().mean().backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+    shutil.unpack_archive(DATA / "sglang" / "main_grad.zip", tmp_path / "dump")
+    found = import_dump(tmp_path / "dump", tmp_path / "out")
+    assert (found.records, found.left_out) == (14, [])
+    compared = ac.diff(tmp_path / "golden", tmp_path / "out", rel_l2=1e-5)
+    rows = [row for row in compared.rows if row.golden and row.candidate]
+    assert {row.status for row in rows} == {Status.PASS}
+    assert [row.golden.role for row in rows if row.golden] == [Role.PARAM_GRAD] * 14
+
+
 def test_a_link_out_of_a_dump_is_refused(tmp_path: Path) -> None:
     (tmp_path / "dump").mkdir()
     torch.save({"value": torch.ones(2)}, tmp_path / "secret.pt")
@@ -166,6 +191,98 @@ def test_outputs_of_polygraphy_are_those_of_the_modules(golden: Path, tmp_path: 
     modules = [f"layers.{n}{part}" for n in (0, 1) for part in (".norm", ".up", ".act", ".down", "")]
     assert [row.module for row in rows] == [*modules, ""]
     assert {row.status for row in rows} == {Status.PASS}
+
+
+def captured(name: str, path: Path) -> None:
+    model, inputs = small_model().EXPORTED[name]
+    module = model()
+    with ac.capture(module, path, seed=0):
+        module(inputs())
+
+
+#: By the model that ran, of how many calls the outputs are known.
+EXPORTED = {
+    "sequential-older": 4,
+    "sequential-default": 4,
+    "twice-older": 15,
+    "twice-default": 17,
+    "repeated-older": 10,
+    "repeated-default": 9,
+    "convolutions-older": 5,
+    "convolutions-default": 6,
+}
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_what_a_sound_onnx_model_computes_is_what_its_modules_compute(name: str, tmp_path: Path) -> None:
+    dump = DATA / "polygraphy" / name
+    captured(name.split("-")[0], tmp_path / "golden")
+    import_dump(dump / "outputs.json", tmp_path / "out", naming=Naming(onnx=dump / "model.onnx"))
+    compared = ac.diff(tmp_path / "golden", tmp_path / "out", rel_l2=1e-5)
+    assert compared.passed
+    assert len([row for row in compared.rows if row.golden and row.candidate]) == EXPORTED[name]
+
+
+@pytest.mark.parametrize("name", [name for name in EXPORTED if name.endswith("older")])
+def test_a_sound_onnx_model_passes_by_the_names_of_its_values_too(name: str, tmp_path: Path) -> None:
+    captured(name.split("-")[0], tmp_path / "golden")
+    import_dump(DATA / "polygraphy" / name / "outputs.json", tmp_path / "out")
+    assert ac.diff(tmp_path / "golden", tmp_path / "out", rel_l2=1e-5).passed
+
+
+def test_names_that_say_no_module_are_told_with_what_to_type(cli: Run, tmp_path: Path) -> None:
+    captured("twice", tmp_path / "golden")
+    done = cli("import", DATA / "polygraphy" / "twice-default" / "outputs.json", "--out", tmp_path / "out")
+    assert "--onnx MODEL.onnx says which module computes what" in done.stdout
+    assert cli("diff", tmp_path / "golden", tmp_path / "out", "--report", "none").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ("linear_1", "fc call 1 output"),
+        ("gelu_1", "layers.1.act output"),
+        ("linear_5", "layers.1.down output"),
+        ("linear_7", "fc_1 output"),
+    ],
+)
+def test_a_fault_in_a_value_of_an_onnx_model_is_named(value: str, place: str, tmp_path: Path) -> None:
+    captured("twice", tmp_path / "golden")
+    content = json.loads((DATA / "polygraphy" / "twice-default" / "outputs.json").read_text())
+    outputs = content["lst"][0][1][0]["outputs"]
+    array = np.load(io.BytesIO(base64.b64decode(outputs[value]["values"]["array"])))
+    outputs[value]["values"]["array"] = encoded(array * 1.01)
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    import_dump(tmp_path / "x.json", tmp_path / "out", naming=Naming(onnx=DATA / "polygraphy" / "twice-default" / "model.onnx"))
+    found = ac.diff(tmp_path / "golden", tmp_path / "out", rel_l2=1e-5)
+    assert found.first_divergence is not None
+    assert found.first_divergence.place == place
+
+
+def test_a_module_named_like_a_second_call_is_told_by_its_weights(tmp_path: Path) -> None:
+    computed = onnx_graph.calls_of(["/fc", "/fc_1", "/act", "/act_1"], ["fc_1.weight"])
+    assert computed["/fc_1"] == onnx_graph.ModuleCall("fc_1", 0)
+    assert computed["/act_1"] == onnx_graph.ModuleCall("act", 1)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, 1000, -1])
+def test_a_damaged_onnx_model_is_refused(cut: int, tmp_path: Path) -> None:
+    dump = DATA / "polygraphy" / "twice-older"
+    (tmp_path / "model.onnx").write_bytes((dump / "model.onnx").read_bytes()[:cut])
+    with pytest.raises(BundleError, match=r"model.onnx: is damaged, or no ONNX model"):
+        import_dump(dump / "outputs.json", tmp_path / "out", naming=Naming(onnx=tmp_path / "model.onnx"))
+
+
+def test_a_model_that_is_not_there_is_told(tmp_path: Path) -> None:
+    dump = DATA / "polygraphy" / "twice-older"
+    with pytest.raises(UsageError, match=r"missing.onnx: cannot be read \(No such file or directory\)"):
+        import_dump(dump / "outputs.json", tmp_path / "out", naming=Naming(onnx=tmp_path / "missing.onnx"))
+
+
+def test_a_model_is_refused_for_dumps_that_are_of_none(tmp_path: Path) -> None:
+    (tmp_path / "x.output.npy").write_bytes(base64.b64decode(NPY))
+    with pytest.raises(UsageError, match=r"--onnx: dumps of .* are of no ONNX model; leave it out"):
+        import_dump(tmp_path, tmp_path / "out", naming=Naming(onnx=tmp_path / "model.onnx"))
 
 
 def test_a_fault_in_outputs_of_polygraphy_is_named(golden: Path, tmp_path: Path) -> None:
@@ -242,16 +359,16 @@ def test_a_damaged_file_of_polygraphy_is_refused(content: str, said: str, tmp_pa
 def test_a_name_pattern_says_what_names_of_onnx_that_say_no_module_are(golden: Path, tmp_path: Path) -> None:
     gelu = json.loads((DATA / "polygraphy" / "outputs.json").read_text())["lst"][0][1][0]["outputs"]["/layers.1/act/Gelu_output_0"]
     dump = polygraphy(tmp_path / "x.json", run(gelu_1=gelu["values"]["array"], other=NPY))
-    found = import_dump(dump, tmp_path / "out", name_pattern="{name}_{call}")
+    found = import_dump(dump, tmp_path / "out", naming=Naming("{name}_{call}"))
     assert [(each.what.split(" ")[0], each.why) for each in found.left_out] == [
         ("other", "its name does not match --name-pattern '{name}_{call}'")
     ]
-    import_dump(dump, tmp_path / "plain", name_pattern="{name}")
+    import_dump(dump, tmp_path / "plain", naming=Naming("{name}"))
     compared = ac.diff(golden, tmp_path / "plain", map="layers.1.act=gelu_1", rel_l2=1e-5)
     assert [row.place for row in compared.rows if row.golden and row.candidate] == ["layers.1.act output"]
     assert compared.passed
     with pytest.raises(UsageError, match="iterations are the steps"):
-        import_dump(dump, tmp_path / "no", name_pattern="{step}/{name}")
+        import_dump(dump, tmp_path / "no", naming=Naming("{step}/{name}"))
 
 
 def test_runs_of_two_runners_are_refused_with_the_command_to_type(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -446,11 +447,35 @@ def test_heat_maps_show_each_parameter_in_each_step(browser: Browser, log_page: 
     assert len(browser.texts("#heats figure")) == 3
     script = """const canvas = document.querySelector("#heats canvas"); const context = canvas.getContext("2d");
     const box = canvas.getBoundingClientRect(); const left = Math.min(230, Math.round(box.width * 0.35));
-    return [0, 1, 2].map((row) => [...context.getImageData(left + 5, row * 14 + 5, 1, 1).data]);"""
+    return [0, 1, 2].map((row) => [...context.getImageData(left + 5, 14 + row * 14 + 5, 1, 1).data]);"""
     smallest, missing, not_finite = browser.run(script)
     assert smallest == [68, 1, 84, 255]
     assert missing == [0, 0, 0, 0]
     assert not_finite == [198, 40, 40, 255]
+
+
+#: What is drawn of texts: each with its left and right end.
+DRAWN = """const drawn = []; const ctx = { measureText: (text) => ({ width: 6 * String(text).length }),
+    fillText: (text, x) => drawn.push([String(text), ctx.textAlign === "right" ? x - 6 * text.length : x, x + 6 * String(text).length]),
+    save() {}, restore() {}, setLineDash() {}, beginPath() {}, moveTo() {}, lineTo() {}, stroke() {} };"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "HeatMap.prototype.numbers.call({ about: { steps: [...Array(60).keys()] }, left: 200, cell: 9 }, ctx);",
+        """const marks = [...Array(60).keys()].map((step) => ({ at: step, color: "muted", title: `step ${step}` }));
+        const valToPos = (at) => 9 * at;
+        LineChart.prototype.marks.call({ options: { marks } }, { ctx, valToPos, bbox: { left: 0, width: 540, top: 0, height: 9 } });""",
+    ],
+    ids=["above a heat map", "in a chart"],
+)
+def test_the_numbers_of_many_steps_do_not_overlap(browser: Browser, log_page: Path, script: str) -> None:
+    browser.open(log_page)
+    drawn = browser.run(f"{DRAWN} {script} return drawn;")
+    assert drawn[0][0].endswith("0")
+    assert 10 <= len(drawn) < 60
+    assert all(before[2] < after[1] for before, after in pairwise(drawn))
 
 
 # 100,000 rows
@@ -556,6 +581,6 @@ def test_a_page_of_very_many_rows_holds_few_and_sums_up_all(browser: Browser, tm
     hover = """const canvas = document.querySelector("#heats canvas"); const box = canvas.getBoundingClientRect();
     const left = Math.min(230, Math.round(box.width * 0.35));
     const x = box.left + left + 5.5 * Math.min((box.width - left) / 6, 60);
-    canvas.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: box.top + 3, bubbles: true }));
+    canvas.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: box.top + 17, bubbles: true }));
     return document.querySelector("#heats .tip").textContent"""
     assert browser.run(hover).startswith(f"{found.rows[0].module}rank 5: ")

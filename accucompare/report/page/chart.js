@@ -65,6 +65,7 @@ class LineChart {
   // Lines between steps, and where the runs part.
   marks(plot) {
     const { ctx, bbox } = plot;
+    let free = bbox.left; // where the next title has room
     for (const mark of this.options.marks ?? []) {
       const x = Math.round(plot.valToPos(mark.at, "x", true));
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
@@ -77,10 +78,14 @@ class LineChart {
       ctx.stroke();
       ctx.fillStyle = color(mark.color);
       ctx.font = `${11 * devicePixelRatio}px system-ui`;
-      const atRight = x + ctx.measureText(mark.title).width + 8 > bbox.left + bbox.width;
+      const wide = ctx.measureText(mark.title).width + 8;
+      const atRight = x + wide > bbox.left + bbox.width;
       ctx.textAlign = atRight ? "right" : "left";
       ctx.textBaseline = "top";
-      ctx.fillText(mark.title, x + (atRight ? -4 : 4), bbox.top + 2);
+      if ((atRight ? x - wide : x) >= free) {
+        ctx.fillText(mark.title, x + (atRight ? -4 : 4), bbox.top + 2);
+        free = atRight ? x : x + wide;
+      }
       ctx.restore();
     }
   }

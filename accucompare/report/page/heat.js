@@ -1,7 +1,8 @@
 // Heat maps, layer by step: how large a number is on a logarithmic scale, from dark (small) over green to yellow (large).
 
 const RAMP = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
-const LIMIT_SPAN = 1000; // how far around a limit colours differ
+const LIMIT_SPAN = 1000; // how far around a limit colours differ at most
+const HEAD = 14; // pixels above the cells, for the numbers of the columns
 const MOST_HIGH = 14000; // pixels of a canvas
 
 function ramp(share) {
@@ -20,8 +21,7 @@ class HeatMap {
     Object.assign(this, { high, values: toNumbers(high, new Uint32Array(count)), about, names });
     this.row = Math.max(1, Math.min(14, Math.floor(MOST_HIGH / names.length)));
     const [low, top] = this.bounds();
-    this.low = Math.log10(low);
-    this.span = Math.max(Math.log10(top) - this.low, 1e-9);
+    [this.low, this.top] = [Math.log10(low), Math.log10(top)];
     this.canvas = make("canvas", { role: "img", ariaLabel: `${about.title}, layer by step` });
     this.tip = make("div", { className: "tip", hidden: true });
     this.scroll = make("div", { className: "heat" }, this.canvas);
@@ -43,8 +43,10 @@ class HeatMap {
       low = Math.min(low, value);
       high = Math.max(high, value);
     }
-    if (this.about.limit) return [this.about.limit / LIMIT_SPAN, this.about.limit * LIMIT_SPAN];
-    return high ? [low, high] : [1e-8, 1];
+    const limit = this.about.limit;
+    if (!limit) return high ? [low, high] : [1e-8, 1];
+    const least = Math.max(Math.min(10 ** Math.floor(Math.log10(low)), limit / 10), limit / LIMIT_SPAN);
+    return [least, Math.min(Math.max(10 ** Math.ceil(Math.log10(high || 1)), limit * 10), limit * LIMIT_SPAN)];
   }
 
   draw() {
@@ -55,29 +57,44 @@ class HeatMap {
     this.left = labelled ? Math.min(230, Math.round(wide * 0.35)) : 0;
     const [columns, rows] = [this.about.steps.length, this.names.length];
     this.cell = Math.min((wide - this.left) / columns, 60);
-    const ratio = this.row * rows * devicePixelRatio < 16000 ? devicePixelRatio : 1;
+    const high = HEAD + rows * this.row;
+    const ratio = high * devicePixelRatio < 16000 ? devicePixelRatio : 1;
     this.canvas.width = wide * ratio;
-    this.canvas.height = rows * this.row * ratio;
+    this.canvas.height = high * ratio;
     this.canvas.style.width = `${wide}px`;
-    this.canvas.style.height = `${rows * this.row}px`;
+    this.canvas.style.height = `${high}px`;
     const ctx = this.canvas.getContext("2d");
     ctx.scale(ratio, ratio);
     ctx.font = "10px system-ui";
     ctx.textBaseline = "middle";
+    this.numbers(ctx);
     for (let row = 0; row < rows; row++) {
+      const y = HEAD + row * this.row;
       for (let column = 0; column < columns; column++) {
         const fill = this.fill(row * columns + column);
         if (fill === null) continue;
         ctx.fillStyle = fill;
         const gap = this.cell > 4 && this.row > 4 ? 1 : 0;
-        ctx.fillRect(this.left + column * this.cell, row * this.row, Math.max(this.cell - gap, 1), this.row - gap);
+        ctx.fillRect(this.left + column * this.cell, y, Math.max(this.cell - gap, 1), this.row - gap);
       }
       if (!labelled) continue;
       ctx.fillStyle = color("ink");
-      ctx.fillText(shortened(ctx, this.names[row], this.left - 8), 0, (row + 0.5) * this.row);
+      ctx.fillText(shortened(ctx, this.names[row], this.left - 8), 0, y + this.row / 2);
     }
     const over = this.about.limit ? this.values.findIndex((value) => value > this.about.limit) : -1;
     if (over >= 0) this.scroll.scrollTop = Math.max(0, (Math.floor(over / columns) - 3) * this.row);
+  }
+
+  // The number of each column above it, or of as many of them as there is room for.
+  numbers(ctx) {
+    ctx.fillStyle = color("muted");
+    let free = 0;
+    this.about.steps.forEach((step, column) => {
+      const x = this.left + column * this.cell;
+      if (x < free) return;
+      ctx.fillText(step, x, HEAD / 2);
+      free = x + ctx.measureText(step).width + 8;
+    });
   }
 
   fill(at) {
@@ -85,9 +102,10 @@ class HeatMap {
     const value = this.values[at];
     if (!Number.isFinite(value)) return color("over");
     if (value <= 0) return color("grid");
-    const share = (Math.log10(value) - this.low) / this.span;
-    if (!this.about.limit) return `rgb(${ramp(share).join(" ")})`;
-    const far = Math.min(Math.abs(2 * share - 1), 1) * 100; // how far from the limit, on either side
+    const at10 = Math.log10(value);
+    if (!this.about.limit) return `rgb(${ramp((at10 - this.low) / Math.max(this.top - this.low, 1e-9)).join(" ")})`;
+    const limit = Math.log10(this.about.limit);
+    const far = Math.min((at10 - limit) / ((at10 > limit ? this.top : this.low) - limit), 1) * 100; // how far from the limit, on either side
     return value > this.about.limit
       ? `color-mix(in oklab, ${color("heat-over")} ${far}%, ${color("heat-at")})`
       : `color-mix(in oklab, ${color("heat-under")} ${far}%, ${color("heat-near")})`;
@@ -95,7 +113,7 @@ class HeatMap {
 
   hover(event) {
     const column = Math.floor((event.offsetX - this.left) / this.cell);
-    const row = Math.floor(event.offsetY / this.row);
+    const row = Math.floor((event.offsetY - HEAD) / this.row);
     const name = this.names[row];
     const step = this.about.steps[column];
     if (name === undefined || step === undefined || column < 0) return void (this.tip.hidden = true);

@@ -27,3 +27,12 @@ net = model()
 dumper.register_non_intrusive_dumper(net)
 net(inputs()).square().mean().backward()
 dumper.step()
+
+# As Megatron keeps gradients: in param.main_grad, and none in param.grad. The caller's get_grad finds them.
+config = DumperConfig(enable=True, dir=f"{sys.argv[1]}-main-grad", exp_name="sglang", enable_model_value=False, enable_model_grad=True)
+dumper = _Dumper(config=config)
+net = model()
+net(inputs()).square().mean().backward()
+for parameter in net.parameters():
+    parameter.main_grad, parameter.grad = parameter.grad, None
+dumper.dump_model(net, get_grad=lambda parameter: parameter.main_grad)
