@@ -110,8 +110,7 @@ def _given_otherwise(result: Result) -> Iterator[str]:
             found.setdefault(_GIVEN[finding.about], []).append(finding.message)
     for row in result.rows:  # a limit of the user's may be larger than a number that an optimizer was given
         record, metrics = row.record, row.metrics
-        number_of_group = record is not None and record.role is Role.STATE_BEFORE and not record.name
-        if number_of_group and metrics is not None and metrics.max_abs:
+        if record is not None and record.is_of_group and metrics is not None and metrics.max_abs:
             message = f"{result.place(row)}: {metrics.golden_at_max:g} in golden, {metrics.candidate_at_max:g} in the candidate"
             found.setdefault("trained otherwise", []).append(message)
     for how, messages in found.items():

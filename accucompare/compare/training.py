@@ -187,7 +187,7 @@ class Training:
             return self._update_alone(record, verdict, parameter)
         if verdict.reason is Reason.OVER and self._wanders(record, given):
             return replace(verdict, reason=Reason.NOT_COMPARABLE, detail=NOT_GIVEN if self.fed else NOT_FED)
-        of_group = record.role is Role.STATE_BEFORE and not record.name and record.parent is None and record.shape == ()
+        of_group = record.is_of_group and record.shape == ()
         if verdict.reason is Reason.OVER:
             inherited = {
                 Role.PARAM_GRAD: parameter in self._parameters or parameter[::2] in self._not_updated,  # nor was it set to zero
