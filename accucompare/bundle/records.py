@@ -236,7 +236,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def is_of_group(self) -> bool:
-        """Whether it is a number of a parameter group, as ``AdamW.0.lr``; not the state of a parameter of the root's, as ``cls.exp_avg``."""
+        """Whether it is a number of a parameter group, ``AdamW.0.lr``; and not the state of a parameter of the root's, ``cls.exp_avg``."""
         _, _, number = self.path.partition(".")
         return self.role is Role.STATE_BEFORE and not self.name and number.partition(".")[0].isdecimal()
 
