@@ -268,6 +268,7 @@ class Terms:
     _values: dict[tuple[int, int, int, str], float] = field(default_factory=dict)  # L2 norm of a parameter before an update
     _given: dict[Call, list[tuple[float, int]]] = field(default_factory=dict)  # of this step: L2 norm and size of what calls were given
     _summed: dict[str, int] = field(default_factory=dict)  # how many values each sum of a module has
+    _elements: dict[str, int] = field(default_factory=dict)  # how many values arrived at an output of a module
     _length: dict[str, float] = field(default_factory=dict)  # of a recurrent module's sequences, the mean
 
     def summed(self, record: Record) -> int:
@@ -276,6 +277,14 @@ class Terms:
             each = record.shape[SUMMED[record.type]]
             self._summed[record.name] = max(self._summed.get(record.name, 0), math.prod(record.shape) // max(each, 1))
         return self._summed.get(record.name, 0) if record.role in _OF_SUMS else 0
+
+    def added(self, record: Record) -> int:
+        """Of how many terms each value of a bias's gradient is the sum; 0 of any other record, or if what arrived was not recorded."""
+        if record.role is Role.GRAD_OUTPUT:
+            self._elements[record.name] = max(self._elements.get(record.name, 0), math.prod(record.shape))
+        if record.role not in PARAMETER_GRADIENTS or len(record.shape) != 1:
+            return 0
+        return self._elements.get(record.name, 0) // max(record.shape[0], 1)
 
     def roundings(self, record: Record) -> float:
         """By how many roundings a value of a module in ``RECURRENT`` comes about, if operators compose each of its steps."""
