@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -93,6 +93,11 @@ class Parting:
     def clips_otherwise(self) -> bool:
         """Whether gradients that agree are clipped otherwise, which no wandering explains."""
         return self.clips_alone or (self.quantity is Quantity.CLIPPED and self.apart is not None and self.apart.clearly_over)
+
+    @property
+    def of_no_number(self) -> bool:
+        """Whether a loss is NaN or infinite on one side, which no wandering explains, and no gradient of it tells."""
+        return self.quantity is Quantity.LOSS and self.apart is not None and not self.apart.finite
 
     @property
     def evidence(self) -> str:
@@ -245,7 +250,8 @@ def climb(
     same_type = float_dtype(golden[0]) == float_dtype(candidate[0])
     digests = _Digests(same_type or _any_same(pairs, "batch"), same_type)
     shown = judges[0] if judges else {}
-    partings = itertools.chain(_other_weights(golden, weights), _partings(pairs, digests, settings, rows))
+    compared = _given_within(rows, limits.by_user) if limits.by_user or not given.given else frozenset()
+    partings = itertools.chain(_other_weights(golden, weights), _partings(pairs, digests, settings, rows, compared))
     return TrainingResult(
         tuple(pairs),
         judged_by,
@@ -372,11 +378,28 @@ def _through_optimizer(parting: Parting | None, pairs: Iterable[StepPair]) -> Pa
     return parting
 
 
-def _partings(pairs: Sequence[StepPair], digests: _Digests, settings: Iterable[OtherSetting], rows: Sequence[Row]) -> Iterator[Parting]:
-    """Every place where the two are further apart than rounding explains."""
-    compared = _compared_inputs(rows)
+def _given_within(rows: Iterable[Row], by_user: bool) -> frozenset[Place]:
+    """Steps of which all that the model was given was compared and is within its limits: there these decide, and no digests.
+
+    By default limits only where values show how far apart the batches are: another model, as of a GAN, may have computed them.
+    """
+    passed: dict[Place, bool] = {}
+    measured: set[Place] = set()
+    for row in rows:
+        if row.record is not None and row.record.role is Role.INPUT and row.record.parent is None:
+            place = row.record.rank, row.record.step
+            passed[place] = row.status is Status.PASS and passed.get(place, True)
+            if by_user or (row.reason is Reason.OK and row.verdict.used):
+                measured.add(place)
+    return frozenset(place for place, all_of_them in passed.items() if all_of_them and place in measured)
+
+
+def _partings(
+    pairs: Sequence[StepPair], digests: _Digests, settings: Iterable[OtherSetting], rows: Iterable[Row], given_within: Collection[Place]
+) -> Iterator[Parting]:
+    """Every place where the two are further apart than rounding explains. ``given_within``: steps whose batches no digests judge."""
     data = (parting for parting in _by_digests(pairs) if digests.batches and parting.rung is Rung.DATA)
-    yield from (parting for parting in data if (parting.rank, parting.step) not in compared)
+    yield from (parting for parting in data if (parting.rank, parting.step) not in given_within)
     beginning = min((pair.step for pair in pairs), default=0)
     if digests.weights and not beginning:  # later, weights differ for what was trained into them
         yield from (each for each in _by_digests(pairs) if each.rung is Rung.WEIGHTS and not each.step)
@@ -391,16 +414,6 @@ def _partings(pairs: Sequence[StepPair], digests: _Digests, settings: Iterable[O
         if each.parts
     )
     yield from _by_rows(rows, beginning)
-
-
-def _compared_inputs(rows: Iterable[Row]) -> set[tuple[int, int]]:
-    """The ranks and steps of which rows say how far apart what the model was given is: another model, as of a GAN, may have computed it."""
-    found: set[tuple[int, int]] = set()
-    for row in rows:
-        record = row.record
-        if record is not None and record.role is Role.INPUT and record.parent is None and row.reason is Reason.OK and row.verdict.used:
-            found.add((record.rank, record.step))
-    return found
 
 
 def _by_rows(rows: Iterable[Row], beginning: int) -> Iterator[Parting]:

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from accucompare.bundle.records import GRADIENT_ROLES, UPDATE_ROLES, Record, Role
 from accucompare.compare.rows import UNMATCHED, Reason, Status, Verdict
-from accucompare.compare.tolerance import RECURRENT, SUMMED
+from accucompare.compare.tolerance import RECURRENT, SUMMED, Tolerance
 
 #: (rank, step, name, call index).
 Call = tuple[int, int, str, int]
 
-#: Fed: a later error in the backward of a call's own code is another one if it is so many times as far over its limit.
+#: Fed: a later error in a call's own code, or in its backward, is another one if it is so many times as far over its limit as the earlier.
 MUCH_FURTHER = 8.0
 
 #: Free-running, a gradient carries the rounding of the whole forward and of the backward until there: its default limit is so many
@@ -300,8 +300,8 @@ class Terms:
             return 2.0 * forward + self._length.get(record.name, 0.0) / 2.0
         return 2.0 * forward if record.role is Role.GRAD_INPUT else forward
 
-    def larger(self, record: Record) -> float:
-        """By what factor the terms of golden's record are larger than it; 1 where they are not, or that is not known."""
+    def widened(self, tolerance: Tolerance, record: Record) -> Tolerance:
+        """The limits of golden's record, with room for the rounding of its terms."""
         size = (record.statistics.l2 if record.statistics is not None else None) or 0.0
         call: Call = (record.rank, record.step, record.name, record.call)
         part = (record.rank, record.step, parameter_of(record))
@@ -329,4 +329,4 @@ class Terms:
             self._values[update] = size
         elif record.role is Role.PARAM_UPDATE:
             terms = self._values.get(update, size)
-        return max(terms / size, 1.0) if size else 1.0
+        return tolerance.scaled(max(terms / size, 1.0)) if size else tolerance.of_zero(terms, record)
