@@ -9,6 +9,7 @@ import torch
 
 import accucompare as ac
 from accucompare.findings.analysis import read
+from accucompare.scripts.outcome import others
 from accucompare.scripts.plan import Action
 from tests.scripts.forked import UNEDITED, Ran, run
 
@@ -465,6 +466,48 @@ def test_a_second_run_is_fed_with_the_first(captured: Ran, tmp_path: Path) -> No
     assert ran.seen[0].error is None
     comparison = ac.diff(captured.bundle, ran.bundle)
     assert [(culprit.name, culprit.site) for culprit in comparison.culprits[:1]] == [("", "glue")]
+
+
+#: What calls a part of a model before there is an optimizer: a parametrization, and a module that looks for a shape, while it is made; and
+#: the script itself.
+EARLY = {
+    "parametrization": "model = Around(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)))",
+    "dummy forward": "class Shaped(Around):\n"
+    "    def __init__(self):\n"
+    "        super().__init__(nn.Sequential(nn.Linear(3, 4), nn.Flatten()))\n"
+    "        self.head = nn.Linear(self.inner(x).shape[1], 3)\n"
+    "model = Shaped()",
+    "a part called apart": "model = Around(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))\nmodel.inner(x)",
+}
+
+
+@pytest.mark.parametrize("early", EARLY)
+def test_what_is_called_before_the_training_does_not_keep_a_second_run_from_being_fed(tmp_path: Path, early: str) -> None:
+    script = (
+        BEGINNING
+        + """
+class Around(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.head = inner, nn.Identity()
+    def forward(self, x):
+        return self.head(self.inner(x))
+"""
+        + EARLY[early]
+        + "\ntrain(model, torch.optim.SGD(model.parameters(), 0.1))\n"
+    )
+    golden = run(tmp_path, script, plan={"seed": 0})
+    fed = run(tmp_path, script, plan={"seed": 0, "options": {"feed": str(golden.bundle)}, "out": str(tmp_path / "fed")})
+    assert fed.seen[0].error is None
+    assert others(golden.seen) == []
+    assert ac.diff(golden.bundle, fed.bundle).answer.value == "identical"
+
+
+def test_golden_of_another_model_is_refused_where_no_other_is_called(captured: Ran, tmp_path: Path) -> None:
+    script = BEGINNING + "nn.Bilinear(3, 3, 3)(x, x)\nnn.Sequential(Net())(x)\n"
+    ran = run(tmp_path, script, plan={"options": {"feed": str(captured.bundle)}, "out": str(tmp_path / "fed")})
+    assert "is of another model" in (ran.seen[0].error or "")
+    assert not any(model.chosen for model in ran.seen[0].models)
 
 
 def test_a_saved_state_is_that_before_the_first_recorded_step(tmp_path: Path) -> None:
