@@ -115,11 +115,6 @@ def _(training: Training) -> None:
     training.given.append(lambda step, given, labels: given.update(x=(given["x"] * 300).bfloat16()))
 
 
-@fault("features that are never filled", "input-constant", places="moe bfloat16")
-def _(training: Training) -> None:
-    training.given.append(lambda step, given, labels: given["x"][:, :12].zero_())
-
-
 @fault("an Inf in one batch", "input-finite", places="cnn bfloat16")
 def _(training: Training) -> None:
     training.given.append(lambda step, given, labels: given["x"].view(-1)[:1].fill_(math.inf) if step == ONCE else None)
@@ -184,7 +179,7 @@ def _(training: Training) -> None:
     training.before_update.append(lambda training, step: training.optimizer.zero_grad(set_to_none=False))
 
 
-@fault("weights of zero that stay", "without-gradient", places="moe float32")
+@fault("weights of zero that stay", "without-gradient", "dead-units", places="moe float32")
 def _(training: Training) -> None:
     expert: Any = training.model.get_submodule("layers.0.1")
     for each in (*expert.up.parameters(), *expert.down.parameters()):

@@ -7,6 +7,7 @@ from pathlib import Path
 from accucompare.findings.analysis import Ranks
 from accucompare.findings.checks import Status
 from accucompare.findings.health import Health, Result
+from accucompare.report.excel_norms import norm_sheets
 from accucompare.report.excel_sheets import write_workbook
 from accucompare.report.health_columns import HEALTH, headline
 from accucompare.report.looks import AMBER, GREEN, PALE_RED, RED, SECTION
@@ -28,9 +29,9 @@ def health_sheet(ranks: Ranks, health: Health) -> Table:
 
 
 def write_health(ranks: Ranks, health: Health, path: Path) -> Path:
-    """Write the checklist as an Excel report, and return its path.
+    """Write the checklist as an Excel report, with the norms of each parameter behind it, and return its path.
 
     Raises:
         ReportError: if it cannot be written.
     """
-    return write_workbook(path, f"the checklist of {ranks.path.name}", [health_sheet(ranks, health)])
+    return write_workbook(path, f"the checklist of {ranks.path.name}", [health_sheet(ranks, health), *norm_sheets(ranks)])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from accucompare.findings.analysis import Analysis
+from accucompare.findings.analysis import Analysis, Ranks
 from accucompare.report.columns import COUNT, SCIENTIFIC, Column, Scale
 from accucompare.report.looks import CURVES, MUTED_TEXT, SECTION
 from accucompare.report.sheets import Chart, Item, Line, Series, Table, thinned
-from accucompare.report.watch_columns import MEASURES, LayerStep, Measure, layer_steps
+from accucompare.report.watch_columns import MEASURES, LayerStep, Measure, layer_steps, main_run
 from accucompare.text import printable
 
 #: A sheet has a column for each of so many parameters.
@@ -19,8 +19,10 @@ _DRAWN = 4
 _CHART_LINES = 17
 
 
-def norm_sheets(run: Analysis, of_rank: str = "") -> list[Table]:
-    """A sheet for each number of each parameter that the log has; none of a log without."""
+def norm_sheets(ranks: Ranks) -> list[Table]:
+    """A sheet for each number of each parameter that the log has, of the rank of which all is shown; none of a log without."""
+    run = main_run(ranks)
+    of_rank = f", rank {run.start.rank}" if ranks.several else ""
     return [sheet for measure in MEASURES if (sheet := _sheet(run, measure, measure.title + of_rank)) is not None]
 
 

@@ -34,9 +34,7 @@ def write_watch(ranks: Ranks, path: Path) -> Path:
         ReportError: if it cannot be written.
     """
     health = [health_sheet(ranks, examine(ranks))] if any(run.vitals for run in ranks.ranks) else []
-    run = log.main_run(ranks)
-    norms = norm_sheets(run, f", rank {run.start.rank}" if ranks.several else "")
-    sheets = [_findings(ranks), _frames(ranks), *_steps(ranks), *norms, _warnings(ranks), *health, _environment(ranks)]
+    sheets = [_findings(ranks), _frames(ranks), *_steps(ranks), *norm_sheets(ranks), _warnings(ranks), *health, _environment(ranks)]
     return write_workbook(path, f"what a watch found: {ranks.path.name}", sheets)
 
 

@@ -160,6 +160,8 @@ def _shapes(node: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     if len(predictions) != 1 or (sizes := tuple(node._saved_self.shape) if fused else _sizes(node, 0)) is None:
         return None
     before, at = predictions[0]
+    while before.name() == "ToCopyBackward0":  # of autocast, behind the spreading
+        before, at = before.next_functions[0]
     if before.name() == "ExpandBackward0":
         own, source = tuple(before._saved_self_sym_sizes), before.next_functions[0][0]
     else:

@@ -144,12 +144,22 @@ for name, given in ONCE.items():
     SOUND.append((name, "loss-input", lambda given=given: trained(given)))
 
 
+def in_autocast(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def computed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss(output.bfloat16(), target)
+
+    return computed
+
+
 APART: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "mse_loss": functional.mse_loss,
     "smooth_l1_loss": functional.smooth_l1_loss,
     "huber_loss, summed": lambda output, target: functional.huber_loss(output, target, reduction="sum"),
     "l1_loss": functional.l1_loss,
     "mse_loss of (B,) and (B, 1)": lambda output, target: functional.mse_loss(output.squeeze(-1), target[:, None]),
+    "mse_loss in autocast": in_autocast(functional.mse_loss),
+    "l1_loss in autocast": in_autocast(functional.l1_loss),
     "mse_loss in half": lambda output, target: functional.mse_loss(output.bfloat16(), target.bfloat16()),
     "by hand": lambda output, target: (output - target).pow(2).mean(),
     "by hand, the target first": lambda output, target: (target - output).abs().mean(),
@@ -160,6 +170,7 @@ for name, given in APART.items():
 
 TOGETHER: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "one shape": lambda output, target: functional.mse_loss(output.squeeze(-1), target),
+    "one shape in autocast": in_autocast(lambda output, target: functional.mse_loss(output.squeeze(-1), target)),
     "two numbers": lambda output, target: functional.mse_loss(output.mean(), target.mean()),
     "one target for all": lambda output, target: functional.mse_loss(output, torch.tensor([1.0]).expand(1)),
     "quantiles": lambda output, target: (torch.cat([output, output + 1, output + 2], 1) - target[:, None]).abs().mean(),
@@ -813,6 +824,22 @@ def the_share_that_is_kept_is_given_to_dropout() -> Program:
 @sound("dropout")
 def strong_dropout() -> Program:
     return trained(functional.cross_entropy, nn.Sequential(net(16), nn.Dropout(0.9), nn.Linear(16, CLASSES)))
+
+
+def scripted_loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(output, labels) + functional.nll_loss(output.log_softmax(-1), labels)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_loss_can_be_scripted_inside_of_a_watch_and_is_not_ours_behind_it(tmp_path: Path) -> None:
+    before = torch._C._nn.cross_entropy_loss
+    known = [each for each in torch.jit._builtins._get_builtin_table().values() if each == "aten::cross_entropy_loss"]
+    program = trained(lambda output, labels: torch.jit.script(scripted_loss)(output, labels))
+    with ac.watch(program.model, program.optimizer, out=tmp_path, frames=0, quiet=True):
+        program.step(0)
+        assert torch._C._nn.cross_entropy_loss is not before
+    assert torch._C._nn.cross_entropy_loss is before
+    assert [each for each in torch.jit._builtins._get_builtin_table().values() if each == "aten::cross_entropy_loss"] == known
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size", "ignore:Detected call of `lr_scheduler")
